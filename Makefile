@@ -108,7 +108,7 @@ combinations: $(INSTALLED) ## every algorithm that sums with every compression, 
 	$(BIN)/python -m tests.benchmarks.combinations
 
 .PHONY: predictions
-predictions: $(INSTALLED) ## predicted beside measured step times on an emulated network (root; 20 minutes of a quiet machine)
+predictions: $(INSTALLED) ## predicted against measured step times on an emulated network (root; 20 minutes of a quiet machine)
 	$(BIN)/python -m tests.benchmarks.predictions run
 
 .PHONY: backups

@@ -33,6 +33,8 @@ _NAMES = MappingProxyType(
         "DelayCompensatedSGD": "workbench.algorithms",
         "LocalSGD": "workbench.algorithms",
         "DiLoCo": "workbench.algorithms",
+        "StreamingDiLoCo": "workbench.algorithms",
+        "EagerDiLoCo": "workbench.algorithms",
         "StaleSGD": "workbench.algorithms",
         "NoCommunication": "workbench.algorithms",
         "SerialSGD": "workbench.algorithms",

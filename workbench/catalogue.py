@@ -16,7 +16,7 @@ from workbench.algorithms import Staleness
 from workbench.codecs import SummableCodec
 from workbench.collectives import Collective
 from workbench.errors import ConfigError
-from workbench.naming import kebab, kind_words, kinds_of
+from workbench.naming import describe_kinds, kebab, kinds_of
 from workbench.program import Card
 from workbench.units import KIB, MIB
 
@@ -72,7 +72,7 @@ def describe(what: str, name: str) -> dict[str, Any]:
     names, find = FIND[what]
     make = find(name)
     known = next(known for known in names() if find(known) is make)
-    lines = box(make).splitlines()
+    lines = description(make).splitlines()
     return {
         "name": known,
         "class": make.__name__,
@@ -110,7 +110,7 @@ def card_of(make: Callable[..., Any]) -> Card:
     return card
 
 
-def box(make: Callable[..., Any]) -> str:
+def description(make: Callable[..., Any]) -> str:
     """Return the docstring without its example."""
     text = inspect.getdoc(make) or ""
     return text.split("\n\n>>>")[0].strip()
@@ -180,12 +180,12 @@ def shell_word(value: Any) -> str:
 def show(what: str, name: str) -> str:
     """Return the docstring of an algorithm, collective or codec, and its settings."""
     found, make = describe(what, name), FIND[what][1](name)
-    parts = [f"{found['name']}: {found['class']}", textwrap.indent(box(make), "  ")]
+    parts = [f"{found['name']}: {found['class']}", textwrap.indent(description(make), "  ")]
     if what == "methods":
         facts = {title: found[key] for key, title in COLUMNS[what].items() if key != "name"}
         parts.append(textwrap.indent("\n".join(f"{title + ':':14}{fact}" for title, fact in facts.items()), "  "))
     rows = [
-        (name, ", ".join(kind_words(kinds)), "" if default is inspect.Parameter.empty else shell_word(default))
+        (name, ", ".join(describe_kinds(kinds)), "" if default is inspect.Parameter.empty else shell_word(default))
         for name, default, kinds in _settings(make)
     ]
     title = "Settings, given as --set NAME=VALUE" if what == "methods" else "Settings, in Python"
@@ -199,7 +199,7 @@ def listing(what: str, width: int) -> str:
     rows = [[_cell(found, key) for key in columns] for found in describe_all(what)]
     table = grid(tuple(columns.values()), rows, width)
     hints = {
-        "methods": f"{LEGEND}\n\n`workbench methods NAME` shows one of them with its settings.",
+        "methods": f"{LEGEND}\n\n`workbench algorithms NAME` shows one of them with its settings.",
         "collectives": "Written as ring, or with a codec as ring:truncate16, or once:top-k+feedback with error feedback.",
         "codecs": "Bytes on the wire of 1e6 float32 values, 4e6 uncompressed. Summable: messages are added undecoded.",
     }

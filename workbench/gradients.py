@@ -173,7 +173,7 @@ def _cut(sizes: list[int], bucket_bytes: float | None) -> list[list[int]]:
 
 
 def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
-    """Return the same for a number of buckets: a bucket ends nearest to its share of the rest."""
+    """Return the same for a number of buckets: a bucket ends nearest to its share of what is left."""
     groups: list[list[int]] = []
     left, index = sum(sizes), len(sizes) - 1
     for bucket in range(min(num_buckets, len(sizes))):
@@ -247,7 +247,7 @@ class Gradient:
         """Return a copy of the values, for use after `Apply` has consumed this gradient."""
         return Gradient(self.flat.clone(), self.layout, self.step, self.version, self.bucket, total_weight=self.total_weight)
 
-    def part(self, bucket: int) -> Gradient:
+    def bucket_view(self, bucket: int) -> Gradient:
         """Return one bucket of a complete gradient; it shares memory."""
         piece = self.layout.buckets[bucket]
         return Gradient(

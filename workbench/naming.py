@@ -88,16 +88,16 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
     Raises:
         ConfigError: unknown option (similar and valid ones are named), or a value that it refuses.
     """
-    valid = list(signature(make).parameters)
-    for option in options:
-        if option not in valid:
-            meant = did_you_mean(option, valid)
-            raise ConfigError(f"{what} has no option {brief(option)}: {meant}It takes {', '.join(valid) or 'none'}")
     try:
         return make(**options)
     except WorkbenchError:
         raise
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:  # any error of an unexpected value
+        valid = list(signature(make).parameters)
+        for option in options:
+            if option not in valid:
+                meant = did_you_mean(option, valid)
+                raise ConfigError(f"{what} has no option {brief(option)}: {meant}It takes {', '.join(valid) or 'none'}") from None
         raise ConfigError(f"{what}({', '.join(f'{key}={brief(value)}' for key, value in options.items())}): {error}") from error
 
 
@@ -122,10 +122,10 @@ def _alternatives(hint: Any) -> list[Any]:
     return [get_origin(hint) or hint]
 
 
-def kind_words(kinds: Iterable[Any]) -> list[str]:
+def describe_kinds(kinds: Iterable[Any]) -> list[str]:
     """Return kinds as words for a reader.
 
-    >>> kind_words([int, "once", NoneType])
+    >>> describe_kinds([int, "once", NoneType])
     ['a whole number', 'once', 'none']
     """
     plain = {bool: ["true", "false"], int: ["a whole number"], float: ["a number"], NoneType: ["none"]}
@@ -146,7 +146,7 @@ def check_kinds(what: str, make: Callable[..., Any], options: dict[str, Any]) ->
         if not kinds or any(isinstance(kind, type) and kind not in (bool, int, float, str, NoneType) for kind in kinds):
             continue
         if not any(_is(value, kind) for kind in kinds):
-            raise ConfigError(f"{what}: {option}={brief(value)}: give {', or '.join(kind_words(kinds))}")
+            raise ConfigError(f"{what}: {option}={brief(value)}: give {', or '.join(describe_kinds(kinds))}")
 
 
 def _is(value: Any, kind: Any) -> bool:

@@ -217,7 +217,7 @@ class Algorithm(ABC):
 
     @property
     def has_servers(self) -> bool:
-        """Whether the parameters that are updated live on servers: `Apply(master=True)`."""
+        """Whether the parameters that are updated live on servers: `Apply(server_copy=True)`."""
         return False
 
     @property

@@ -56,7 +56,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add(
         "--progress",
         default="auto",
-        help="how communication progresses while a rank computes: blocking, tests, thread, library or process",
+        help="how communication progresses while a rank computes: auto, blocking, tests, thread or library",
     )
     add("--precision", default="fp32", help="fp32, bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")

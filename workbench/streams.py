@@ -4,7 +4,7 @@ A device runs each stream in order, and streams run concurrently. If one thread 
 another thread reads the result from its own stream, an event must connect the two. This package has three rules:
 
 - A started sub-program works on a stream of its lane. It waits for the work that its starter's stream had been given
-  (`mark` at `Start`, `wait` before its first request). `Wait` makes the waiting stream wait for the sub-program's
+  (`record_event` at `Start`, `wait` before its first request). `Wait` makes the waiting stream wait for the sub-program's
   end.
 - A server on a worker's rank exchanges values with the foreground while both run. It works on the foreground's
   stream.
@@ -40,11 +40,11 @@ class Streams(ABC):
         """Make `stream` the calling thread's stream within the block."""
 
     @abstractmethod
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         """Return an event after all work that the calling thread's stream has been given so far."""
 
     @abstractmethod
-    def past(self) -> Any:
+    def completed_event(self) -> Any:
         """Return an event that has already happened: for values that the host knows to be complete."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Streams(ABC):
 
     @abstractmethod
     def after(self, event: Any) -> AbstractContextManager[Any]:
-        """Within the block, reads by the host wait for `event` only; for `mark()` if `event` is None."""
+        """Within the block, reads by the host wait for `event` only; for `record_event()` if `event` is None."""
 
 
 @final
@@ -73,10 +73,10 @@ class HostStreams(Streams):
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def mark(self) -> None:
+    def record_event(self) -> None:
         return None
 
-    def past(self) -> None:
+    def completed_event(self) -> None:
         return None
 
     def wait(self, event: Any) -> None:
@@ -106,10 +106,10 @@ class CudaStreams(Streams):
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         return self.current().record_event()
 
-    def past(self) -> Any:
+    def completed_event(self) -> Any:
         return torch.cuda.Event()  # waiting for an event that was never recorded returns at once
 
     def wait(self, event: Any) -> None:
@@ -122,7 +122,7 @@ class CudaStreams(Streams):
     @contextmanager
     def after(self, event: Any) -> Iterator[None]:
         if event is None:
-            event = self.mark()
+            event = self.record_event()
         if self._reader is None:
             self._reader = self.new()
         self._reader.wait_event(event)

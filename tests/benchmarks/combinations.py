@@ -25,11 +25,13 @@ from workbench.algorithms import (
     Constant,
     DeAR,
     DiLoCo,
+    EagerDiLoCo,
     LayerwiseSGD,
     LocalSGD,
     PartialAllReduce,
     PipeSGD,
     StaleSGD,
+    StreamingDiLoCo,
     SynchronousSGD,
 )
 from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt8, Sign, TopK, Truncate16
@@ -69,6 +71,10 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "LocalSGD(every=4)": partial(LocalSGD, every=4),
     "StaleSGD(staleness=Constant(1))": partial(StaleSGD, staleness=Constant(1)),
     "DiLoCo(every=4)": partial(DiLoCo, every=4, outer_lr=1.0, outer_momentum=0.0, nesterov=False),
+    "StreamingDiLoCo(every=4, fragments=2)": partial(
+        StreamingDiLoCo, every=4, fragments=2, outer_lr=1.0, outer_momentum=0.0, nesterov=False
+    ),
+    "EagerDiLoCo(every=4)": partial(EagerDiLoCo, every=4, outer_lr=1.0, outer_momentum=0.0, nesterov=False),
 }
 
 

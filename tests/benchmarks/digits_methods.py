@@ -87,9 +87,9 @@ def entries() -> list[Entry]:
         Entry(a.LocalSGD(every=4), SELDOM),
         Entry(a.LocalSGD(every=4, after=24), SELDOM),
         Entry(a.DiLoCo(every=12), SELDOM),
-        Entry(a.DiLoCo(every=12, fragments=3, delay=2, mix=0.5), SELDOM),
-        Entry(a.DiLoCo(every=12, eager=True), SELDOM),
-        Entry(a.DiLoCo(every=12, eager=True, outer_lr=0.5, outer_momentum=0.3), SELDOM),
+        Entry(a.StreamingDiLoCo(every=12, fragments=3, delay=2, mix=0.5), SELDOM),
+        Entry(a.EagerDiLoCo(every=12), SELDOM),
+        Entry(a.EagerDiLoCo(every=12, outer_lr=0.5, outer_momentum=0.3), SELDOM),
         Entry(StaleSGD(staleness=Constant(4)), INJECTED),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16())), HALF),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16(rounding="nearest"))), HALF),
@@ -128,7 +128,7 @@ def outcome(run: Any) -> dict[str, Any]:
     stale = [value for row in run.updates() for value in row["staleness"]]
     stale += [row["staleness"] for rows in run.metrics.values() for row in rows if row.get("staleness") is not None]
     num_steps = max(len([row for row in rows if "evaluation" not in row]) for rows in run.metrics.values())
-    sent = sum(max((row["bytes_sent"] for row in rows), default=0) for rows in run.metrics.values())
+    sent = sum(max((row["bytes_sent"] for row in rows if "evaluation" not in row), default=0) for rows in run.metrics.values())
     dropped = sum(bool(row.get("dropped")) for rows in run.metrics.values() for row in rows)
     return {
         "loss": last["test_loss"],

@@ -1,12 +1,12 @@
-"""Predictions that come true, or not: predicted beside measured step times on the emulated network.
+"""Predicted against measured step times on the emulated network.
 
-    python -m tests.benchmarks.predictions run [FOLDER]     # 15 to 20 minutes; goes on where it was interrupted
+    python -m tests.benchmarks.predictions run [FOLDER]     # 15 to 20 minutes; continues after an interruption
     python -m tests.benchmarks.predictions record [FOLDER]  # writes records/predictions.json and prints its table
-    python -m tests.benchmarks.predictions repredict        # predicts anew from the record's own calibrations; its measured rows stay
+    python -m tests.benchmarks.predictions repredict        # predicts again from the record's calibrations; keeps the measured rows
 
-Per model: one synchronous run of two hosts at one rate, and messages of some sizes there, are all that is fitted. All predictions
-are written to the folder before anything else is measured. Then other rates, four hosts and other methods are measured for
-real: gloo over TCP between network namespaces, `tbf` as the limit. The hosts share this machine's cores, which the model knows.
+Per model only one synchronous run of two hosts at one rate, and messages of some sizes there, are fitted. All predictions are
+written to the folder before anything else is measured. Then other rates, four hosts and other algorithms are measured: gloo over
+TCP between network namespaces, limited by `tbf`. The hosts share this machine's cores; the model contains this.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SEEN = (
 
 @dataclass(frozen=True)
 class Model:
-    """A problem by name, with its options and samples a worker."""
+    """A problem by name, with its options and samples per worker."""
 
     problem: str
     options: dict[str, Any]
@@ -92,7 +92,7 @@ def method(name: str) -> Algorithm:
 
 
 def be_rank(plan: Path) -> None:
-    """Do all jobs of a plan as one rank of torchrun's environment."""
+    """Execute all jobs of a plan as one rank of torchrun's environment."""
     import torch
 
     from workbench.runtimes.rank.main import Job, leave_world, run_rank
@@ -100,18 +100,18 @@ def be_rank(plan: Path) -> None:
     from workbench.runtimes.transport.torch_distributed import TorchTransport, join_process_group
     from workbench.settings import Settings
 
-    told = json.loads(plan.read_text())
+    content = json.loads(plan.read_text())
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    join_process_group(rank, told["hosts"], None, 120.0)
-    if told["probe"]:
+    join_process_group(rank, content["hosts"], None, 120.0)
+    if content["probe"]:
         transport = TorchTransport(timeout_s=120.0)
         found = probe(transport, lambda what: Deadline(what, transport.peer_failure, 120.0))
         if rank == 0:
-            Path(told["probe"]).write_text(json.dumps(found.as_record()))
+            Path(content["probe"]).write_text(json.dumps(found.as_record()))
         transport.close()
-    model = MODELS[told["model"]]
-    for job in told["jobs"]:
+    model = MODELS[content["model"]]
+    for job in content["jobs"]:
         settings = Settings(steps=job["steps"], batch_size=model.batch_size, evaluate_every=0, threads=1, seed=1)
         problem = replace(model.make(), test=None)
         run_rank(Job(algorithm=method(job["method"]), problem=problem, settings=settings, runtime="torch", folder=job["folder"]))
@@ -122,7 +122,7 @@ def be_rank(plan: Path) -> None:
 
 
 def measure(folder: Path, model: str, hosts: int, rate: str, steps: dict[str, int], probe_file: Path | None = None) -> dict[str, Run]:
-    """Train by each method on an emulated network; method -> its run."""
+    """Train with each algorithm on an emulated network; return its name -> its run."""
     from workbench.replica.local_training import run_info
     from workbench.settings import Settings
     from workbench.trace.store import new_run
@@ -153,7 +153,7 @@ def measure(folder: Path, model: str, hosts: int, rate: str, steps: dict[str, in
 
 
 def fit(folder: Path, model: str) -> Calibration:
-    """The calibration of a model: fitted once, then read."""
+    """Return the calibration of a model: fitted once, then read."""
     path = folder / f"calibration-{model}.json"
     if path.exists():
         return Calibration.load(path)
@@ -167,8 +167,8 @@ def fit(folder: Path, model: str) -> Calibration:
     return calibration
 
 
-def foretell(folder: Path, models: list[str]) -> list[dict[str, Any]]:
-    """All predictions, written down before anything but the calibration cells is measured."""
+def predict_all(folder: Path, models: list[str]) -> list[dict[str, Any]]:
+    """Return all predictions; write them before anything except the calibration cells is measured."""
     path = folder / "predicted.json"
     if path.exists():
         return list(json.loads(path.read_text()))
@@ -179,13 +179,13 @@ def foretell(folder: Path, models: list[str]) -> list[dict[str, Any]]:
             for rate in RATES:
                 for name in METHODS:
                     cell = {"model": model, "hosts": hosts, "rate": rate, "method": name}
-                    rows.append({**cell, **said(calibration, cell)})
+                    rows.append({**cell, **prediction(calibration, cell)})
     path.write_text(json.dumps(rows, indent=1))
     return rows
 
 
-def said(calibration: Calibration, cell: dict[str, Any]) -> dict[str, Any]:
-    """What is predicted of a cell."""
+def prediction(calibration: Calibration, cell: dict[str, Any]) -> dict[str, Any]:
+    """Return the prediction for a cell."""
     rate = parse_rate(cell["rate"]) / 8
     found = predict(calibration, method(cell["method"]), workers=cell["hosts"], bandwidth_bytes_per_s=rate, cores=CORES)
     usual = found.usual_s / found.step_s  # the band is of the mean step
@@ -193,11 +193,11 @@ def said(calibration: Calibration, cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_all(folder: Path, models: list[str]) -> None:
-    """Calibrate, predict, then measure what is not measured yet."""
+    """Calibrate, predict, then measure the missing cells."""
     folder.mkdir(parents=True, exist_ok=True)
     for model in models:
         print(fit(folder, model), flush=True)
-    rows = foretell(folder, models)
+    rows = predict_all(folder, models)
     measured = folder / "measured.jsonl"
     done = {line["cell"] for line in read_lines(measured)}
     for model in models:
@@ -245,10 +245,9 @@ COLUMNS = (
 
 
 def record(folder: Path) -> None:
-    """Predicted beside measured, as a record and a table; the calibration's own cell is in neither number below the table.
+    """Write predictions and measurements as a record and a table; the numbers below it exclude the cell of the calibration.
 
-    `predicted-first.json`, where there is one, holds what was predicted before the model was changed for what the first model's rows
-    showed: its errors are told too.
+    If `predicted-first.json` exists, the record also has the errors of these earlier predictions.
     """
     first = {_key(row): row["predicted_s"] for row in json.loads(_text(folder / "predicted-first.json"))}
     found = {line["cell"]: line["methods"] for line in read_lines(folder / "measured.jsonl")}
@@ -267,27 +266,27 @@ def record(folder: Path) -> None:
 
 
 def repredict() -> None:
-    """Predict the record's rows anew, by the present model and from the record's calibrations; `error_before` is what each missed by."""
-    told = json.loads(RECORD.read_text())
-    known = {name: without_hold_up(Calibration.from_record(record)) for name, record in told["calibrations"].items()}
+    """Predict the record's rows again from its calibrations; `error_before` is the error of the earlier prediction."""
+    recorded = json.loads(RECORD.read_text())
+    known = {name: without_hold_up(Calibration.from_record(record)) for name, record in recorded["calibrations"].items()}
     rows = []
-    for row in told["rows"]:
-        new = {**row, **said(known[row["model"]], row)}
+    for row in recorded["rows"]:
+        new = {**row, **prediction(known[row["model"]], row)}
         rows.append({**new, "error": new["predicted_s"] / row["measured_s"] - 1})
         if not isclose(new["predicted_s"], row["predicted_s"], rel_tol=1e-9):
             rows[-1]["error_before"] = row.get("error_before", row["error"])
     others = any("error_before" in row for row in rows)
     if others:
         rows = [{"error_before": row["error"], **row} for row in rows]
-    kept = {name: told["how"][name] for name in ("seen", "measured_again") if name in told["how"]}
-    write(rows, told["calibrations"], {**kept, **({"seen": SEEN} if others else {})})
+    kept = {name: recorded["how"][name] for name in ("seen", "measured_again") if name in recorded["how"]}
+    write(rows, recorded["calibrations"], {**kept, **({"seen": SEEN} if others else {})})
 
 
 def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], more: dict[str, Any]) -> None:
-    """The record and its table.
+    """Write the record and print its table.
 
     Args:
-        more: of how it was made: "seen", what was known when the predictions were made; "measured_again", which cells, and why.
+        more: entries of "how": "seen", what was known at the time of the predictions; "measured_again", which cells, and why.
     """
     errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
     result = {
@@ -321,7 +320,7 @@ def _text(path: Path) -> str:
 
 
 def _parts(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and worst error of each model, each number of hosts and each method, and of what was predicted first."""
+    """Median and worst error of each model, number of hosts and method, and of the first predictions."""
     rows = [row for row in rows if not row["fitted"]]
 
     def of(name: str, error: str = "error") -> dict[str, Any]:

@@ -212,7 +212,7 @@ def script(path: Path, body: str) -> Path:
 def test_ranks_that_each_believe_to_be_alone_are_explained(tmp_path: Path, no_process_left: None) -> None:
     alone = script(tmp_path / "mpiexec", 'while [ "$1" != -m ]; do last="$1"; shift; done; "$last" "$@" & "$last" "$@" & wait')
     with pytest.raises(
-        LaunchError, match=rf"(?s)2 ranks were started by {alone} .*each has a world of its own.*mpi4py loads .*{find_mpi().version}"
+        LaunchError, match=rf"(?s)2 ranks were started by {alone} .*each has a separate world.*mpi4py loads .*{find_mpi().version}"
     ):
         Cluster(2, mpi=alone, quiet=True)
 

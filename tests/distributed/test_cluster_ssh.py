@@ -34,7 +34,7 @@ SCRIPT = """
         found |= {"state": [row["state"] for row in cluster.status()]}
         from workbench.clusters.engines import remote, world
 
-        remote.sees = lambda path, timeout_s: "host0" in __import__("socket").gethostname()
+        remote.can_see = lambda path, timeout_s: "host0" in __import__("socket").gethostname()
         try:
             world.check_shared_folder(cluster._engines, cluster.ranks, 30.0)
         except WorkbenchError as error:

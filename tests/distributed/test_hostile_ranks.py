@@ -92,7 +92,7 @@ def test_mpi_tells_how_long_a_message_was(how: str, words: str) -> None:
         ("shorter", 4, "messages from rank 1 to rank 0 with tag 0: it announces"),
         ("of integers", 4, "of torch.int64, and .* of torch.float64 are expected"),
         ("damaged", 4, r"messages from rank 1 to rank 0 with tag 0: 0x0123456789abcdef is no header"),
-        ("of a version to come", 4, "rank 1 pushed a gradient of shard 0 taken at version 10"),
+        ("of a version to come", 4, "rank 1 pushed a gradient of shard 0 computed at version 10"),
     ],
 )
 def test_the_server_names_who_sent_what_was_not_agreed_on(runtime: str, how: str, number: int, words: str) -> None:

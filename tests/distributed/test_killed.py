@@ -112,7 +112,7 @@ def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypat
             time.sleep(0.05)
         assert said == [], "who takes steps has heard of all"
         assert within(5, lambda: bool(said))
-    assert re.match("rank [12] is gone at step 0: nobody on far was heard of for ", said[0]), "whichever is looked at when the time is up"
+    assert re.match("rank [12] is gone at step 0: no rank on far has reported for ", said[0]), "whichever is looked at when the time is up"
     assert not (tmp_path / heartbeat_name(0)).exists()
 
 

@@ -26,10 +26,10 @@ from workbench.algorithms import (
     AsyncSGD,
     BackupSGD,
     DeAR,
-    DiLoCo,
     NoCommunication,
     PartialAllReduce,
     PipeSGD,
+    StreamingDiLoCo,
     SynchronousSGD,
 )
 from workbench.codecs import ErrorFeedback, TopK
@@ -157,7 +157,7 @@ def expected(first_of_two: int, first_of_three: int) -> torch.Tensor:
         (SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(fraction=0.25)), spread="encoded")), 1),
         (PartialAllReduce(quorum="majority"), 0),
         (PartialAllReduce(quorum=1), 1),
-        (DiLoCo(every=4, fragments=2, delay=1), 1),
+        (StreamingDiLoCo(every=4, fragments=2, delay=1), 1),
     ],
     ids=str,
 )
@@ -349,7 +349,7 @@ def test_one_that_is_killed_while_links_are_measured_has_left_once_more() -> Non
 @pytest.mark.parametrize(
     ("algorithm", "rank", "words"),
     [
-        (AsyncSGD(), 2, "rank 2 of the run .* is there"),
+        (AsyncSGD(), 2, "rank 2 of the run .* is alive"),
         (AsyncSGD(), 0, "does not continue without rank 0"),
         (SynchronousSGD(), 1, "does not continue without rank 1"),
     ],

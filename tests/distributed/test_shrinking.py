@@ -20,7 +20,16 @@ from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS, DiesAt, ou
 from tests.laws import reference, tiny
 from tests.laws.train import Wrapper, make_job
 from tests.waiting import within
-from workbench.algorithms import AsyncSGD, DiLoCo, LayerwiseSGD, LocalSGD, NoCommunication, PartialAllReduce, PipeSGD, SynchronousSGD
+from workbench.algorithms import (
+    AsyncSGD,
+    LayerwiseSGD,
+    LocalSGD,
+    NoCommunication,
+    PartialAllReduce,
+    PipeSGD,
+    StreamingDiLoCo,
+    SynchronousSGD,
+)
 from workbench.codecs import Truncate16
 from workbench.collectives import Auto, Ring
 from workbench.errors import ConfigError, PeerFailed
@@ -295,7 +304,7 @@ def test_a_quorum_of_all_ends_as_the_synchronous_method() -> None:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("method", [LocalSGD(every=4, after=6), DiLoCo(every=4, fragments=2, delay=1)], ids=str)
+@pytest.mark.parametrize("method", [LocalSGD(every=4, after=6), StreamingDiLoCo(every=4, fragments=2, delay=1)], ids=str)
 def test_ranks_that_step_alone_go_on_from_their_mean(method: Algorithm, runtime: RuntimeName) -> None:
     found, run = train(method, 1, runtime=runtime)
     one, other = found[0], found[2]

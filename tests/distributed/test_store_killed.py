@@ -105,7 +105,7 @@ def test_writers_that_are_killed_at_any_moment_lose_nothing_that_was_done(runs: 
         assert [len(rows) for rows in run.metrics.values()] == [NUM_STEPS] * 2 and run.damaged == () and len(run.spans) == 2 * NUM_STEPS
     for name in cut:
         run = Run.load(runs / name)
-        assert run.damaged == () and run.info["status"] == "killed" and "gone without a word" in run.info["error"]
+        assert run.damaged == () and run.info["status"] == "killed" and "ended without a report" in run.info["error"]
         run.steps(), run.spans
 
 

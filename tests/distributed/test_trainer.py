@@ -19,7 +19,17 @@ from torch import nn
 from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
 from tests.laws import poison, tiny
-from workbench.algorithms import AdaptiveDelaySGD, DeAR, DiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import (
+    AdaptiveDelaySGD,
+    DeAR,
+    DiLoCo,
+    EagerDiLoCo,
+    LayerwiseSGD,
+    LocalSGD,
+    PipeSGD,
+    StreamingDiLoCo,
+    SynchronousSGD,
+)
 from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Once
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
@@ -571,7 +581,7 @@ def train_and_save_where_one_cannot(folder: str) -> tuple[list[str], int, int]:
 def test_a_rank_that_cannot_write_is_named_on_all_and_training_goes_on(runtime: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     for said, updates, num_steps in shared_pool(runtime, 2).run(train_and_save_where_one_cannot, str(tmp_path)):
-        assert re.search("^rank 1 could not write its checkpoint of step 0 .*: those before it stand$", said[0])
+        assert re.search("^rank 1 could not write its checkpoint of step 0 .*: earlier ones are valid$", said[0])
         assert (said[1], updates, num_steps) == ("", 2, 2)
 
 
@@ -597,7 +607,12 @@ def test_what_cannot_be_kept_or_comes_too_late_is_refused(tmp_path: Path) -> Non
 
 # ---------------------------------------------------------------- the weights in mid-run, micro-batches, the gradient's norm
 
-IN_FLIGHT = [*KEPT, AdaptiveDelaySGD(max_delay=1, adapt_every=100), DiLoCo(every=2, delay=1), DiLoCo(every=2, fragments=2, eager=True)]
+IN_FLIGHT = [
+    *KEPT,
+    AdaptiveDelaySGD(max_delay=1, adapt_every=100),
+    StreamingDiLoCo(every=2, fragments=1, delay=1),
+    EagerDiLoCo(every=2, fragments=2),
+]
 
 
 def train_and_look(method: Algorithm, num_steps: int, looks: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:

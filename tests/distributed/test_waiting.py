@@ -31,7 +31,7 @@ from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 
 HOW = Settings(steps=4, batch_size=1, timeout_s=60)
-SAYS_S, BEAT_S = 0.5, 0.1  # in place of ten seconds and one
+WAIT_REPORT_S, BEAT_S = 0.5, 0.1  # in place of ten seconds and one
 
 
 class LateAt(torch.nn.Module):
@@ -57,8 +57,8 @@ def stop_myself() -> None:
 
 def heard(job: Job) -> tuple[str, BaseException | None]:
     """On a rank: what it says on its standard error while it trains, and how that ended."""
-    before = detector.BEAT_S, units.SAYS_S
-    detector.BEAT_S, units.SAYS_S = BEAT_S, SAYS_S
+    before = detector.BEAT_S, units.WAIT_REPORT_S
+    detector.BEAT_S, units.WAIT_REPORT_S = BEAT_S, WAIT_REPORT_S
     error: BaseException | None = None
     with redirect_stderr(io.StringIO()) as said:
         try:
@@ -66,7 +66,7 @@ def heard(job: Job) -> tuple[str, BaseException | None]:
         except (PeerFailed, Stalled) as caught:
             error = caught
         finally:
-            detector.BEAT_S, units.SAYS_S = before
+            detector.BEAT_S, units.WAIT_REPORT_S = before
     return said.getvalue(), error
 
 
@@ -121,7 +121,7 @@ def stops_inside(job: Job) -> None:
     """On a rank: rank 1 stops behind the barrier, where the others are already in the library's own call."""
     from workbench.runtimes.transport import mpi
 
-    detector.BEAT_S, units.SAYS_S = BEAT_S, SAYS_S
+    detector.BEAT_S, units.WAIT_REPORT_S = BEAT_S, WAIT_REPORT_S
     number, to_host = [0], mpi.MpiTransport._to_host
 
     def counting(self: Any, flat: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def test_a_call_that_nothing_can_interrupt_ends_with_its_process() -> None:
     pool.close()
     assert time.monotonic() - begin < 40
     assert re.search(
-        r"waiting \d s for the library's own call in step \d, which all ranks had come to: rank 1 is stopped", str(caught.value)
+        r"waiting \d s for the library's own call in step \d, which all ranks had reached: rank 1 is stopped", str(caught.value)
     )
     assert re.search(r"waited 2 s for the library's own call .* Nothing can interrupt it, so rank 0 ends: heal\(\)", str(caught.value))
     assert "rank 0 failed: Stalled" in (Path(job.folder) / "failed-00000.json").read_text()

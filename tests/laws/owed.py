@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from workbench.algorithms import DiLoCo
+from workbench.algorithms.outer_optimizer import OuterAlgorithm
 from workbench.costs import Compute, Lognormal, Network
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm
@@ -95,7 +95,7 @@ class Situation:
         for step in range(steps):
             batches = [gradients[sampler.share(step, rank).numpy()] for rank in range(self.num_ranks)]
             good = [batch for batch in batches if len(batch) and np.isfinite(batch).all()]
-            if isinstance(algorithm, DiLoCo):
+            if isinstance(algorithm, OuterAlgorithm):
                 total += sum((batch.mean(axis=0) for batch in good), np.zeros(sum(SIZES))) / self.num_ranks
             elif good:
                 total += np.concatenate(good).mean(axis=0)

@@ -18,7 +18,7 @@ from tests.laws import poison, tiny
 from tests.laws.sentences import assert_equal_ranks, assert_holds, assert_near, steps_that
 from tests.laws.train import COMPUTE, NETWORK, make_job, on_real_runtimes, train
 from tests.laws.variants import SMALL_BUCKET, name_of, representatives, variants
-from workbench.algorithms import ApplyOrder, AsyncSGD, DiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import ApplyOrder, AsyncSGD, LayerwiseSGD, LocalSGD, PipeSGD, StreamingDiLoCo, SynchronousSGD
 from workbench.codecs import QSGD, ErrorFeedback, Linear8, TopK
 from workbench.collectives import Once, PowerSGD, Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed
@@ -39,7 +39,7 @@ LOSSY = [
     SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5)))),
     SynchronousSGD(collective=PowerSGD(rank=1)),
     LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=ApplyOrder.ALL),
-    DiLoCo(every=3, fragments=2, nesterov=False),
+    StreamingDiLoCo(every=3, fragments=2, nesterov=False),
     AsyncSGD(shards=3),
 ]
 METHODS = [*representatives(P), *LOSSY]

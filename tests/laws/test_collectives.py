@@ -94,7 +94,7 @@ def test_sums_gradients_of_one_bucket_and_of_several(
     layout = build_layout(trainable(tiny.mlp()), bucket_bytes)
     inputs = values(num_ranks, layout.numel, seed)
     whole = gradients(inputs, layout)
-    ran = world(collective, [item.part(bucket) for item in whole] if bucket is not None else whole, seed, link=LINK)
+    ran = world(collective, [item.bucket_view(bucket) for item in whole] if bucket is not None else whole, seed, link=LINK)
     piece = layout.buckets[bucket] if bucket is not None else None
     expected = inputs.sum(0)[piece.start : piece.stop] if piece else inputs.sum(0)
     for result in ran.run():

@@ -29,6 +29,7 @@ from workbench.algorithms import (
     PartialAllReduce,
     PipeSGD,
     StaleSGD,
+    StreamingDiLoCo,
     SynchronousSGD,
 )
 from workbench.codecs import Codec, ErrorFeedback, Linear8, SharedInt8, Sign, TopK
@@ -81,8 +82,8 @@ def algorithms(collective: Collective) -> list[Algorithm]:
         AdaptiveDelaySGD(max_delay=3, adapt_every=3, collective=collective),
         StaleSGD(staleness=Constant(2), collective=collective),
         DiLoCo(every=2, collective=collective, **mean),
-        DiLoCo(every=3, fragments=2, collective=collective, **mean),
-    ]  # with a delay, DiLoCo discards by its rule what was learned under the sum: it owes nothing of that
+        StreamingDiLoCo(every=3, fragments=2, collective=collective, **mean),
+    ]  # with a delay, StreamingDiLoCo discards by its rule what was learned under the sum: it owes nothing of that
     return found if collective.calls_library else [*found, PartialAllReduce(quorum="all", collective=collective)]
 
 

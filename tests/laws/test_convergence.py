@@ -24,7 +24,8 @@ from tests.laws.gossip import SCRAMBLING, Gossip, RightGossip
 from tests.laws.sentences import assert_holds
 from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import all_variants, name_of, runs_on
-from workbench.algorithms import DiLoCo, SoftsyncSGD
+from workbench.algorithms import SoftsyncSGD
+from workbench.algorithms.outer_optimizer import OuterAlgorithm
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulation import Simulation
@@ -67,7 +68,7 @@ def first_two() -> list[Algorithm]:
 
 def gain(algorithm: Algorithm) -> float:
     """How much more noise than R a method lets through."""
-    if isinstance(algorithm, DiLoCo):
+    if isinstance(algorithm, OuterAlgorithm):
         return 1 / (1 - algorithm.outer_momentum)  # the sum of what momentum makes of one disturbance
     if getattr(getattr(algorithm, "collective", None), "lossy", False):
         return 2.0  # error feedback, or rounding whose size is that of the gradient, at most once more

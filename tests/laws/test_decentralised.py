@@ -19,6 +19,7 @@ from workbench.algorithms import (
     Constant,
     DeAR,
     DiLoCo,
+    EagerDiLoCo,
     FirstSteps,
     LayerwiseSGD,
     LocalSGD,
@@ -28,6 +29,7 @@ from workbench.algorithms import (
     SendOrder,
     SerialSGD,
     StaleSGD,
+    StreamingDiLoCo,
     SynchronousSGD,
     Uniform,
 )
@@ -72,7 +74,7 @@ def of(kind: str) -> list[Any]:
         LocalSGD(every=1),
         LocalSGD(every=4, after=STEPS),
         DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0),
-        DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, fragments=3),
+        StreamingDiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, fragments=3),
     ]
     return [*same, *plain] if kind == "sgd" else same
 
@@ -143,8 +145,8 @@ RESUMABLE = [
     StaleSGD(staleness=Uniform(0, 3)),
     LocalSGD(every=3, after=1),
     DiLoCo(every=3),
-    DiLoCo(every=4, fragments=3, delay=2, mix=0.5),
-    DiLoCo(every=2, fragments=2, eager=True),
+    StreamingDiLoCo(every=4, fragments=3, delay=2, mix=0.5),
+    EagerDiLoCo(every=2, fragments=2),
     PartialAllReduce(quorum="all"),
     DeAR(bucket_bytes=200.0),
 ]
@@ -156,7 +158,7 @@ def test_resumed_at_any_step_is_unbroken(algorithm: Algorithm) -> None:
     unbroken = final(simulate(algorithm, how))
     for stop in range(STEPS):
         first = simulate(algorithm, how, stop_after=stop)
-        second = simulate(algorithm, how, resume=first.checkpoints)
+        second = simulate(algorithm, how, resume=first.checkpoints.at_stop)
         for rank, (found, expected) in enumerate(zip(final(second), unbroken, strict=True)):
             law = f"{algorithm}: a resumed run is the unbroken one"
             assert_near(law, found, expected, 0.0, f"stopped after step {stop}, rank {rank} at the end")
@@ -177,7 +179,7 @@ def test_partial_sums_go_on_from_a_checkpoint() -> None:
     how = settings(optimizer=tiny.momentum, steps=12)
     for stop in range(0, 12, 3):
         first = simulate(PartialAllReduce(quorum="solo"), how, stop_after=stop)
-        second = simulate(PartialAllReduce(quorum="solo"), how, resume=first.checkpoints)
+        second = simulate(PartialAllReduce(quorum="solo"), how, resume=first.checkpoints.at_stop)
         found = final(second)
         assert_equal_ranks("PartialAllReduce: replicas are equal where a run is resumed", found, f"at the end, stopped after step {stop}")
         assert [worker.last_step for worker in second.workers] == [11] * 3
@@ -230,8 +232,8 @@ CONVERGING: list[Any] = [
     StaleSGD(staleness=Uniform(0, 6), ramp_steps=10),
     LocalSGD(every=5, after=10),
     DiLoCo(every=5),
-    DiLoCo(every=6, fragments=2, delay=3, mix=0.5),
-    DiLoCo(every=5, fragments=2, eager=True),
+    StreamingDiLoCo(every=6, fragments=2, delay=3, mix=0.5),
+    EagerDiLoCo(every=5, fragments=2),
     PartialAllReduce(quorum="solo"),
     PartialAllReduce(),
     DeAR(bucket_bytes=0),

@@ -24,7 +24,8 @@ from tests.laws.covering import takes
 from tests.laws.gossip import WRONG, Gossip, RightGossip
 from tests.laws.sentences import assert_equal_ranks, assert_holds, assert_near
 from tests.laws.variants import find_algorithms, name_of, variants
-from workbench.algorithms import DiLoCo, LocalSGD, NoCommunication
+from workbench.algorithms import DiLoCo, EagerDiLoCo, LocalSGD, NoCommunication, StreamingDiLoCo
+from workbench.algorithms.outer_optimizer import OuterAlgorithm
 from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Linear, Native, Ring, Tree
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
@@ -84,15 +85,19 @@ def held_to_it() -> list[Algorithm]:
     found = [item for item in [*variants(), RightGossip()] if averages_parameters(item)]
     first = {type(item): item for item in reversed(found) if hasattr(item, "collective")}.values()
     given = [replace(item, collective=other) for item in first for other in COLLECTIVES]  # type: ignore[call-arg]
-    more = [DiLoCo(every=3, fragments=3, outer_lr=1.0, outer_momentum=0.0), DiLoCo(every=4, delay=2, outer_momentum=0.5)]
+    more = [
+        StreamingDiLoCo(every=3, fragments=3, outer_lr=1.0, outer_momentum=0.0),
+        StreamingDiLoCo(every=4, fragments=1, delay=2, outer_momentum=0.5),
+    ]
     return list({repr(item): item for item in [*found, *given, *more]}.values())
 
 
 def moves_as_sgd(algorithm: Algorithm) -> bool:
     """Whether nothing but averages moves the mean."""
-    if not isinstance(algorithm, DiLoCo):
+    if not isinstance(algorithm, OuterAlgorithm):
         return True
-    return algorithm.outer_lr == 1.0 and algorithm.outer_momentum == 0.0 and not (algorithm.delay or algorithm.eager)
+    late = isinstance(algorithm, EagerDiLoCo) or (isinstance(algorithm, StreamingDiLoCo) and algorithm.delay > 0)
+    return algorithm.outer_lr == 1.0 and algorithm.outer_momentum == 0.0 and not late
 
 
 # ---------------------------------------------------------------- the laws
@@ -185,7 +190,9 @@ def test_it_keeps_it_whatever_the_order_of_events(
 
 def test_every_algorithm_with_local_steps_is_held_to_them() -> None:
     kinds = {type(item) for item in held_to_it()}
-    assert kinds >= {LocalSGD, DiLoCo, NoCommunication, RightGossip}, "found by their local steps, as one that is new will be"
+    assert kinds >= {LocalSGD, DiLoCo, StreamingDiLoCo, EagerDiLoCo, NoCommunication, RightGossip}, (
+        "found by their local steps, as one that is new will be"
+    )
     assert kinds - {RightGossip} <= set(find_algorithms())
 
 
@@ -210,7 +217,7 @@ def test_a_right_gossip_breaks_none() -> None:
     assert broken(RightGossip()) == ""
 
 
-@pytest.mark.parametrize("algorithm", [LocalSGD(every=3), DiLoCo(every=2), DiLoCo(every=3, fragments=2)], ids=name_of)
+@pytest.mark.parametrize("algorithm", [LocalSGD(every=3), DiLoCo(every=2), StreamingDiLoCo(every=3, fragments=2)], ids=name_of)
 @pytest.mark.parametrize("how", ["a divisor of 3.1", "a swapped block", "a rank left out"])
 def test_a_wrong_sum_breaks_one_in_a_sentence(how: str, algorithm: Algorithm) -> None:
     assert broken(replace(algorithm, collective=Ring())) == ""  # type: ignore[call-arg]

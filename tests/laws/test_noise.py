@@ -22,8 +22,10 @@ from workbench.algorithms import (
     LayerwiseSGD,
     PartialAllReduce,
     PipeSGD,
+    StreamingDiLoCo,
     SynchronousSGD,
 )
+from workbench.algorithms.outer_optimizer import OuterAlgorithm
 from workbench.codecs import QSGD, SharedInt8
 from workbench.collectives import Collective, Once, Ring
 from workbench.program import Algorithm
@@ -53,7 +55,7 @@ def algorithms(collective: Collective) -> list[Algorithm]:
         AdaptiveDelaySGD(max_delay=2, collective=collective),
         PartialAllReduce(quorum="all", collective=collective),
         DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, nesterov=False, collective=collective),
-        DiLoCo(every=4, fragments=2, outer_lr=1.0, outer_momentum=0.0, nesterov=False, collective=collective),
+        StreamingDiLoCo(every=4, fragments=2, outer_lr=1.0, outer_momentum=0.0, nesterov=False, collective=collective),
     ]
     if collective.splits:
         found.append(DeAR(bucket_bytes=300.0, collective=collective))
@@ -73,7 +75,7 @@ def errors(algorithm: Algorithm) -> list[float]:
     start = torch.zeros(sum(SIZES), dtype=torch.float64)
     exact = torch.stack([constant(rank, 0, start) for rank in range(RANKS)]).mean(0)
     here = driver.ranks[0]
-    if isinstance(algorithm, DiLoCo):  # the mean over ranks: what they did alone since the last sum is exact
+    if isinstance(algorithm, OuterAlgorithm):  # the mean over ranks: what they did alone since the last sum is exact
         moved = {length: torch.stack([rank.seen[length - 1] for rank in driver.ranks]).mean(0) for length in LENGTHS}
     elif len(here.applied) == steps:
         moved = {length: here.applied[length - 1].parameters for length in LENGTHS}

@@ -26,7 +26,7 @@ from tests.laws.jitter import Seen, Situation, run
 from tests.laws.sentences import assert_equal_ranks
 from tests.laws.variants import SETTINGS, find_algorithms, name_of, representatives, runs_on
 from workbench import codecs, collectives
-from workbench.algorithms import AsyncSGD, BackupSGD, DiLoCo, PipeSGD, SynchronousSGD
+from workbench.algorithms import AsyncSGD, BackupSGD, DiLoCo, EagerDiLoCo, PipeSGD, StreamingDiLoCo, SynchronousSGD
 from workbench.algorithms.parameter_server import REPLY, ServerPort, stamp_of
 from workbench.codecs import Codec
 from workbench.collectives import Collective, Hierarchical, Once, PowerSGD, Ring
@@ -148,7 +148,7 @@ def check_taken(algorithm: Algorithm, ranks: list[Seen]) -> None:
 
 def takes_the_same_over(algorithm: Algorithm) -> bool:
     """Unless its rule mixes in what is a rank's own."""
-    return not (isinstance(algorithm, DiLoCo) and (algorithm.mix or algorithm.eager))
+    return not (isinstance(algorithm, EagerDiLoCo) or (isinstance(algorithm, StreamingDiLoCo) and algorithm.mix))
 
 
 def ids(case: Any) -> str:
@@ -309,7 +309,7 @@ def test_noise_of_whoever_decodes_breaks_it(collective: Collective) -> None:
 def test_a_server_that_answers_one_rank_otherwise_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrongly(port: ServerPort, source: int, version: int, flags: int = 0) -> Program:
         port._version = version
-        packed = yield PackParameters(port.shard, master=True)
+        packed = yield PackParameters(port.shard, server_copy=True)
         packed.flat[0] += 1e-9 * (source == 2)
         port._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + port.shard, stamp=stamp_of(version, flags)))
         return packed

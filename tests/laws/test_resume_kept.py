@@ -83,10 +83,10 @@ def test_going_on_from_any_checkpoint_is_unbroken(algorithm: Algorithm) -> None:
     """
     problem, how = HOW["momentum"]
     unbroken = simulate(algorithm, problem, how)
-    assert sorted(unbroken.writer.kept) == [2, 5]
+    assert sorted(unbroken.checkpoints.kept) == [2, 5]
     if ignores_order(algorithm):
         assert_same_end(simulate(algorithm, problem, replace(how, checkpoint_every=None)), unbroken)
-    for kept in unbroken.writer.kept.values():
+    for kept in unbroken.checkpoints.kept.values():
         again = simulate(algorithm, problem, how, kept)
         if ignores_order(algorithm) or algorithm.asynchronous:
             assert_same_end(again, unbroken)

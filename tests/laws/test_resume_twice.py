@@ -29,7 +29,7 @@ def test_two_runs_from_one_checkpoint_are_equal() -> None:
     ends = []
     for _ in range(2):
         again = simulation(PipeSGD(width=2))
-        again.run(resume=first.checkpoints)
+        again.run(resume=first.checkpoints.at_stop)
         ends.append(again.workers[0].replica.read_parameters())
     assert torch.equal(*ends)
 
@@ -47,14 +47,14 @@ def test_another_kind_of_run_is_refused(method: Algorithm, workers: int, words: 
     first = simulation(PipeSGD(width=2))
     first.run(stop_after=2)
     with pytest.raises(ConfigError, match=words):
-        simulation(method, workers).run(resume=[first.checkpoints[0]] * workers)
+        simulation(method, workers).run(resume=[first.checkpoints.at_stop[0]] * workers)
 
 
 def test_another_width_goes_on() -> None:
     first = simulation(PipeSGD(width=3))
     first.run(stop_after=2)
     narrower = simulation(PipeSGD(width=1))
-    narrower.run(resume=first.checkpoints)
+    narrower.run(resume=first.checkpoints.at_stop)
     assert min(narrower.workers[0].replica.updates) == 6, "every gradient is used once"
 
 

@@ -77,7 +77,7 @@ def stopped_and_resumed(algorithm: Algorithm, changes: dict[str, Any], num_ranks
     first.run(stop_after=step - 1)
     other, lr = changed(algorithm, encoded(algorithm, changes), num_ranks)
     second = simulation(other, num_ranks, how)
-    second.run(resume=with_lr(first.checkpoints, lr))
+    second.run(resume=with_lr(first.checkpoints.at_stop, lr))
     return second
 
 

@@ -15,7 +15,7 @@ from workbench.algorithms import (
     BackupSGD,
     ParameterServerSGD,
 )
-from workbench.costs import Compute, Stragglers
+from workbench.costs import Compute, SlowMachines, Stragglers
 from workbench.rng import generator
 
 
@@ -124,6 +124,16 @@ def test_with_backups_a_step_is_the_recurrence_of_carried_stragglers(law: theory
         ask(num_gradients, num_gradients + backups) for ask in (carried.expected_order_statistic, carried.standard_error)
     )
     assert steps_s.mean() == pytest.approx(predicted, abs=error_of(steps_s) + 4 * its_error)
+
+
+@pytest.mark.parametrize("timeout_s", [0.25, 0.5])
+def test_an_update_ends_so_long_after_its_first_gradient(timeout_s: float) -> None:
+    """Two workers take 1 s, the third 100 s."""
+    compute = Compute(forward_s=0.5, backward_s=0.5, stragglers=(SlowMachines(factor_of=((2, 100.0),)),))
+    algorithm = BackupSGD(backups=0, timeout_s=timeout_s, dedicated=True)
+    updates = simulate(algorithm, 4, network=FREE_NETWORK, compute=compute, sizes=(10,), steps=5).run.updates()
+    assert [row["seconds"] for row in updates] == exactly([count * (1 + timeout_s) for count in range(1, 6)])
+    assert [sorted(row["sources"]) for row in updates] == [[0, 1]] * 5
 
 
 @pytest.mark.parametrize("law", [LAWS["lognormal"], LAWS["pareto"], LAWS["bimodal"]], ids=str)

@@ -155,7 +155,7 @@ def train(
     if runtime == "simulated":
         simulation = Simulation(watched, problem, settings, num_ranks, network=NETWORK, compute=COMPUTE, check_in_flight=True)
         run = simulation.run(resume=resume, stop_after=stop_after)
-        return Trained([_seen[rank] for rank in range(num_ranks)], run, simulation.checkpoints)
+        return Trained([_seen[rank] for rank in range(num_ranks)], run, simulation.checkpoints.at_stop)
     job = make_job(runtime, num_ranks, watched, problem, settings, resume=resume, stop_after=stop_after)
     (Path(job.folder) / "control.jsonl").write_text("".join(json.dumps(word) + "\n" for word in control))
     parameters = run_on_ranks(train_here, job, num_ranks)

@@ -23,6 +23,7 @@ from workbench.algorithms import (
     DeAR,
     DelayCompensatedSGD,
     DiLoCo,
+    EagerDiLoCo,
     FirstSteps,
     LayerwiseSGD,
     LocalSGD,
@@ -34,6 +35,7 @@ from workbench.algorithms import (
     SoftsyncSGD,
     StaleSGD,
     StaleSynchronousSGD,
+    StreamingDiLoCo,
     SynchronousSGD,
     Uniform,
 )
@@ -88,10 +90,12 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         DiLoCo(every=2),
         DiLoCo(every=1),
         DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0),
-        DiLoCo(every=3, fragments=2, nesterov=False),
-        DiLoCo(every=2, delay=1, mix=0.5, collective=Ring()),
-        DiLoCo(every=2, eager=True),
     ],
+    StreamingDiLoCo: [
+        StreamingDiLoCo(every=3, fragments=2, nesterov=False),
+        StreamingDiLoCo(every=2, fragments=1, delay=1, mix=0.5, collective=Ring()),
+    ],
+    EagerDiLoCo: [EagerDiLoCo(every=2)],
     StaleSGD: [StaleSGD(staleness=Uniform(0, 3)), StaleSGD(staleness=Constant(0)), StaleSGD(staleness=Constant(2), ramp_steps=4)],
     PartialAllReduce: [PartialAllReduce(quorum=quorum) for quorum in (Quorum.MAJORITY, Quorum.SOLO, Quorum.ALL, 2)]
     + [PartialAllReduce(collective=Linear())],

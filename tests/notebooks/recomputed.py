@@ -155,7 +155,7 @@ def interconnect(names: Names, kept: list[Kept]) -> Again:
     again.text("is hidden", [[share[link.name, kind] for link in links] for kind in kinds])
     gain = [slow_s / quick_s for slow_s, quick_s in zip(waiting, late, strict=True)]
     rows = [[each, gain[i], waiting[i] / layered[i]] for i, each in enumerate(ratio)]
-    again.text("Steps a second", p, rows)
+    again.text("Steps per second", p, rows)
     even = 2 * (p - 1) * (1 - 1 / smaller) / (p * (encode_s + decode_s))
     if even * smaller * decode_s > 1:  # decoding is longer than an encoded block on the wire
         even = (p - 1) * (2 - 1 / smaller) / (p * encode_s + (2 * p - 1) * decode_s)
@@ -176,7 +176,7 @@ def interconnect(names: Names, kept: list[Kept]) -> Again:
     for link in links:
         fast = {kind: took[link.name, "synchronous"] / took[link.name, kind] for kind in kinds}
         answer += [max(value for kind, value in fast.items() if kind != "local"), fast["its codec"], every, fast["local"]]
-    again.text("takes the quickest steps", answer, even, max(gain))
+    again.text("takes the shortest steps", answer, even, max(gain))
     key = "daily2016leveraging/"
     far = [abs(math.log(each)) for each in ratio]
     again.claim(f"{key}gains-most-on-the-balanced-network", far[int(np.argmax(gain))] - min(far))

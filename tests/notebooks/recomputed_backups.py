@@ -358,7 +358,7 @@ def softsync(names: Names, kept: list[Kept]) -> Again:
     slowest = integrate.quad(largest, 0, 36, limit=500)[0] / law.mean
     waits, soft = ([update_s(next(given)) for _ in seeds] for _ in range(2))
     again = Again(labels=[names["stragglers"]])
-    again.text("simulated workers, lateness", p)
+    again.text("simulated workers, delays", p)
     rows = []
     for name, found in runs.items():
         values, (late, share) = accuracy(found), ages(found)
@@ -450,7 +450,7 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     slow = list(range(p - b, p))
     held = sorted({int(label) for rank in slow for label in set(labels) if np.mean(labels[shards[rank]] == label) > 0.4})
     given = iter([item.run for item in kept])
-    order = [(kind, law, number) for kind in ("own", "shuffled") for law in ("by chance", "slow for good") for number in (0, b)]
+    order = [(kind, law, number) for kind in ("own", "shuffled") for law in ("by chance", "permanently slow") for number in (0, b)]
     runs = {key: [next(given) for _ in seeds] for key in order}
     without, some, soft = ([next(given) for _ in seeds] for _ in range(3))
 
@@ -464,8 +464,8 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     def points(kind: str, law: str) -> Array:
         return accuracy(runs[kind, law, b]) - accuracy(runs[kind, law, 0])
 
-    by_chance, shuffled = points("own", "by chance"), points("shuffled", "slow for good")
-    never, lost, kept_more = share(runs["own", "slow for good", b]), accuracy(some) - accuracy(without), accuracy(soft) - accuracy(some)
+    by_chance, shuffled = points("own", "by chance"), points("shuffled", "permanently slow")
+    never, lost, kept_more = share(runs["own", "permanently slow", b]), accuracy(some) - accuracy(without), accuracy(soft) - accuracy(some)
     again = Again()
     again.text("slow machines", slow, held)
     rows = []
@@ -473,7 +473,7 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
         last = [ends_of(run)[-1] for run in found]
         rows.append([number, accuracy(found).mean(), accuracy(found).min(), share(found), np.mean(last)])
     again.text("updates", steps, p, len(seeds), rows)
-    again.text("slow for good", b, p, steps, len(seeds))
+    again.text("permanently slow", b, p, steps, len(seeds))
     again.claim(f"{KEY}dropping-is-unbiased", by_chance)
     again.claim(f"{KEY}slow-data-is-never-seen", never)
     means = [accuracy(found).mean() / 100 for found in (without, some, soft)]
@@ -535,7 +535,7 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     measured = f"{names['real_workers']} MPI ranks, {names['real_problem']}"
     again = Again(labels=[*laws, measured, names["network"]])
     rows = [[*np.asarray(law.quantile(np.array([0.5, 0.9, 0.99, 0.999]))), law.mean] for law in (late, *laws.values())]
-    again.text("Lateness, as factors", rows)
+    again.text("Delays, as factors", rows)
     again.text("Arrival of the k-th", p)
     again.claim(f"{KEY}all-but-two-come-soon", early)
     ranks = [[len(seconds), by_then(np.sort(seconds.T, axis=1), 1), independent(len(seconds), 1)]] if seconds is not None else []
@@ -546,12 +546,12 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}tail-is-not-traffic", tail_s[1] / tail_s[0])
     again.text("gradient of", p, names["model_bytes"], servers, [[plain[kind], slow[kind].mean(), adds[kind].mean()] for kind in plain])
     again.claim(f"{KEY}ring-waits-too", adds["ring"] / adds["servers"])
-    again.text("without lateness", p, names["model_bytes"])
+    again.text("without delays", p, names["model_bytes"])
     again.claim(f"{KEY}servers-are-a-bottleneck", [bare[number] / told[number] for number in more])
     enough = [number for number in more if bare[number] <= plain["ring"]]
     answer = [p, part, missing, with_interval(early), expected, 0.03, with_interval(bent), with_interval(tail_s[1] / tail_s[0])]
     answer += [servers, with_interval(adds["ring"] / adds["servers"]), (enough or more[-1:])[0], p]
-    again.text("By the moment that has all", answer)
+    again.text("By the time with all", answer)
     return again
 
 

@@ -1,6 +1,6 @@
 """What each notebook on delays (21 to 32) must show, computed again as in `recomputed`.
 
-Runs on real ranks are read by their rows and spans. What 21 foretells is `calibrate` and `predict`, called again.
+Runs on real ranks are read by their rows and spans. What 21 predicts is `calibrate` and `predict`, called again.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def same_order(rates: Any, model: str, machines: list[str], at: int) -> float:
 
 
 def throughput(names: Names, kept: list[Kept]) -> Again:
-    """21: batches a second from the rows of the runs; what is foretold, by `calibrate` and `predict` of the same runs."""
+    """21: batches a second from the rows of the runs; predictions by `calibrate` and `predict` of the same runs."""
     from workbench.calibration import calibrate, predict
 
     seeds, models, machines, devices = names["seeds"], names["models"], names["machines"], names["devices"]
@@ -202,7 +202,7 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
     told = {name: np.array([1 / predict(model, methods[name], workers=most, draws=0).step_s for model in fitted]) for name in real}
     eight = [1 / predict(fitted[0], methods[name], workers=8, cores=8.0, draws=0).step_s for name in real]
     again.text("calibrated on SGD", most, [[per_s[most][n].mean(), told[n].mean(), late] for n, late in zip(real, eight, strict=True)])
-    again.text("foretold and measured", np.mean([np.abs(told[n] / per_s[most][n] - 1) for n in real if n != "SGD"]))
+    again.text("predicted and measured", np.mean([np.abs(told[n] / per_s[most][n] - 1) for n in real if n != "SGD"]))
     best = max(of[name][p].mean() / of["SGD"][p].mean() for of in rates.values() for name in agd for p in of["SGD"] if p > 1)
     answer: list[Any] = [least.mean(), least.min(), least.max(), best, 1.7, 0.7, 1.43]
     for of in rates.values():
@@ -317,7 +317,7 @@ def traced_step(run: Any, ready: Any, order: str) -> float:
 
 
 def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
-    """23: three lines of recurrences beside the simulated steps, fed with operations counted by hooks."""
+    """23: the recurrence, with operations counted by hooks, against the simulated steps."""
     from workbench.gradients import build_layout
 
     models, links, sizes, devices, shares = (names[key] for key in ("models", "links", "bucket_kib", "devices", "shares"))
@@ -403,7 +403,7 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
 
 
 def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
-    """24: d* = ceil(t_c / max(t, t_bw)) beside the steps that were swept."""
+    """24: d* = ceil(t_c / max(t, t_bw)) against the steps of the sweep."""
     import workbench as wb
 
     workers, largest, links, seeds = names["workers"], names["largest"], names["links"], names["seeds"]
@@ -456,7 +456,7 @@ def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
 
 
 def small_minibatch(names: Names, kept: list[Kept]) -> Again:
-    """25: losses of the evaluations, and steps on the networks beside c + m."""
+    """25: losses of the evaluations, and steps on the networks against c + m."""
     from workbench import costs
 
     batch, workers, seeds, nets, split = (names[key] for key in ("batch", "workers", "seeds", "networks", "split"))
@@ -477,14 +477,14 @@ def small_minibatch(names: Names, kept: list[Kept]) -> Again:
     limit = {net: (fixed_s + batch * sample_s) / (fixed_s + sample_s + ring_s(num_bytes, batch, links[net])) for net in nets}
     speedup = {net: {p: step_s[net, 0][1] / each for p, each in step_s[net, 0].items()} for net in nets}
     again = Again(labels=nets)
-    again.text("the lines lie on one another", batch)
+    again.text("the lines coincide", batch)
     again.text("the rest is idle", batch, batch)
     rows = []
     for net in nets:
         larger_s = fixed_s + sample_s + ring_s(num_bytes, most, links[net])
         added_s = fixed_s + most / batch * sample_s + ring_s(num_bytes, batch, links[net])
         rows.append([batch / step_s[net, 0][batch], batch / step_s[net, 0][most], most / larger_s, most / added_s])
-    again.text("Samples a second", rows)
+    again.text("Samples per second", rows)
     answer: list[Any] = [idle, cut, micro, min(beyond.values()), beyond[slowest]]
     for net in nets:
         answer += [speedup[net][batch], limit[net], max(workers, key=lambda p: speedup[net][p]), 1, faster[net].mean()]  # AGD 1
@@ -608,7 +608,7 @@ def transformers(names: Names, kept: list[Kept]) -> Again:
     again.text("Test loss of a small transformer", workers, len(seeds))
     ends = found[:, :, -1]
     again.text("on text", numel, workers, steps, [[of.mean(), of.std(ddof=1), (of - ends[0]).mean()] for of in ends])
-    again.text("Times as fast as SGD", p, names["tflops"], [[of[0] / each for each in of[1:4]] for of in step_s.values()])
+    again.text("Speed-up over SGD", p, names["tflops"], [[of[0] / each for each in of[1:4]] for of in step_s.values()])
     rows: list[Any] = []
     for (name, link), of in zip(places, step_s.values(), strict=True):
         with torch.device("meta"):
@@ -689,7 +689,7 @@ def other_networks(names: Names, kept: list[Kept]) -> Again:
 
 
 def frameworks(names: Names, kept: list[Kept]) -> Again:
-    """29: medians of the turns' own seconds, which rank 0 brought back, beside DDP's of the same seed."""
+    """29: medians of the seconds that rank 0 returned, against those of DDP with the same seed."""
     seeds, ranks, found, twins = (names[key] for key in ("seeds", "ranks", "found", "twins"))
     ddp, hooked = "torch DDP", "torch DDP, our hook"
     methods = [ddp, hooked, "SGD", "layer-wise SGD", "AGD 1"]
@@ -814,7 +814,7 @@ def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
     there = [float(late in front or later in front) for front in fronts]
     about = [workers, names["epochs"], len(seeds), names["often"], names["factor"]]
     again = Again(labels=methods)
-    again.text("Accuracy against time", about)
+    again.text("Accuracy against time", workers, len(seeds))
     of = {name: [took[name].mean() / unit_s, right[name].mean(), right[name].min(), right[name].max()] for name in methods}
     again.text("in units of mean compute", about, [[of[name], sum(name in front for front in fronts), len(seeds)] for name in methods])
     again.text("Time for the same samples", workers, 1, len(seeds), ratio, len(seeds[:2]), rows)

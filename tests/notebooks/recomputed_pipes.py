@@ -62,7 +62,7 @@ def operations(name: str) -> float:
 
 
 def coded_s(num_bytes: float, p: int, link: Any, codec: Any = None) -> float:
-    """Of a ring whose every hop is encoded; a message is of whole values, and says what its codec needs besides."""
+    """Seconds of a ring with encoded hops; a message has whole values, and the header of its codec."""
     values = max(1, round(num_bytes / p / 4))
     block = num_bytes / p * (codec.wire_bytes(values) / (4 * values) if codec else 1.0)
     wire_s = link.latency_s + block / link.bandwidth_bytes_per_s
@@ -180,7 +180,7 @@ def accuracy_against_time(names: Names, kept: list[Kept]) -> Again:
         rows.append([num_bytes[w], alone_s, sum_s, sum_s / alone_s])
     again.text("One step", p, rows)
     gains = [[steps[w, "D-Sync"].mean() / steps[w, m].mean() for w in workloads] for m in methods]
-    again.text("Steps a second over D-Sync's", p, names["tflops"], gains)
+    again.text("Steps per second over D-Sync's", p, names["tflops"], gains)
     doubled = [step_s(still[w, "D-Sync" + codec]) / step_s(still[w, "Pipe-SGD" + codec]) for w in workloads for codec in ("", "+T", "+Q")]
     again.claim(f"{KEY}overlap-at-most-doubles", min(doubled) if min(doubled) < 1 else max(doubled))
     bound = []
@@ -522,13 +522,13 @@ def larger_clusters(names: Names, kept: list[Kept]) -> Again:
             rows.append([share, hold, slack, late])
             off += [late[0] - hold, late[1] - max(0.0, hold - slack)]
     again.claim(f"{KEY}hold-up-absorbed-up-to-slack", max(map(abs, off)))
-    again.text("One hold-up", 4, rows)
+    again.text("One delay", 4, rows)
     calm = {(kind, p): long_run_s(next(runs), 4) for kind in range(2) for p in workers}
     rough = {(kind, p): np.array([long_run_s(next(runs), 4) for _ in seeds]) for kind in range(2) for p in workers}
     milder = (rough[1, top] - calm[1, top]) / (rough[0, top] - calm[0, top])
     again.claim(f"{KEY}pipe-suffers-less-from-jitter", milder)
     again.text("Lognormal compute", names["jitter"], len(seeds))
-    again.text("Not measured anew", 8, 1)
+    again.text("No new measurement", 8, 1)
     answer: list[Any] = [2, 2, of_hosts[2], 4, of_hosts[4], min(workers), top, min(every), max(every)]
     for line in gains.values():
         best = max(line, key=lambda p: line[p])

@@ -1,4 +1,4 @@
-"""Every number that an executed notebook shows, beside the same number computed again from raw records and formulas.
+"""Compares every number that an executed notebook shows with the same number computed again from raw records and formulas.
 
 `with_check(notebook, folder)` is a copy of a notebook with a cell in front, which keeps every simulated run, and one at the end, which
 computes again what the notebook shows (`recomputed`) and leaves that in its file. `check_shown(executed)` compares both, number by
@@ -252,7 +252,7 @@ def _claim(name: str) -> dict[str, Any]:
 
 
 def _words(claim: dict[str, Any], size: str, ends: tuple[float, float], count: int) -> set[str]:
-    """The words that a verdict may have: of its interval, beside what is expected."""
+    """The verdicts that are possible for an interval and the expected values."""
     paper = claim.get("scale", "any") == "paper" and size != "full"
     match claim["reduced" if paper else "expected"]:
         case {"above": low}:

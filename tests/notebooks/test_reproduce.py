@@ -124,9 +124,9 @@ def test_a_record_is_kept_and_what_has_one_is_not_done_again(tmp_path: Path) -> 
         assert "one</text>" in (share / "papers" / KEY / "figures" / "20-one-ones.svg").read_text()
         assert "![20-one-ones](figures/20-one-ones.svg)" in (share / "papers" / KEY / "card.md").read_text()
     _, told = reproduce(share, KEY, "--size", "ci", "--update")
-    assert "there already" in told
+    assert "already recorded" in told
     written = path.stat().st_mtime_ns
     notebook = share / "notebooks" / "20-one.ipynb"
     notebook.write_text(notebook.read_text().replace('near one\\")', 'nearly one\\")'))
     _, told = reproduce(share, KEY, "--size", "ci", "--update")
-    assert "there already" not in told and path.stat().st_mtime_ns > written, "another notebook of that name"
+    assert "already recorded" not in told and path.stat().st_mtime_ns > written, "another notebook of that name"

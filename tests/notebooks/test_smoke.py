@@ -34,7 +34,7 @@ def pool() -> Iterator[RankPool]:
 def test_a_notebook_runs_at_its_smoke_size_and_tells_of_its_claims(
     name: str, pool: RankPool, tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those that have a function in `NOTEBOOKS`, every number shown is held to the one computed again."""
+    """For notebooks with a function in `NOTEBOOKS`, every shown number equals the one computed again."""
     from workbench.papers.plan import plan
 
     (job,) = plan(name, "smoke")

@@ -14,7 +14,7 @@ from workbench import bench
 from workbench.bench.alone import Sums
 from workbench.bench.collectives import Library, rows_of
 from workbench.bench.paired import alternate
-from workbench.bench.records import facts_of, moves, read_record, write_record
+from workbench.bench.records import changes, facts_of, read_record, write_record
 from workbench.bench.rows import Row, compare, interval, table_of
 from workbench.cli.main import main
 from workbench.collectives import Native, Ring
@@ -87,7 +87,7 @@ def test_what_moved_is_apart_from_both_intervals(tmp_path: Path) -> None:
         "step", [row("slower", [1.0, 1.1]), row("same", [1.0, 1.2]), row("faster", [2.0, 2.1]), row("rate", [2.0], unit="B/s")]
     )
     now = [row("slower", [1.2, 1.3]), row("same", [1.1, 1.3]), row("faster", [1.0, 1.1]), row("rate", [1.0], unit="B/s"), row("new", [9.0])]
-    assert [(move.now.case, move.word) for move in moves(now, before)] == [("slower", "slower"), ("faster", "faster"), ("rate", "slower")]
+    assert [(move.now.case, move.word) for move in changes(now, before)] == [("slower", "slower"), ("faster", "faster"), ("rate", "slower")]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
     numbers = {"ratios": [1.0, 1.0, 1.01]}
 
-    def run(how: bench.How) -> Iterator[Row]:
+    def run(how: bench.BenchOptions) -> Iterator[Row]:
         if how.wanted(NAMES["case"]):
             yield compare(numbers["ratios"][: how.rounds], 1.0, below=1.02, **NAMES)
 

@@ -29,7 +29,7 @@ class Silent:
 
     engine_set = None
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         return ""
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import workbench as wb
 from tests.unit.slow_walk import Walk
 from workbench.analysis import critical_path, overlap, run_critical_path
-from workbench.analysis.critical import _ends
+from workbench.analysis.critical import _last_ends
 from workbench.bench.spans import write_trace
 from workbench.collectives import Ring
 from workbench.costs import Compute, Network, SlowMachines
@@ -282,7 +282,7 @@ def assert_as_slow(spans: Spans) -> int:
     found = critical_path(spans)
     columns = (found.step, found.rank, found.kind, found.start_s, found.end_s, found.span)
     pieces = list(zip(*(column.tolist() for column in columns), strict=True))
-    expected = [(step, *piece) for step, ends in sorted(_ends(spans).items()) for piece in walk.back(*ends)]
+    expected = [(step, *piece) for step, ends in sorted(_last_ends(spans).items()) for piece in walk.back(*ends)]
     assert pieces == expected
     return len(pieces)
 

@@ -111,7 +111,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "SAYS_S", 0.2)
+    monkeypatch.setattr(units, "WAIT_REPORT_S", 0.2)
     monkeypatch.setattr(waiting, "SHOWN_S", 0.1)
 
 

@@ -17,7 +17,7 @@ def test_a_loss_is_compared_with_what_the_rank_began_with() -> None:
     how = Settings(steps=20, batch_size=2, divergence_ratio=10.0)
     worker = LocalTraining(SynchronousSGD(), tiny.problem(), how, 2, 3, torch.device("cpu"))
     worker.loss_watch.check(0.5, 0, 2)
-    worker.number(0, 2, (5, 30))
+    worker.set_rank(0, 2, (5, 30))
     worker.loss_watch.check(4.0, 5, 0)
     with pytest.raises(Diverged, match=r"the loss of rank 0 is 6 at step 6, more than 10 times its first loss 0\.5"):
         worker.loss_watch.check(6.0, 6, 0)

@@ -135,7 +135,7 @@ def test_views_have_the_parameters_strides_and_touch_nothing_else(module: Mixed,
 def test_a_part_is_the_same_memory_as_the_whole(module: Mixed, bucket_bytes: int | None) -> None:
     layout = build_layout(trainable(module), bucket_bytes)
     gradient = Gradient(torch.zeros(layout.numel, dtype=layout.dtype), layout, step=3, version=2)
-    parts = [gradient.part(number) for number in range(len(layout.buckets))]
+    parts = [gradient.bucket_view(number) for number in range(len(layout.buckets))]
     assert whole(parts) is gradient
     assert sum(part.message_bytes for part in parts) == gradient.message_bytes == layout.message_bytes
     for part, (bucket, piece) in zip(parts, gradient.slices(), strict=True):

@@ -34,7 +34,7 @@ def all_of_run(folder):
 def words(folder):
     reader = CommandReader(folder)
     for _ in range(200):  # a line that has no end is waited for, some megabytes a look
-        reader.look()
+        reader.poll()
 
 readers = {{
     "info": lambda: print(len(list_runs(folder)), *list_runs(folder).damaged),

@@ -224,7 +224,7 @@ def test_words_to_a_run(folder: Path, said: bytes) -> None:
     (folder / "control.jsonl").write_bytes(said)
     with calm("control.jsonl"):
         reader = CommandReader(folder)
-        assert reader.look() == said.count(b"\n"), "every line has its number, whatever it is"
+        assert reader.poll() == said.count(b"\n"), "every line has its number, whatever it is"
         for word in reader.commands:
             assert set(word) <= {"set", "pause", "resume", "stop"}
             assert isinstance(word.get("set", {}), dict) and all(word[name] is True for name in word if name != "set")
@@ -233,7 +233,7 @@ def test_words_to_a_run(folder: Path, said: bytes) -> None:
 def test_a_word_cannot_pass_for_an_entry_of_the_record(tmp_path: Path) -> None:
     (tmp_path / "control.jsonl").write_bytes(lines([{"stop": 1, "strand": 7, "step": -1}, {"pause": True, "number": 99}]))
     reader = CommandReader(tmp_path)
-    reader.look()
+    reader.poll()
     assert reader.commands == [{}, {"pause": True}]
 
 

@@ -217,9 +217,9 @@ class Served:
 @pytest.mark.parametrize(
     ("source", "stamp", "words"),
     [
-        (1, 4 * 7, "rank 1 pushed a gradient of shard 0 taken at version 7, and the newest is 0"),
+        (1, 4 * 7, "rank 1 pushed a gradient of shard 0 computed at version 7, but the newest is 0"),
         (2, 2**40 - 1, "rank 2 .* version 274877906943"),
-        (1, 2, "with flags 2, which nobody sends"),
+        (1, 2, "with flags 2, which no worker sends"),
         (7, 0, "rank 7 .* has no worker"),
         (-1, 0, "rank -1 .* has no worker"),
     ],

@@ -30,7 +30,7 @@ def started(algorithm: LayerwiseSGD) -> list[Any]:
     request = next(algorithm.worker(Context(0, 2, layout=layout)))
     assert isinstance(request, Backward) and request.on_bucket is not None
     gradient = Gradient(torch.zeros(layout.numel), layout, 0, 0)
-    return [request.on_bucket(gradient.part(bucket)) for bucket in range(3)]
+    return [request.on_bucket(gradient.bucket_view(bucket)) for bucket in range(3)]
 
 
 def test_buckets_are_dealt_to_lanes() -> None:

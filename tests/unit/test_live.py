@@ -194,7 +194,7 @@ def test_why_curves_are_no_longer_drawn_stays_where_they_were(tmp_path: Path, mo
     view._handle = shown = Display()
     view.follow(look).join(20)
     assert [list(data) for data in shown.sent] == [["text/html"]]
-    assert "No longer updated" in shown.sent[0]["text/html"] and "<b>OSError:</b> &lt;stale&gt;" in shown.sent[0]["text/html"]
+    assert "Not updated any more" in shown.sent[0]["text/html"] and "<b>OSError:</b> &lt;stale&gt;" in shown.sent[0]["text/html"]
     writer.steps(2).end()
     view.settle()
     assert list(shown.sent[-1]) == [PLOTLY] and len(view.static().data[0].x) == 5, "who waits for the run has the whole curve"

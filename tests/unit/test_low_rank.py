@@ -284,8 +284,8 @@ def test_what_is_remembered_stands_alone(way: PowerSGD) -> None:
         (lambda: PowerSGD(rank=1.5), "1 or more"),  # type: ignore[arg-type]
         (lambda: PowerSGD(start_step=-1), "0 or more"),
         (lambda: PowerSGD(alternate=True, error_feedback=False), "needs error_feedback=True"),
-        (lambda: PowerSGD(inner=Once(codec=Linear8())), "lossy itself"),
-        (lambda: PowerSGD(inner=PowerSGD()), "lossy itself"),
+        (lambda: PowerSGD(inner=Once(codec=Linear8())), "is lossy, but must"),
+        (lambda: PowerSGD(inner=PowerSGD()), "is lossy, but must"),
         (lambda: world(PowerSGD(), contexts(1), [torch.zeros(3)]).run(), "needs the shapes"),
     ],
 )

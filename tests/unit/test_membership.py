@@ -34,6 +34,6 @@ def test_a_message_of_one_that_has_left(tmp_path: Path, losable: bool) -> None:
     if losable:
         assert handle.poll() and handle.finished_s is not None
     else:
-        with pytest.raises(PeerFailed, match=r"rank 1 has left \(its process has ended\), and nobody can take its place"):
+        with pytest.raises(PeerFailed, match=r"rank 1 has left \(its process has ended\), and no process can take its place"):
             handle.poll()
         assert handle.finished_s is None

@@ -41,7 +41,7 @@ def test_every_key_has_its_card_and_every_card_is_cited() -> None:
 def test_a_methods_card_cites_by_key(name: str) -> None:
     paper = catalogue.card_of(algorithms.find(name)).paper
     assert all(KEY.match(part.strip()) for part in paper.split(";")), f"{paper!r}: key, section or equation; key, ..."
-    box = catalogue.box(algorithms.find(name))
+    box = catalogue.description(algorithms.find(name))
     assert "Paper: " in box
     assert KEY.match(box.partition("Paper: ")[2]), "the docstring names its paper by key"
     if isinstance(algorithms.find(name), type):

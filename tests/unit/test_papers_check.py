@@ -162,6 +162,23 @@ def test_the_pages_tell_ours_beside_what_is_expected(share: Path) -> None:
     assert stale_pages() == []
 
 
+def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None:
+    readme = share / "papers" / "README.md"
+    assert "## Headlines" not in readme.read_text()
+    before = find_claim(CLAIM).digest
+    edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true")
+    assert find_claim(CLAIM).headline and find_claim(CLAIM).digest == before
+    update_pages()
+    headlines, _, table = readme.read_text().partition("## All claims")
+    (row,) = [line for line in headlines.splitlines() if line.startswith(f"| [{KEY}]")]
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[2:] == ["reproduced", "1 [0.98, 1.02]", "0.9 to 1.1", "the value", f"[formula](../notebooks/{NAME}.ipynb)"]
+    assert f"`{NAME}-near-one`" in table
+    edit(share / CLAIMS, "headline: true", "headline: yes, it is")
+    with pytest.raises(ConfigError, match="headline must be true or false"):
+        find_claim(CLAIM)
+
+
 def test_a_record_is_one_line_a_list(share: Path) -> None:
     text = (share / RECORD).read_text()
     assert "[1.0, 1.01, 0.99, 1.02, 0.98]" in text and json.loads(text) == read_record(share / RECORD).facts

@@ -29,11 +29,11 @@ from workbench.analysis.labels import distinct_labels
 from workbench.bench.spans import LATE_RANK, LATE_STEP, write_trace
 from workbench.errors import ConfigError
 from workbench.plots.html import PLOTLY, WIDGET, draw_figures
-from workbench.plots.joined import LONG_SHARE, join_bars
 from workbench.plots.layout import FILLED, MAX_BARS, panel
 from workbench.plots.lines import decimate, moving_average
 from workbench.plots.live import status_table
 from workbench.plots.marks import CLEAR_ARROWS, MAX_ARROWS
+from workbench.plots.merged_bars import LONG_SHARE, merge_bars
 from workbench.plots.prediction import algorithm_of
 from workbench.plots.style import KIND_COLORS
 from workbench.replica.local_training import run_info
@@ -282,29 +282,29 @@ def test_joined_bars_take_the_time_of_their_spans_and_none_hides_another(drawn: 
         for rank, rows in enumerate(by_rank)
     )
     table, length_s = spans.table, max(float(spans.table["end_s"].max()), 1.0)
-    joined = join_bars(table, most, length_s)
-    bars = joined.table
+    merged = merge_bars(table, most, length_s)
+    bars = merged.table
     if len(table) <= most:
-        assert np.array_equal(bars, table) and set(joined.counts) == {1}
+        assert np.array_equal(bars, table) and set(merged.counts) == {1}
         return
     at_least = len({(row[0], row[1], row[2]) for row in drawn})
     assert len(bars) <= max(most, at_least * (2 * int(most * LONG_SHARE) + 1))
-    assert joined.counts.sum() == len(drawn) and bars["bytes"].sum() == 7 * len(drawn)
-    assert np.array_equal(np.bincount(joined.place, minlength=len(bars)), joined.counts)
+    assert merged.counts.sum() == len(drawn) and bars["bytes"].sum() == 7 * len(drawn)
+    assert np.array_equal(np.bincount(merged.place, minlength=len(bars)), merged.counts)
     for name in ("kind", "rank", "lane"):
-        assert np.array_equal(bars[name][joined.place], table[name])
-    assert np.all(bars["start_s"][joined.place] <= table["start_s"]) and np.all(bars["end_s"][joined.place] >= table["start_s"])
-    areas = (bars["end_s"] - bars["start_s"]) * (joined.high - joined.low) * joined.rows
+        assert np.array_equal(bars[name][merged.place], table[name])
+    assert np.all(bars["start_s"][merged.place] <= table["start_s"]) and np.all(bars["end_s"][merged.place] >= table["start_s"])
+    areas = (bars["end_s"] - bars["start_s"]) * (merged.high - merged.low) * merged.rows
     for rank, kind in {(row[0], row[2]) for row in drawn}:
         total = sum(length for number, _, name, _, length in drawn if (number, name) == (rank, kind))
         mine = (bars["rank"] == rank) & (bars["kind"] == KINDS.index(kind))
-        assert joined.spans_s[mine].sum() == pytest.approx(total) == pytest.approx(areas[mine].sum())
+        assert merged.spans_s[mine].sum() == pytest.approx(total) == pytest.approx(areas[mine].sum())
     assert bars["start_s"].min() <= table["start_s"].min() and bars["end_s"].max() >= table["end_s"].max()
     for first in range(len(bars)):
         for second in range(first):
             if bars["rank"][first] == bars["rank"][second] and bars["lane"][first] == bars["lane"][second]:
                 apart = [bars["end_s"][one] <= bars["start_s"][other] + 1e-9 for one, other in ((first, second), (second, first))]
-                above = [joined.high[one] <= joined.low[other] + 1e-9 for one, other in ((first, second), (second, first))]
+                above = [merged.high[one] <= merged.low[other] + 1e-9 for one, other in ((first, second), (second, first))]
                 assert any(apart + above)
 
 
@@ -455,7 +455,7 @@ def calibrated_run(algorithm: Any = None, steps: int = 40) -> Run:
 def test_a_prediction_stands_below_what_was_measured_from_the_same_step_boundary() -> None:
     """Calibrated from itself, a run without noise is foretold: every bar has its twin."""
     run = calibrated_run()
-    figure = plots.beside_prediction(run, steps=slice(20, 23))
+    figure = plots.compare_with_prediction(run, steps=slice(20, 23))
     titles = [note.text for note in figure.layout.annotations if note.text.startswith("<b>")]
     found = [re.fullmatch(r"<b>(\w+): SynchronousSGD, ([\d.]+) ms a step</b>", title) for title in titles]
     assert [match[1] for match in found if match] == ["measured", "predicted"]
@@ -473,14 +473,14 @@ def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_method
 
     calibration = calibrate(calibrated_run())
     pipe = calibrated_run(wb.PipeSGD(width=2))
-    titles = [note.text for note in plots.beside_prediction(pipe, calibration).layout.annotations]
+    titles = [note.text for note in plots.compare_with_prediction(pipe, calibration).layout.annotations]
     assert any(title.startswith("<b>predicted: PipeSGD(width=2)") for title in titles)
     unknown = Run(info={**pipe.info, "method": {"name": "Mine", "settings": {}}}, metrics=pipe.metrics, traces=pipe.traces)
     with pytest.raises(ConfigError, match="give algorithm="):
-        plots.beside_prediction(unknown, calibration)
-    assert plots.beside_prediction(unknown, calibration, algorithm=wb.PipeSGD(width=2)).data
+        plots.compare_with_prediction(unknown, calibration)
+    assert plots.compare_with_prediction(unknown, calibration, algorithm=wb.PipeSGD(width=2)).data
     with pytest.raises(ConfigError, match="traced no step"):
-        plots.beside_prediction(empty_run(num_workers=2))
+        plots.compare_with_prediction(empty_run(num_workers=2))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from workbench.algorithms.quorum import MEMORY, ArrivalTimes, NoiseScale, best_quorum
+from workbench.algorithms.quorum import MEMORY, ArrivalTimes, FixedQuorum, NoiseScale, OnlineQuorum, best_quorum
+from workbench.gradients import WEIGHT, Gradient, build_layout
 
 
 class Readable:
@@ -99,3 +101,58 @@ def test_the_noise_scale_is_that_of_the_law_that_gradients_come_from() -> None:
             scale.close(torch.stack(gradients).sum(0), count)
         of_counts[count] = scale.value()
     assert of_counts == {count: pytest.approx(5.0, rel=0.1) for count in of_counts}
+
+
+def gradient_of(values: list[float]) -> Gradient:
+    """One bucket of a gradient of weight 1."""
+    layout = build_layout([("w", nn.Parameter(torch.zeros(len(values))))])
+    gradient = Gradient(torch.zeros(layout.numel), layout, step=0, version=0, bucket=0)
+    gradient.flat[: len(values)] = torch.tensor(values)
+    gradient.tail()[WEIGHT] = 1.0
+    return gradient
+
+
+def report(quorum: FixedQuorum | OnlineQuorum, seconds: list[float], values: list[list[float]], now_s: float) -> None:
+    """An update that begins at `now_s`: worker k arrives after `seconds[k]` with a gradient, all are used, and all are answered."""
+    total = gradient_of([sum(column) for column in zip(*values, strict=True)])
+    for worker, (took, value) in enumerate(zip(seconds, values, strict=True)):
+        quorum.arrived(worker, now_s + took)
+        for request in quorum.accepted(gradient_of(value)):
+            request.action()
+    quorum.complete(total, len(seconds))
+    for worker in range(len(seconds)):
+        quorum.answered(worker, now_s + max(seconds))
+
+
+SAME = [[1.0, 2.0]] * 3
+
+
+def test_a_fixed_quorum_stays() -> None:
+    quorum = FixedQuorum(2)
+    report(quorum, [1.0, 1.1, 9.0], SAME, now_s=0.0)
+    quorum.left(1)
+    assert quorum.size == 2
+
+
+def test_an_online_quorum_is_chosen_from_the_times_since_the_answers() -> None:
+    """S = 1: of t = 1, 1.1, 9 the products t (1 + 1/N) are 2, 1.65, 12. Then all are equally quick, and more gradients are better."""
+    quorum = OnlineQuorum(3, 1.0, now_s=5.0)
+    assert quorum.size == 3, "nothing is known"
+    report(quorum, [1.0, 1.1, 9.0], SAME, now_s=5.0)
+    assert quorum.size == 2
+    now_s = 14.0
+    for _ in range(3 * MEMORY):
+        report(quorum, [1.0, 1.0, 1.0], SAME, now_s)
+        now_s += 1.0
+    assert quorum.size == 3
+    quorum.left(2)
+    report(quorum, [1.0, 1.0], SAME[:2], now_s)
+    assert quorum.size == 2
+
+
+def test_an_online_quorum_that_measures_noise_waits_for_two() -> None:
+    """Equal gradients have no noise: one would do, and would be the last to be measured. A given S of 0 takes one."""
+    for noise_scale, size in ((None, 2), (0.0, 1)):
+        quorum = OnlineQuorum(3, noise_scale, now_s=0.0)
+        report(quorum, [1.0, 2.0, 3.0], [[1.0, 2.0], [1.0, 2.0], [1.0, 2.1]], now_s=0.0)
+        assert quorum.size == size

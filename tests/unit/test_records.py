@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.digits_methods import MARGINS, RECORDS, entries, verdict
-from tests.benchmarks.predictions import HOSTS, METHODS, RATES, said
+from tests.benchmarks.digits_methods import MARGINS, RECORDS, entries, simulate, verdict
+from tests.benchmarks.predictions import HOSTS, METHODS, RATES, prediction
 from tests.laws.variants import find_algorithms
 from workbench.calibration import Calibration
 from workbench.calibration.probe import without_hold_up
@@ -35,8 +35,15 @@ def test_the_verdict_is_that_of_the_paired_differences(row: dict[str, Any]) -> N
 
 
 def test_what_missed_its_margin_is_known() -> None:
-    """Eager updates with the default outer step: `DiLoCo` says so, and what to use instead."""
-    assert [row["method"] for row in ROWS if row["verdict"] != "met"] == ["DiLoCo(every=12, eager=True)"]
+    """Eager updates with the default outer step: `EagerDiLoCo` says so, and what to use instead."""
+    assert [row["method"] for row in ROWS if row["verdict"] != "met"] == ["EagerDiLoCo(every=12)"]
+
+
+def test_a_row_is_found_again() -> None:
+    found = simulate(entries()[0], seed=0)
+    assert found["loss"] == pytest.approx(REFERENCE["losses"][0], rel=1e-4)
+    num_values = REFERENCE["bytes_per_step"] / 4 / (2 * 3 / 4)  # a ring of 4 ranks sends 2 (p - 1) / p of the gradient, 4 bytes a value
+    assert found["bytes_per_step"] == REFERENCE["bytes_per_step"] and 17226 < num_values < 17240, "of one rank, and not of the cluster"
 
 
 def test_verdicts() -> None:
@@ -71,4 +78,4 @@ def test_the_records_predictions_are_those_of_its_calibrations(name: str) -> Non
     """By the present model."""
     row = next(row for row in PREDICTIONS["rows"] if (row["method"], row["hosts"], row["rate"]) == (name, 4, "400mbit"))
     calibration = without_hold_up(Calibration.from_record(PREDICTIONS["calibrations"][row["model"]]))
-    assert said(calibration, row)["predicted_s"] == pytest.approx(row["predicted_s"], rel=1e-6)
+    assert prediction(calibration, row)["predicted_s"] == pytest.approx(row["predicted_s"], rel=1e-6)

@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, Gradient, whole
 from workbench.replica.backward import SMALL_BYTES, Hooks, LossScale, Micro
 from workbench.replica.replica import Replica
-from workbench.replica.server_copy import Master
+from workbench.replica.server_copy import ServerCopy
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 
@@ -394,7 +394,7 @@ def test_bucket_by_bucket_in_any_order_is_the_whole(optimizer: Callable[..., tor
             gradient, _ = replica.backward(step, [Micro(lambda x=x: model(x).square().mean(), 1.0, 5)], Hooks())
             if by_bucket:
                 for index in (2, 0, 3, 1):
-                    assert replica.apply(gradient.part(index)) == 0
+                    assert replica.apply(gradient.bucket_view(index)) == 0
             else:
                 assert replica.apply(gradient) == 0
         assert [len(group["params"]) for group in groups] == [2, 2], "the groups are whole again"
@@ -413,7 +413,7 @@ def test_a_schedule_advances_once_an_update_not_once_a_bucket() -> None:
     for _ in range(4):
         gradient = summed(replica, model)
         for index in range(3):
-            replica.apply(gradient.part(index))
+            replica.apply(gradient.bucket_view(index))
         rates.append(replica.lr)
     assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001])
 
@@ -443,9 +443,9 @@ def test_a_word_of_control_arrives_with_the_first_bucket() -> None:
     replica.control_out = 1
     gradient, _ = replica.backward(0, [micro(model)], Hooks())
     assert float(gradient.tail(0)[CONTROL]) == 1.0
-    replica.apply(gradient.part(1))
+    replica.apply(gradient.bucket_view(1))
     assert replica.control_seen == 0
-    replica.apply(gradient.part(0))
+    replica.apply(gradient.bucket_view(0))
     assert replica.control_seen == 1
 
 
@@ -576,13 +576,13 @@ def test_a_server_takes_the_learning_rate_that_is_set(before: int) -> None:
     """a = 1 - lr * its gradient of 2, for each update."""
     model = Products(uses_c=True)
     replica = Replica(model, sgd(model.parameters()))
-    replica.make_master = lambda: Master(replica.parameters, replica.layout, sgd)
-    master = replica.master
+    replica.make_server_copy = lambda: ServerCopy(replica.parameters, replica.layout, sgd)
+    server_copy = replica.server_copy
     for update in range(2):
         if update == before:
             replica.set_lr(0.5)
         gradient, _ = replica.backward(update, [micro(model)], Hooks())
-        master.apply(gradient, 1.0)
-    assert master.lr == 0.5
-    assert float(master.parameters[0].detach()) == pytest.approx(1 - 2 * (0.1 * before + 0.5 * (2 - before)))
+        server_copy.apply(gradient, 1.0)
+    assert server_copy.lr == 0.5
+    assert float(server_copy.parameters[0].detach()) == pytest.approx(1 - 2 * (0.1 * before + 0.5 * (2 - before)))
     assert replica.updater.optimizer.param_groups[0]["lr"] == 0.5

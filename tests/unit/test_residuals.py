@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -12,18 +13,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.laws import owed, tiny
 from tests.laws.owed import Situation
-from tests.laws.small_world import contexts, same, world
+from tests.laws.small_world import applied, contexts, gradients, same, world
 from tests.laws.train import train
-from workbench.algorithms import DiLoCo, LayerwiseSGD, LocalSGD, PartialAllReduce, PipeSGD, SynchronousSGD
-from workbench.codecs import QSGD, ErrorFeedback, Linear8, SharedInt, SharedInt8, TopK
+from workbench.algorithms import DiLoCo, EagerDiLoCo, LayerwiseSGD, LocalSGD, PartialAllReduce, PipeSGD, StreamingDiLoCo, SynchronousSGD
+from workbench.codecs import QSGD, ErrorFeedback, Linear8, SharedInt, SharedInt8, Sign, TopK
 from workbench.collectives import Auto, Collective, Hierarchical, Native, Once, PowerSGD, Ring, Tree
-from workbench.collectives.memory import fold_lanes, forget_blocks, of_all_ranks, outcome_of, outcome_on_device
+from workbench.collectives.memory import fold_lanes, forget_blocks, of_all_ranks, outcome_of, outcome_on_device, remember_weight, share_of
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
+from workbench.gradients import USED, WEIGHT, build_layout, trainable
 from workbench.program import Algorithm
 from workbench.runtimes.reference import ReferenceRuntime
 from workbench.runtimes.simulator.simulation import Simulation
@@ -52,6 +54,56 @@ def test_a_short_batch_applies_no_more_than_is_owed() -> None:
         most = float(ended.applied[0].max())
         assert most <= steps + 1e-6, f"by step {steps - 1} a value has got {most:.1f}, and {steps} were owed"
         assert ended.left.min() >= -1e-6
+
+
+PATTERNS: dict[str, Callable[[int, np.random.Generator], list[float]]] = {
+    "always unequal": lambda step, draw: [32, 1, 1, 1],
+    "mildly unequal": lambda step, draw: [32, 16, 16, 16],
+    "short on most ranks now and then": lambda step, draw: [32, 1, 1, 1] if step % 4 == 3 else [32, 32, 32, 32],
+    "in turns": lambda step, draw: [32, 1, 1, 1] if step % 2 else [32, 32, 32, 32],
+    "short on all ranks": lambda step, draw: [1, 1, 1, 1] if step % 10 == 9 else [32, 32, 32, 32],
+    "none on some ranks": lambda step, draw: [32, 0, 32, 0] if step % 3 == 2 else [32, 32, 32, 32],
+    "by chance": lambda step, draw: list(32 * draw.lognormal(0.0, 0.7, 4)),
+}
+
+
+@pytest.mark.parametrize("collective", [FED, Once(codec=ErrorFeedback(codec=Sign())), PowerSGD(rank=1, inner=Ring())], ids=repr)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_residual_stays_bounded_if_nobody_knows_the_weights_beforehand(pattern: str, collective: Collective) -> None:
+    """As in a Trainer whose ranks count their samples. Of a constant gradient, about what is owed is applied, at any step."""
+    layout = build_layout(trainable(nn.Linear(4, 5, bias=False).double()))
+    size = layout.buckets[0].tail
+    gradient = torch.linspace(1, 2, size, dtype=torch.float64)
+    ranks, draw, num_steps = contexts(4, layout), np.random.default_rng(1), 80
+    total_applied, furthest = torch.zeros(size, dtype=torch.float64), 0.0
+    for step in range(num_steps):
+        flats = []
+        for weight in PATTERNS[pattern](step, draw):
+            flat = torch.zeros(layout.numel, dtype=torch.float64)
+            flat[:size] = weight * gradient
+            flat[size + WEIGHT], flat[size + USED :] = weight, float(weight > 0)
+            flats.append(flat)
+        sums = world(collective, ranks, gradients(layout, flats, step, planned=False)).run()
+        assert same(sums)
+        total_applied += applied(layout, sums[0])[:size]
+        furthest = max(furthest, float((total_applied / gradient / (step + 1)).abs().max()))
+    kept = [value for ctx in ranks for name, value in ctx.memory.items() if ".residual" in name]
+    left = torch.stack([value.reshape(-1) for value in kept]).sum(0)
+    torch.testing.assert_close(total_applied + left, num_steps * gradient, rtol=1e-9, atol=1e-9)
+    assert furthest < 2, f"up to {furthest:.3g} times what was owed was applied"
+    assert float((total_applied / gradient / num_steps - 1).abs().max()) < 0.25, "most of what is owed is applied"
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 1.0, 32.0]), st.sampled_from([0.0, 2.0, 35.0, 128.0])), max_size=9))
+def test_the_ratio_of_weights_is_the_same_without_waiting_for_a_device(sums: list[tuple[float, float]]) -> None:
+    plain, other = contexts(2)
+    for own, weight in sums:
+        own_tail, tail = torch.tensor([own, 0.0], dtype=torch.float64), torch.tensor([weight, 0.0], dtype=torch.float64)
+        share = share_of(plain, "bucket-0", own_tail, None)
+        remember_weight(plain, "bucket-0", tail, share)
+        remember_weight(other, "bucket-0", tail, torch.tensor(share, dtype=torch.float64))
+        kept, on_device = (float(ctx.memory.get("weight-ratio/bucket-0", torch.tensor(2.0))) for ctx in (plain, other))
+        assert kept == pytest.approx(on_device, rel=1e-12)
 
 
 @given(
@@ -118,11 +170,11 @@ def test_what_vanished_lanes_owe_is_lane_0s() -> None:
 
 
 def test_names_of_lanes_are_understood_where_ranks_change() -> None:
-    names = ["once.residual/a", "once.owner/a", "low-rank.residual/0", "low-rank.q/0", "low-rank.sums/0", "once.calls/b"]
+    names = ["once.residual/a", "once.owner/a", "low-rank.residual/0", "weight-ratio/a", "low-rank.q/0", "low-rank.sums/0", "once.calls/b"]
     memory = {f"{lane}{name}": torch.zeros(1) for lane in ("", "lane-3/") for name in names}
-    assert set(of_all_ranks(memory)) == {f"{lane}{name}" for lane in ("", "lane-3/") for name in names[3:]}
+    assert set(of_all_ranks(memory)) == {f"{lane}{name}" for lane in ("", "lane-3/") for name in names[4:]}
     forget_blocks(memory)
-    assert set(memory) == {f"{lane}{name}" for lane in ("", "lane-3/") for name in names if name != "once.owner/a"}
+    assert set(memory) == {f"{lane}{name}" for lane in ("", "lane-3/") for name in names if name not in ("once.owner/a", "weight-ratio/a")}
 
 
 def test_a_resumed_run_on_fewer_lanes_loses_nothing() -> None:
@@ -133,7 +185,7 @@ def test_a_resumed_run_on_fewer_lanes_loses_nothing() -> None:
     first = Simulation(three, situation.problem(), how, 4, network=owed.NETWORK, compute=owed.COMPUTE)
     first.run(stop_after=5)
     second = Simulation(one, situation.problem(), how, 4, network=owed.NETWORK, compute=owed.COMPUTE)
-    second.run(resume=first.checkpoints)
+    second.run(resume=first.checkpoints.at_stop)
     assert not any(name.startswith("lane-") for name in second.contexts[0].memory)
     ended = owed.ended(second)
     np.testing.assert_allclose(ended.applied[0] + ended.left, situation.owed(one, steps, 0), rtol=1e-10, atol=1e-10)
@@ -157,16 +209,21 @@ def test_every_collective_names_its_exact_counterpart(collective: Collective, ex
     assert collective.exact == exact and not exact.lossy
 
 
-@pytest.mark.parametrize("settings", [{}, {"fragments": 2}, {"eager": True}, {"delay": 1}], ids=str)
+@pytest.mark.parametrize(
+    "algorithm",
+    [DiLoCo(every=4), StreamingDiLoCo(every=4, fragments=2), StreamingDiLoCo(every=4, fragments=1, delay=1), EagerDiLoCo(every=4)],
+    ids=str,
+)
 @pytest.mark.parametrize("collective", [FED, PowerSGD(rank=1, inner=Ring()), Ring(codec=Linear8())], ids=repr)
-def test_the_last_average_of_diloco_is_exact(collective: Collective, settings: dict[str, Any]) -> None:
+def test_the_last_average_of_diloco_is_exact(collective: Collective, algorithm: DiLoCo | StreamingDiLoCo | EagerDiLoCo) -> None:
     """The mean of where ranks are before it; residuals are as they were."""
-    found = train("simulated", 3, DiLoCo(every=4, outer_lr=0.5, outer_momentum=0.3, collective=collective, **settings), tiny.problem(), HOW)
-    if not settings:  # nothing is in flight
+    algorithm = replace(algorithm, outer_lr=0.5, outer_momentum=0.3)
+    found = train("simulated", 3, replace(algorithm, collective=collective), tiny.problem(), HOW)
+    if isinstance(algorithm, DiLoCo):  # nothing is in flight
         before = torch.stack([steps[-2] for steps in found.parameters]).mean(0)
         torch.testing.assert_close(found.final, before, rtol=1e-12, atol=1e-12)
     assert same([steps[-1] for steps in found.parameters])
-    exact = train("simulated", 3, DiLoCo(every=4, outer_lr=0.5, outer_momentum=0.3, **settings), tiny.problem(), HOW)
+    exact = train("simulated", 3, algorithm, tiny.problem(), HOW)
     assert float((found.final - exact.final).norm()) < 0.5 * float(exact.final.norm())
 
 
@@ -177,7 +234,7 @@ HOW = Settings(steps=22, batch_size=3, optimizer=tiny.sgd, seed=5)
 def test_local_sgd_refuses_to_compress_parameters_and_names_what_trains(collective: Collective) -> None:
     with pytest.raises(ConfigError, match="use DiLoCo") as found:
         LocalSGD(every=2, collective=collective)
-    named = str(found.value).split("use ")[1].split("; else")[0]
+    named = str(found.value).split("use ")[1].split("; otherwise")[0]
     instead = DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, nesterov=False, collective=collective)
     assert named == f"DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, nesterov=False, collective={collective})"
     losses = [row["loss"] for row in train("simulated", 3, instead, tiny.problem(), replace(HOW, steps=60)).rows(0)]

@@ -30,7 +30,7 @@ FRAMES = "its connections carry frames of bytes between a process and its own ch
 ALLOWED = {  # each with its reason
     "clusters/jobs.py: cloudpickle": "jobs travel to the engines over ipyparallel's own channel, which is authenticated",
     "clusters/engines/remote.py: cloudpickle": "the engine's end of that channel",
-    "clusters/engines/engines.py: cloudpickle": "a detached cluster's launcher; only its owner can write there (`registry.trusted`)",
+    "clusters/engines/engines.py: cloudpickle": "a detached cluster's launcher; only its owner can write there (`registry.check_trusted`)",
     "clusters/engines/engine_process.py: pickle": "from a process to its own fork, over a pipe that nobody else holds",
     "clusters/local/fork_server.py: multiprocessing": FRAMES,
     "experiments/fork_cells.py: multiprocessing": FRAMES,
@@ -187,17 +187,17 @@ def test_a_pickle_is_read_from_a_folder_of_ones_own_alone(tmp_path: Path) -> Non
     path = folder / registry.LAUNCHER
     path.write_bytes(b"x")
     path.chmod(0o600)
-    assert registry.trusted(path) == path
+    assert registry.check_trusted(path) == path
     for place, mode in ((path, 0o622), (folder, 0o777)):
         before = stat.S_IMODE(place.stat().st_mode)
         place.chmod(mode)
         with pytest.raises(LaunchError, match="others can write"):
-            registry.trusted(path)
+            registry.check_trusted(path)
         place.chmod(before)
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
         with pytest.raises(LaunchError, match="belongs to another user"):
-            registry.trusted(path)
+            registry.check_trusted(path)
 
 
 def test_the_folder_of_clusters_is_for_its_owner_alone() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from workbench.analysis.arrivals import arrivals, late_together
+from workbench.analysis.arrivals import arrivals, share_of_updates_in_time
 from workbench.costs import Compute, Lognormal
 from workbench.errors import ConfigError
 
@@ -36,4 +36,4 @@ def test_all_but_some_whatever_the_law() -> None:
     for law in (Lognormal(sigma=0.2), wb.costs.Pareto(shape=3.0)):
         times = np.sort([law.factors(0, step, 20) for step in range(4000)], axis=1)
         by = np.quantile(times[:, -1], 0.4)
-        assert np.mean(times[:, -3] <= by) == pytest.approx(late_together(20, 2, 0.4), abs=0.02)
+        assert np.mean(times[:, -3] <= by) == pytest.approx(share_of_updates_in_time(20, 2, 0.4), abs=0.02)

@@ -25,7 +25,7 @@ def from_shell(name: str, *words: str) -> Algorithm:
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_defaults_as_shown_give_the_default(name: str) -> None:
-    """What `workbench methods NAME` prints in its last column can be typed as it stands."""
+    """What `workbench algorithms NAME` prints in its last column can be typed as it stands."""
     shown = catalogue.show("methods", name)
     rows = [line.split() for line in shown.partition("default\n")[2].splitlines()[1:]]
     words = [f"{row[0]}={row[-1]}" for row in rows]
@@ -63,7 +63,7 @@ def test_defaults_as_shown_give_the_default(name: str) -> None:
         ("partial-all-reduce", "quorum=2", 2),
         ("partial-all-reduce", "quorum=solo", algorithms.Quorum.SOLO),
         ("diloco", "outer_lr=1", 1),
-        ("diloco", "eager=true", True),
+        ("streaming-diloco", "delay=2", 2),
         ("stale-sgd", "staleness=geometric:20", Geometric(20.0)),
         ("stale-sgd", "staleness=empirical:0,1,5@3,2,1", Empirical((0, 1, 5), (3.0, 2.0, 1.0))),
     ],
@@ -113,6 +113,9 @@ def test_what_a_setting_cannot_be_is_one_error_that_names_it(name: str, setting:
         ("backup-sgd", "backups=onlin", "give a whole number, or online"),
         ("layerwise-sgd", "apply=some", "give all, or backward, or any"),
         ("diloco", "outer_lr=fast", "give a number"),
+        ("diloco", "eager=true", "DiLoCo has no setting eager: use EagerDiLoCo"),
+        ("diloco", "fragments=2", "use StreamingDiLoCo"),
+        ("eager-diloco", "delay=1", "use StreamingDiLoCo"),
         ("partial-all-reduce", "quorum=none", "give a whole number, or a number, or solo, or majority, or all"),
         ("pipe-sgd", "widht=2", "did you mean width?"),
         ("pipe-sgd", "collective=rign", "did you mean ring?"),

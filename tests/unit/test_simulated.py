@@ -16,10 +16,11 @@ from tests.laws import tiny
 from tests.laws.variants import name_of, representatives, runs_on
 from workbench.codecs import Truncate16
 from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Linear, Ring, Tree
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError, Diverged, Stalled
 from workbench.gradients import Gradient
-from workbench.ops import AllReduce, Apply, Backward, EndStep, Program, Recv, Send, Start, Value, Wait
+from workbench.ops import AllReduce, Apply, Backward, EndStep, Message, PeerLeft, Program, Recv, Request, Send, Start, Value, Wait
 from workbench.program import Algorithm, Card, Context, perform
 from workbench.runtimes.simulator.comm_schedule import SEND, WAIT, CommSchedule, ScheduleCache, record_schedule
 from workbench.runtimes.simulator.simulate import run_simulation
@@ -74,6 +75,25 @@ class HalfRing(Collective):
         return 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumsForServers(CollectiveAlgorithm):
+    """Its parameters live on servers, and its workers sum by a collective."""
+
+    collective: Collective = Ring()
+    card: ClassVar[Card] = CARD
+
+    @property
+    def has_servers(self) -> bool:
+        return True
+
+    def worker(self, ctx: Context) -> Program:
+        for step in ctx.steps():
+            gradient = yield Backward(step)
+            total = yield AllReduce(gradient, self.collective)
+            yield Apply(total)
+            yield EndStep(step)
+
+
 def simulate(algorithm: Algorithm, workers: int = 3, **how: Any) -> Any:
     settings = Settings(steps=how.pop("steps", 3), batch_size=2, seed=how.pop("seed", 0), trace_steps=how.pop("trace_steps", None))
     how = {"timing_only": True, "network": NETWORK, "compute": COMPUTE, **how}
@@ -101,6 +121,21 @@ def test_what_a_forward_waits_for_is_named_too() -> None:
 def test_so_is_what_a_collective_of_a_fixed_schedule_waits_for() -> None:
     with pytest.raises(Stalled, match=r"rank 0: Recv from rank 2 \(tag 7, \d+ bytes\); rank 1: Recv from rank 0 \(tag 7"):
         simulate(Waits(first=lambda ctx, value: AllReduce(value, HalfRing())))
+
+
+def test_workers_of_servers_may_sum_by_a_collective() -> None:
+    assert len(simulate(SumsForServers()).metrics[0]) == 3
+
+
+@pytest.mark.parametrize("algorithm", representatives(), ids=name_of)
+def test_nobody_changes_a_request(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def set_once(self: object, name: str, value: object) -> None:
+        assert not hasattr(self, name), f"{name} of {self} is changed"
+        object.__setattr__(self, name, value)
+
+    for kind in (*Request.__subclasses__(), Message, PeerLeft):
+        monkeypatch.setattr(kind, "__setattr__", set_once)
+    simulate(algorithm, timing_only=False, detail="messages")
 
 
 def test_a_simulation_is_a_pure_function_of_its_inputs() -> None:

@@ -11,7 +11,7 @@ import workbench.clusters
 from workbench.cli.main import main
 from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall
 from workbench.clusters.slurm.batch_job import for_steps
-from workbench.clusters.slurm.queue import Allocation, State, address_for_nodes, counts, submit
+from workbench.clusters.slurm.queue import Allocation, State, address_for_nodes, parse_counts, submit
 from workbench.clusters.slurm.request import Slurm
 from workbench.errors import ConfigError, LaunchError
 from workbench.trace import new_run
@@ -123,7 +123,7 @@ def test_an_allocation_is_known_by_its_environment(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
     assert Allocation.here() == Allocation("7", 6, (4, 4, 8))
-    assert counts("") == []
+    assert parse_counts("") == []
 
 
 @pytest.mark.notebooks

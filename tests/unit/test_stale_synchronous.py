@@ -56,17 +56,17 @@ class Served:
         self.value = torch.zeros(layout.numel)
         self.program = StaleSynchronousSGD(bound=bound).serve(Context(0, num_workers, num_steps=1, layout=layout), 0)
         self.over = False
-        self._go_on(None)
+        self._continue(None)
 
     def hear(self, message: Message | PeerLeft) -> list[int]:
         self.replies = []
-        self._go_on(message)
+        self._continue(message)
         return self.replies
 
     def push(self, worker: int, *, last: bool) -> list[int]:
         return self.hear(Message(worker, self.value, stamp_of(0, LAST * last)))
 
-    def _go_on(self, answer: Any) -> None:
+    def _continue(self, answer: Any) -> None:
         while True:
             try:
                 request = self.program.send(answer)

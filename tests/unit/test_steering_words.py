@@ -47,27 +47,27 @@ from workbench.trace import new_run, update_run
 
 def test_words_are_read_once_each_and_a_half_written_line_waits(tmp_path: Path) -> None:
     reader = CommandReader(tmp_path)
-    assert reader.look() == 0
+    assert reader.poll() == 0
     write_command(tmp_path, PAUSE)
-    assert (reader.look(), reader.commands) == (1, [PAUSE])
+    assert (reader.poll(), reader.commands) == (1, [PAUSE])
     path = tmp_path / "control.jsonl"
     with path.open("a") as file:
         file.write('{"set": {"lr"')
-    assert reader.look() == 1
+    assert reader.poll() == 1
     with path.open("a") as file:
         file.write(": 0.5}}\nnonsense\n[1]\n")
-    assert (reader.look(), reader.commands) == (4, [PAUSE, {"set": {"lr": 0.5}}, {}, {}])
+    assert (reader.poll(), reader.commands) == (4, [PAUSE, {"set": {"lr": 0.5}}, {}, {}])
     write_command(tmp_path, RESUME)
-    assert reader.look() == 5
+    assert reader.poll() == 5
     assert read_commands(tmp_path) == reader.commands
 
 
 def test_a_look_at_nothing_new_opens_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_command(tmp_path, STOP)
     reader = CommandReader(tmp_path)
-    reader.look()
+    reader.poll()
     monkeypatch.setattr(Path, "open", None)
-    assert reader.look() == 1
+    assert reader.poll() == 1
 
 
 # ---------------------------------------------------------------- what may change
@@ -235,7 +235,7 @@ def test_an_interrupt_goes_to_the_ranks_that_have_not_come_back(runs: Path) -> N
 def test_time_that_a_run_is_held_is_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     now, held = [100.0], [7.0]
     monkeypatch.setattr(transport.time, "perf_counter", lambda: now[0])
-    deadline = Deadline("a message", lambda: None, 5.0, held=lambda: held[0])
+    deadline = Deadline("a message", lambda: None, 5.0, pause_seconds=lambda: held[0])
     now[0], held[0] = 160.0, 63.0  # 56 s of the 60 were a pause
     deadline.check()
     now[0] = 162.0
@@ -280,7 +280,7 @@ class OfTwo:
     """The transport of rank 0 of two, and what rank 1 says; all else that a helm needs of its rank."""
 
     rank, num_workers = 0, 2
-    has_master = False
+    has_server_copy = False
 
     def __init__(self, other: list[list[dict[str, Any]]]) -> None:
         self.transport = self.replica = self.clock = self
@@ -288,12 +288,12 @@ class OfTwo:
 
     def deadline(self, what: str) -> None: ...
 
-    def hold(self, on: bool) -> None: ...
+    def set_paused(self, on: bool) -> None: ...
 
     def end_step(self) -> None: ...
 
     def gather_texts(self, text: str, deadline: None) -> list[str]:
-        return [text, json.dumps({"words": self.other.pop(0), "step": 5, "left": True, "versions": None})]
+        return [text, json.dumps({"commands": self.other.pop(0), "step": 5, "left": True, "versions": None})]
 
     def event(self, row: dict[str, Any]) -> None:
         self.events.append(row)
@@ -312,7 +312,7 @@ def test_a_rank_whose_file_lags_takes_what_the_other_has_read(runs: Path) -> Non
     assert (controller.algorithm, ranks.lr, controller.num_taken) == (PipeSGD(width=3), 0.05, 1)
     for changes in ({"lr": 0.05, "width": 3}, {"lr": 0.025}):
         write_command(folder, {"set": changes})
-    assert controller.heard() == 2
+    assert controller.num_commands_read() == 2
     controller.agree(EndStep(6), left=True)
     assert (ranks.lr, controller.num_taken) == (0.025, 2)
     assert [(row["steer"], row["step"], row["set"]) for row in ranks.events] == [(1, 5, {"lr": 0.05, "width": 3}), (2, 7, {"lr": 0.025})]

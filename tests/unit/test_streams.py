@@ -74,11 +74,11 @@ class ModelOfStreams(Streams):
         yield
         self._here.stream = outer
 
-    def mark(self) -> Clock:
+    def record_event(self) -> Clock:
         with self._lock:
             return dict(self.clocks[self.current()])
 
-    def past(self) -> Clock:
+    def completed_event(self) -> Clock:
         return {}
 
     def wait(self, event: Clock | None) -> None:
@@ -92,7 +92,7 @@ class ModelOfStreams(Streams):
 
     @contextmanager
     def after(self, event: Clock | None) -> Iterator[None]:
-        event = self.mark() if event is None else event
+        event = self.record_event() if event is None else event
         reader = self.new()
         with self.on(reader):
             self.wait(event)
@@ -185,7 +185,7 @@ def watched(streams: ModelOfStreams, algorithm: Algorithm, monkeypatch: pytest.M
     seal, apply, divided = replica._seal, replica.apply, replica._read_tail
 
     def sealed(state: Any, bucket: int) -> None:
-        streams.write(state.gradient.part(bucket), f"backward of step {state.gradient.step}")
+        streams.write(state.gradient.bucket_view(bucket), f"backward of step {state.gradient.step}")
         seal(state, bucket)
 
     def read_tail(gradient: Gradient, piece: Any) -> list[float]:
@@ -239,7 +239,7 @@ def test_a_missing_event_is_found(missing: str, monkeypatch: pytest.MonkeyPatch)
     algorithm = PipeSGD(width=2, collective=Noted(streams=streams))
     rank = watched(streams, algorithm, monkeypatch)
     if missing == "begin":
-        monkeypatch.setattr(streams, "mark", dict)
+        monkeypatch.setattr(streams, "record_event", dict)
     elif missing == "end":
         end = TaskHandle.end
         monkeypatch.setattr(TaskHandle, "end", lambda self, value=None, error=None, ready=None: end(self, value, error, {}))
@@ -248,7 +248,7 @@ def test_a_missing_event_is_found(missing: str, monkeypatch: pytest.MonkeyPatch)
         start: Callable[[Any, ops.Start], Any] = ProgressEngine.start
 
         def started(self: ProgressEngine, request: ops.Start) -> Any:
-            before_sum[len(before_sum)] = streams.mark()
+            before_sum[len(before_sum)] = streams.record_event()
             return start(self, request)
 
         monkeypatch.setattr(ProgressEngine, "start", started)
@@ -275,7 +275,7 @@ def test_the_host_reads_a_tail_without_waiting_for_the_next_backward(monkeypatch
     apply = rank.replica.apply
 
     def applied(gradient: Gradient, *args: Any, **named: Any) -> int:
-        newest = streams.mark().get(0, 0)
+        newest = streams.record_event().get(0, 0)
         seen.append((newest, (gradient.ready or {}).get(0, newest)))
         return apply(gradient, *args, **named)
 

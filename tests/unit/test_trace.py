@@ -220,7 +220,7 @@ def test_numpy_numbers_are_written_and_objects_refused(tmp_path: Path) -> None:
 
 def test_a_record_is_never_written_over(tmp_path: Path) -> None:
     FileRecorder(tmp_path, 0, HEADER).close()
-    with pytest.raises(ConfigError, match="folder of its own"):
+    with pytest.raises(ConfigError, match="separate folder"):
         FileRecorder(tmp_path, 0, HEADER)
     write_info(tmp_path, INFO)
     with pytest.raises(ConfigError, match="another folder"):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from workbench.algorithms import DeAR, DiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import DeAR, EagerDiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, StreamingDiLoCo, SynchronousSGD
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.runtimes.user_loop.trainer import Trainer
@@ -210,8 +210,8 @@ def curved(model: nn.Module) -> Callable[[], torch.Tensor]:
         PipeSGD(width=3),
         PipeSGD(width=3, first="duplicate"),
         LocalSGD(every=3),
-        DiLoCo(every=2, delay=1),
-        DiLoCo(every=2, fragments=2, eager=True),
+        StreamingDiLoCo(every=2, fragments=1, delay=1),
+        EagerDiLoCo(every=2, fragments=2),
     ],
     ids=str,
 )

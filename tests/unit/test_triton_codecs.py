@@ -140,7 +140,7 @@ def test_the_benchmark_measures_a_gpu_where_there_is_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(measured, "GPU", torch.device("cpu"))
     monkeypatch.setattr(measured, "GPU_SIZES_MB", {0.01: 3, 0.02: 2})
     monkeypatch.setattr(measured, "GPU_ASKED_MB", 0.02)
-    rows = list(bench.run("codecs", bench.How(rounds=2, only=("a card",))))
+    rows = list(bench.run("codecs", bench.BenchOptions(rounds=2, only=("a card",))))
     assert len(rows) == 2 * 4 * 4 and {row.case.partition(", GPU: ")[2] for row in rows} == {"a card"}
     assert {(row.case.split()[0], row.above) for row in rows if row.what != "decode and sum"} == {("0.01", None), ("0.02", 0.8)}
     assert {row.above for row in rows if row.what == "decode and sum"} == {None}

@@ -79,7 +79,7 @@ def test_a_profile_says_its_ranks_and_that_it_has_no_parts(tmp_path: Path) -> No
     found = from_profiler(tmp_path / "profile.json")
     assert "1 rank," in repr(found)
     assert found.summary()["workers"] == 1
-    assert str(found.parts()).startswith("This trace holds no message"), str(found.parts())
+    assert str(found.parts()).startswith("This trace has no messages"), str(found.parts())
     assert found.overlap().num_steps == 3
 
 

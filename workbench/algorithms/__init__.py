@@ -1,4 +1,4 @@
-"""Every training algorithm, one file each."""
+"""The training algorithms, one file each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
 from workbench.algorithms.dc_asgd import DelayCompensatedSGD
 from workbench.algorithms.dear import DeAR
 from workbench.algorithms.diloco import DiLoCo
+from workbench.algorithms.eager_diloco import EagerDiLoCo
 from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD, SendOrder
 from workbench.algorithms.local_sgd import LocalSGD
 from workbench.algorithms.no_communication import NoCommunication
@@ -22,6 +23,7 @@ from workbench.algorithms.softsync import SoftsyncSGD
 from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
 from workbench.algorithms.staleness import Constant, Empirical, Geometric, Staleness, Uniform, parse_staleness
+from workbench.algorithms.streaming_diloco import StreamingDiLoCo
 from workbench.algorithms.synchronous import SynchronousSGD
 from workbench.errors import ConfigError
 from workbench.naming import build, call_checked, check_kinds, unknown
@@ -37,6 +39,7 @@ __all__ = [
     "DelayCompensatedSGD",
     "DelayedSGD",
     "DiLoCo",
+    "EagerDiLoCo",
     "Empirical",
     "FirstSteps",
     "Geometric",
@@ -53,6 +56,7 @@ __all__ = [
     "StaleSGD",
     "StaleSynchronousSGD",
     "Staleness",
+    "StreamingDiLoCo",
     "SynchronousSGD",
     "Uniform",
     "find",
@@ -63,7 +67,7 @@ __all__ = [
     "recorded",
 ]
 
-_ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table: synchronous, delayed, servers, seldom, for comparison
+_ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table: synchronous, delayed, servers, infrequent, for comparison
     "synchronous-sgd": SynchronousSGD,
     "layerwise-sgd": LayerwiseSGD,
     "dear": DeAR,
@@ -79,6 +83,8 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "delay-compensated-sgd": DelayCompensatedSGD,
     "local-sgd": LocalSGD,
     "diloco": DiLoCo,
+    "streaming-diloco": StreamingDiLoCo,
+    "eager-diloco": EagerDiLoCo,
     "stale-sgd": StaleSGD,
     "no-communication": NoCommunication,
     "serial-sgd": SerialSGD,
@@ -86,7 +92,7 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
 
 
 def names() -> tuple[str, ...]:
-    """What `get` knows.
+    """Return the names that `get` accepts.
 
     >>> names()[:4]
     ('synchronous-sgd', 'layerwise-sgd', 'dear', 'pipe-sgd')
@@ -95,7 +101,7 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> Callable[..., Algorithm]:
-    """The class of an algorithm by name; for one that is another with some settings, the function that makes it.
+    """Return the class of an algorithm by name, or the function that makes it from another algorithm and settings.
 
     >>> find("dear")
     <class 'workbench.algorithms.dear.DeAR'>
@@ -110,7 +116,7 @@ def find(name: str) -> Callable[..., Algorithm]:
 
 
 def named(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same settings with the objects that are named in them.
+    """Return the settings with objects in place of their names.
 
     >>> named({"collective": "ring", "codec": "top-k", "width": 3})
     {'collective': Ring(), 'codec': TopK(fraction=None, k=None), 'width': 3}
@@ -122,18 +128,18 @@ def named(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(make: Callable[[str], Any], text: str) -> Any:
-    """Written out, as records have it, or by name."""
+    """Return an object that is given in full, as in records, or by name."""
     return build(text, _parts()) if text.endswith(")") else None if text.lower() == "none" else make(text)
 
 
 def _parts() -> dict[str, Callable[..., Any]]:
-    """What an algorithm's settings are made of: name -> class."""
+    """Return the classes of objects in an algorithm's settings: name -> class."""
     classes = {name: getattr(module, name) for module in (collectives, codecs) for name in module.__all__}
     return classes | {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
 
 
 def get(name: str, **settings: Any) -> Algorithm:
-    """An algorithm by name; a collective or a distribution of staleness may be named too.
+    """Return an algorithm by name; its collective and its distribution of staleness may be names too.
 
     >>> get("pipe-sgd", width=3, collective="ring").width
     3
@@ -141,7 +147,7 @@ def get(name: str, **settings: Any) -> Algorithm:
     Uniform(low=0, high=8)
 
     Raises:
-        ConfigError: no such algorithm, no such setting, or a value it cannot have.
+        ConfigError: no such algorithm or setting, or a value that is not valid.
     """
     make = find(name)
     settings = named(settings)
@@ -152,7 +158,7 @@ def get(name: str, **settings: Any) -> Algorithm:
 
 
 def recorded(method: dict[str, Any]) -> Algorithm | None:
-    """The algorithm that a `run.json` describes; None where it, or an object in its settings, is not the package's own.
+    """Return the algorithm of a `run.json`; None if it, or an object in its settings, is not the package's own.
 
     >>> recorded({"name": "PipeSGD", "settings": {"width": 3, "collective": "Ring(codec=Truncate16())"}}).width
     3

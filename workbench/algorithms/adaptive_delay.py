@@ -1,4 +1,4 @@
-"""AGD whose delay follows what is measured: as late as the network needs, and no later."""
+"""AGD with a measured delay: the smallest one that hides the all-reduce."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.program import Card, Context
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveDelayState(State):
-    """Between two steps.
+    """The state between two steps.
 
     Attributes:
         sums: since the last report: seconds and number of all-reduces, of backwards, of updates.
@@ -39,15 +39,16 @@ class AdaptiveDelayState(State):
 class AdaptiveDelaySGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]),   d = ceil(t_c / t_compute), at most `max_delay`
 
-    A gradient is started after the backward of its step and applied d steps later, so its all-reduce of t_c seconds has
-    d steps of t_compute = t_f + t_b + t_u seconds to hide in: it is hidden if d t_compute >= t_c, and a larger d makes
-    gradients later and steps no shorter. d = 0 where t_c is at most `negligible` of t_compute: that little is not worth a
-    stale gradient. As in the paper d all-reduces run side by side, one a lane; where they share one link's bandwidth t_c
-    grows with d, and `max_delay` is the bound. t_c is taken on the lane from its begin to its end, a wait for late peers
-    included; t_compute in the foreground without waits. Begins with d = 1. Every `adapt_every` steps the ranks' sums of
-    both are all-reduced, and used one period later, so that nobody waits for them and all change d at the same step: while
-    d rises nothing is applied, when it falls several gradients are. With a constant d it is `PipeSGD(width=d + 1)`.
-    Staleness at most `max_delay`; d + 1 gradient buffers.
+    A gradient's all-reduce starts after the backward of its step, and the gradient is applied d steps later. The t_c seconds of the
+    all-reduce are hidden if they fit into d steps of t_compute = t_f + t_b + t_u seconds: d t_compute >= t_c. A larger d only adds
+    staleness. If t_c is at most `negligible` of t_compute, d is 0: hiding so little is not worth a stale gradient.
+
+    As in the paper, d all-reduces run at the same time, one on each lane. If they share one link's bandwidth, t_c grows with d, and
+    `max_delay` limits it. t_c is measured on the lane, waits for late peers included; t_compute in the foreground, without waits.
+
+    The first delay is 1. Every `adapt_every` steps the ranks' sums of both times are all-reduced, and used one period later: no rank
+    waits for them, and all change d at the same step. While d grows nothing is applied; when it shrinks, several gradients are.
+    With a constant d it is `PipeSGD(width=d + 1)`. Staleness at most `max_delay`; d + 1 gradient buffers.
 
     Paper: daily2016leveraging, section 1: a delay chosen "adaptively on the basis of available overlap". It gives no rule.
     """
@@ -86,10 +87,10 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
         return max(1, self.max_delay)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
-        """Every `adapt_every` steps some bytes more."""
+        """None: every `adapt_every` steps some more bytes are sent."""
 
     def useful_delay(self, communication_s: float, compute_s: float) -> int:
-        """The smallest delay that hides an all-reduce.
+        """Return the smallest delay that hides an all-reduce.
 
         >>> [AdaptiveDelaySGD(max_delay=4).useful_delay(t_c, 1.0) for t_c in (0.01, 0.5, 1.0, 1.5, 9.0)]
         [0, 1, 1, 2, 4]
@@ -115,11 +116,11 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
             gradient = yield Backward(step)
             sums[2] += (yield Now()) - begin
             sums[3] += 1
-            lane = step % self.num_lanes  # and not of `delay` lanes: where it falls, no lane keeps what it owes
+            lane = step % self.num_lanes  # of all lanes, not of `delay` lanes: when it shrinks, no lane keeps a residual
             in_flight.append((yield Start(_timed(AllReduce(gradient, self.collective, lane), taken), lane=lane)))
             while len(in_flight) > delay:
                 total = yield Wait(in_flight.popleft())
-                if taken:  # not of a gradient that came with a checkpoint
+                if taken:  # empty for a gradient that was restored from a checkpoint
                     sums[0] += taken.popleft()
                     sums[1] += 1
                 begin = yield Now()
@@ -139,7 +140,7 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
             yield Wait(report)
 
     def _chosen(self, totals: Tensor, delay: int) -> int:
-        """The delay for the sums of all ranks; as before where nothing was measured."""
+        """Return the delay for the sums of all ranks; unchanged if nothing was measured."""
         seconds, numbers = totals.tolist()[::2], totals.tolist()[1::2]
         if not all(numbers):
             return delay
@@ -148,7 +149,7 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
 
 
 def _timed(request: Request, taken: deque[float]) -> Program:
-    """Take a sum on its lane and write down how long it took."""
+    """Sum on a lane, and record the seconds."""
     begin = yield Now()
     value = yield request
     taken.append((yield Now()) - begin)
@@ -156,5 +157,5 @@ def _timed(request: Request, taken: deque[float]) -> Program:
 
 
 def _where(ctx: Context) -> torch.device:
-    """Where the library can sum a few numbers."""
+    """Return the device on which the library can sum a few numbers."""
     return ctx.layout.device if ctx.layout is not None and ctx.layout.device.type == "cuda" else torch.device("cpu")

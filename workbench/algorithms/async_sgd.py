@@ -1,4 +1,4 @@
-"""Asynchronous SGD with parameter servers: nobody waits for anybody."""
+"""Asynchronous SGD with parameter servers: no worker waits for another."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from workbench.program import Card, Context
 class AsyncSGD(ServerAlgorithm):
     """Server of shard j, on any gradient:   w[j] <- w[j] - lr * g_k[j](w_read),   then sends w[j] to that worker k
 
-    A worker's parameters may match no version: other pushes come between its reads of two shards. Staleness is what
-    happens to happen, p - 1 on average for p equal workers. One worker is serial SGD. Each worker takes every step of
-    the run once, so p workers make p updates a step. A worker that leaves is waited for no longer.
+    A worker's parameters may match no version, because other pushes come between its reads of two shards. Staleness depends on
+    timing: p - 1 on average for p equal workers. One worker is serial SGD. Each worker takes every step of the run once, so p
+    workers make p updates a step. The servers continue without a worker that leaves.
 
     Args:
-        clip_norm: a worker clips its gradient's global norm before it pushes (and then cannot push under backward).
-        cutoff: a gradient staler than this is dropped; None drops none.
+        clip_norm: a worker clips its gradient's global norm before it pushes (and then cannot push during backward).
+        cutoff: a gradient with a larger staleness is dropped; None drops none.
 
     Paper: chen2016revisiting, Alg. 1 and 2 (Async-Opt), section A.3 (clipping); the cut-off answers its reviewers.
     """
@@ -62,14 +62,14 @@ class AsyncSGD(ServerAlgorithm):
             if late:
                 dropped.append(push)
             else:
-                yield Apply(gradient, master=True, of=(push,), dropped=tuple(dropped))
+                yield Apply(gradient, server_copy=True, of=(push,), dropped=tuple(dropped))
                 version += 1
                 dropped = []
             if flags & LAST:
                 last[message.source] = late
             else:
                 yield from port.reply(message.source, version, DROPPED * late)
-        for source, late in last.items():  # all have ended: what they get now is the same for all
+        for source, late in last.items():  # all have ended: all get the same parameters
             yield from port.reply(source, version, FINAL | DROPPED * late)
         yield from port.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Literal, final
 
 from workbench.algorithms.parameter_server import (
@@ -14,15 +13,14 @@ from workbench.algorithms.parameter_server import (
     ServerPort,
     WorkerPort,
     add,
-    body_of,
     check_positive,
     ended,
     fresh,
 )
-from workbench.algorithms.quorum import ArrivalTimes, NoiseScale, best_quorum
+from workbench.algorithms.quorum import FixedQuorum, OnlineQuorum
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
-from workbench.ops import Apply, EndStep, Local, Message, Now, Program, Start, Ticket, Wait, WaitAny
+from workbench.ops import Apply, EndStep, Now, Program
 from workbench.program import Card, Context
 
 
@@ -93,66 +91,59 @@ class BackupSGD(ServerAlgorithm):
     def serve(self, ctx: Context, shard: int) -> Program:
         port, end = ServerPort(self, ctx, shard), ctx.num_steps or 0
         version = yield from port.open()
-        times, noise = ArrivalTimes(port.num_workers), NoiseScale(self.noise_scale)
-        quorum = port.num_workers - (0 if self.backups == "online" else self.backups)
-        answered = dict.fromkeys(range(port.num_workers), (yield Now()))
-        of: list[tuple[int, int]] = []
-        dropped: list[tuple[int, int]] = []
-        total: Gradient | None = None
-        first_s = 0.0
-        hearing: Ticket | None = None
-        left = set(range(port.num_workers)) if version < end else set()  # workers that have not been sent the last version
-        while left:
-            hearing = hearing or (yield Start(port.next_push()))
-            found = yield WaitAny((hearing,), timeout_s=(yield from self._deadline(of, first_s)))
-            if found is not None and port.departed(found[1]):
-                hearing = None
-                left.discard(found[1].rank)
-                times.forget(found[1].rank)
-            elif found is not None:
-                message: Message = found[1]
-                hearing, (gradient, _), now = None, port.read(message), (yield Now())
-                if self.backups == "online":
-                    times.add(message.source, now - answered[message.source])
-                if gradient.version < version:
-                    dropped.append((message.source, gradient.version))
-                    left -= {message.source} if version >= end else set()
-                    yield from port.reply(message.source, version, DROPPED | FINAL * (version >= end))
-                    answered[message.source] = now
+        quorum = self._quorum(port.num_workers, (yield Now()))
+        active = set(range(port.num_workers)) if version < end else set()  # workers that have not been sent the last version
+        while active:
+            total: Gradient | None = None
+            first_s = 0.0
+            of: list[tuple[int, int]] = []
+            dropped: list[tuple[int, int]] = []
+            while active and (total is None or len(of) < port.at_most(quorum.size, of)):
+                push = yield from port.next_push_within((yield from self._seconds_left(total, first_s)))
+                if push is None:
+                    break  # the time-out
+                if port.departed(push):
+                    quorum.left(push.rank)
+                    active.discard(push.rank)
                     continue
-                if self.backups == "online" and self.noise_scale is None:
-                    yield Local("sum", gradient.message_bytes, partial(noise.add, body_of(gradient)))
+                gradient, _ = port.read(push)
+                now_s = yield Now()
+                quorum.arrived(push.source, now_s)
+                if gradient.version < version:
+                    dropped.append((push.source, gradient.version))
+                    yield from port.reply(push.source, version, DROPPED | FINAL * (version >= end))
+                    quorum.answered(push.source, now_s)
+                    if version >= end:
+                        active.discard(push.source)
+                    continue
+                yield from quorum.accepted(gradient)
                 if total is None:
-                    total, first_s = gradient, now
+                    total, first_s = gradient, now_s
                 else:
                     yield add(total, gradient)
-                of.append((message.source, version))
-            if found is not None and (total is None or len(of) < port.at_most(quorum, of)):
-                continue
-            assert total is not None, "a time-out before the first gradient"
-            if self.backups == "online":
-                noise.close(body_of(total), len(of))
-            yield Apply(total, master=True, of=tuple(of), dropped=tuple(dropped))
+                of.append((push.source, version))
+            if total is None:
+                break  # every worker has left or been sent the last version
+            quorum.complete(total, len(of))
+            yield Apply(total, server_copy=True, of=tuple(of), dropped=tuple(dropped))
             version += 1
             end = min(end, version + 1) if ctx.stopping else end
-            now = yield Now()
+            now_s = yield Now()
             for source, _ in of:
                 yield from port.reply(source, version, FINAL * (version >= end))
-                answered[source] = now
-            left -= {source for source, _ in of} if version >= end else set()
-            of, dropped, total = [], [], None
-            if self.backups == "online":
-                known = times.means()
-                quorum = port.num_workers if known is None else best_quorum(known, noise.value())
-                if self.noise_scale is None:
-                    quorum = min(max(quorum, 2), port.num_workers)  # noise is measured between gradients: one alone would be the last word
-        if hearing is not None:
-            yield Wait(hearing)
+                quorum.answered(source, now_s)
+                if version >= end:
+                    active.discard(source)
         yield from port.close()
 
-    def _deadline(self, of: list[tuple[int, int]], first_s: float) -> Program:
-        """Seconds left for the present update; None without a limit, or before its first gradient."""
-        if self.timeout_s is None or not of:
+    def _quorum(self, num_workers: int, now_s: float) -> FixedQuorum | OnlineQuorum:
+        if self.backups == "online":
+            return OnlineQuorum(num_workers, self.noise_scale, now_s)
+        return FixedQuorum(num_workers - self.backups)
+
+    def _seconds_left(self, total: Gradient | None, first_s: float) -> Program:
+        """Until the time-out of the present update; None without one, and before its first gradient."""
+        if self.timeout_s is None or total is None:
             return None
         return max(0.0, first_s + self.timeout_s - (yield Now()))
 

@@ -1,4 +1,4 @@
-"""Delay-compensated asynchronous SGD: a late gradient is corrected for how far the parameters have moved since."""
+"""Delay-compensated asynchronous SGD: corrects a late gradient for the change of the parameters since it was computed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from workbench.program import Card, Context
 class DelayCompensatedSGD(ServerAlgorithm):
     """w <- w - lr * (g + strength * g * g * (w - w_read)),   elementwise, on any gradient
 
-    The second term is a first-order step of the gradient from the parameters it was taken at to the present ones, with
-    g * g for the diagonal of the Hessian. The server keeps what it last sent each worker: p copies of its shard.
+    The second term is the first-order change of the gradient from the parameters that were read to the present ones. g * g
+    approximates the diagonal of the Hessian. The server keeps what it last sent to each worker: p copies of its shard.
     `strength=0` is `AsyncSGD`; one worker is serial SGD.
 
     Paper: zheng2017dcasgd, eq. 10 with a constant lambda (DC-ASGD-c).
@@ -54,10 +54,10 @@ class DelayCompensatedSGD(ServerAlgorithm):
             if flags & NO_GRADIENT:
                 last.append(message.source)
                 continue
-            present = yield PackParameters(shard, master=True)
+            present = yield PackParameters(shard, server_copy=True)
             moved = partial(self._compensate, gradient, body_of(present), body_of(read[message.source]))
             yield Local("sum", gradient.message_bytes, moved)
-            yield Apply(gradient, master=True, of=((message.source, gradient.version),))
+            yield Apply(gradient, server_copy=True, of=((message.source, gradient.version),))
             version += 1
             if flags & LAST:
                 last.append(message.source)
@@ -68,8 +68,8 @@ class DelayCompensatedSGD(ServerAlgorithm):
         yield from port.close()
 
     def _compensate(self, gradient: Gradient, present: Tensor, read: Tensor) -> None:
-        """On the mean over the worker's samples, of which the share is a part."""
-        body, weight = body_of(gradient), gradient.tail()[WEIGHT].clamp_min(1e-30)  # a rank may be without samples
+        """Compensate the mean over the worker's samples; the gradient is this worker's share of a mean."""
+        body, weight = body_of(gradient), gradient.tail()[WEIGHT].clamp_min(1e-30)  # a rank may have no samples
         body.add_(body * body * (present - read) * (self.strength / weight))  # share s g: s g + s strength g g d
 
     def work(self, ctx: Context) -> Program:

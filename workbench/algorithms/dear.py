@@ -1,4 +1,4 @@
-"""DeAR: an all-reduce cut in two, one half under backward and the other under the next forward."""
+"""DeAR: an all-reduce in two halves, one during backward and the other during the next forward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.units import MIB
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeARState(State):
-    """Between two steps: the gradient whose update is due, and the reduce-scatter of each of its buckets."""
+    """The state between two steps: the gradient whose update is due, and the reduce-scatter of each of its buckets."""
 
     gradient: Gradient
     scattered: tuple[Ticket, ...]
@@ -27,15 +27,15 @@ class DeARState(State):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeAR(CollectiveAlgorithm):
-    """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   applied when forward t+1 comes to bucket l
+    """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   applied when forward t+1 reaches bucket l
 
-    Backward t reduce-scatters each bucket as soon as it is final; step t+1 all-gathers the buckets in the order in which
-    forward needs them, and forward waits before a layer until its bucket is there and applied. So every gradient is taken
-    at parameters that have all updates: the same as `SynchronousSGD`, with both halves of communication under compute.
-    Staleness 0. After the last step what is scattered is gathered and applied. Two gradient buffers.
+    Backward t reduce-scatters each bucket as soon as it is final. Step t+1 all-gathers the buckets in the order in which forward
+    needs them; forward waits before a layer until its bucket has arrived and is applied. So every gradient is computed from
+    parameters with all updates, as in `SynchronousSGD`, and compute hides both halves of the communication. Staleness 0. After the
+    last step the last gradient is gathered and applied. Two gradient buffers.
 
-    At the end of a step the update of its own gradient is still due: parameters read there lack that update, and are equal
-    on all ranks. Evaluations see those. A checkpoint holds each rank's own block of the sums.
+    At the end of a step the update of its own gradient is still due. Parameters that are read there (by evaluations, for example)
+    lack that update, and are equal on all ranks. A checkpoint holds each rank's own block of the sums.
 
     Paper: zhang2023dear, Alg. 1.
     """
@@ -48,9 +48,11 @@ class DeAR(CollectiveAlgorithm):
     def __post_init__(self) -> None:
         check_collective(self.collective)
         if not getattr(self.collective, "splits", False):
-            raise ConfigError(f"DeAR takes the two halves of an all-reduce apart, and {self.collective} has none: use Ring()")
+            raise ConfigError(f"DeAR needs an all-reduce in two halves, and {self.collective} has none: use Ring()")
         if self.bucket_bytes is not None and not (isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0):
-            raise ConfigError(f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for one message a parameter, or None for one in all")
+            raise ConfigError(
+                f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for a message for each parameter, None for one message"
+            )
 
     @property
     def state_type(self) -> type[DeARState]:
@@ -61,7 +63,7 @@ class DeAR(CollectiveAlgorithm):
         return True
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
-        """The first step sends half of what the others do."""
+        """None: the first step sends half of what the others send."""
 
     @property
     def symmetric(self) -> bool:
@@ -81,18 +83,18 @@ class DeAR(CollectiveAlgorithm):
         yield from _update_all((yield from self._gather(due)))
 
     def _scatter(self, begun: list[Gradient], bucket: Gradient) -> Program:
-        """Sum this rank's block of a bucket. Answers nothing: the gradient itself is kept, so that a checkpoint holds it whole."""
+        """Sum this rank's block of a bucket. Return nothing: the gradient itself is kept, so a checkpoint contains all of it."""
         begun.append(bucket)
         return _silent(ReduceScatter(bucket, self.collective))
 
     def _gather(self, due: DeARState | None) -> Program:
-        """Start to spread the sums, first what forward needs first; answers the buckets' tickets, by number."""
+        """Start to distribute the sums, in the order in which forward needs them. Return the buckets' tickets, by number."""
         arriving: dict[int, Ticket] = {}
         if due is not None:
             for bucket in reversed(range(len(due.scattered))):  # the last bucket holds the first layers
-                # An error is raised here. Forward cannot begin before the reduce-scatter that was begun last, which comes first.
+                # Its error is raised here. The last bucket is first, because forward needs it first.
                 yield Wait(due.scattered[bucket])
-                arriving[bucket] = yield Start(AllGather(due.gradient.part(bucket), self.collective))
+                arriving[bucket] = yield Start(AllGather(due.gradient.bucket_view(bucket), self.collective))
         return arriving
 
 
@@ -107,6 +109,6 @@ def _update(arriving: dict[int, Ticket], bucket: int) -> Program:
 
 
 def _update_all(arriving: dict[int, Ticket]) -> Program:
-    """The buckets that forward did not ask for."""
+    """Update the buckets that forward did not need."""
     for bucket in list(arriving):
         yield from _update(arriving, bucket)

@@ -19,26 +19,26 @@ class ApplyOrder(StrEnum):
     """When the buckets' updates are applied."""
 
     ALL = "all"  # B1: wait for every bucket, then one step of the whole optimizer
-    BACKWARD = "backward"  # B2: in the order backward finished them
-    ANY = "any"  # B3: whichever bucket has arrived
+    BACKWARD = "backward"  # B2: in the order of backward
+    ANY = "any"  # B3: in the order of arrival
 
 
 class SendOrder(StrEnum):
     """Which bucket's messages go first."""
 
     READY = "ready"  # in the order in which backward finishes them
-    PRIORITY = "priority"  # those of the front layers, which the next forward needs first, overtake
+    PRIORITY = "priority"  # the first layers first, because the next forward needs them first
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerwiseSGD(CollectiveAlgorithm):
-    """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   all-reduce of bucket l under the backward of buckets l+1, l+2, ...
+    """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   all-reduce of bucket l during the backward of buckets l+1, l+2, ...
 
-    The same update as `SynchronousSGD`, bit-identical where the sum is taken in rank order; only backward can hide
-    communication. Staleness 0. `bucket_bytes=0` is the paper's one message a parameter; one bucket is SynchronousSGD.
-    With `lanes` the all-reduces of that many buckets run side by side, bucket b on lane b mod `lanes`. By `"priority"`
-    all do, and of those that could send, the bucket that forward needs first does.
+    The same update as `SynchronousSGD`, bit-identical if sums are taken in rank order. Only backward can hide communication.
+    Staleness 0. `bucket_bytes=0` is the paper's one message for each parameter; one bucket is SynchronousSGD. With `lanes`, that many
+    all-reduces run at the same time, bucket b on lane b mod `lanes`. With `"priority"` each bucket has its own lane, and the bucket
+    that forward needs first sends first.
 
     Paper: daily2016leveraging, section 4.2; its layer-wise and task-wise orders. Priority: jayarajan2019priority.
     """
@@ -60,16 +60,18 @@ class LayerwiseSGD(CollectiveAlgorithm):
             raise ConfigError(f"order={self.order!r}: choose one of {', '.join(SendOrder)}")
         check_collective(self.collective)
         if self.bucket_bytes is not None and not (isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0):
-            raise ConfigError(f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for one message a parameter, or None for one in all")
+            raise ConfigError(
+                f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for a message for each parameter, None for one message"
+            )
         if not isinstance(self.lanes, int) or self.lanes < 1:
-            raise ConfigError(f"lanes={self.lanes}: how many buckets travel side by side, 1 or more")
+            raise ConfigError(f"lanes={self.lanes}: give the number of buckets that are summed at the same time, 1 or more")
         if self.order == SendOrder.PRIORITY and self.collective.calls_library:
             raise ConfigError(
-                f"order='priority' decides whose message goes next, and {self.collective} may use the library's own all-reduce, "
+                f"order='priority' chooses the next message to send, and {self.collective} may use the library's own all-reduce, "
                 "which is one piece: use Ring()"
             )
         if self.order == SendOrder.PRIORITY and self.lanes != 1:
-            raise ConfigError(f"lanes={self.lanes} with order='priority': there every bucket has a lane of its own, so leave lanes at 1")
+            raise ConfigError(f"lanes={self.lanes} with order='priority': with it each bucket has its own lane, so leave lanes at 1")
 
     @property
     def applies_buckets(self) -> bool:
@@ -104,7 +106,7 @@ class LayerwiseSGD(CollectiveAlgorithm):
             yield EndStep(step)
 
     def _begin(self, bucket: Gradient) -> Request:
-        """What to begin on a bucket whose gradients are final."""
+        """Return what to start when the gradients of a bucket are final."""
         work, number = AllReduce(bucket, self.collective), bucket.bucket or 0
         if self.order == SendOrder.PRIORITY:
             return Start(work, lane=FREE, priority=len(bucket.layout.buckets) - 1 - number)  # the last bucket holds the first layers

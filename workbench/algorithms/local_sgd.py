@@ -1,4 +1,4 @@
-"""Local SGD: every rank steps alone and the parameters are averaged now and then."""
+"""Local SGD: each rank takes steps alone, and the parameters are averaged from time to time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class LocalSGD(CollectiveAlgorithm):
     """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]),   and w_i[t+1] = mean_j w_j[t+1] after every H-th step
 
     Post-local SGD: the first `after` steps are those of `SynchronousSGD`, and local ones are counted from there. Momentum
-    stays with its rank and is not averaged. Every rank has the same weight, whatever its samples. With every=1, plain SGD and
-    full batches it is `SynchronousSGD` up to rounding. The end of a run averages, wherever it falls. Staleness 0 (of a
-    rank's own updates); one parameter vector while averaging. Parameters are averaged without loss; see `DiLoCo` for compression.
+    stays with its rank and is not averaged. Every rank has the same weight, for any number of samples. With every=1, plain SGD and
+    full batches it is `SynchronousSGD` up to rounding. The run's last step always averages. Staleness 0 (of a rank's own updates);
+    one parameter vector while averaging. Parameters are averaged without loss; see `DiLoCo` for compression.
 
     Paper: stich2018local, Alg. 1; lin2018postlocal (post-local).
     """
@@ -40,14 +40,14 @@ class LocalSGD(CollectiveAlgorithm):
     def __post_init__(self) -> None:
         check_collective(self.collective)
         if not isinstance(self.every, int) or self.every < 1:
-            raise ConfigError(f"every={self.every}: average after so many steps, 1 or more")
+            raise ConfigError(f"every={self.every}: give the number of steps between averages, 1 or more")
         if not isinstance(self.after, int) or self.after < 0:
-            raise ConfigError(f"after={self.after}: how many steps are synchronous at first, 0 or more")
+            raise ConfigError(f"after={self.after}: give the number of synchronous steps at the beginning, 0 or more")
         if self.collective.exact != self.collective:
             raise ConfigError(
-                f"LocalSGD averages parameters, and {self.collective} loses part of what it sums: to average differences from a "
+                f"LocalSGD averages parameters, and {self.collective} loses part of the sum: to average differences from a "
                 f"common anchor, which may be compressed, use DiLoCo(every={self.every}, outer_lr=1.0, outer_momentum=0.0, "
-                f"nesterov=False, collective={self.collective}); else use {self.collective.exact}"
+                f"nesterov=False, collective={self.collective}); otherwise use {self.collective.exact}"
             )
 
     @property
@@ -56,11 +56,11 @@ class LocalSGD(CollectiveAlgorithm):
 
     @property
     def elasticity(self) -> Elasticity:
-        """To the mean of those that remain, as after every H-th step."""
+        """The remaining ranks continue from their mean, as after every H-th step."""
         return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
-        """Most steps send nothing."""
+        """Return None: most steps send nothing."""
 
     def worker(self, ctx: Context) -> Program:
         num_done = ctx.first_step
@@ -80,4 +80,4 @@ class LocalSGD(CollectiveAlgorithm):
     def _average(self) -> Program:
         packed = yield PackParameters()
         total = yield AllReduce(packed, self.collective)
-        yield UnpackParameters(total)  # the tail has summed the weights, one a rank
+        yield UnpackParameters(total)  # divides by the summed weights in the tail, 1 for each rank

@@ -1,4 +1,4 @@
-"""No communication: every rank trains alone. What an algorithm would reach if messages were free and instant."""
+"""No communication: each rank trains alone. Shows what an algorithm would reach if messages took no time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCommunication(Algorithm):
-    """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]) on each rank i for itself
+    """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]) on each rank i, without messages
 
-    The same compute as `SynchronousSGD` and no sum: the upper bound of every algorithm's throughput. The replicas go apart,
-    so its accuracy is that of one worker with its share of the data, and says nothing of a cluster. With one worker it is
+    The same compute as `SynchronousSGD` and no sum: the upper bound of every algorithm's throughput. The replicas drift apart,
+    so its accuracy is that of one worker with its share of the data, and says nothing about a cluster. With one worker it is
     `SynchronousSGD`. Staleness 0; no memory.
 
     Paper: daily2016leveraging, section 5 ("no comm").
@@ -34,7 +34,7 @@ class NoCommunication(Algorithm):
 
     @property
     def elasticity(self) -> Elasticity:
-        """Nobody waits for anybody."""
+        """No rank waits for another."""
         return Elasticity.LOSES_WORKERS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:

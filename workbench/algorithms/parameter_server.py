@@ -1,8 +1,8 @@
 """Parameter servers: the base of the algorithms that have them, and both sides of an exchange.
 
-The gradient is cut into `shards` buckets, each of which has a server. A worker pushes a shard of its gradient, with the version
-of the parameters it was taken at. The server answers with that shard's parameters and their version, in the order in which pushes
-arrive. Servers are ranks of their own after the workers, or run next to the workers of the first ranks.
+The gradient is cut into `shards` buckets, and each has a server. A worker pushes a shard of its gradient, with the version of the
+parameters from which it was computed. The server replies with that shard's parameters and their version, in the order in which
+pushes arrive. Servers are separate ranks after the workers, or run next to the workers of the first ranks.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from workbench.ops import (
     Ticket,
     UnpackParameters,
     Wait,
+    WaitAny,
 )
 from workbench.program import Algorithm, Context, Elasticity, Replicas
 
 REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
 STAMP_BYTES = 8
 LAST = FINAL = 1  # a worker's last push; a server's last reply
-NO_GRADIENT = 2  # of a worker's only push: it has no step to take, and this is no gradient
-DROPPED = 2  # of a reply: the push that this answers came too late
+NO_GRADIENT = 2  # of a worker's only push, if it has no step to take: the message is no gradient
+DROPPED = 2  # of a reply: the push came too late
 LATE = frozenset((DROPPED, FINAL | DROPPED))
 
 
 def stamp_of(version: int, flags: int = 0) -> int:
-    """A version and flags as one number.
+    """Return a version and flags as one number.
 
     >>> stamp_of(7, DROPPED), split(stamp_of(7, DROPPED))
     (30, (7, 2))
@@ -55,13 +56,13 @@ def stamp_of(version: int, flags: int = 0) -> int:
 
 
 def split(stamp: int) -> tuple[int, int]:
-    """The version and flags of a stamp."""
+    """Return the version and flags of a stamp."""
     return divmod(stamp, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAlgorithm(Algorithm, ABC):
-    """An algorithm whose parameters live on servers.
+    """An algorithm with its parameters on servers.
 
     Attributes:
         shards: M, parts of the parameters, each with a server; a parameter is not split, so there may be fewer.
@@ -97,11 +98,11 @@ class ServerAlgorithm(Algorithm, ABC):
     def check(self, num_ranks: int) -> None:
         if self.dedicated and num_ranks <= self.shards:
             raise ConfigError(
-                f"{self.shards} dedicated servers on {num_ranks} ranks leave nobody to compute: start more ranks, or use dedicated=False"
+                f"{self.shards} dedicated servers on {num_ranks} ranks leave no rank to compute: start more ranks, or use dedicated=False"
             )
 
     def server_of(self, shard: int, num_ranks: int) -> int:
-        """The rank that serves a shard."""
+        """Return the rank that serves a shard."""
         return num_ranks - self.shards + shard if self.dedicated else shard % num_ranks
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
@@ -118,23 +119,23 @@ class ServerAlgorithm(Algorithm, ABC):
         return Elasticity.LOSES_WORKERS
 
     def can_lose(self, rank: int, num_ranks: int) -> bool:
-        """A worker that serves no shard: only its server has a shard's parameters."""
+        """True for a worker that serves no shard: only its server has a shard's parameters."""
         serves = any(self.server_of(shard, num_ranks) == rank for shard in range(self.shards))
         return 0 < rank < self.num_computing(num_ranks) and not serves
 
     @abstractmethod
     def serve(self, ctx: Context, shard: int) -> Program:
-        """The program of one shard's server."""
+        """Run one shard's server."""
 
     @abstractmethod
     def work(self, ctx: Context) -> Program:
-        """The program of one worker."""
+        """Run one worker."""
 
     def worker(self, ctx: Context) -> Program:
         assert ctx.layout is not None
         mine = [piece.index for piece in ctx.layout.buckets if self.server_of(piece.index, ctx.num_workers) == ctx.rank]
         if ctx.rank >= self.num_computing(ctx.num_workers):
-            for shard in mine:  # one, or none where there are fewer parameters than servers
+            for shard in mine:  # one, or none if there are fewer parameters than servers
                 yield from self.serve(ctx, shard)
             return
         serving = []
@@ -150,7 +151,7 @@ class WorkerPort:
     """A worker's side of an exchange: pushes gradients, pulls parameters. A local variable of the worker's program.
 
     Args:
-        clip_norm: of the whole gradient, at most; None for no limit.
+        clip_norm: limit of the whole gradient's norm; None for no limit.
     """
 
     def __init__(self, algorithm: ServerAlgorithm, ctx: Context, clip_norm: float | None = None) -> None:
@@ -192,7 +193,7 @@ class WorkerPort:
                 yield Local("sum", gradient.message_bytes, lambda: clip(gradient, clip_norm))
             sending = []
             for shard in versions:
-                sending.append((yield Start(push(gradient.part(shard)))))
+                sending.append((yield Start(push(gradient.bucket_view(shard)))))
         replies: dict[int, int] = {}
         for shard in versions:
             message = yield self._replies[shard]
@@ -205,7 +206,7 @@ class WorkerPort:
 
 
 def take_steps(algorithm: ServerAlgorithm, ctx: Context, clip_norm: float | None = None) -> Program:
-    """A worker that takes every step of the run: push, pull, end the step."""
+    """Run a worker that takes every step of the run: push, pull, end the step."""
     port, versions = WorkerPort(algorithm, ctx, clip_norm), fresh(ctx)
     for step in ctx.steps():
         replies = yield from port.push_pull(step, versions, LAST * ctx.is_last(step))
@@ -215,7 +216,7 @@ def take_steps(algorithm: ServerAlgorithm, ctx: Context, clip_norm: float | None
 
 
 def _leave(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -> Program:
-    """The end of a worker that had taken all its steps when the run was stopped.
+    """End a worker that had taken all its steps when the run was stopped.
 
     Servers wait for its last push, and it waits for the last parameters.
     """
@@ -239,6 +240,7 @@ class ServerPort:
         assert ctx.layout is not None
         self.layout, self.shard = ctx.layout, shard
         self.num_workers = algorithm.num_computing(ctx.num_workers)  # without workers that left before their last push
+        self._posted: Ticket | None = None  # of a receive that no push has answered
         self._next_push = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True, departures=True)
         self._sending: dict[int, Ticket] = {}
         self._gone: set[int] = set()
@@ -247,18 +249,27 @@ class ServerPort:
         self._version = 0  # the newest that was sent
 
     def open(self) -> Program:
-        """The shard's version at the beginning: its number of updates, in a resumed run with those before the stop."""
+        """Set the first version of the shard: its number of updates, those before a stop included."""
         return (yield from self.parameters()).version
 
     def parameters(self) -> Program:
-        """The shard's parameters at the beginning, with that version."""
-        packed = yield PackParameters(self.shard, master=True)
+        """Return the shard's first parameters, with that version."""
+        packed = yield PackParameters(self.shard, server_copy=True)
         self._version = packed.version
         return packed
 
     def next_push(self) -> Recv:
-        """The request for the next push of any worker; the answer may be that a worker has left (`departed`)."""
+        """Return the request for the next push of any worker. Its answer may be that a worker has left (`departed`)."""
         return self._next_push
+
+    def next_push_within(self, timeout_s: float | None) -> Program:
+        """The answer to that request; None if there is none after `timeout_s`. The receive is then left to the next call."""
+        self._posted = self._posted or (yield Start(self._next_push))
+        found = yield WaitAny((self._posted,), timeout_s=timeout_s)
+        if found is None:
+            return None
+        self._posted = None
+        return found[1]
 
     def departed(self, message: Message | PeerLeft, ended: Container[int] = ()) -> TypeGuard[PeerLeft]:
         """Return True if a worker has left. `ended`: the workers that have sent their last push."""
@@ -269,14 +280,14 @@ class ServerPort:
         return True
 
     def at_most(self, quorum: int, of: Sequence[tuple[int, int]]) -> int:
-        """The quorum, or fewer where workers have left: those that remain, and those whose gradients are in `of`."""
+        """Return the quorum, or fewer if workers have left: the remaining ones, and those with gradients in `of`."""
         return quorum if not self._gone else min(quorum, self.num_workers + sum(source in self._gone for source, _ in of))
 
     def read(self, message: Message) -> tuple[Gradient, int]:
-        """(the gradient of a push, with the version of the parameters it was taken at; flags).
+        """Return (the gradient of a push, with the version of the parameters from which it was computed; flags).
 
         Raises:
-            RankMismatch: no worker of this algorithm can have sent this push now.
+            RankMismatch: no worker of this algorithm can send this push now.
         """
         version, flags = divmod(message.stamp, 4)
         if version > self._version or flags == NO_GRADIENT or message.source in self._ended or message.source not in self._workers:
@@ -291,29 +302,29 @@ class ServerPort:
         elif source in self._ended:
             what = "after its last one"
         elif flags == NO_GRADIENT:
-            what = f"with flags {flags}, which nobody sends"
+            what = f"with flags {flags}, which no worker sends"
         else:
-            what = f"taken at version {version}, and the newest is {self._version}"
+            what = f"computed at version {version}, but the newest is {self._version}"
         return f"rank {source} pushed a gradient of shard {self.shard} {what}: run one version of workbench and one algorithm on all ranks"
 
     def reply(self, source: int, version: int, flags: int = 0) -> Program:
-        """Send the shard's present parameters in the background, so that a slow worker delays no other. Returns them."""
+        """Send the shard's present parameters in the background, so a slow worker delays no other. Return them."""
         self._version = version
         before = self._sending.get(source)
         if before is not None and not before.done:
             yield Wait(before)  # the worker has pushed since, so it had received this
-        packed = yield PackParameters(self.shard, master=True)
+        packed = yield PackParameters(self.shard, server_copy=True)
         self._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags)))
         return packed
 
     def close(self) -> Program:
-        """Until every reply has been received."""
+        """Wait until every reply has been received."""
         for ticket in self._sending.values():
             yield Wait(ticket)
 
 
 def like_of(layout: Layout, shard: int) -> Tensor:
-    """The size and dtype of a shard's messages."""
+    """Return the size and dtype of a shard's messages."""
     piece = layout.buckets[shard]
     return torch.empty(piece.stop - piece.start, dtype=layout.dtype, device=layout.device)
 
@@ -328,32 +339,32 @@ def clip(gradient: Gradient, norm: float) -> None:
 
 
 def body_of(gradient: Gradient) -> Tensor:
-    """A shard's values without its tail; shares memory."""
+    """Return a shard's values without its tail; they share memory."""
     assert gradient.bucket is not None
     piece = gradient.layout.buckets[gradient.bucket]
     return gradient.flat[: piece.tail - piece.start]
 
 
 def add(total: Gradient, other: Gradient) -> Local:
-    """The request that sums two pushes, tails too."""
+    """Return the request that sums two pushes, tails included."""
     return Local("sum", other.message_bytes, lambda: total.flat.add_(other.flat))
 
 
 def check_positive(name: str, value: Any, kinds: type | tuple[type, ...], least: float, what: str) -> None:
-    """Raise `ConfigError` unless a setting is a number of at least that."""
-    if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number by then
+    """Raise `ConfigError` unless a setting is a number and at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number here
         raise ConfigError(f"{name}={value!r}: {what}")
 
 
 def ended(versions: dict[int, int], replies: dict[int, int]) -> None:
-    """Take the shards whose last reply this was out of `versions`."""
+    """Remove from `versions` the shards with a final reply: their servers have ended."""
     for shard, flags in replies.items():
         if flags & FINAL:
             del versions[shard]
 
 
 def fresh(ctx: Context) -> dict[int, int]:
-    """shard -> version that a worker begins with: 0, or that of the last reply before the run was stopped."""
+    """Return shard -> a worker's first version: 0, or that of the last reply before the run was stopped."""
     assert ctx.layout is not None
     known = ctx.resumed or (0,) * len(ctx.layout.buckets)
     return {piece.index: version for piece, version in zip(ctx.layout.buckets, known, strict=True)}

@@ -132,41 +132,41 @@ class PartialAllReduce(CollectiveAlgorithm):
         assert ctx.layout is not None
         on_host = ctx.layout.device.type == "cuda"  # a token from a GPU would wait for the work that it was given before
         token = torch.zeros(1, dtype=torch.uint8, device="cpu" if on_host else ctx.layout.device)
-        box = _Box(waiting=deque(ctx.resumed or ()))
-        ctx.unused = box.unused if ctx.may_shrink else None
-        tasks = [(yield Start(self._rounds(ctx, ctx.num_steps, box, token), lane=FREE, shares_tags=True))]
+        shared = _SharedGradients(waiting=deque(ctx.resumed or ()))
+        ctx.unused = shared.unused if ctx.may_shrink else None
+        tasks = [(yield Start(self._rounds(ctx, ctx.num_steps, shared, token), lane=FREE, shares_tags=True))]
         if ctx.rank == 0:
             tasks.append((yield Start(self._coordinate(ctx, ctx.num_steps, token), lane=FREE, shares_tags=True)))
         step = ctx.first_step  # the round to come
         while step < ctx.num_steps:
             begun = step
-            box.waiting.append((yield Backward(begun)))
-            if not box.done:  # its round has not taken place without it
+            shared.waiting.append((yield Backward(begun)))
+            if not shared.done:  # its round has not taken place without it
                 yield Send(0, token, tag=READY, stamp=begun)
-            while step == begun or box.done:
+            while step == begun or shared.done:
                 yield Recv(ctx.rank, like=token, tag=DONE)
-                unused = bool(box.waiting) and step + len(box.done) == ctx.num_steps  # no round is left to use it
-                yield from _apply(box.done.popleft())
-                box.settle(step)
-                yield EndStep(step, state=tuple(box.waiting), dropped=unused if step == begun else True)
+                unused = bool(shared.waiting) and step + len(shared.done) == ctx.num_steps  # no round is left to use it
+                yield from _apply(shared.done.popleft())
+                shared.settle(step)
+                yield EndStep(step, state=tuple(shared.waiting), dropped=unused if step == begun else True)
                 step += 1
         yield Send(0, token, tag=READY, stamp=ctx.num_steps)
         for ticket in tasks:
             yield Wait(ticket)
-        while box.waiting:
-            yield Discard(box.waiting.popleft())
+        while shared.waiting:
+            yield Discard(shared.waiting.popleft())
 
-    def _rounds(self, ctx: Context, num_steps: int, box: _Box, token: Tensor) -> Program:
+    def _rounds(self, ctx: Context, num_steps: int, shared: _SharedGradients, token: Tensor) -> Program:
         """One all-reduce a round, with whatever this rank then has."""
         notices: list[Ticket] = []
         for number in range(ctx.first_step, num_steps):
             yield Recv(0, like=token, tag=GO)
-            mine = [box.waiting.popleft() for _ in range(len(box.waiting))]
+            mine = [shared.waiting.popleft() for _ in range(len(shared.waiting))]
             merged = _merged(ctx, mine, number)
             if mine and ctx.may_shrink:
-                box.keep(number, merged)
+                shared.keep(number, merged)
             total = yield AllReduce(merged, self.collective)
-            box.done.append(_Round(total, tuple((ctx.rank, one.version) for one in mine), mine[1:]))
+            shared.done.append(_Round(total, tuple((ctx.rank, one.version) for one in mine), mine[1:]))
             notices.append((yield Start(Send(ctx.rank, token, tag=DONE))))
         for ticket in notices:
             yield Wait(ticket)
@@ -199,7 +199,7 @@ class _Round:
 
 @final
 @dataclass(slots=True)
-class _Box:
+class _SharedGradients:
     """What a rank's worker and its rounds share: gradients to be summed, and sums to be applied.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Pipe-SGD: the all-reduce of one step runs under the next steps' compute; gradients arrive K - 1 updates late."""
+"""Pipe-SGD: the all-reduce of one step runs during the next steps' compute; gradients are applied K - 1 updates late."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class FirstSteps(StrEnum):
     """What is applied in the K - 1 steps in which the pipeline fills and no gradient has arrived."""
 
     ZERO = "zero"  # nothing
-    DUPLICATE = "duplicate"  # the last gradient that was waited for, once more a step
+    DUPLICATE = "duplicate"  # the last gradient, once more in each step
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeState(State):
-    """Between two steps: the all-reduces in flight, oldest first, and the gradient to apply again while the pipeline fills."""
+    """The state between two steps: the all-reduces in flight, oldest first, and the gradient to repeat while the pipeline fills."""
 
     in_flight: tuple[Ticket, ...] = ()
     spare: Gradient | None = None
@@ -36,23 +36,23 @@ class PipeState(State):
 class PipeSGD(CollectiveAlgorithm):
     """w[t] = w[t-1] - lr * mean_i g_i(w[t-K])
 
-    The gradient of index s is taken at w[s], so K = 1 is `SynchronousSGD` and the staleness is K - 1. The first
-    `warmup_steps` steps have width 1. While the pipeline then fills, nothing is applied (`first="zero"`); or
-    (`"duplicate"`) the last gradient of the warm-up, which is at least the first step, is applied K - 1 times again, so
-    that every step takes an update. After the last step the K - 1 gradients still in flight are applied: every gradient
-    is used. K gradient buffers, and one more while duplicates are applied. All-reduces go one after the other on one lane,
-    or side by side on as many as `lanes`: d of them are the d communication threads of the paper's AGD(d). What a collective
-    remembers (error feedback, PowerSGD) is each lane's own.
+    Gradient s is computed from w[s], so K = 1 is `SynchronousSGD`, and the staleness is K - 1. The first `warmup_steps` steps have
+    width 1. Then the pipeline fills: nothing is applied (`first="zero"`), or the last gradient of the warm-up (of at least one step) is
+    applied K - 1 times again (`"duplicate"`), so every step has an update. After the last step the K - 1 gradients in flight are
+    applied: every gradient is used. K gradient buffers, and one more while duplicates are applied.
+
+    All-reduces run one after the other on one lane, or at the same time on `lanes` lanes. d lanes are the d communication threads of
+    the paper's AGD(d). Each lane keeps its own memory of the collective (error feedback, PowerSGD).
 
     Paper: li2018pipesgd, Alg. 1 (K = 2 recommended); daily2016leveraging, section 4.3, calls K = d + 1 AGD(d): `DelayedSGD`.
-    Duplicates are how BytePS primes its pipeline.
+    BytePS fills its pipeline with duplicates.
     """
 
     width: int = 2  # K, iterations in flight
     warmup_steps: int = 0
     first: FirstSteps = FirstSteps.ZERO
     collective: Collective = Native()
-    lanes: int = 1  # all-reduces side by side
+    lanes: int = 1  # all-reduces at the same time
 
     card: ClassVar[Card] = Card(
         paper="li2018pipesgd, Alg. 1; daily2016leveraging, section 4.3",
@@ -66,9 +66,9 @@ class PipeSGD(CollectiveAlgorithm):
         if not isinstance(self.width, int) or self.width < 1:
             raise ConfigError(f"width={self.width}: Pipe-SGD needs a whole width of at least 1 (1 is synchronous, 2 is the paper's choice)")
         if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
-            raise ConfigError(f"warmup_steps={self.warmup_steps}: how many steps are synchronous at first, 0 or more")
+            raise ConfigError(f"warmup_steps={self.warmup_steps}: give the number of synchronous steps at the beginning, 0 or more")
         if not isinstance(self.lanes, int) or self.lanes < 1:
-            raise ConfigError(f"lanes={self.lanes}: how many all-reduces go side by side, 1 or more")
+            raise ConfigError(f"lanes={self.lanes}: give the number of all-reduces at the same time, 1 or more")
         if self.first not in list(FirstSteps):
             raise ConfigError(f"first={self.first!r}: choose one of {', '.join(FirstSteps)}")
 
@@ -99,7 +99,7 @@ class PipeSGD(CollectiveAlgorithm):
             lane = step % self.lanes
             in_flight.append((yield Start(AllReduce(gradient, self.collective, lane), lane=lane)))
             filling = len(in_flight) < self.width and step >= num_synchronous
-            while len(in_flight) >= (1 if step < num_synchronous else self.width):  # `while`: resumed with a smaller width, more are due
+            while len(in_flight) >= (1 if step < num_synchronous else self.width):  # `while`: resumed with less width, several are due
                 total = yield Wait(in_flight.popleft())
                 if duplicates and step == num_synchronous - 1:
                     spare = total.copy()  # `Apply` consumes its gradient
@@ -121,7 +121,7 @@ def DelayedSGD(  # noqa: N802 - the paper's other name of a class
 ) -> PipeSGD:
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]): AGD with a fixed delay d, which is `PipeSGD(width=d + 1)`.
 
-    The paper's has `lanes=delay`, a communication thread for each step of delay.
+    The paper's AGD has `lanes=delay`, a communication thread for each step of delay.
 
     Paper: daily2016leveraging, section 4.3.
 

@@ -1,15 +1,90 @@
-"""How many gradients to wait for: arrival times, gradient noise, and the number that makes the most of its time."""
+"""How many gradients an update of `BackupSGD` waits for: always the same number, or one chosen from arrival times and gradient noise.
+
+A quorum's `size` is the number for the present update. The server reports to it what arrives and what it answers.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import final
 
 import numpy as np
 from torch import Tensor
 
+from workbench.algorithms.parameter_server import body_of
+from workbench.gradients import Gradient
+from workbench.ops import Local, Program
+
 MEMORY = 20  # rounds that count
+
+
+@final
+class FixedQuorum:
+    """N gradients for every update. It uses no report."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def arrived(self, worker: int, now_s: float) -> None:
+        pass
+
+    def accepted(self, gradient: Gradient) -> Program:
+        yield from ()
+
+    def complete(self, total: Gradient, count: int) -> None:
+        pass
+
+    def answered(self, worker: int, now_s: float) -> None:
+        pass
+
+    def left(self, worker: int) -> None:
+        pass
+
+
+@final
+class OnlineQuorum:
+    """The N of least expected time to a goal, chosen anew for each update; all workers while times or noise are unknown.
+
+    Args:
+        num_workers: p.
+        noise_scale: S; None to measure it.
+        now_s: when all workers begin.
+    """
+
+    def __init__(self, num_workers: int, noise_scale: float | None, now_s: float) -> None:
+        self.size = num_workers
+        self._num_workers = num_workers
+        self._measures = noise_scale is None
+        self._times, self._noise = ArrivalTimes(num_workers), NoiseScale(noise_scale)
+        self._answered = dict.fromkeys(range(num_workers), now_s)
+
+    def arrived(self, worker: int, now_s: float) -> None:
+        """A worker's gradient has arrived, late or not."""
+        self._times.add(worker, now_s - self._answered[worker])
+
+    def accepted(self, gradient: Gradient) -> Program:
+        """That gradient is one of the present update."""
+        if self._measures:
+            yield Local("sum", gradient.message_bytes, partial(self._noise.add, body_of(gradient)))
+
+    def complete(self, total: Gradient, count: int) -> None:
+        """The present update is complete, with the sum of `count` gradients: choose N for the next."""
+        self._noise.close(body_of(total), count)
+        times = self._times.means()
+        self.size = self._num_workers if times is None else best_quorum(times, self._noise.value())
+        if self._measures:  # noise is measured between gradients: after a single one, nothing would be measured again
+            self.size = min(max(self.size, 2), self._num_workers)
+
+    def answered(self, worker: int, now_s: float) -> None:
+        """A worker was sent parameters, from which it takes its next gradient."""
+        self._answered[worker] = now_s
+
+    def left(self, worker: int) -> None:
+        """A worker has left."""
+        self._num_workers -= 1
+        self._times.forget(worker)
 
 
 @final

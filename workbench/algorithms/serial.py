@@ -1,4 +1,4 @@
-"""One worker, with or without late gradients: what accuracy is measured against."""
+"""One worker, with or without delayed gradients: the reference for accuracy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.program import Algorithm, Card, Context
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SerialState(State):
-    """Between two steps: the gradients that wait, oldest first."""
+    """The state between two steps: the gradients that wait, oldest first."""
 
     waiting: tuple[Gradient, ...] = ()
 
@@ -25,8 +25,8 @@ class SerialState(State):
 class SerialSGD(Algorithm):
     """w[t+1] = w[t] - lr * g(w[t-d])
 
-    One worker. The last d gradients wait in a first-in-first-out queue; nothing is applied in the first d steps, and those
-    left at the end are applied then. With the whole batch it is what `PipeSGD(width=d + 1)` does on p workers; d = 0 is
+    One worker. The last d gradients wait in a first-in-first-out queue. In the first d steps nothing is applied; the d gradients that
+    are left at the end are applied then. With the whole batch it is what `PipeSGD(width=d + 1)` does on p workers; d = 0 is
     plain SGD. Staleness d; d + 1 gradient buffers.
 
     Paper: daily2016leveraging, section 5 (serial); langford2009slow (delayed SGD).

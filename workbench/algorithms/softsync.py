@@ -1,4 +1,4 @@
-"""n-softsync: a server updates once for every p/n gradients, each weighed down by its staleness."""
+"""n-softsync: a server updates once for every p/n gradients, each divided by its staleness."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from workbench.program import Card, Context
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoftsyncSGD(ServerAlgorithm):
-    """w[t+1] = w[t] - lr * (1/c) sum_{i of c} g_i / max(1, tau_i),   c = floor(p / n) gradients, whoever's come first
+    """w[t+1] = w[t] - lr * (1/c) sum_{i of c} g_i / max(1, tau_i),   the first c = floor(p / n) gradients of any workers
 
-    A worker is answered at once, with whatever the parameters are, so that nobody waits; tau_i is the gradient's own
-    staleness, about n. `splits=1` updates once for every p gradients (not synchronous SGD: a quick worker may be in one
-    twice), `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. A rest of gradients at the end
-    makes one last update.
+    A worker gets the present parameters at once, so no worker waits. tau_i is the gradient's own staleness, about n. `splits=1`
+    updates once for every p gradients. (That is not synchronous SGD: one update may have two gradients of a fast worker.)
+    `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. The gradients that are left at the end make one
+    last update.
 
     Args:
         splits: n, updates for every p gradients.
@@ -83,7 +83,7 @@ class SoftsyncSGD(ServerAlgorithm):
                 last.append(message.source)
             group = max(1, port.num_workers // self.splits)
             if total is not None and (len(of) >= group or len(last) == port.num_workers):
-                yield Apply(total, master=True, of=tuple(of))
+                yield Apply(total, server_copy=True, of=tuple(of))
                 version += 1
                 of, total = [], None
             if not left and not flags & LAST:

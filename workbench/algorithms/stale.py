@@ -1,4 +1,4 @@
-"""Injected staleness: synchronous SGD whose gradients are taken at parameters of some updates ago."""
+"""Injected staleness: synchronous SGD with gradients from parameters of some updates ago."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workbench.rng import generator
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleState(State):
-    """Between two steps: the last vectors of parameters, the newest last."""
+    """The state between two steps: the last parameter vectors, the newest last."""
 
     history: tuple[Tensor, ...] = ()
 
@@ -30,12 +30,11 @@ class StaleState(State):
 class StaleSGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_t,i(w[t - s_t]),   s_t <= t drawn from `staleness`, the same on all ranks
 
-    What staleness does to training, apart from what causes it: no gradient is late, so every minibatch is used once, in
-    its order, and nothing is in flight after the last step. In the first `ramp_steps` steps s_t is scaled down: step t has
-    t / ramp_steps of what was drawn, rounded down. `Constant(0)` is `SynchronousSGD`. `Constant(d)` delays by d as
-    `PipeSGD(width=d + 1)` does, but takes an update in each of the first d steps too, where Pipe-SGD waits. Parameters
-    alone are set back, not a module's other state (BatchNorm's statistics). One vector of parameters for each update of
-    the longest staleness there is.
+    This shows the effect of staleness apart from its causes: no gradient is late, so each minibatch is used once, in order, and
+    nothing is in flight after the last step. In the first `ramp_steps` steps s_t is scaled: step t has t / ramp_steps of the drawn
+    number, rounded down. `Constant(0)` is `SynchronousSGD`. `Constant(d)` delays by d as `PipeSGD(width=d + 1)` does, but also
+    updates in each of the first d steps, where Pipe-SGD waits. Only parameters are set back, not other state of a module (BatchNorm's
+    statistics). One parameter vector for each update of the largest staleness.
 
     Paper: chen2016revisiting, section 2 (simulated staleness of a chosen mean, ramped over the first 3 epochs).
     """
@@ -56,7 +55,7 @@ class StaleSGD(CollectiveAlgorithm):
         if not isinstance(self.staleness, Staleness):
             raise ConfigError(f"staleness={self.staleness!r}: give a distribution, such as Constant(4), Uniform(0, 8) or Geometric(20)")
         if not isinstance(self.ramp_steps, int) or self.ramp_steps < 0:
-            raise ConfigError(f"ramp_steps={self.ramp_steps}: over how many steps staleness grows to what is drawn, 0 or more")
+            raise ConfigError(f"ramp_steps={self.ramp_steps}: give the number of steps in which staleness grows, 0 or more")
 
     @property
     def state_type(self) -> type[StaleState]:
@@ -67,7 +66,7 @@ class StaleSGD(CollectiveAlgorithm):
         return self.staleness.longest
 
     def drawn(self, seed: int, step: int) -> int:
-        """s_t, before it is bounded by t."""
+        """Return s_t before it is limited to t."""
         drawn = self.staleness.draw(generator(seed, "staleness", step=step))
         return drawn * step // self.ramp_steps if step < self.ramp_steps else drawn
 
@@ -87,6 +86,6 @@ class StaleSGD(CollectiveAlgorithm):
             gradient = yield Backward(step)
             if late:
                 yield WriteParameters(newest)
-            gradient.version -= late  # where it was taken: what its staleness is counted from
+            gradient.version -= late  # the version from which it was computed
             yield Apply((yield AllReduce(gradient, self.collective)))
             yield EndStep(step, state=StaleState(history=tuple(history)))

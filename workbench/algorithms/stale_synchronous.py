@@ -1,4 +1,4 @@
-"""Stale synchronous parallel SGD: asynchronous, but the fastest worker waits when it is too far ahead of the slowest."""
+"""Stale synchronous parallel SGD: asynchronous, but the fastest worker waits if it is too far ahead of the slowest."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from workbench.program import Card, Context
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleSynchronousSGD(ServerAlgorithm):
-    """w <- w - lr * g_k(w_read)   on any gradient; worker k is answered when   clock_k - min_i clock_i <= bound
+    """w <- w - lr * g_k(w_read)   on any gradient; worker k gets its reply when   clock_k - min_i clock_i <= bound
 
-    A worker's clock is the steps it has taken. Between its read and its push at most 2 bound + 1 pushes of any other are
-    applied, so staleness is at most (p - 1)(2 bound + 1). `bound=0` keeps workers in step: every one waits for all, and
-    each gradient is still an update of its own. One worker is serial SGD. A resumed run counts from where each worker stood.
-    Nobody waits for a worker that has left.
+    A worker's clock is its number of steps. Between a worker's read and its push, at most 2 bound + 1 pushes of any other worker are
+    applied, so staleness is at most (p - 1)(2 bound + 1). With `bound=0` each worker waits for all others at each step, and each
+    gradient is still a separate update. One worker is serial SGD. A resumed run continues with the workers' clocks. No worker waits
+    for one that has left.
 
     Paper: ho2013ssp (SSP); the bounded-staleness baseline that the reviewers of chen2016revisiting ask for.
     """
@@ -41,8 +41,8 @@ class StaleSynchronousSGD(ServerAlgorithm):
     def serve(self, ctx: Context, shard: int) -> Program:
         port = ServerPort(self, ctx, shard)
         version = yield from port.open()
-        clocks = dict.fromkeys(range(port.num_workers), 0)  # of the workers that have not pushed their last
-        counts = Counter(clocks.values())  # clock -> how many of them stand there
+        clocks = dict.fromkeys(range(port.num_workers), 0)  # of the workers that have not sent their last push
+        counts = Counter(clocks.values())  # clock -> number of workers at it
         slowest = 0
         waiting: list[int] = []  # workers that wait for the slowest: all at the clock slowest + bound + 1
         last: dict[int, None] = {}  # in the order of their last pushes
@@ -57,7 +57,7 @@ class StaleSynchronousSGD(ServerAlgorithm):
                 source = message.source
                 gradient, flags = port.read(message)
                 if not flags & NO_GRADIENT:
-                    yield Apply(gradient, master=True, of=((source, gradient.version),))
+                    yield Apply(gradient, server_copy=True, of=((source, gradient.version),))
                     version += 1
                 counts[clocks[source]] -= 1
                 if flags & LAST:
@@ -68,7 +68,7 @@ class StaleSynchronousSGD(ServerAlgorithm):
                     counts[clocks[source]] += 1
                     waiting.append(source)
             before = slowest
-            while clocks and not counts[slowest]:  # clocks only grow, so each is passed once
+            while clocks and not counts[slowest]:  # clocks only grow, so each is passed once at most
                 del counts[slowest]
                 slowest += 1
             released: list[int] = []

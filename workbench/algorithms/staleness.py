@@ -1,4 +1,4 @@
-"""How stale injected gradients are: distributions over whole numbers of updates, written as words on the command line."""
+"""Distributions of injected staleness, in whole numbers of updates, and their notation on the command line."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Staleness(ABC):
     @property
     @abstractmethod
     def longest(self) -> int:
-        """The largest value there is."""
+        """The largest value that it draws."""
 
     @abstractmethod
     def draw(self, numbers: np.random.Generator) -> int:
-        """One value."""
+        """Return one value."""
 
 
 @final
@@ -71,7 +71,7 @@ class Uniform(Staleness):
 @final
 @dataclass(frozen=True, slots=True)
 class Geometric(Staleness):
-    """P(s) = q (1-q)^s with q = 1 / (1 + mean): mostly fresh, sometimes very old. Larger values become `cut`, 8 means if None."""
+    """P(s) = q (1-q)^s with q = 1 / (1 + mean): mostly fresh, sometimes very old. Larger values become `cut` (None: 8 times the mean)."""
 
     mean: float
     cut: int | None = None
@@ -93,7 +93,7 @@ class Geometric(Staleness):
 @final
 @dataclass(frozen=True, slots=True)
 class Empirical(Staleness):
-    """`values` as often as `weights` say, equally often if None: the staleness that a run was measured to have."""
+    """`values` with probabilities in proportion to `weights` (None: equal), such as the measured staleness of a run."""
 
     values: tuple[int, ...]
     weights: tuple[float, ...] | None = None
@@ -136,7 +136,7 @@ _KINDS: dict[str, tuple[str, Callable[[list[str]], Staleness]]] = {
 
 
 def parse_staleness(text: str) -> Staleness:
-    """A distribution as it is written on the command line.
+    """Return a distribution from its notation on the command line.
 
     >>> [parse_staleness(text) for text in ("constant:4", "uniform:0:8")]
     [Constant(updates=4), Uniform(low=0, high=8)]
@@ -144,7 +144,7 @@ def parse_staleness(text: str) -> Staleness:
     [Geometric(mean=20.0, cut=None), Geometric(mean=20.0, cut=50), Empirical(values=(0, 1, 5), weights=(3.0, 2.0, 1.0))]
 
     Raises:
-        ConfigError: no such distribution, or not its numbers.
+        ConfigError: no such distribution, or numbers that it does not take.
     """
     kind, *words = text.strip().lower().split(":")
     if kind not in _KINDS:

@@ -42,12 +42,12 @@ def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
     return np.array(whole)
 
 
-def late_together(workers: int, backups: int, share: float) -> float:
+def share_of_updates_in_time(workers: int, backups: int, share: float) -> float:
     """Return how often all but b of p independent workers have arrived by the time by which all arrive in a `share` of iterations.
 
     F(T)^p = share;   P = sum_{j<=b} C(p, j) (1 - F)^j F^(p-j):   it does not depend on the distribution of arrival times. Derived here.
 
-    >>> round(late_together(100, 2, 0.3), 2)
+    >>> round(share_of_updates_in_time(100, 2, 0.3), 2)
     0.88
     """
     from scipy.stats import binom

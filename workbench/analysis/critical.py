@@ -139,7 +139,7 @@ def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int]
     """
     spans = spans if ranks is None else spans.select(ranks=ranks)
     first, last = step_bounds(steps or slice(None))
-    ends = _ends(spans)
+    ends = _last_ends(spans)
     walk = _Walk(spans)
     pieces = [(step, *piece) for step in sorted(ends) if first <= step < last for piece in walk.back(*ends[step])]
     columns = np.array([(step, *piece) for step, *piece in pieces], float).reshape(-1, 6).T
@@ -149,7 +149,7 @@ def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int]
     return CriticalPath(start_s=start_s, end_s=end_s, **dict(zip(names, whole, strict=True)))
 
 
-def _ends(spans: Spans) -> dict[int, tuple[int, float, float]]:
+def _last_ends(spans: Spans) -> dict[int, tuple[int, float, float]]:
     """Return step -> (rank, begin, end) of its last end.
 
     Ranks without forward (servers) count only if no rank has a forward.
@@ -183,7 +183,7 @@ class _Walk:
             np.ascontiguousarray(table[name]) for name in ("kind", "rank", "lane", "start_s", "end_s")
         )
         self.slack_s = 0.0  # tolerance in the present step
-        self.other_side = _last_to_come(table)  # the last participant of each collective and message
+        self.other_side = _last_arrival(table)  # the last participant of each collective and message
         sent, received = spans.messages
         self.other_side[received], self.other_side[sent] = sent, received
         self.free = _free_since(table)
@@ -266,7 +266,7 @@ class _Groups:
         return self._times[first:last], self._spans[first:last]
 
 
-def _last_to_come(table: NDArray[Any]) -> Steps:
+def _last_arrival(table: NDArray[Any]) -> Steps:
     """Return, for each call of a collective, the call of the last rank to arrive; for other spans their own place, shape (N,)."""
     places = np.arange(len(table))
     groups = meetings(table)

@@ -67,7 +67,7 @@ class Parts:
 
 PART_NAMES = ("wait_s", "wire_s", "decode_s", "sum_s", "encode_s")
 NO_MESSAGES = (
-    "This trace holds no message and no work on one: its collectives are the library's own, or it is a torch profile, which shows "
+    "This trace has no messages: its collectives are the library's own, or it is a torch profile, which shows "
     "each collective as one piece (see overlap). Use a run with a collective of workbench.collectives, such as Ring()"
 )
 PART_COLUMNS = (Column("rank", "rank"), *(Column(name, name.removesuffix("_s"), seconds) for name in PART_NAMES))

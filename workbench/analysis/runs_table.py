@@ -129,8 +129,8 @@ def runs_table(
             raise unknown("column of the runs", key, known)
     late = [item for item in conditions if item.key in RESULTS]
     early = [item for item in conditions if item.key not in RESULTS]
-    moment = _moment(since)
-    rows = [row for row in rows if all(item.holds(row) for item in early) and (not moment or _made(row) >= moment)]
+    moment = _parse_since(since)
+    rows = [row for row in rows if all(item.holds(row) for item in early) and (not moment or _creation_time(row) >= moment)]
     if late or sort_key in RESULTS or limit is None:
         rows = [row for row in add_results(rows, root) if all(item.holds(row) for item in late)]
     rows = _in_order(rows, sort_key, sort.startswith("-"), limit)
@@ -228,7 +228,7 @@ def results_of(folder: Path) -> dict[str, Any]:
     }
 
 
-def _made(row: dict[str, Any]) -> datetime:
+def _creation_time(row: dict[str, Any]) -> datetime:
     try:
         made = datetime.fromisoformat(str(row["created"]))
     except ValueError:
@@ -236,7 +236,7 @@ def _made(row: dict[str, Any]) -> datetime:
     return made if made.tzinfo else made.replace(tzinfo=UTC)
 
 
-def _moment(since: str | None) -> datetime | None:
+def _parse_since(since: str | None) -> datetime | None:
     """Return the time that "2d" or a date means."""
     if since is None:
         return None
@@ -252,16 +252,16 @@ def _moment(since: str | None) -> datetime | None:
 
 def _in_order(rows: list[dict[str, Any]], key: str, greatest_first: bool, limit: int | None) -> list[dict[str, Any]]:
     """Sort and limit rows as `runs_table` describes."""
-    have = [row for row in rows if not _is_nothing(row.get(key))]
+    have = [row for row in rows if not _is_missing(row.get(key))]
     have.sort(key=lambda row: _rank(row[key]), reverse=greatest_first)
-    lack = [row for row in rows if _is_nothing(row.get(key))]
+    lack = [row for row in rows if _is_missing(row.get(key))]
     if limit is not None:
         have = have[:limit] if greatest_first else have[max(0, len(have) - limit) :]
         lack = lack[: limit - len(have)]
     return have + lack
 
 
-def _is_nothing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 

@@ -22,7 +22,7 @@ def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
     Raises:
         ConfigError: no server recorded an update.
     """
-    return {bucket: _rest([value for row in rows for value in row["staleness"]], skip) for bucket, rows in _by_bucket(run).items()}
+    return {bucket: _steady([value for row in rows for value in row["staleness"]], skip) for bucket, rows in _by_bucket(run).items()}
 
 
 def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
@@ -53,7 +53,7 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]
             if step >= len(began.get(source, ())):
                 raise ConfigError("spans of all steps are needed: set trace_steps=None")
             counted.append(position - int(np.searchsorted(ends, began[source][step], side="right")))
-        found[bucket] = _rest(counted, skip)
+        found[bucket] = _steady(counted, skip)
     return found
 
 
@@ -77,7 +77,7 @@ def _beginnings(run: Run) -> dict[int, NDArray[np.float64]]:
     return found
 
 
-def _rest(values: list[int], skip: float) -> Whole:
+def _steady(values: list[int], skip: float) -> Whole:
     return np.array(values[int(skip * len(values)) :], np.int64)
 
 

@@ -32,7 +32,7 @@ NAMES = {
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class BenchOptions:
     """How to run a benchmark.
 
     Attributes:
@@ -54,18 +54,18 @@ class How:
     def wanted(self, case: str) -> bool:
         """Return whether to measure a case.
 
-        >>> How(only=("mlp",)).wanted("50 MB MLP, 2 ranks")
+        >>> BenchOptions(only=("mlp",)).wanted("50 MB MLP, 2 ranks")
         True
         """
         return not self.only or any(word.lower() in case.lower() for word in self.only)
 
 
-def run(name: str, how: How) -> Iterator[Row]:
+def run(name: str, how: BenchOptions) -> Iterator[Row]:
     """Measure; yield each row as soon as it is known.
 
     Raises:
         ConfigError: unknown benchmark.
-            LaunchError: its ranks, or its emulated network, cannot be started here.
+        LaunchError: its ranks, or its emulated network, cannot be started here.
     """
     if name not in NAMES:
         raise unknown("benchmark", name, NAMES)

@@ -46,7 +46,7 @@ class Sums:
         self.repeat(collective, value, 1)
 
     def repeat(self, collective: Collective, value: Tensor, times: int) -> None:
-        """The same sum so many times, by one program."""
+        """Take the same sum several times, in one program."""
         self._interpreter.advance(lower(self._ctx, _sums(collective, value, times)))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workbench.bench import How
+from workbench.bench import BenchOptions
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, compare
@@ -21,7 +21,7 @@ BATCH_SIZE = 256  # a step of the larger takes about 0.2 s on a core
 ASKED = 1.02
 
 
-def run(how: How) -> Iterator[Row]:
+def run(how: BenchOptions) -> Iterator[Row]:
     """Run synchronous SGD with momentum, on gloo."""
     for number in how.ranks or RANKS:
         for case in CASES:

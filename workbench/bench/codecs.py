@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from workbench.bench import How
+from workbench.bench import BenchOptions
 from workbench.bench.paired import Step, alternate
 from workbench.bench.rows import Row, compare
 from workbench.codecs import QSGD, Codec, Linear8, SharedInt, Sign, TopK, Truncate16
@@ -38,7 +38,7 @@ GPU_ASKED = {"encode": 0.8, "decode": 0.8, "decode, sum and encode": 0.8}
 COPY = "a copy of the same bytes"
 
 
-def run(how: How) -> Iterator[Row]:
+def run(how: BenchOptions) -> Iterator[Row]:
     """Measure each codec at each size; codecs that re-encode in a ring's hops also by their sums.
 
     With a GPU, those with kernels.
@@ -58,7 +58,7 @@ def run(how: How) -> Iterator[Row]:
         torch.set_num_threads(threads)
 
 
-def _on_gpu(how: How, name: str) -> Iterator[Row]:
+def _on_gpu(how: BenchOptions, name: str) -> Iterator[Row]:
     """Measure on a GPU: operations queued in a row are waited for once, as copies are."""
     for size_mb, in_a_row in GPU_SIZES_MB.items():
         for codec in (Truncate16(), Truncate16(rounding="nearest"), Linear8(), Linear8(group=1024)):

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, final
 
-from workbench.bench import How
+from workbench.bench import BenchOptions
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, compare
@@ -38,7 +38,7 @@ SECOND_MPI = Path(sys.prefix) / "opt" / "mpich"  # where `make test` installs a 
 WIRE_ROUNDS = 10  # most rounds of a case on the emulated network
 
 
-def run(how: How) -> Iterator[Row]:
+def run(how: BenchOptions) -> Iterator[Row]:
     """Measure on this machine, then on an emulated network if there is one."""
     there = libraries()
     for library in there:
@@ -74,8 +74,8 @@ def libraries() -> list[Library]:
     return found
 
 
-def _cases(how: How, library: Library, number: int, launcher: str, sizes: tuple[int, ...]) -> Iterator[Row]:
-    titles = {size: f"{_words(size)}, {number} ranks, {library.name}, {launcher}" for size in sizes}
+def _cases(how: BenchOptions, library: Library, number: int, launcher: str, sizes: tuple[int, ...]) -> Iterator[Row]:
+    titles = {size: f"{_size_text(size)}, {number} ranks, {library.name}, {launcher}" for size in sizes}
     wanted = {size: title for size, title in titles.items() if how.wanted(title)}
     if not wanted:
         return
@@ -142,5 +142,5 @@ def rows_of(title: str, times: dict[str, list[float]], library: Library, number:
         yield compare(rates, carried, case=title, what=what, over=over, kind="limit", unit="B/s", above=asked)
 
 
-def _words(size: int) -> str:
+def _size_text(size: int) -> str:
     return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"

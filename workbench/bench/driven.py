@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.bench import How
+from workbench.bench import BenchOptions
 from workbench.bench.rows import Row, compare
 from workbench.errors import LaunchError
 
@@ -33,7 +33,7 @@ ALGORITHM, PROBLEM, PROBE_BATCH = "synchronous-sgd", "wide-mlp", 32
 MEGABYTES = 2  # size of its gradient
 
 
-def run(number: int, how: How) -> Iterator[Row]:
+def run(number: int, how: BenchOptions) -> Iterator[Row]:
     """Measure both, on the same MPI engines."""
     from workbench.clusters import Cluster
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.bench import How, driven
+from workbench.bench import BenchOptions, driven
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, compare
@@ -36,7 +36,7 @@ MEMORY_STEPS = 6
 SLACK = 0.1  # share of a gradient by which a memory count may be off
 
 
-def run(how: How) -> Iterator[Row]:
+def run(how: BenchOptions) -> Iterator[Row]:
     """Measure small parameters, traces and memory on gloo ranks; notebooks on MPI ranks; requests and records in this process."""
     if how.wanted("a request"):
         taken = alternate({"request": _requests()}, how.rounds)["request"]

@@ -54,7 +54,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Move:
+class RatioChange:
     """A ratio whose interval does not overlap the record's.
 
     Attributes:
@@ -66,7 +66,7 @@ class Move:
     word: Moved
 
 
-def moves(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Move]:
+def changes(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[RatioChange]:
     """Return the ratios that moved since a record, beyond both intervals.
 
     Ratios also compare with another machine's record.
@@ -77,5 +77,5 @@ def moves(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[Move]:
         then = before.get(row.key)
         if then is not None and (row.low > then.high or row.high < then.low):
             more_is_slower = row.unit != "B/s"
-            found.append(Move(row, then, "slower" if (row.low > then.high) == more_is_slower else "faster"))
+            found.append(RatioChange(row, then, "slower" if (row.low > then.high) == more_is_slower else "faster"))
     return found

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.bench import How
+from workbench.bench import BenchOptions
 from workbench.bench.rows import Row, compare
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import new_run, update_run
@@ -104,7 +104,7 @@ def _steps(num_ranks: int, num_steps: int, random: np.random.Generator) -> list[
     return [(kind, lane, starts, ends, bucket, size, way) for (kind, bucket), (lane, starts, ends, size, way) in found.items()]
 
 
-def run(how: How) -> Iterator[Row]:
+def run(how: BenchOptions) -> Iterator[Row]:
     """Measure seconds on one core: of each part in a process that has imported what it needs, of all together, and of a fresh process."""
     case = "1 000 448 spans, 64 ranks"
     if not how.wanted(case):

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from workbench.bench import How
+from workbench.bench import BenchOptions
 from workbench.bench.rows import Row, compare
 from workbench.errors import LaunchError
 
@@ -25,7 +25,7 @@ READY_ASKED = 1.25  # required, over bare mpiexec
 LIMIT_S = 900.0  # for a process; hundreds of times the expected time
 
 
-def run(how: How) -> Iterator[Row]:
+def run(how: BenchOptions) -> Iterator[Row]:
     """Measure seconds of each, in fresh processes."""
     words = {
         "import workbench": (["-c", "import workbench, sys; assert 'torch' not in sys.modules"], IMPORT_S),

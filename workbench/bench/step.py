@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from workbench.bench import How
+from workbench.bench import BenchOptions
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, compare
@@ -24,7 +24,7 @@ BUCKETS_MIB = (1, 5, 25, 100)  # DDP's default is 25; the last holds each model 
 ASKED = 1.02
 
 
-def run(how: How) -> Iterator[Row]:
+def run(how: BenchOptions) -> Iterator[Row]:
     """Measure synchronous and layer-wise SGD next to their peers, on gloo and on MPI."""
     for number in how.ranks or RANKS:
         for runtime in ("torch", "mpi"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from workbench.bench import How, wire_target
+from workbench.bench import BenchOptions, wire_target
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import bind, ranks, world
 from workbench.bench.rows import Row, compare
@@ -78,7 +78,7 @@ class Measured:
     sent_bytes: dict[str, float]
 
 
-def run(how: How) -> Iterator[Row]:
+def run(how: BenchOptions) -> Iterator[Row]:
     """Measure both runtimes on 2 and 4 hosts; then time to a loss, and parameter servers."""
     socket_s: dict[int, float] = {}
     for runtime in LIBRARY:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workbench.bench import How
+from workbench.bench import BenchOptions
 from workbench.bench.paired import Step
 from workbench.bench.ranks import CALL_S, Ranks, bind, ranks, world
 from workbench.bench.rows import Row, compare
@@ -36,7 +36,7 @@ SERVER_HOSTS, SERVER_RATIOS, SERVER_STEPS, SKIPPED = 4, (1, 2, 4), 12, 4
 SERVER_OF_LIMIT = 1.10
 
 
-def run(how: How) -> Iterator[Row]:
+def run(how: BenchOptions) -> Iterator[Row]:
     """Measure on gloo, which torch DDP uses too."""
     for number in how.ranks or tuple(BATCHES):
         cases = {ratio: f"to a loss of {TARGET:g}, {title(number, 'torch', ratio)}" for ratio in RATIOS}
@@ -160,7 +160,7 @@ def target_rows(case: str, found: list[list[dict[str, list[tuple[float, float]]]
 # -- parameter servers ----------------------------------------------------------------------------------------
 
 
-def _servers(how: How) -> Iterator[Row]:
+def _servers(how: BenchOptions) -> Iterator[Row]:
     """Measure Pipe-SGD next to synchronous SGD with a parameter server on one of the hosts, each in its own training, in turn."""
     cases = {ratio: f"one server, {title(SERVER_HOSTS, 'torch', ratio)}" for ratio in SERVER_RATIOS}
     cases = {ratio: name for ratio, name in cases.items() if how.wanted(name)}
@@ -169,10 +169,10 @@ def _servers(how: How) -> Iterator[Row]:
     with ranks(SERVER_HOSTS, "torch", NETWORK) as there:
         for ratio, name in cases.items():
             how.say(f"{name} ...")
-            yield from _beside_a_server(there, name, BATCHES[SERVER_HOSTS][ratio], min(how.rounds, REPEATS))
+            yield from _with_a_server(there, name, BATCHES[SERVER_HOSTS][ratio], min(how.rounds, REPEATS))
 
 
-def _beside_a_server(there: Ranks, case: str, batch_size: int, repeats: int) -> Iterator[Row]:
+def _with_a_server(there: Ranks, case: str, batch_size: int, repeats: int) -> Iterator[Row]:
     from workbench.algorithms import NoCommunication, ParameterServerSGD, PipeSGD
 
     algorithms: dict[str, Any] = {"compute": NoCommunication(), "PS-Sync": ParameterServerSGD(), PIPE: PipeSGD()}

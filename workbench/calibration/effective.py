@@ -87,7 +87,7 @@ def make_setting(
     )
 
 
-def cores_words(calibration: Calibration, setting: Setting) -> str:
+def describe_cores(calibration: Calibration, setting: Setting) -> str:
     """Return which cores were measured, and which a prediction assumes."""
     host, ranks = calibration.host, calibration.origin.num_workers
     threads = f"{host.threads} thread{'s' if host.threads > 1 else ''} a rank"
@@ -117,7 +117,7 @@ def effective_costs(
     )
     if setting.cores is None:
         return compute, network
-    slow = slow or crowd(calibration, algorithm, setting)
+    slow = slow or core_slowdown(calibration, algorithm, setting)
     scaled = {name: getattr(compute, name) * slow.compute for name in ("forward_s", "backward_s", "update_s")}
     local = {name: getattr(network, name) * slow.local for name in ("sum_s_per_byte", "encode_s_per_byte", "decode_s_per_byte")}
     rate = network.bandwidth_bytes_per_s / slow.wire
@@ -125,8 +125,8 @@ def effective_costs(
     return replace(compute, **scaled), replace(network, bandwidth_bytes_per_s=rate, latency_s=latency_s, **local)
 
 
-def crowd(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> Slowness:
-    """Return the slowdown if p ranks of k threads compute at the same time on c cores: p k / c, and likewise for other work."""
+def core_slowdown(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> Slowness:
+    """Return the slowdown if p ranks of k threads compute at the same time on c cores: p k / c; the same for other work."""
     workers, cores = setting.workers, setting.cores or setting.workers
     each = max(1.0, workers / cores)
     wire = max(1.0, workers * wire_part(calibration, algorithm, setting) / cores)

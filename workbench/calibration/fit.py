@@ -43,11 +43,11 @@ def fit(
         ConfigError: nothing was communicated, or nothing was computed.
     """
     compute, periods = observed.compute, observed.periods
-    crowd = 1.0 if cores is None else max(1.0, origin.num_workers * threads / cores)
-    values = _pace_values(compute, crowd)
+    core_slowdown = 1.0 if cores is None else max(1.0, origin.num_workers * threads / cores)
+    values = _pace_values(compute, core_slowdown)
     link, told_apart = _link_values(periods, origin.num_workers, latency_s)
-    notes = _notes(origin, threads, cores, crowd, link is not None, told_apart, latency_s)
-    draws = _draws(compute, periods, origin.num_workers, crowd, latency_s, seed)
+    notes = _notes(origin, threads, cores, core_slowdown, link is not None, told_apart, latency_s)
+    draws = _draws(compute, periods, origin.num_workers, core_slowdown, latency_s, seed)
     distributions, scale, words = _stragglers(compute)
     values |= {name: values[name] * scale for name in ("forward_s", "backward_s")}
     values |= link or {"latency_s": 0.0, "s_per_byte": 0.0}
@@ -96,13 +96,13 @@ def _busy(compute: Compute, origin: Origin) -> list[str]:
 
 
 def _notes(
-    origin: Origin, threads: int, cores: float | None, crowd: float, linked: bool, told_apart: bool, latency_s: float | None
+    origin: Origin, threads: int, cores: float | None, core_slowdown: float, linked: bool, told_apart: bool, latency_s: float | None
 ) -> list[str]:
     """Return notes about what could not be determined, and the assumptions made instead."""
     notes = []
-    if crowd > 1:
+    if core_slowdown > 1:
         notes.append(
-            f"{origin.num_workers} ranks of {threads} threads shared {cores:g} cores: seconds of compute are divided by {crowd:.3g}"
+            f"{origin.num_workers} ranks of {threads} threads shared {cores:g} cores: seconds of compute are divided by {core_slowdown:.3g}"
         )
     if not linked:
         notes.append("no communication was recorded: the network is unknown, and predictions need network=")
@@ -115,7 +115,7 @@ def _notes(
 # -- compute ---------------------------------------------------------------------------------------------------------
 
 
-def _pace_values(compute: Compute, crowd: float) -> dict[str, float]:
+def _pace_values(compute: Compute, core_slowdown: float) -> dict[str, float]:
     """Return medians over ranks and steps; for ranks that are always slower, of their time without that slowdown."""
     if not np.isfinite(compute.forward_s).any() or not np.isfinite(compute.backward_s).any():
         raise ConfigError("no forward and backward was recorded: calibrate from a run whose ranks compute gradients")
@@ -123,7 +123,7 @@ def _pace_values(compute: Compute, crowd: float) -> dict[str, float]:
     found = {}
     for name in ("forward_s", "backward_s", "update_s", "other_s"):
         table = getattr(compute, name) / (factors[:, None] if name in ("forward_s", "backward_s") else 1.0)
-        found[name] = float(np.nanmedian(table)) / crowd if np.isfinite(table).any() else 0.0
+        found[name] = float(np.nanmedian(table)) / core_slowdown if np.isfinite(table).any() else 0.0
     return found
 
 
@@ -178,7 +178,7 @@ def robust_line(seconds: Floats, num_messages: Floats, wire_bytes: Floats, alpha
 
 
 def _draws(
-    compute: Compute, periods: Periods, num_workers: int, crowd: float, latency_s: float | None, seed: int
+    compute: Compute, periods: Periods, num_workers: int, core_slowdown: float, latency_s: float | None, seed: int
 ) -> list[dict[str, float]]:
     """Return the numbers from resampled steps."""
     random = np.random.default_rng(seed)
@@ -189,7 +189,7 @@ def _draws(
     for _ in range(NUM_DRAWS):
         columns = random.integers(0, num_steps, num_steps)
         part = Compute(**{name: getattr(compute, name)[:, columns] for name in Compute.__slots__})
-        draw = _pace_values(part, crowd)
+        draw = _pace_values(part, core_slowdown)
         if len(steps):
             chosen = np.concatenate([rows[int(step)] for step in random.choice(steps, len(steps))])
             link, _ = _link_values(Periods(**{name: getattr(periods, name)[chosen] for name in Periods.__slots__}), num_workers, latency_s)

@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.analysis.summary import step_seconds
 from workbench.calibration.cores import Slowness, slowness_in
-from workbench.calibration.effective import Setting, core_s, crowd, effective_costs, wire_part
+from workbench.calibration.effective import Setting, core_s, core_slowdown, effective_costs, wire_part
 from workbench.calibration.model import Calibration
 from workbench.costs import Compute, Network
 from workbench.program import Algorithm
@@ -83,7 +83,7 @@ def _fixed_point(
     if setting.cores is None or setting.workers < 2:
         done, _ = run(None)
         return Simulated(run=done, times=step_seconds(done))
-    all_at_once = crowd(calibration, algorithm, setting)
+    all_at_once = core_slowdown(calibration, algorithm, setting)
     part = wire_part(calibration, algorithm, setting)
     now = slow or all_at_once
     for number in range(ROUNDS):

@@ -11,7 +11,7 @@ from typing import Any, Self, final
 
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds
 from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
-from workbench.calibration.record import as_tuples, distribution_of, distribution_record, distribution_words, without_nan
+from workbench.calibration.record import as_tuples, describe_distribution, distribution_of, distribution_record, without_nan
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.trace.atomic import write_atomic
@@ -95,7 +95,7 @@ class Calibration:
             _row("backward", pace.backward_s, seconds),
             _row("update", pace.update_s, seconds),
             _row("rest of a step", pace.other_s, seconds),
-            *({"what": "slowed by", "value": distribution_words(one), "error": "", "relative": None} for one in pace.stragglers),
+            *({"what": "slowed by", "value": describe_distribution(one), "error": "", "relative": None} for one in pace.stragglers),
             _row("latency of a hop", line.latency_s, seconds),
             _row("latency of a message", line.message_latency_s, seconds),
             _row("bandwidth", Estimate(rate, rate * line.s_per_byte.error / line.s_per_byte.value), _bits),

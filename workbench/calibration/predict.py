@@ -14,7 +14,7 @@ from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up, step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
 from workbench.calibration.cores import Slowness
-from workbench.calibration.effective import Cores, Setting, cores_words, crowd, effective_costs, make_setting, sends_messages
+from workbench.calibration.effective import Cores, Setting, core_slowdown, describe_cores, effective_costs, make_setting, sends_messages
 from workbench.calibration.fixed_point import midmean, simulated, simulated_run
 from workbench.calibration.model import Calibration
 from workbench.calibration.model_error import band
@@ -196,7 +196,7 @@ def predict_at(
         high_s=high * max(1.0, *found.orders),
         saved_s=saved,
         overlap=_hidden(found.run),
-        cores=cores_words(calibration, setting),
+        cores=describe_cores(calibration, setting),
         other_step_s=_with_other_cores(calibration, algorithm, setting, min(steps, LEAST_STEPS), seed),
     )
 
@@ -222,7 +222,7 @@ def _with_other_cores(calibration: Calibration, algorithm: Algorithm, setting: S
     if not setting.assumed or calibration.host.cores is None:
         return None
     other = replace(setting, cores=calibration.host.cores if setting.cores is None else None)
-    slow = None if other.cores is None else crowd(calibration, algorithm, other)
+    slow = None if other.cores is None else core_slowdown(calibration, algorithm, other)
     return simulated(calibration, algorithm, other, steps, seed, slow).step_s
 
 

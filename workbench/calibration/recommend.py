@@ -149,7 +149,7 @@ def recommend(
         ConfigError: no candidate is left, or the conditions are unknown.
     """
     setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s, latency_s, cores)
-    kept = _kept(list(among) if among is not None else _grid(calibration, workers), convergence, exact)
+    kept = _comparable(list(among) if among is not None else _grid(calibration, workers), convergence, exact)
 
     def counted(one: Algorithm) -> float:
         """Return the factor of a step's time in the comparison: steps to the loss, or steps that give p gradients."""
@@ -207,7 +207,7 @@ def _choice(algorithm: Algorithm, prediction: Prediction, convergence: Convergen
     return Choice(algorithm=algorithm, prediction=prediction, steps_to_loss=steps, loss_s=loss_s)
 
 
-def _kept(chosen: list[Algorithm], convergence: Convergence | None, exact: bool) -> list[Algorithm]:
+def _comparable(chosen: list[Algorithm], convergence: Convergence | None, exact: bool) -> list[Algorithm]:
     """Return the candidates that may be compared."""
     kept = [one for one in chosen if not exact or recipe(one) == EXACT]
     if convergence is not None:

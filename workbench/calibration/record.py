@@ -27,10 +27,10 @@ def distribution_of(record: dict[str, Any]) -> Stragglers:
     return kind(**{key: as_tuples(value) for key, value in record.items() if key != "law"})
 
 
-def distribution_words(distribution: Stragglers) -> str:
+def describe_distribution(distribution: Stragglers) -> str:
     """Describe a distribution in a few words, its numbers with three digits.
 
-    >>> distribution_words(costs.Lognormal(sigma=0.12345))
+    >>> describe_distribution(costs.Lognormal(sigma=0.12345))
     'Lognormal(sigma=0.123)'
     """
     values = [(item.name, getattr(distribution, item.name)) for item in fields(distribution)]

@@ -49,7 +49,7 @@ def _bench(options: argparse.Namespace) -> int:
         print("\n".join(f"{name:{width}}  {about}" for name, about in bench.NAMES.items()))
         return 0
     output = sys.stderr if options.json else sys.stdout
-    how = bench.How(
+    how = bench.BenchOptions(
         rounds=options.rounds,
         ranks=tuple(options.ranks),
         only=tuple(options.only),
@@ -69,9 +69,9 @@ def _bench(options: argparse.Namespace) -> int:
     return int(any(slower for _facts, slower in records))
 
 
-def _one(name: str, how: bench.How, options: argparse.Namespace, every: bool) -> tuple[dict[str, object], bool]:
+def _one(name: str, how: bench.BenchOptions, options: argparse.Namespace, every: bool) -> tuple[dict[str, object], bool]:
     """Run one benchmark. Return its record, and whether anything is slower than in the earlier record."""
-    from workbench.bench.records import moves, read_record, write_record
+    from workbench.bench.records import changes, read_record, write_record
     from workbench.bench.rows import Row, table_of
 
     earlier = _place(options.against, name, every)
@@ -91,7 +91,7 @@ def _one(name: str, how: bench.How, options: argparse.Namespace, every: bool) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         write_record(path, facts)
         how.say(f"record: {path}")
-    found = moves(rows, before) if before else []
+    found = changes(rows, before) if before else []
     for move in found:
         then, now = move.before, move.now
         how.say(
@@ -103,7 +103,7 @@ def _one(name: str, how: bench.How, options: argparse.Namespace, every: bool) ->
     return facts, any(move.word == "slower" for move in found)
 
 
-def _measured(name: str, how: bench.How, options: argparse.Namespace) -> dict[str, Any]:
+def _measured(name: str, how: bench.BenchOptions, options: argparse.Namespace) -> dict[str, Any]:
     """Measure. Return the record."""
     from workbench import bench
     from workbench.bench.records import facts_of
@@ -117,7 +117,7 @@ def _measured(name: str, how: bench.How, options: argparse.Namespace) -> dict[st
     return facts_of(name, rows)
 
 
-def _draw(rows: Sequence[Row], path: Path, how: bench.How) -> None:
+def _draw(rows: Sequence[Row], path: Path, how: bench.BenchOptions) -> None:
     from workbench.bench.wire_chart import chart
     from workbench.plots.pictures import write_pictures
 

@@ -40,7 +40,7 @@ def _list(options: argparse.Namespace) -> int:
                 about = {"claim": row.claim.name, "verdict": row.verdict.word, "mean": mean, "where": row.where, "date": row.date}
                 print(json.dumps({**about, "notebook": row.claim.notebook, "statement": row.claim.statement}))
             else:
-                measured = f" ({row.ours}, {row.beside}; {row.where})" if row.record else ""
+                measured = f" ({row.ours}, {row.expectation}; {row.where})" if row.record else ""
                 print(f"{row.claim.name}: {row.verdict.word}{measured}")
     return 0
 

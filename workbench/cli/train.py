@@ -54,7 +54,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _check_ranks_here(workers: int) -> None:
-    """Check that this machine can start so many ranks, before anything is written."""
+    """Check that this machine can start this number of ranks, before anything is written."""
     from workbench.clusters.local.mpi_install import check_num_ranks
 
     check_num_ranks(workers)

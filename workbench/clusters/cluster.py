@@ -209,7 +209,7 @@ class Cluster:
         if run is not None and not run.done:
             raise ConfigError(f"this cluster still trains: {run}. wait() for it, stop() it, or start a second Cluster")
         if not self._engines.alive or len(client.ids) < self.num_ranks:
-            raise LaunchError(f"this cluster has lost ranks: heal() it, or start a new Cluster.{self._engines.last_words()}")
+            raise LaunchError(f"this cluster has lost ranks: heal() it, or start a new Cluster.{self._engines.last_output()}")
 
     def restart(self) -> Cluster:
         """End all ranks and start the same number of new ones under the same id.

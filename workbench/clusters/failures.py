@@ -66,7 +66,7 @@ def describe_exits(failed: Mapping[int, BaseException], engines: Engines, folder
 
 
 def local_error(
-    rank: int, error: BaseException, last_words: str, exits: Mapping[int, str] | None = None, gone: Sequence[int] = ()
+    rank: int, error: BaseException, last_output: str, exits: Mapping[int, str] | None = None, gone: Sequence[int] = ()
 ) -> WorkbenchError:
     """Return the rank's error for the caller. It keeps its class if that is one of `workbench.errors`.
 
@@ -75,7 +75,7 @@ def local_error(
     Args:
         rank: the rank that failed.
         error: its error.
-        last_words: last lines of the engines' output, for a lost process.
+        last_output: last lines of the engines' output, for a lost process.
         exits: rank -> how its process ended, where known.
         gone: ranks whose processes are gone too: mpiexec ends all of them when it loses one.
     """
@@ -87,8 +87,8 @@ def local_error(
         if rank not in (exits or {}) and set(gone) - {rank}:
             ranks = ", ".join(map(str, sorted({rank, *gone})))
             subject = f"the processes of ranks {ranks} are gone, and it is not known which was the first"
-        advice = "Its world cannot continue without it: heal() the cluster, or start a new one."
-        return RankFailed(f"{subject}: {end}. {advice}{last_words}")
+        advice = "The other ranks of its world cannot continue: heal() the cluster, or start a new one."
+        return RankFailed(f"{subject}: {end}. {advice}{last_output}")
     if error.ename == "KeyboardInterrupt":
         return RankFailed(f"rank {rank} was interrupted, and the run ended with it; the ranks can train again")
     kind = getattr(errors, error.ename, None)
@@ -118,6 +118,6 @@ def _reported_exit_statuses(engines: Engines, folder: Path) -> dict[int, int]:
     started = engines.engine_set
     assert started is not None
     if engines.launcher.is_mpi:
-        return parse_exit_statuses(engines.launcher.last_words(started), ranks_by_pid(folder))
+        return parse_exit_statuses(engines.launcher.last_output(started), ranks_by_pid(folder))
     stopped = (started.stop_data or {}).get("engines", {})
     return {int(rank): data["exit_code"] for rank, data in stopped.items() if str(rank).isdigit() and data.get("exit_code")}

@@ -27,10 +27,10 @@ def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], ru
     Raises:
         ConfigError: an argument is not valid.
     """
-    from workbench.replica.local_training import check_what, run_info
+    from workbench.replica.local_training import check_algorithm_and_problem, run_info
     from workbench.runtimes.rank.main import Job
 
-    check_what(algorithm, problem)
+    check_algorithm_and_problem(algorithm, problem)
     algorithm.check(num_ranks)
     resume = settings.pop("resume", None)
     chosen = settings_of(settings)

@@ -14,7 +14,7 @@ from typing import Any, final
 from workbench.clusters.commands import send_command, send_settings
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.failures import consequence, describe_exits, failed_ranks, first_cause, local_error
-from workbench.clusters.supervision.rank_output import standing_words
+from workbench.clusters.supervision.rank_output import describe_ranks
 from workbench.clusters.waiting import Waiting, interrupt_ranks, silent_ranks
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_command
@@ -48,7 +48,7 @@ class RunHandle(Views):
         self._lock = threading.Lock()
         self._follower = Follower(folder)
         self._views: list[Any] = []
-        self._last_words = ""  # last lines of the engines' output, if a rank failed
+        self._last_output = ""  # last lines of the engines' output, if a rank failed
         self._exits: dict[int, str] = {}  # rank -> how its process ended, if it ended
         self.output: Any = None  # a RankOutput, which shows what the ranks print
         self.quiet = False  # whether a long wait prints nothing
@@ -100,7 +100,7 @@ class RunHandle(Views):
                     if self.done:
                         return self
                     if deadline is not None and time.monotonic() > deadline:
-                        states = standing_words(self.folder, len(self._results))
+                        states = describe_ranks(self.folder, len(self._results))
                         where = ". ".join(filter(None, (str(self), states)))
                         raise TimeoutError(f"still training after {timeout_s:g} s: {where}. Wait again, or end it with .stop()")
                     self._over.wait(POLL_S)
@@ -217,7 +217,7 @@ class RunHandle(Views):
             pass  # the folder was removed meanwhile: there is nothing to correct
         finally:
             if self._engines is not None and self._failed():
-                self._last_words = self._engines.last_words()
+                self._last_output = self._engines.last_output()
             self._engines = None
             self._over.set()
 
@@ -265,15 +265,15 @@ class RunHandle(Views):
         deadline = time.monotonic() + CAUSE_S
         while consequence(first_cause(self._failed())[1]) and not self.done and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        return self._cause(engines.last_words() if engines else self._last_words)
+        return self._cause(engines.last_output() if engines else self._last_output)
 
-    def _cause(self, last_words: str) -> WorkbenchError:
+    def _cause(self, last_output: str) -> WorkbenchError:
         failed = self._failed()
         if self._engines is not None and not self._exits:
             self._exits = describe_exits(failed, self._engines, self.folder, CAUSE_S)
         gone = [rank for rank, error in failed.items() if consequence(error) == 1]
         rank, error = first_cause(failed, self._exits)
-        return local_error(rank, error, last_words, self._exits, gone)
+        return local_error(rank, error, last_output, self._exits, gone)
 
     def __str__(self) -> str:
         run = self._follower.poll()
@@ -285,7 +285,7 @@ class RunHandle(Views):
         return f"{run.label} on {problem}, {run.info.get('num_workers')} ranks: {state} ({self.folder})"
 
     def _trouble(self, run: Run) -> str:
-        """What failed, even if the record does not contain it yet; empty if nothing failed."""
+        """Return what failed, even if the record does not contain it yet; "" if nothing failed."""
         if run.trouble or not self._failed():
             return run.trouble
         rank, error = first_cause(self._failed(), self._exits)

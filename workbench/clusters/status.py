@@ -16,7 +16,7 @@ from workbench.clusters.engines import remote
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.launchers.base import ended_here
 from workbench.clusters.supervision import registry
-from workbench.clusters.supervision.rank_output import end_name, standing
+from workbench.clusters.supervision.rank_output import end_name, state_of_rank
 from workbench.errors import RunNotFound
 from workbench.runtimes.liveness.failure_detector import read_heartbeat
 from workbench.trace.recorder import metrics_name, trace_name
@@ -113,7 +113,7 @@ def _is_over(run: Path) -> bool:
 
 
 def _of_run(folder: Path, rank: int) -> dict[str, Any]:
-    """What a rank has written into the run's folder so far."""
+    """Return what a rank has written into the run's folder so far."""
     found: dict[str, Any] = {}
     if (beat := read_heartbeat(folder, rank)) is not None:
         found |= {"beat_s": beat["silent_s"], "memory_bytes": beat["memory_bytes"]}
@@ -121,7 +121,7 @@ def _of_run(folder: Path, rank: int) -> dict[str, Any]:
         found["device"] = json.loads(file.readline())["device"]
     if (row := last_step_row(folder / metrics_name(rank))) is not None:
         found |= {"step": row["step"], "bytes_sent": row.get("bytes_sent")}
-    state = standing(folder, rank)
+    state = state_of_rank(folder, rank)
     if state is not None:
         found["state"] = state  # only a training rank has one
     if (folder / end_name(rank)).exists():

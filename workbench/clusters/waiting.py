@@ -45,7 +45,7 @@ class Waiting:
     def __init__(self, what: str | Callable[[], str], *, silent: bool = False) -> None:
         self._what, self._silent = what, silent
         self._begin = time.monotonic()
-        self._next_s = units.SAYS_S
+        self._next_s = units.WAIT_REPORT_S
         self._display: Any = None
         self._width = 0  # width of the line on the terminal
 

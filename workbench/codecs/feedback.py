@@ -28,7 +28,7 @@ class ErrorFeedback:
 
     A sum over ranks is divided by its weight W, so e is kept in units of the mean: v = g + a e, where the share a is
     the expected W, and e[t+1] = (v - C(v)) / W + (1 - a / W) e[t] once W is known. Then nothing is lost or applied
-    twice, whatever W is.
+    twice, for any W.
 
     Paper: karimireddy2019error, algorithm 2; seide2014onebit.
     """

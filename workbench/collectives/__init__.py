@@ -1,4 +1,4 @@
-"""Ways to sum over all ranks."""
+"""Collectives: algorithms that sum over all ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _COLLECTIVES: dict[str, type[Collective]] = {
 
 
 def check_collective(collective: object) -> None:
-    """Raise `ConfigError` unless it is a way to sum with which an algorithm can train."""
+    """Raise `ConfigError` unless an algorithm can train with this collective."""
     if not isinstance(collective, Collective):
         raise ConfigError(
             f"collective={collective!r}: give one of {', '.join(sorted(made.__name__ for made in _COLLECTIVES.values()))}, such as Ring()"
@@ -59,13 +59,13 @@ def check_collective(collective: object) -> None:
     if lost := collective.uncorrected:
         fix = "PowerSGD(error_feedback=True)" if isinstance(collective, PowerSGD) else f"Once(codec=ErrorFeedback(codec={lost}))"
         raise ConfigError(
-            f"{collective} leaves part of every gradient out for good ({lost}), and does not train as the exact sum does: "
-            f"what is left out must be added to the next sum: use {fix}"
+            f"{collective} loses part of every gradient permanently ({lost}), so training differs from the exact sum. "
+            f"Add the loss to the next sum: use {fix}"
         )
 
 
 def with_codec(collective: Collective, codec: Codec) -> Collective:
-    """The same with a codec inside its hops; of `Auto`, every candidate.
+    """Return the collective with a codec in its hops; for `Auto`, in the hops of every candidate.
 
     Raises:
         ConfigError: it has no hops.
@@ -80,7 +80,7 @@ def with_codec(collective: Collective, codec: Codec) -> Collective:
 
 
 def names() -> tuple[str, ...]:
-    """What `get` knows.
+    """Return the names that `get` accepts.
 
     >>> names()[:3]
     ('native', 'ring', 'direct')
@@ -89,10 +89,10 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> type[Collective]:
-    """The class of a collective by name.
+    """Return the class of a collective by name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no such collective.
     """
     if name.lower() not in _COLLECTIVES:
         raise unknown("collective", name, _COLLECTIVES)
@@ -100,9 +100,10 @@ def find(name: str) -> type[Collective]:
 
 
 def get(name: str) -> Collective:
-    """A collective by name; after a colon a codec: for its hops ("ring:truncate16"), or once around the sum ("once:linear8").
+    """Return a collective by name, optionally with a codec after a colon.
 
-    A codec once around the sum may feed its error back: "once:top-k+feedback".
+    The codec is for its hops ("ring:truncate16"), or once around the sum ("once:linear8"). A codec once around the sum may
+    have error feedback: "once:top-k+feedback".
 
     >>> get("halving-doubling"), get("ring")
     (HalvingDoubling(), Ring())
@@ -110,7 +111,7 @@ def get(name: str) -> Collective:
     ErrorFeedback(codec=TopK(fraction=None, k=None))
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no such collective.
     """
     name, colon, codec_name = name.partition(":")
     kind = find(name)

@@ -10,7 +10,7 @@ from workbench.program import Algorithm, Requirements
 
 
 class CollectiveAlgorithm(Algorithm, ABC):
-    """An algorithm whose ranks sum by `collective`, which is one of its settings.
+    """An algorithm whose ranks sum with `collective`, one of its settings.
 
     Each algorithm declares the field itself, with its default: records show settings in the order of the fields.
     """
@@ -20,7 +20,7 @@ class CollectiveAlgorithm(Algorithm, ABC):
 
     @property
     def num_lanes(self) -> int:
-        """On how many lanes it starts sums."""
+        """Number of lanes on which it starts sums."""
         return 1
 
     @property
@@ -31,5 +31,5 @@ class CollectiveAlgorithm(Algorithm, ABC):
         self.collective.check(num_ranks)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
-        """Those of one sum of the gradient."""
+        """Return the bytes of one sum of the gradient."""
         return float(self.collective.bytes_of(rank, num_ranks, layout))

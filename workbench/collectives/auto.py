@@ -1,4 +1,4 @@
-"""The quickest collective for a size, a number of ranks and a link, by the collectives' own formulas."""
+"""Chooses the fastest collective for a size, a number of ranks and a link, by the collectives' formulas."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ from workbench.ops import Program, Request, Value
 from workbench.program import Context
 from workbench.units import MIB
 
-MARGIN = 1.4  # what is measured at a run's beginning is off by a third now and then
-WIRE_MARGIN = 1.2  # but by less where a wire binds
-WIRE_BINDS = 50.0  # it carries so many times less than a processor adds up
-OF_MESSAGES_S = 2e-4  # what a sum of messages costs in addition to its messages: sub-programs are Python
-PIECE_BYTES = 8 * MIB  # of a long ring's messages: memory for these is used again, that for much longer ones is mapped each time
-NEW_BYTES = 32 * MIB  # of one message: from here on its memory is new each time, and pages come to it one by one,
-NEW_S_PER_BYTE = 1e-9  # which takes about so long
+MARGIN = 1.4  # a measurement at a run's beginning is sometimes off by a third
+WIRE_MARGIN = 1.2  # less, where the wire is the limit
+WIRE_BINDS = 50.0  # the wire is the limit if a processor sums this many times faster
+OF_MESSAGES_S = 2e-4  # overhead of a sum of messages: sub-programs are Python
+PIECE_BYTES = 8 * MIB  # of a long ring's messages: their memory is reused; that of much longer ones is mapped each time
+NEW_BYTES = 32 * MIB  # from this length on a message's memory is new each time, and mapped page by page
+NEW_S_PER_BYTE = 1e-9  # to map it
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Auto(Collective):
-    """argmin over `candidates` of `seconds`: short values are bound by latency, long ones by bandwidth.
+    """argmin over `candidates` of `seconds`: latency decides for short values, bandwidth for long ones.
 
-    A pure function of the value's bytes, p and `ctx.link`, which is the same on all ranks: so all make the same choice. Of candidates
-    that take the same time the first is chosen. A gradient of several buckets is judged as a whole.
+    The choice depends only on the value's bytes, p and `ctx.link`. These are equal on all ranks, so all make the same choice. If
+    candidates take the same time, the first one is chosen. One choice is made for all buckets of a gradient.
 
-    On ranks that run, the library's own all-reduce was measured with the link (`native_s`), and so was what a ring takes over its
-    formula (`slowdown`): the library's is used unless a candidate promises to be `MARGIN` times as fast, or on a slow wire `WIRE_MARGIN`
-    times, for formulas know wires better than processors. With a codec there is no such choice, nor in a simulation, whose library
-    has no ways of its own.
+    On real ranks, the library's own all-reduce is measured with the link (`native_s`), and also the ratio of a ring's time to its
+    formula (`slowdown`). The library's all-reduce is used unless a candidate's formula is `MARGIN` times as fast, or on a slow wire
+    `WIRE_MARGIN` times: formulas predict wires better than processors. With a codec, or in a simulation, the library is not a candidate.
 
-    A plain `Ring()` among the candidates stands for one whose messages are of 8 MiB at most, by its `chunks`.
+    A plain `Ring()` among the candidates gets as many `chunks` as keep its messages at 8 MiB or less.
 
     Paper: thakur2005optimization: it switches by size too.
     """
@@ -50,10 +49,8 @@ class Auto(Collective):
             raise ConfigError(f"candidates={self.candidates!r}: a tuple of collectives to choose from, such as (Tree(), Ring())")
         for candidate in self.candidates:
             if not isinstance(candidate, Collective) or isinstance(candidate, Native | Auto):
-                raise ConfigError(
-                    f"candidates: {candidate!r} has no formula of its own: choose among Tree(), HalvingDoubling(), Ring(), ..."
-                )
-            candidate.seconds(1.0, 2, PlainLink())  # one without a formula raises here
+                raise ConfigError(f"candidates: {candidate!r} has no formula: choose among Tree(), HalvingDoubling(), Ring(), ...")
+            candidate.seconds(1.0, 2, PlainLink())  # raises if it has no formula
 
     @property
     def needs_link(self) -> bool:
@@ -77,7 +74,7 @@ class Auto(Collective):
 
     @property
     def calls_library(self) -> bool:
-        """Where links are measured it may choose the library's, which no codec is in."""
+        """True if no candidate has a codec: it may then choose the library's all-reduce where links are measured."""
         return not self.lossy or any(candidate.calls_library for candidate in self.candidates)
 
     def check(self, num_workers: int) -> None:
@@ -85,7 +82,7 @@ class Auto(Collective):
             candidate.check(num_workers)
 
     def chosen(self, num_bytes: float, num_workers: int, link: Link) -> Collective:
-        """The candidate that is used for so many bytes.
+        """Return the candidate for a value of this many bytes.
 
         >>> from types import SimpleNamespace
         >>> link = SimpleNamespace(latency_s=1e-5, bandwidth_bytes_per_s=1e9, sum_s_per_byte=0.0)
@@ -106,7 +103,7 @@ class Auto(Collective):
         return Native()
 
     def _ways(self, num_bytes: float, num_workers: int) -> list[Collective]:
-        """The candidates, a plain ring in pieces."""
+        """Return the candidates, with a plain ring cut into chunks."""
         pieces = max(1, math.ceil(num_bytes / num_workers / PIECE_BYTES))
         return [replace(candidate, chunks=pieces) if candidate == Ring() else candidate for candidate in self.candidates]
 
@@ -119,16 +116,16 @@ class Auto(Collective):
         num_bytes = flat.numel() * flat.element_size()
         try:
             return _chosen(self, num_bytes, ctx.num_workers, ctx.link)
-        except TypeError:  # someone's own collective, codec or link that has no hash
+        except TypeError:  # a user's collective, codec or link without a hash
             return self.chosen(num_bytes, ctx.num_workers, ctx.link)
 
     def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
         return self.select(ctx, value).all_reduce(ctx, value)
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """What all candidates, and the library, send, if it is the same.
+        """Return what all candidates and the library send, if they all send the same.
 
-        Else NaN: it depends on the link, so ask `chosen` with one.
+        Otherwise NaN: it depends on the link, so call `chosen` with one.
         """
         sent = {candidate.bytes_sent(rank, num_workers, numel, itemsize, tail) for candidate in self.candidates}
         if not self.lossy:
@@ -136,18 +133,18 @@ class Auto(Collective):
         return sent.pop() if len(sent) == 1 else math.nan
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """The least of the candidates'."""
+        """Return the least seconds of the candidates."""
         return self.chosen(num_bytes, num_workers, link).seconds(num_bytes, num_workers, link)
 
 
 @lru_cache(maxsize=128)
 def _chosen(auto: Auto, num_bytes: int, num_workers: int, link: Link) -> Collective:
-    """`Auto.chosen`, remembered: formulas take longer than a short sum."""
+    """`Auto.chosen`, cached: the formulas take longer than a short sum."""
     return auto.chosen(num_bytes, num_workers, link)
 
 
 def _new_memory_s(candidate: Collective, num_bytes: float, num_workers: int) -> float:
-    """For memory that very long messages come to, of a rank that receives the most."""
+    """Return the seconds for the memory of very long messages, on the rank that receives the most."""
     rounds = (num_workers - 1).bit_length()
     match candidate:
         case HalvingDoubling():

@@ -1,4 +1,4 @@
-"""What every collective has in common: it is a request of the library, or a sub-program over `Send` and `Recv`."""
+"""The base of all collectives: a collective is a request to the library, or a sub-program of `Send` and `Recv`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.program import Context
 
 
 class Link(Protocol):
-    """What a network costs in the alpha-beta-gamma model: `costs.Network`, or what was measured (`ctx.link`)."""
+    """The costs of a network in the alpha-beta-gamma model: a `costs.Network`, or measured (`ctx.link`)."""
 
     @property
     def latency_s(self) -> float:
@@ -27,13 +27,13 @@ class Link(Protocol):
 
     @property
     def sum_s_per_byte(self) -> float:
-        """gamma, to add a received byte to an own one."""
+        """gamma, to add a received byte to one of this rank."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainLink:
-    """A `Link`, and nothing besides: of the library's own sums it knows nothing."""
+    """A `Link` without measurements of the library's own sums."""
 
     latency_s: float = 1.0
     bandwidth_bytes_per_s: float = 1.0
@@ -45,23 +45,26 @@ class Collective(ABC):
     """A way to sum a value over all ranks. A gradient of several buckets is summed bucket by bucket."""
 
     def __repr__(self) -> str:
-        """What differs from the defaults: legends and records show it."""
+        """Show the settings that differ from the defaults; legends and records contain it."""
         changed = [f"{item.name}={given!r}" for item in fields(self) if (given := getattr(self, item.name)) != item.default]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     @property
     def needs_link(self) -> bool:
-        """Whether `ctx.link` must say what the network costs."""
+        """Whether it needs the network's costs in `ctx.link`."""
         return False
 
     @property
     def lossy(self) -> bool:
-        """Whether what comes out is not quite the sum: then it cannot carry what another compression has left to be summed exactly."""
+        """Whether the result differs from the sum by more than rounding.
+
+        A lossy collective cannot be inside another compression, whose messages must be summed exactly.
+        """
         return getattr(self, "codec", None) is not None
 
     @property
     def exact(self) -> Collective:
-        """The same sum without loss, for what no compression may touch: parameters. Itself, if it loses nothing."""
+        """The same sum without loss, for values that must not be compressed, such as parameters; itself if it is not lossy."""
         if not self.lossy:
             return self
         if "codec" in {item.name for item in fields(self)}:
@@ -72,7 +75,7 @@ class Collective(ABC):
 
     @property
     def uncorrected(self) -> str:
-        """What it leaves out of each sum for good, so much that no algorithm trains with it as with the exact sum; "" where that is not so.
+        """What each sum loses permanently, if that is so much that training fails; otherwise "".
 
         Rounding is not meant, nor what error feedback adds to the next sum (`records/combinations.md` has the losses).
         """
@@ -81,37 +84,37 @@ class Collective(ABC):
 
     @property
     def keeps_residual(self) -> bool:
-        """Whether what it leaves out of one sum belongs into the next of the same value: then all ranks must take part in each."""
+        """Whether the loss of one sum is added to the next sum of the same value; all ranks must then take part in each."""
         return False
 
     @property
     def calls_library(self) -> bool:
-        """Whether it may ask for the library's own all-reduce, which must not run next to other messages of the same rank."""
+        """Whether it may call the library's own all-reduce, which must not run during other messages of the same rank."""
         return False
 
     @property
     def splits(self) -> bool:
-        """Whether it has halves: `reduce_scatter` and `all_gather`."""
+        """Whether it has two halves: `reduce_scatter` and `all_gather`."""
         return False
 
     @property
     def fixed_schedule(self) -> bool:
-        """Whether its messages depend on the rank, the number of ranks and the value's size alone.
+        """Whether its messages depend only on the rank, the number of ranks and the value's size.
 
-        A simulation without values then asks for them once and repeats the schedule.
+        A simulation without values then records them once and repeats the schedule.
         """
         return False
 
     def select(self, ctx: Context, value: Value) -> Collective:
-        """The collective that takes this sum: itself, unless it chooses one."""
+        """Return the collective for this sum: itself, unless it is one that chooses."""
         return self
 
     @abstractmethod
     def all_reduce(self, ctx: Context, value: Value) -> Request | Program:
-        """Sum `value` over all ranks, in place; the answer is `value`. Start it in the same order on every rank."""
+        """Sum `value` over all ranks, in place, and return it. Start it in the same order on every rank."""
 
     def reduce_scatter(self, ctx: Context, value: Value) -> Request | Program:
-        """The first half: rank r then has the sum of block r (`gradients.block_bounds`), and nothing in the others.
+        """Do the first half: rank r then has the sum of block r (`gradients.block_bounds`); the other blocks are undefined.
 
         Raises:
             ConfigError: it has no halves.
@@ -119,7 +122,7 @@ class Collective(ABC):
         raise _no_halves(self)
 
     def all_gather(self, ctx: Context, value: Value) -> Request | Program:
-        """The second half: rank r's block r is spread to all ranks, in place; the answer is `value`.
+        """Do the second half: send rank r's block r to all ranks, in place, and return `value`.
 
         Raises:
             ConfigError: it has no halves.
@@ -128,14 +131,14 @@ class Collective(ABC):
 
     @abstractmethod
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """Bytes that `rank` puts on the wire for one bucket of `numel` elements, of which the last `tail` travel raw: the closed form."""
+        """Return the bytes that `rank` sends for one bucket of `numel` elements, the last `tail` of them uncompressed: the closed form."""
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """The same of a rank on average; ranks may differ much, as a root and a leaf do."""
+        """Return the mean of `bytes_sent` over the ranks, which may differ much, as a root and a leaf do."""
         return sum(self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank in range(num_workers)) / num_workers
 
     def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
-        """Those of `rank` for a whole gradient, bucket by bucket."""
+        """Return the bytes that `rank` sends for a whole gradient, bucket by bucket."""
         return float(
             sum(
                 self.bytes_sent(rank, num_workers, piece.stop - piece.start, layout.itemsize, tail=piece.stop - piece.tail)
@@ -144,17 +147,17 @@ class Collective(ABC):
         )
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """Seconds for `num_bytes` of float32 values by the alpha-beta-gamma model; encoding and decoding are not in it.
+        """Return the seconds for `num_bytes` of float32 values by the alpha-beta-gamma model, without encoding and decoding.
 
-        With p ranks, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte`; n beta is
-        of what a codec leaves of n. A formula names n without one.
+        p ranks, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte`. With a codec, n beta
+        counts the encoded bytes. The formulas are written without a codec.
 
         Paper: thakur2005optimization (the cost model).
         """
         raise ConfigError(f"{self} has no formula of its time: it cannot be a candidate of Auto")
 
     def check(self, num_workers: int) -> None:  # noqa: B027 - most run on any number
-        """Raise `ConfigError` unless so many ranks can be summed over."""
+        """Raise `ConfigError` unless it can sum over this many ranks."""
 
 
 @final
@@ -186,18 +189,18 @@ class Native(Collective):
         return native_bytes(num_workers, numel * itemsize)
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """As a ring's: 2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma; the library may know a quicker way."""
+        """Return a ring's 2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma; the library may be faster."""
         share = (num_workers - 1) / num_workers * num_bytes
         return 2 * (num_workers - 1) * link.latency_s + 2 * share / link.bandwidth_bytes_per_s + share * link.sum_s_per_byte
 
 
 def native_bytes(num_workers: int, message_bytes: float) -> float:
-    """2 (p-1)/p n: what each rank must send at least in an all-reduce of n bytes over p ranks (patarasuk2009bandwidth)."""
+    """2 (p-1)/p n: the least that a rank must send in an all-reduce of n bytes over p ranks (patarasuk2009bandwidth)."""
     return 2 * (num_workers - 1) / num_workers * message_bytes
 
 
 def flat_of(value: Value) -> Tensor:
-    """The 1-D tensor of a gradient or tensor; shares memory."""
+    """Return the 1-D tensor of a gradient or tensor; it shares memory."""
     if isinstance(value, Gradient):
         return value.flat
     return value if value.dim() == 1 and value.is_contiguous() else value.view(-1)  # a view of a view takes a microsecond

@@ -1,4 +1,4 @@
-"""Direct all-reduce: every block straight to the rank that sums it, and its sum straight back, in two exchanges."""
+"""Direct all-reduce: each block goes straight to the rank that sums it, and the sum straight back, in two exchanges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.ops import Program, Ticket, Value
 from workbench.program import Context
 
 SUMMING, SPREADING = 0, 1  # hops
-AHEAD = 2  # receives that are open: the next one, so that nobody waits to be heard
+AHEAD = 2  # receives posted in advance: the next one, so that no sender waits
 
 
 @final
@@ -25,13 +25,13 @@ AHEAD = 2  # receives that are open: the next one, so that nobody waits to be he
 class Direct(Collective):
     """Rank j receives block j of every rank, sums, and sends the sum to every rank: 2 (p-1)/p n bytes and messages, as a ring.
 
-    In turn d = 1 ... p - 1 rank i sends to i + d what that rank sums, and hears i - d, so that every link carries one message in each
-    direction; then the sums, likewise. What is sent does not wait for what has arrived, as a ring's does in each of its hops: where
-    processors are busy with gradients that is most of what a ring loses. Hosts in a chain are a ring's. Rank j adds those of
-    j - 1, j - 2, ... (mod p) in this order.
+    In turn d = 1 ... p - 1 rank i sends block i + d to rank i + d and receives from rank i - d. So each link carries one message in
+    each direction. The sums are sent in the same turns. A message does not wait for what has arrived, as in each hop of a ring; if
+    processors are busy with gradients, that wait is most of a ring's overhead. On hosts in a chain, prefer a ring. Rank j adds the
+    blocks of j - 1, j - 2, ... (mod p) in this order.
 
-    With a codec each rank's block is encoded once, and its sum once by its owner, which keeps what it decodes of that. A block travels
-    in `chunks` pieces, with 2 or more of which the wire does not wait for the last sum.
+    With a codec each rank's block is encoded once. The owner of a block encodes its sum once, and keeps the decoded message. A block
+    travels in `chunks` pieces; with 2 or more the wire does not wait for the last sum.
 
     Paper: thakur2005optimization (the pairwise exchange).
     """
@@ -67,7 +67,7 @@ class Direct(Collective):
         return value
 
     def _exchange(self, wire: Wire, *, sums: bool, spreads: bool) -> Program:
-        """One bucket: message by message, the next one encoded and begun before what arrived with this one is looked at."""
+        """Exchange one bucket. The next message is encoded and started before the one that arrived is read."""
         rank, p = wire.ctx.rank, wire.ctx.num_workers
         parts = self._parts(wire.numel, p)
         phases = [hop for hop, wanted in ((SUMMING, sums), (SPREADING, spreads)) if wanted]
@@ -79,7 +79,7 @@ class Direct(Collective):
                 yield from self._complete(wire, parts[rank][chunk], chunk, totals)
         for turn in turns[:AHEAD]:
             receiving.append((yield from self._listen(wire, parts, turn)))
-        leaving = yield from self._set_off(wire, parts, turns[0], totals)
+        leaving = yield from self._start_turn(wire, parts, turns[0], totals)
         for number, (hop, chunk, distance) in enumerate(turns):
             following = turns[number + 1] if number + 1 < len(turns) else None
             early = following is not None and (following[0] == SUMMING or following[1] in totals)
@@ -93,38 +93,38 @@ class Direct(Collective):
             for turn in turns[number + AHEAD : number + AHEAD + 1]:
                 receiving.append((yield from self._listen(wire, parts, turn)))
             if hop == SPREADING:
-                yield from wire.put(part, message)  # what this rank sent of it has left long since
+                yield from wire.put(part, message)  # this rank's own part has left long before
             else:
                 yield from wire.add(*part, message)
                 if spreads and distance == p - 1:
                     yield from self._complete(wire, part, chunk, totals)
             if following and not early:
-                leaving = yield from self._set_off(wire, parts, following, totals)
+                leaving = yield from self._start_turn(wire, parts, following, totals)
 
     def _listen(self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int]) -> Program:
-        """Begin to receive what comes in a turn."""
+        """Start to receive the messages of a turn."""
         hop, chunk, distance = turn
         source = (wire.ctx.rank - distance) % wire.ctx.num_workers
         return (yield from wire.start_receive(source, parts[wire.ctx.rank if hop == SUMMING else source][chunk], hop))
 
     def _message(self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int], totals: dict[int, Tensor]) -> Program:
-        """What leaves in a turn."""
+        """Return the message that is sent in a turn."""
         hop, chunk, distance = turn
         if hop == SPREADING:
             return totals[chunk]
         return (yield from wire.pack(*parts[(wire.ctx.rank + distance) % wire.ctx.num_workers][chunk], hop))
 
-    def _set_off(self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int], totals: dict[int, Tensor]) -> Program:
+    def _start_turn(self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int], totals: dict[int, Tensor]) -> Program:
         message = yield from self._message(wire, parts, turn, totals)
         return (yield from wire.start_send((wire.ctx.rank + turn[2]) % wire.ctx.num_workers, message, turn[0]))
 
     def _complete(self, wire: Wire, part: tuple[int, int], chunk: int, totals: dict[int, Tensor]) -> Program:
-        """A chunk of this rank's block is the whole sum: encode it once, and hold what others will decode."""
+        """Encode the complete sum of a chunk of this rank's block once, and keep what others will decode."""
         totals[chunk] = yield from wire.pack(*part, SPREADING)
         yield from wire.adopt(*part, totals[chunk])
 
     def _parts(self, numel: int, num_workers: int) -> list[list[tuple[int, int]]]:
-        """Where each chunk of each block begins and ends."""
+        """Return where each chunk of each block begins and ends."""
         return [
             [(start + begin, start + end) for begin, end in pairwise(block_bounds(stop - start, self.chunks))]
             for start, stop in pairwise(block_bounds(numel, num_workers))
@@ -136,15 +136,15 @@ class Direct(Collective):
         return sum(sizes) - sizes[rank] + (num_workers - 1) * sizes[rank]
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """Each block leaves p - 1 ranks, and its sum its owner p - 1 times."""
+        """Each block is sent by p - 1 ranks, and its sum p - 1 times by its owner."""
         body, parts = numel - tail, self._parts(numel, num_workers)
         total = sum(message_bytes(self.codec, start, stop, body, itemsize) for block in parts for start, stop in block)
         return 2 * (num_workers - 1) / num_workers * total
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """With h = alpha + n beta / p and s = n gamma / p of a message: 2 (p-1) h + s where s < h; else (p-2) (s - h) more.
+        """Return 2 (p-1) h + s if s < h, otherwise (p-2) (s - h) more, for h = alpha + n beta / p and s = n gamma / p of one message.
 
-        With c chunks a message is 1 / c of that, and there are c times as many; s of the last one is hidden.
+        With c chunks there are c times as many messages, each 1 / c as long; s of the last one is hidden.
         """
         p, c = num_workers, self.chunks
         if p == 1:

@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: the bytes of a ring in the number of messages of a tree."""
+"""Recursive halving and doubling: as many bytes as a ring, and as many messages as a tree."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ FOLD_IN, FIRST = 0, 1  # hops
 class HalvingDoubling(Collective):
     """Reduce-scatter by recursive halving, all-gather by recursive doubling, on the largest power of two q of ranks.
 
-    In a round of halving, ranks at distance q/2, q/4, ..., 1 exchange halves of what they still sum, so that rank i ends with block i
-    of q; doubling goes the same way back. Of the p - q other ranks, each hands its value to a neighbour first and is given the
-    sum last: ranks 0, 2, 4, ... to 1, 3, 5, ...
+    In the rounds of halving, ranks at distance q/2, q/4, ..., 1 exchange halves of what they still sum; rank i ends with block i of q.
+    Doubling reverses these rounds. If p > q, the ranks 0, 2, 4, ... of the p - q first pairs give their value to ranks 1, 3, 5, ... at
+    the beginning, and receive the sum at the end.
 
-    With a codec every summing message is encoded again; a complete block is encoded once, by its owner, and its message is
-    passed on within those of later rounds as it is.
+    With a codec each message that is summed is encoded again. A complete block is encoded once, by its owner, and the same message
+    is forwarded in later rounds.
 
     Paper: thakur2005optimization ("Rabenseifner's algorithm").
     """
@@ -99,7 +99,7 @@ class HalvingDoubling(Collective):
         return total
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """From a rank of each kind: folded into another, standing for two, alone. Of one kind they differ by an element a round."""
+        """The mean over the kinds of ranks: folded into another, summing for two, alone. In a kind they differ by an element a round."""
         extra = Place.of(0, num_workers).extra
         kinds = ((0, extra), (1, extra), (2 * extra, num_workers - 2 * extra))
         return sum(many * self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank, many in kinds if many) / num_workers
@@ -116,7 +116,7 @@ class HalvingDoubling(Collective):
 @final
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank stands among the q = `size` that halve and double.
+    """A rank's place among the q = `size` ranks that halve and double.
 
     Attributes:
         index: its number there.
@@ -130,7 +130,7 @@ class Place:
 
     @classmethod
     def of(cls, rank: int, num_workers: int) -> Place:
-        """A rank's place.
+        """Return a rank's place.
 
         >>> [Place.of(rank, 6).index for rank in (1, 3, 4, 5)], Place.of(2, 6).folded
         ([0, 1, 2, 3], True)
@@ -146,7 +146,7 @@ class Place:
         return self.index < self.extra and not self.folded
 
     def rounds(self) -> Iterator[tuple[int, range, range]]:
-        """Each round of halving: the partner's rank, the blocks this rank keeps, the blocks the partner keeps.
+        """Yield each round of halving: the partner's rank, the blocks that this rank keeps, the blocks that the partner keeps.
 
         >>> list(Place.of(2, 4).rounds())
         [(0, range(2, 4), range(0, 2)), (3, range(2, 3), range(3, 4))]

@@ -1,4 +1,4 @@
-"""Two levels: within groups of neighbouring ranks (a machine, say), then among one leader of each."""
+"""All-reduce in two levels: within groups of neighbouring ranks (a machine, for example), then among one leader of each group."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from workbench.rng import derive_seed
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Hierarchical(Collective):
-    """Groups of `group` consecutive ranks sum at their first rank; these leaders sum among themselves and hand the sum back.
+    """Each group of `group` consecutive ranks sums at its first rank, its leader. The leaders sum, and send the sum back.
 
-    group = 1 is `outer`, and a group of all ranks is `inner`. The last group may be short.
+    With group = 1 it is `outer`; with one group of all ranks it is `inner`. The last group may be smaller.
 
     Args:
         group: ranks of a group.
         inner: within a group: `Linear` or `Tree`.
-        outer: among leaders: any but `Native`, which is of all ranks; another `Hierarchical` for three levels.
-        codec: of both levels; or give `inner` and `outer` one each, or only one of them one.
+        outer: among leaders: any but `Native`, which needs all ranks; another `Hierarchical` for three levels.
+        codec: for both levels; or give `inner` and `outer` one each, or only one of them one.
     """
 
     group: int = 4
@@ -40,9 +40,9 @@ class Hierarchical(Collective):
     def __post_init__(self) -> None:
         check_codec(self.codec)
         if not isinstance(self.group, int) or self.group < 1:
-            raise ConfigError(f"group={self.group}: how many ranks make a group, 1 or more; as many as a machine has")
+            raise ConfigError(f"group={self.group}: give the number of ranks of a group, 1 or more, such as those of one machine")
         if not isinstance(self.inner, Rooted):
-            raise ConfigError(f"inner={self.inner}: within a group the sum is taken at its first rank: use Linear() or Tree()")
+            raise ConfigError(f"inner={self.inner}: a group sums at its first rank: use Linear() or Tree()")
         if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
             raise ConfigError(f"outer={self.outer}: leaders sum by messages among themselves: use Ring(), Tree() or HalvingDoubling()")
         if isinstance(getattr(self.outer, "inner", None), Native) and isinstance(getattr(self.outer, "plain", None), SummableCodec | None):
@@ -93,12 +93,12 @@ class Hierarchical(Collective):
         leaders = range(0, ctx.num_workers, self.group)
         grouped = min(self.group, ctx.num_workers) > 1
         if grouped:
-            yield from among(members, inner.reduce(_part(ctx, members, f"within {first}"), value))
+            yield from among(members, inner.reduce(_group_context(ctx, members, f"within {first}"), value))
         if ctx.rank == first:
-            part = _part(ctx, leaders, "leaders")
+            part = _group_context(ctx, leaders, "leaders")
             yield from among(leaders, lower(part, perform(outer.all_reduce(part, value))))
         if grouped:  # in every group, be it of one: leaders hold the same sum and encode it with the same noise
-            yield from among(members, inner.broadcast(_part(ctx, members, "back"), value))
+            yield from among(members, inner.broadcast(_group_context(ctx, members, "back"), value))
         return value
 
     def _levels(self) -> tuple[Rooted, Collective]:
@@ -117,7 +117,7 @@ class Hierarchical(Collective):
         return sent
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """`inner` among min(group, p) ranks, then `outer` among ceil(p / group); links are equal at both levels."""
+        """`inner` among min(group, p) ranks, then `outer` among ceil(p / group); both levels have the same link."""
         inner, outer = self._levels()
         within_s = inner.seconds(num_bytes, min(self.group, num_workers), link)
         return within_s + outer.seconds(num_bytes, -(-num_workers // self.group), link)
@@ -147,10 +147,10 @@ def _translated(ranks: Sequence[int], request: Request) -> Request:
             return request
 
 
-def _part(ctx: Context, ranks: range, purpose: str) -> Context:
-    """The context of a rank within a part of the ranks; noise drawn for one purpose is not drawn again for another.
+def _group_context(ctx: Context, ranks: range, purpose: str) -> Context:
+    """Return the context of a rank in a group. Each purpose draws its own noise.
 
-    The library's own sum is of all ranks, and what it takes is of no use here: `Auto` would choose it.
+    It has no measurements of the library's all-reduce, which needs all ranks: otherwise `Auto` would choose it.
     """
     link = ctx.link
     if hasattr(link, "native_s"):

@@ -1,4 +1,4 @@
-"""Linear all-reduce: rank 0 receives every value in order of rank, sums, and sends the sum back."""
+"""Linear all-reduce: rank 0 receives each value in order of rank, sums, and sends the sum back."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from workbench.program import Context
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Linear(Rooted):
-    """((g_0 + g_1) + g_2) + ...: the sum in rank order, whatever the length and however it is cut into buckets.
+    """((g_0 + g_1) + g_2) + ...: the sum in rank order, for every length and every cut into buckets.
 
-    Slow (rank 0 receives and sends (p-1) n bytes) and, without a codec, exactly reproducible: the reference for the others.
+    Slow: rank 0 receives and sends (p-1) n bytes. Without a codec it is exactly reproducible: the reference for the others.
     """
 
     def reduce(self, ctx: Context, value: Value) -> Program:

@@ -1,4 +1,4 @@
-"""PowerSGD: each matrix of a gradient as the product of two thin ones, which are summed in its place."""
+"""PowerSGD: sends each matrix of a gradient as the product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workbench.codecs.feedback import add_share
 from workbench.collectives.base import Collective, Native
-from workbench.collectives.memory import LOW_RANK_RESIDUAL, count_sum, outcome_of, share_of, spans_of
+from workbench.collectives.memory import LOW_RANK_RESIDUAL, count_sum, outcome_of, remember_weight, share_of, spans_of
 from workbench.collectives.once import check_inner
 from workbench.errors import ConfigError
 from workbench.gradients import BucketSlice, Gradient, Layout, Slot
@@ -28,23 +28,23 @@ class PowerSGD(Collective):
 
         P = orth(sum_i M_i orth(Q));   Q_i = M_i^T P,  Q = sum_i Q_i;   sum_i M_i ~ P Q^T;   e_i = M_i - P Q_i^T
 
-    One step of power iteration, warm-started: (n + m) r numbers in place of n m. A tensor of more dimensions is the matrix
-    (first, rest); what would not get smaller (biases, thin matrices) is summed as it is, in one message with P and the tail.
-    `alternate`: one factor a step, in turns, in one message; P and Q^T are each what the other's last basis leaves of the sum.
+    This is one step of power iteration, warm-started: (n + m) r numbers instead of n m. A tensor with more dimensions is the matrix
+    (first, rest). Tensors that would not get smaller (biases, thin matrices) are summed uncompressed, in one message with P and the tail.
+    `alternate` sends one factor a step, in turns, in one message:
 
         even t:  P = sum_i M_i orth(Q),  sum_i M_i ~ P orth(Q)^T;      odd t:  Q = sum_i M_i^T orth(P),  sum_i M_i ~ orth(P) Q^T
 
-    orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less comes out exact (with
-    `alternate` and a constant sum, each even and odd step together). Q and P are kept in `ctx.memory`, by parameter, and so are the e_i.
-    A NaN or an infinity reaches every rank, and is not kept. e_i is what P leaves out of this rank's own M_i, and not an equal share
-    of what it leaves out of the sum: those add up to the same, but grow for ever where ranks' gradients differ. Residuals are in
-    units of the mean that is applied (`collectives.memory`). `alternate` counts the sums of a bucket, not steps.
+    orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less is exact (with `alternate` and a
+    constant sum, each pair of an even and an odd step is). `ctx.memory` keeps Q, P and e_i by parameter. A NaN or an infinity reaches
+    every rank, and is not kept. e_i is the loss of this rank's own M_i, not an equal share of the loss of the sum: both add up to the
+    same, but equal shares would grow without limit where ranks' gradients differ. Residuals are in units of the applied mean
+    (`collectives.memory`). `alternate` counts the sums of a bucket, not steps.
 
     Args:
-        rank: r; a matrix's own smaller side where that is less.
+        rank: r; at most a matrix's smaller side.
         alternate: ACP-SGD. Needs error feedback.
-        error_feedback: keep e_i; without it what low rank cannot hold is lost.
-        start_step: steps before it are summed uncompressed.
+        error_feedback: keep e_i; otherwise the error of the low rank is lost.
+        start_step: earlier steps are summed uncompressed.
         inner: sums the factors; lossless.
 
     Paper: vogels2019powersgd, algorithms 1 and 2; zhang2023acpsgd (alternate).
@@ -104,11 +104,11 @@ class PowerSGD(Collective):
         return value
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """Of what is not compressed: steps before `start_step`. Compressed ones depend on shapes: `bytes_of`."""
+        """Return the bytes of an uncompressed step (before `start_step`). `bytes_of` has the compressed ones, which depend on shapes."""
         return self.inner.bytes_sent(rank, num_workers, numel, itemsize)
 
     def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
-        """Of a step from `start_step` on; with `alternate`, the mean of an even and an odd one."""
+        """Return the bytes of a step from `start_step` on; with `alternate`, the mean of an even and an odd one."""
         total = 0.0
         inner = partial(self.inner.bytes_sent, rank, num_workers)
         for piece in layout.buckets:
@@ -122,7 +122,7 @@ class PowerSGD(Collective):
         return total
 
     def matrices(self, piece: BucketSlice) -> list[Slot]:
-        """The parameters of a bucket that are sent as factors: those whose factors are smaller."""
+        """Return the parameters of a bucket that are sent as factors: those with smaller factors."""
         return [slot for slot in piece.slots if sum(prod(self.factor_shape(slot, side)) for side in "pq") < slot.numel]
 
     def factor_shape(self, slot: Slot, side: str) -> tuple[int, int]:
@@ -136,7 +136,7 @@ class PowerSGD(Collective):
     def _compressed(self, ctx: Context, value: Gradient, piece: BucketSlice, slots: list[Slot]) -> Program:
         nbytes = sum(slot.numel for slot in slots) * value.flat.element_size()
         sides = ("pq"[self._turn(ctx, piece)],) if self.alternate else ("p", "q")
-        share = share_of(value.tail(piece.index), ctx.num_workers, value.total_weight)
+        share = share_of(ctx, f"bucket-{piece.index}", value.tail(piece.index), value.total_weight)
         raw = [value.view(slot) for slot in piece.slots if slot not in slots] + [value.tail(piece.index)]
         matrices = yield Local("encode", nbytes, partial(self._matrices, ctx, value, slots, share))
         bases: list[Tensor] = []
@@ -147,18 +147,18 @@ class PowerSGD(Collective):
             message, own, bases = yield Local("encode", nbytes, partial(_project, side, matrices, others, raw if side == sides[0] else []))
             message = yield AllReduce(message, self.inner)
             factors = self._unpack(message, side, slots, raw if side == sides[0] else [])
-        for slot, factor in zip(slots, factors, strict=True):  # one that is not finite would stay so
+        for slot, factor in zip(slots, factors, strict=True):  # a factor that is not finite would never recover
             before = self._factor(ctx, slot, sides[-1], value.flat)
             ctx.memory[_name(sides[-1], slot)] = torch.where(factor.isfinite().all(), factor, before)
         restore = partial(self._restore, ctx, value, piece, slots, matrices, sides[-1], factors, own, bases, share)
         yield Local("decode", nbytes, restore)
 
     def _turn(self, ctx: Context, piece: BucketSlice) -> int:
-        """0 and 1 in turns, sum by sum of this bucket on this lane: with two lanes one of them has all the even steps."""
+        """Return 0 and 1 in turns, for each sum of this bucket on this lane. (With two lanes one of them would have all the even steps.)"""
         return count_sum(ctx.memory, f"low-rank.sums/{piece.index}") % 2
 
     def _matrices(self, ctx: Context, value: Gradient, slots: list[Slot], share: float | Tensor) -> list[Tensor]:
-        """M_i, n x m each; shares memory with the gradient where its strides allow."""
+        """Return M_i, n x m each; they share memory with the gradient where its strides allow."""
         if self.error_feedback:
             for slot in slots:
                 add_share(value.view(slot), self._residual(ctx, slot, value.flat), share)
@@ -171,9 +171,9 @@ class PowerSGD(Collective):
         return ctx.memory[name]
 
     def _factor(self, ctx: Context, slot: Slot, side: str, flat: Tensor) -> Tensor:
-        """The last step's, or the first: normal numbers, the same on all ranks."""
+        """Return the last step's factor, or at first normal numbers that are equal on all ranks."""
         name, shape = _name(side, slot), self.factor_shape(slot, side)
-        if name not in ctx.memory or ctx.memory[name].shape != shape:  # of another r than before: begin again
+        if name not in ctx.memory or ctx.memory[name].shape != shape:  # r has changed: begin with new factors
             if flat.is_meta:
                 ctx.memory[name] = flat.new_empty(shape)
             else:
@@ -182,7 +182,7 @@ class PowerSGD(Collective):
         return ctx.memory[name]
 
     def _unpack(self, message: Tensor, side: str, slots: list[Slot], raw: list[Tensor]) -> list[Tensor]:
-        """The summed factors, in memory of their own; `raw` tensors are filled."""
+        """Return the summed factors, in new memory, and fill the `raw` tensors."""
         shapes = [self.factor_shape(slot, side) for slot in slots]
         parts = message.split([prod(shape) for shape in shapes] + [tensor.numel() for tensor in raw])
         for tensor, part in zip(raw, parts[len(slots) :], strict=True):
@@ -202,7 +202,7 @@ class PowerSGD(Collective):
         bases: list[Tensor],
         share: float | Tensor,
     ) -> None:
-        """Write the approximate sums into the gradient, and into memory what they left out."""
+        """Write the approximate sums into the gradient, and their errors into memory."""
         lefts: list[Tensor] = []
         for slot, matrix, factor, mine, basis in zip(slots, matrices, factors, own, bases, strict=True):
             if self.error_feedback:
@@ -216,6 +216,8 @@ class PowerSGD(Collective):
         outcome = outcome_of(value.tail(piece.index), flat[: piece.tail - piece.start], spans_of(piece))
         for slot, left in zip(slots, lefts, strict=True):
             outcome.settle(self._residual(ctx, slot, value.flat), left, share, begin=slot.offset - piece.start)
+        if value.total_weight is None:
+            remember_weight(ctx, f"bucket-{piece.index}", value.tail(piece.index), share)
 
 
 def _name(side: str, slot: Slot) -> str:

@@ -1,12 +1,15 @@
-"""What collectives remember from step to step in `Context.memory`, and what of it stays valid when the ranks change.
+"""What collectives keep from step to step in `Context.memory`, and what of it stays valid when the ranks change.
 
-Residuals are in units of the mean that is applied: a sum S of shares of weight W is applied as S / W. A rank sends C(v) of
-v = g + a e, where the share a is what W is expected to be, and once the summed tail says what W is,
+Residuals are in units of the applied mean: a sum S of shares of total weight W is applied as S / W. A rank sends C(v) of
+v = g + a e, where the share a is the expected W. The summed tail tells W; then
 
     e <- (v - C(v)) / W + (1 - a / W) e,
 
-so that what is applied and what all ranks keep add up to what was owed, whatever W is. A rank of weight 0 sends nothing of e, and
-keeps it; so does every rank for a parameter that none of them used, and where the sum is not finite.
+so what is applied and what all ranks keep always add up to what was owed. A rank of weight 0 sends nothing of e and keeps it.
+So does every rank for a parameter that no rank used, and for a sum that is not finite.
+
+If |1 - a / W| exceeds 1 in every step, e grows without a bound. If W is not known in advance (a `Trainer` whose ranks count their
+samples), a = q w, with w the rank's own weight and q its smallest recent W / w: see `share_of`.
 """
 
 from __future__ import annotations
@@ -19,40 +22,42 @@ import torch
 from torch import Tensor
 
 from workbench.gradients import USED, WEIGHT, BucketSlice
-from workbench.program import LANE_PREFIX
+from workbench.program import LANE_PREFIX, Context
 
-ONCE_RESIDUAL, LOW_RANK_RESIDUAL = "once.residual", "low-rank.residual"  # what was left out of this rank's own values
-ONCE_OWNER = "once.owner"  # what a codec left out of the sum of the block that is this rank's where there are so many
-OWN = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER)  # a rank's own; all else is the same on all ranks
+ONCE_RESIDUAL, LOW_RANK_RESIDUAL = "once.residual", "low-rank.residual"  # the error of this rank's own values
+ONCE_OWNER = "once.owner"  # the codec's error of the sum of this rank's block
+WEIGHT_RATIO = "weight-ratio"  # q: the weight of a sum over this rank's own weight in it
+OWN = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # different on each rank; all else is equal on all ranks
+RATIO_GROWTH = 1 / 16  # of q in a sum, at most; e stays bounded if W / w changes by a factor below 43, Euler's number over this
 
 
 # -- the names in a memory -----------------------------------------------------------------------------------------
 
 
 def forget_blocks(memory: MutableMapping[str, Tensor]) -> None:
-    """There is another number of ranks from here on: blocks are cut elsewhere."""
-    for name in [name for name in memory if plain_name(name).startswith(ONCE_OWNER)]:
+    """Drop what belongs to a number of ranks, which has changed: blocks are cut elsewhere, and sums have other weights."""
+    for name in [name for name in memory if plain_name(name).startswith((ONCE_OWNER, WEIGHT_RATIO))]:
         del memory[name]
 
 
 def of_all_ranks(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is the same on all ranks, as one that comes later must have it: the factors that a low-rank sum starts from, counts."""
+    """Return what is equal on all ranks, for a rank that joins later: the factors with which a low-rank sum starts, and counts."""
     return {name: value for name, value in memory.items() if not plain_name(name).startswith(OWN)}
 
 
 def fold_lanes(memory: MutableMapping[str, Tensor], num_lanes: int) -> None:
-    """There are only so many lanes from here on: what others have left over is lane 0's to send."""
+    """Keep only this many lanes; lane 0 takes over the residuals of the others."""
     for name in list(memory):
         lane, plain = _split(name)
         if lane < num_lanes:
             continue
         value = memory.pop(name)
-        if plain.startswith(OWN):
+        if plain.startswith(OWN) and not plain.startswith(WEIGHT_RATIO):
             memory[plain] = memory[plain] + value if plain in memory else value
 
 
 def plain_name(name: str) -> str:
-    """The name without its lane.
+    """Return the name without its lane.
 
     >>> plain_name("lane-1/once.residual/bucket-0")
     'once.residual/bucket-0'
@@ -68,7 +73,7 @@ def _split(name: str) -> tuple[int, str]:
 
 
 def count_sum(memory: MutableMapping[str, Tensor], name: str) -> int:
-    """How many sums of that name came before this one."""
+    """Return the number of earlier sums of that name."""
     counter = memory.get(name)
     if counter is None:
         counter = memory[name] = torch.zeros((), dtype=torch.int64)
@@ -80,33 +85,68 @@ def count_sum(memory: MutableMapping[str, Tensor], name: str) -> int:
 # -- residuals -----------------------------------------------------------------------------------------------------
 
 
-def share_of(tail: Tensor, num_workers: int, total_weight: float | None) -> float | Tensor:
-    """How much of a residual in units of the mean belongs in this rank's share of the sum: the weight that is expected of the sum.
+def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) -> float | Tensor:
+    """Return the expected weight of the sum: how much of a residual in units of the mean belongs in this rank's share.
 
-    Known beforehand, or else as if all ranks had this one's weight; 0 on a rank of weight 0. Without a tail, 1.
+    That is `total_weight` if it is known in advance. Else it is this rank's own weight times the ratio that `remember_weight`
+    keeps, at first the number of ranks. It is 0 on a rank of weight 0, and 1 without a tail.
+
+    Args:
+        name: of what is summed.
+        tail: of this rank, before the sum.
     """
     if not tail.numel() or tail.is_meta:
         return 1.0
     own = tail[WEIGHT]
+    ratio = ctx.memory.get(f"{WEIGHT_RATIO}/{name}")
     if tail.device.type != "cpu":  # without waiting for the device
-        expected = own * num_workers if total_weight is None else torch.full_like(own, total_weight)
+        expected = own * (ctx.num_workers if ratio is None else ratio) if total_weight is None else torch.full_like(own, total_weight)
         return torch.where(own > 0, expected, torch.zeros_like(own))
     weight = float(own)
     if weight <= 0:
         return 0.0
-    expected_weight = num_workers * weight if total_weight is None else total_weight
+    expected_weight = weight * (ctx.num_workers if ratio is None else float(ratio)) if total_weight is None else total_weight
     return 1.0 if _is_near(expected_weight, 1.0, tail.dtype) else expected_weight
+
+
+def remember_weight(ctx: Context, name: str, tail: Tensor, share: float | Tensor) -> None:
+    """Keep the ratio of a sum's weight to this rank's own, for the share of the next sum. Needed if no `total_weight` is known.
+
+    A ratio that falls is taken at once, for a share above W makes a residual grow. One that rises is taken in small steps.
+
+    Args:
+        tail: summed.
+        share: that this rank took.
+    """
+    if not tail.numel() or tail.is_meta:
+        return
+    key = f"{WEIGHT_RATIO}/{name}"
+    before = ctx.memory.get(key)
+    weight = tail[WEIGHT]
+    if isinstance(share, Tensor):
+        ratio = torch.full_like(weight, ctx.num_workers) if before is None else before
+        usable = (share > 0) & (weight > 0) & weight.isfinite()
+        seen = ratio * weight / torch.where(share > 0, share, torch.ones_like(share))
+        smallest = seen if before is None else torch.minimum(seen, ratio * (1 + RATIO_GROWTH))
+        ctx.memory[key] = torch.where(usable, smallest, ratio)
+        return
+    total = float(weight)
+    ratio_now = float(ctx.num_workers if before is None else before)
+    if share > 0 and 0 < total < float("inf"):
+        seen_ratio = ratio_now * total / share  # the share was the ratio times this rank's own weight
+        ratio_now = seen_ratio if before is None else min(seen_ratio, ratio_now * (1 + RATIO_GROWTH))
+    ctx.memory[key] = torch.tensor(ratio_now, dtype=torch.float64)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a bucket's sum says of how it is applied.
+    """How the sum of a bucket is applied.
 
     Attributes:
         weight: W; None on another device than the CPU.
-        ranges: the values that are applied, as ranges of the bucket: none of a sum that is not finite, or without weight.
-        on_device: W and a mask of the values, in place of both, so that nobody waits for the device.
+        ranges: the applied values, as ranges of the bucket; none if the sum is not finite or has no weight.
+        on_device: instead of both, W and a mask of the values, so that the host does not wait for the device.
     """
 
     weight: float | None
@@ -114,7 +154,7 @@ class Outcome:
     on_device: tuple[Tensor, Tensor] | None = None
 
     def settle(self, residual: Tensor, left: Tensor, share: float | Tensor, begin: int = 0) -> None:
-        """In place, `residual` becomes what is still owed. `left` is v - C(v) of the values from `begin` on, in any shape."""
+        """Update `residual` in place to what is still owed. `left` is v - C(v) of the values from `begin` on, in any shape."""
         if self.on_device is not None:
             weight, mask = self.on_device
             owed = residual * (1 - share / weight) + left / weight
@@ -129,9 +169,9 @@ class Outcome:
 
 
 def outcome_of(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int], ...] = ()) -> Outcome:
-    """Of a bucket's summed tail and values. `spans`: where each parameter lies, in the order of the tail's counts.
+    """Return the outcome for a bucket's summed tail and values. `spans`: each parameter's place, in the order of the tail's counts.
 
-    Without a tail, a plain tensor's sum is applied as it is.
+    Without a tail (a plain tensor) the sum is applied unchanged.
     """
     if total.is_meta or not total.numel():
         return Outcome(1.0)
@@ -152,7 +192,7 @@ def outcome_of(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int], ...] =
 
 
 def outcome_on_device(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int], ...]) -> Outcome:
-    """The same in operations on tensors alone."""
+    """The same, with operations on tensors only."""
     weight = tail[WEIGHT] if tail.numel() else total.new_ones(())
     applied = (total.sum().isfinite() & (weight > 0)).expand(total.numel())
     if spans:
@@ -163,7 +203,7 @@ def outcome_on_device(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int],
 
 
 def spans_of(piece: BucketSlice) -> tuple[tuple[int, int], ...]:
-    """Where each parameter lies in its bucket's values; nothing where no tail counts its users."""
+    """Return each parameter's place in its bucket's values; empty if there is no tail that counts its users."""
     if piece.tail == piece.stop:
         return ()
     return tuple((slot.offset - piece.start, slot.offset - piece.start + slot.numel) for slot in piece.slots)
@@ -179,5 +219,5 @@ def _settle(residual: Tensor, left: Tensor, share: float, weight: float) -> None
 
 
 def _is_near(one: float, other: float, dtype: torch.dtype) -> bool:
-    """Equal but for rounding in sums of weights: as `replica` decides whether a sum must be divided."""
+    """Return True if weights are equal up to rounding, as `replica` decides whether to divide a sum."""
     return abs(one - other) <= 64 * torch.finfo(dtype).eps * other

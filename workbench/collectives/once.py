@@ -1,4 +1,4 @@
-"""A codec once around a sum: what is summed has been encoded once, and the sum at most once more."""
+"""A codec once around a sum: each value is encoded once, and the sum at most once more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.codecs import Codec, ErrorFeedback, SummableCodec
 from workbench.codecs.feedback import add_share
 from workbench.codecs.groups import check_choice, typed
 from workbench.collectives.base import Collective, Native
-from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, count_sum, outcome_of, share_of, spans_of
+from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, Outcome, count_sum, outcome_of, remember_weight, share_of, spans_of
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
 from workbench.ops import AllReduce, Local, Program, Recv, Send, Start, Value, Wait
@@ -28,7 +28,7 @@ class Piece:
     """One bucket of a gradient, or a tensor: `body` goes through the codec, `tail` does not.
 
     Attributes:
-        name: what is remembered of it.
+        name: of what is kept for it.
         spans: where in `body` each parameter lies.
         total_weight: see `Gradient`.
     """
@@ -48,23 +48,23 @@ class Piece:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Once(Collective):
-    """Each rank's value is encoded once. How the sum is then taken and spread:
+    """Each rank's value is encoded once. `spread` says how the sum is taken and distributed:
 
     | spread | rank i sends | bytes of a rank, n of them and w(n) encoded |
     |---|---|---|
-    | "encoded" | C(block j of g_i) to rank j; then C(sum over i of what it decoded of block i) to all | about 2 (p-1) w(n/p) |
-    | "raw" | the same, but the sum of block i as it is | (p-1) w(n/p) + (p-1) n/p |
-    | "gather" | C(g_i) to all, which sum for themselves | (p-1) w(n) |
-    | with a `SummableCodec` | its scale, then its integers, through `inner` | those of `inner` for n values of so many bits |
+    | "encoded" | C(block j of g_i) to rank j; then C(sum of the decoded blocks i) to all | about 2 (p-1) w(n/p) |
+    | "raw" | the same, but the sum of block i uncompressed | (p-1) w(n/p) + (p-1) n/p |
+    | "gather" | C(g_i) to all ranks; each computes the sum | (p-1) w(n) |
+    | with a `SummableCodec` | its scale, then its integers, through `inner` | those of `inner` for n integers |
 
-    None chooses "encoded", or "gather" where the codec is a poor one for sums (`TopK`, `Sign`). Sums are taken in rank order,
-    in the value's dtype, and every rank decodes the same bytes, its own too: replicas stay bit-identical. Unlike a codec
-    inside a ring's hops, the error does not grow with every hop: one encoding of each g_i, and with "encoded" one of the sum.
-    One rank alone encodes and decodes too. Tails travel raw with the last block's messages, or with the scales.
+    None chooses "encoded", or "gather" if the codec is a poor one for sums (`TopK`, `Sign`). Sums are taken in rank order, in the
+    value's dtype. Every rank decodes the same bytes, its own included: replicas stay bit-identical. Unlike a codec in a ring's hops,
+    the error does not grow with each hop: each g_i is encoded once, and with "encoded" so is the sum. One rank alone encodes and
+    decodes too. Tails travel uncompressed with the last block's messages, or with the scales.
 
     With `ErrorFeedback` a rank's error is added to its next gradient; with "encoded", so is the owner's error of a block's sum.
-    They are in units of the mean that is applied (`collectives.memory`), and stay where no rank used a parameter.
-    Residuals are in `ctx.memory` by bucket: a rank's value of the same layout must come every time.
+    Residuals are in units of the applied mean (`collectives.memory`), and stay if no rank used a parameter. They are in
+    `ctx.memory` by bucket: every value of a bucket must have the same layout.
 
     Paper: the two exchanges of seide2014onebit, tang2021onebitadam.
     """
@@ -148,12 +148,12 @@ class Once(Collective):
     # -- ways to sum -------------------------------------------------------------------------------------------
 
     def _two_shots(self, ctx: Context, piece: Piece) -> Program:
-        """Block j of every rank to rank j, which sums; then block j's sum to every rank."""
+        """Send block j of every rank to rank j, which sums; then send block j's sum to every rank."""
         p, rank, last = ctx.num_workers, ctx.rank, ctx.num_workers - 1
         blocks, tails = _cut(piece.body, p), [piece.tail[:0]] * last + [piece.tail]
         own, itemsize = blocks[rank], piece.body.element_size()
         codec, encoded = self.plain, self._spread == "encoded"
-        share = share_of(piece.tail, p, piece.total_weight)
+        share = share_of(ctx, piece.name, piece.tail, piece.total_weight)
         residual = self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")
         left = None if residual is None else torch.empty_like(residual)
         residuals, lefts = [None] * p if residual is None else _cut(residual, p), [None] * p if left is None else _cut(left, p)
@@ -187,14 +187,14 @@ class Once(Collective):
         piece.tail.copy_(_split(arrived[last], piece.tail)[0])
         outcome = outcome_of(piece.tail, piece.body, piece.spans)
         if residual is not None and left is not None:
-            outcome.settle(residual, left, share)
+            self._settle(ctx, piece, outcome, residual, left, share)
         if owners is not None and unsent is not None:
             outcome.settle(owners, unsent, share, begin=block_bounds(piece.body.numel(), p)[rank])
 
     def _gather(self, ctx: Context, piece: Piece) -> Program:
-        """Every rank's encoded value to every rank; all sum in the same order."""
+        """Send every rank's encoded value to every rank; all sum in the same order."""
         residual = self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")
-        share = share_of(piece.tail, ctx.num_workers, piece.total_weight)
+        share = share_of(ctx, piece.name, piece.tail, piece.total_weight)
         encode = partial(self._encode, piece.body, residual, share, self._noise(ctx, piece, "value"))
         wire, left = yield Local("encode", piece.nbytes, encode)
         message = _join(piece.tail, wire)
@@ -203,12 +203,12 @@ class Once(Collective):
         piece.body.copy_(total)
         _sum_tails(piece.tail, arrived)
         if residual is not None:
-            outcome_of(piece.tail, piece.body, piece.spans).settle(residual, left, share)
+            self._settle(ctx, piece, outcome_of(piece.tail, piece.body, piece.spans), residual, left, share)
 
     def _integers(self, ctx: Context, piece: Piece, codec: SummableCodec) -> Program:
-        """Scales side by side in one sum, of which each rank takes the largest; then the integers."""
+        """Take the largest of each scale over the ranks, by one sum; then sum the integers."""
         p, body = ctx.num_workers, piece.body
-        share = share_of(piece.tail, p, piece.total_weight)
+        share = share_of(ctx, piece.name, piece.tail, piece.total_weight)
         residual = self._residual(ctx, body, f"{ONCE_RESIDUAL}/{piece.name}")
 
         def measure() -> Tensor:
@@ -228,19 +228,19 @@ class Once(Collective):
         shared[ctx.rank : ctx.rank + 1] = magnitude
         shared[p:] = piece.tail
         shared = yield AllReduce(shared, self.inner)
-        scale = shared[:p].amax().view(1).float()  # a NaN of any rank is everyone's
+        scale = shared[:p].amax().view(1).float()  # a NaN of one rank reaches all
         piece.tail.copy_(shared[p:])
         if body.numel():
             integers, left = yield Local("encode", piece.nbytes, encode)
             total = yield AllReduce(integers, self.inner)
             body.copy_((yield Local("decode", piece.nbytes, partial(codec.decode_shared, total, scale, p, body))))
             if residual is not None:
-                outcome_of(piece.tail, body, piece.spans).settle(residual, left, share)
+                self._settle(ctx, piece, outcome_of(piece.tail, body, piece.spans), residual, left, share)
 
     # -- parts of them -----------------------------------------------------------------------------------------
 
     def _sum(self, like: Tensor, wires: list[Tensor]) -> Program:
-        """Decode and add in rank order; the answer is a new tensor like `like`."""
+        """Decode and add in rank order. Return a new tensor like `like`."""
         nbytes = like.numel() * like.element_size()
         total = yield Local("decode", nbytes, partial(self.plain.decode, wires[0], like))
         for wire in wires[1:]:
@@ -251,14 +251,14 @@ class Once(Collective):
     def _encode(
         self, values: Tensor, residual: Tensor | None, share: float | Tensor, noise: Generator | None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(message, what it leaves out); with feedback the values become what was encoded."""
+        """Return (message, its error). With feedback, the values become what was encoded."""
         if residual is None:
             return self.plain.encode(values, noise), None
         assert isinstance(self.codec, ErrorFeedback)
         return self.codec.encode_share(values, residual, share, noise, out)
 
     def _residual(self, ctx: Context, like: Tensor, name: str) -> Tensor | None:
-        """What error feedback has left over of such values; None without feedback."""
+        """Return what error feedback has kept for such values; None without feedback."""
         if not isinstance(self.codec, ErrorFeedback):
             return None
         residual = ctx.memory.get(name)
@@ -267,6 +267,13 @@ class Once(Collective):
         if residual.shape != like.shape or residual.dtype != like.dtype:
             raise ConfigError(f"{name} has {residual.numel()} values of a step before, and now there are {like.numel()}: keep the layout")
         return residual
+
+    def _settle(self, ctx: Context, piece: Piece, outcome: Outcome, residual: Tensor, left: Tensor | None, share: float | Tensor) -> None:
+        """After the sum, the residual becomes what is still owed."""
+        assert left is not None
+        outcome.settle(residual, left, share)
+        if piece.total_weight is None:
+            remember_weight(ctx, piece.name, piece.tail, share)
 
     def _noise(self, ctx: Context, piece: Piece, what: str) -> Generator | None:
         if not self.plain.stochastic or piece.body.is_meta:
@@ -281,23 +288,23 @@ class Once(Collective):
                 yield Piece(flat[:size], flat[size:], f"bucket-{bucket.index}", value.step, spans_of(bucket), value.total_weight)
             return
         flat, name = value.view(-1), f"tensor-{value.numel()}"
-        calls = count_sum(ctx.memory, f"once.calls/{name}") if self.plain.stochastic else 0  # a tensor has no step to draw noise by
+        calls = count_sum(ctx.memory, f"once.calls/{name}") if self.plain.stochastic else 0  # a tensor has no step that selects its noise
         yield Piece(flat, flat[:0], name, calls)
 
 
 def check_inner(inner: Any) -> None:
-    """Raise `ConfigError` unless it sums without loss."""
+    """Raise `ConfigError` unless the collective sums without loss."""
     if not isinstance(inner, Collective):
-        raise ConfigError(f"inner={inner!r}: a way to sum, such as Native() or Ring()")
+        raise ConfigError(f"inner={inner!r}: give a collective, such as Native() or Ring()")
     if inner.lossy:
-        raise ConfigError(f"inner={inner!r} is lossy itself, and what it is given must be summed exactly: use it without a codec")
+        raise ConfigError(f"inner={inner!r} is lossy, but must sum exactly here: use it without a codec")
 
 
 def _exchange(ctx: Context, messages: list[Tensor], sizes: list[int]) -> Program:
-    """Send message j to rank j and receive `sizes[i]` bytes of each rank i; empty ones are not sent. The answer is in rank order."""
+    """Send message j to rank j and receive `sizes[i]` bytes of each rank i, in rank order. Empty messages are not sent."""
     p, rank = ctx.num_workers, ctx.rank
-    arrived, sending = list(messages), []  # one's own needs no sending
-    for distance in range(1, p):  # all ranks at one distance: nobody is sent to by two
+    arrived, sending = list(messages), []  # this rank's own message is not sent
+    for distance in range(1, p):  # at each distance, every rank receives from one rank
         to, source = (rank + distance) % p, (rank - distance) % p
         if messages[to].numel():
             sending.append((yield Start(Send(to, messages[to]))))
@@ -315,18 +322,18 @@ def _cut(values: Tensor, num_blocks: int) -> list[Tensor]:
 
 
 def _join(tail: Tensor, wire: Tensor) -> Tensor:
-    """One message: the tail comes first, where it is aligned whatever the length of the rest."""
+    """Return one message. The tail comes first, so it is aligned for every length of the other bytes."""
     return torch.cat([tail.view(torch.uint8), wire]) if tail.numel() else wire
 
 
 def _split(message: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse, with a tail as long as the one given."""
+    """The inverse of `_join`, with a tail as long as the given one."""
     cut = tail.numel() * tail.element_size()
     return message[:cut].view(tail.dtype), message[cut:]
 
 
 def _sum_tails(tail: Tensor, messages: list[Tensor]) -> None:
-    """tail <- the sum of the messages' tails, in rank order."""
+    """Set `tail` to the sum of the messages' tails, in rank order."""
     parts = [_split(message, tail)[0].clone() for message in messages]
     tail.copy_(parts[0])
     for part in parts[1:]:

@@ -1,4 +1,4 @@
-"""Ring all-reduce: reduce-scatter, then all-gather, each rank talking to its two neighbours only."""
+"""Ring all-reduce: reduce-scatter, then all-gather; each rank exchanges messages only with its two neighbours."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from workbench.program import Context
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Ring(Collective):
-    """p - 1 hops that sum and p - 1 that spread; each rank sends 2 (p-1)/p n bytes.
+    """p - 1 hops sum and p - 1 hops distribute; each rank sends 2 (p-1)/p n bytes.
 
-    In hop h rank i sends block (i - h - 1) mod p to i + 1 and receives block (i - h - 2) mod p, which it adds while h < p - 1: so
-    block i is complete at rank i after p - 1 hops and is passed round. Blocks differ by one element at most, and may be empty.
+    In hop h rank i sends block (i - h - 1) mod p to i + 1 and receives block (i - h - 2) mod p. While h < p - 1, it adds what it
+    receives. So block i is complete at rank i after p - 1 hops, and is then passed round. Blocks differ by one element at most, and
+    may be empty.
 
-    With a codec every summing hop decodes, sums and encodes again; a complete block is encoded once, by its owner, which keeps what
-    it decodes of that, and is forwarded as it is. A block travels in `chunks` pieces: encoding, decoding and summing of one run
+    With a codec each summing hop decodes, sums and encodes again. A complete block is encoded once, by its owner, which keeps the
+    decoded message; the same message is then forwarded. A block travels in `chunks` pieces: one is encoded, decoded and summed
     while the next is on the wire.
 
     Paper: li2018pipesgd; patarasuk2009bandwidth (the algorithm).
@@ -60,19 +61,19 @@ class Ring(Collective):
         return value
 
     def _pass(self, wire: Wire, first: int, last: int) -> Program:
-        """The hops from `first` to before `last` of one bucket."""
+        """Do the hops from `first` to before `last` of one bucket."""
         rank, p = wire.ctx.rank, wire.ctx.num_workers
         right, left = (rank + 1) % p, (rank - 1) % p
         bounds = block_bounds(wire.numel, p)
         hops = [(hop, part) for hop in range(first, last) for part in self._chunks(bounds, rank - hop - 2)]
         sending: deque[Ticket | None] = deque()
         receiving: deque[Ticket | None] = deque()
-        # Receives are asked for before what is sent at the same time: a library that has one stream of bytes to a neighbour
-        # (gloo) would send the request after the message itself, and a neighbour on both sides would wait for that to pass.
+        # Receives are posted before sends. gloo has one stream of bytes to a neighbour: it would send the request after the
+        # message, and with the same neighbour on both sides each would wait for the other.
         for later, its_part in hops[: self.chunks]:
             receiving.append((yield from wire.start_receive(left, its_part, later)))
         for part in self._chunks(bounds, rank - first - 1) if hops else ():
-            sending.append((yield from self._set_off(wire, right, first, part)))
+            sending.append((yield from self._send_chunk(wire, right, first, part)))
         for position, (hop, part) in enumerate(hops):
             message = yield from wire.received(receiving.popleft(), part)
             for later, its_part in hops[position + self.chunks : position + self.chunks + 1]:
@@ -80,15 +81,15 @@ class Ring(Collective):
             if hop < p - 1:
                 yield from wire.add(*part, message)
                 if hop + 1 < last:
-                    sending.append((yield from self._set_off(wire, right, hop + 1, part)))
+                    sending.append((yield from self._send_chunk(wire, right, hop + 1, part)))
             else:
                 if hop + 1 < last:
                     sending.append((yield from wire.start_send(right, message, hop + 1)))
                 yield from wire.put(part, message)
             yield from wire.finish(sending.popleft())  # with two ranks a later hop overwrites the block, so it must have left
 
-    def _set_off(self, wire: Wire, right: int, hop: int, part: tuple[int, int]) -> Program:
-        """Send what this rank has of a chunk; it is the whole sum in the first hop that spreads."""
+    def _send_chunk(self, wire: Wire, right: int, hop: int, part: tuple[int, int]) -> Program:
+        """Send this rank's values of a chunk. In the first distributing hop they are the whole sum."""
         message = yield from wire.pack(*part, hop)
         ticket = yield from wire.start_send(right, message, hop)
         if hop == wire.ctx.num_workers - 1:
@@ -96,7 +97,7 @@ class Ring(Collective):
         return ticket
 
     def _chunks(self, bounds: list[int], block: int) -> list[tuple[int, int]]:
-        """Where each chunk of a block (modulo the number of ranks) begins and ends."""
+        """Return where each chunk of a block (modulo the number of ranks) begins and ends."""
         block %= len(bounds) - 1
         cuts = block_bounds(bounds[block + 1] - bounds[block], self.chunks)
         return [(bounds[block] + start, bounds[block] + stop) for start, stop in pairwise(cuts)]
@@ -112,7 +113,7 @@ class Ring(Collective):
         return 2 * (num_workers - 1) / num_workers * sum(self._block_bytes(num_workers, numel, itemsize, tail))
 
     def _block_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int) -> list[int]:
-        """What each block is on the wire."""
+        """Return the bytes of each block on the wire."""
         bounds, body = block_bounds(numel, num_workers), numel - tail
         return [
             sum(message_bytes(self.codec, start, stop, body, itemsize) for start, stop in self._chunks(bounds, block))

@@ -1,4 +1,4 @@
-"""All-reduce over a root: everything is summed at rank 0 and sent back from there."""
+"""All-reduce over a root: rank 0 sums everything and sends the sum back."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SUMMING, SPREADING = 0, 1  # hops
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Rooted(Collective):
-    """reduce to rank 0, then broadcast from it: two halves that `Hierarchical` also uses by themselves.
+    """Reduce to rank 0, then broadcast from it: two halves that `Hierarchical` also uses separately.
 
-    With a codec each rank encodes the sum it has once and rank 0 the whole sum once, which is then forwarded as it is.
+    With a codec each rank encodes its sum once. Rank 0 encodes the whole sum once, and the same message is then forwarded.
     """
 
     codec: Codec | None = None
@@ -38,15 +38,15 @@ class Rooted(Collective):
 
     @abstractmethod
     def reduce(self, ctx: Context, value: Value) -> Program:
-        """Sum at rank 0; what the others hold is then undefined."""
+        """Sum at rank 0. The values of the other ranks are then undefined."""
 
     @abstractmethod
     def broadcast(self, ctx: Context, value: Value) -> Program:
-        """Give all ranks what they decode of rank 0's value; so does rank 0, even alone."""
+        """Give all ranks, rank 0 included (even alone), what they decode of rank 0's value."""
 
     @abstractmethod
     def num_broadcast(self, rank: int, num_workers: int) -> int:
-        """To how many ranks `rank` sends the sum."""
+        """Return the number of ranks to which `rank` sends the sum."""
 
     @abstractmethod
     def reduce_s(self, num_bytes: float, num_workers: int, link: Link) -> float:
@@ -61,5 +61,5 @@ class Rooted(Collective):
         return messages * message_bytes(self.codec, 0, numel, numel - tail, itemsize)
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """That of `reduce` and of `broadcast`."""
+        """Return the seconds of `reduce` plus those of `broadcast`."""
         return self.reduce_s(num_bytes, num_workers, link) + self.broadcast_s(num_bytes, num_workers, link)

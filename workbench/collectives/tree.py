@@ -1,4 +1,4 @@
-"""Binomial tree: in each round half of the ranks that are left hand on what they have."""
+"""Binomial tree: in each round, half of the remaining ranks send their sum to another rank and drop out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.program import Context
 class Tree(Rooted):
     """Rank i's parent is i without its lowest set bit; sums go up the tree, and the whole sum down it.
 
-    In 2 ceil(log2 p) messages one after the other: the quickest for short values. Each rank but 0 sends n bytes up, and n to
+    2 ceil(log2 p) messages one after the other: the fastest for short values. Each rank but 0 sends n bytes up, and n to
     each of its children.
 
     Paper: thakur2005optimization (the binomial trees of reduce and broadcast).
@@ -40,7 +40,7 @@ class Tree(Rooted):
                 message = yield from wire.receive(parent(ctx.rank), everything, SPREADING)
             else:
                 message = yield from wire.pack(*everything, SPREADING)
-            for child in reversed(children(ctx.rank, ctx.num_workers)):  # the one with most below it first
+            for child in reversed(children(ctx.rank, ctx.num_workers)):  # the child with the largest subtree first
                 yield from wire.send(child, message, SPREADING)
             if ctx.rank:
                 yield from wire.put(everything, message)
@@ -62,7 +62,7 @@ class Tree(Rooted):
 
 
 def parent(rank: int) -> int:
-    """To whom a rank sends its sum.
+    """Return the rank to which a rank sends its sum.
 
     >>> [parent(rank) for rank in range(1, 8)]
     [0, 0, 2, 0, 4, 4, 6]
@@ -71,7 +71,7 @@ def parent(rank: int) -> int:
 
 
 def children(rank: int, num_workers: int) -> list[int]:
-    """Whose sums a rank receives, the one with the fewest below it first.
+    """Return the ranks that send their sums to this one, those with the smallest subtree first.
 
     >>> children(0, 6), children(4, 6), children(5, 6)
     ([1, 2, 4], [5], [])

@@ -1,8 +1,8 @@
-"""How ranges of a value travel: the one place where a collective meets a codec.
+"""Messages of ranges of a value: the only place where a collective meets a codec.
 
-A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself, nothing is
-copied, and sums are taken in place. With one, the range's parameters are encoded and its part of the bucket's tail travels raw
-after them in the same message: weights, control flags and counts must be summed exactly (`gradients`).
+A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself: nothing is
+copied, and sums are taken in place. With a codec, the range's parameters are encoded. The range's part of the tail follows in the
+same message, uncompressed, because weights, control flags and counts must be summed exactly (`gradients`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ALIGNMENT = 8  # bytes; a codec may view its message as numbers, which must not 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """One bucket on its way. Every function but `like` is a sub-program; empty ranges make no message.
+    """One bucket as messages. Every function but `like` is a sub-program; empty ranges make no message.
 
     Attributes:
         flat: (n,) the bucket's buffer: parameters, then its tail.
-        body: how many of them are parameters.
-        bucket, step: whose noise a stochastic codec is given; of a plain tensor -1, and how many such have been summed before.
+        body: number of parameters.
+        bucket, step: select the noise of a stochastic codec. For a plain tensor: -1, and the number of earlier sums of such tensors.
     """
 
     ctx: Context
@@ -52,25 +52,25 @@ class Wire:
         return self.flat.numel()
 
     def like(self, cuts: Sequence[int]) -> Tensor:
-        """What a message of the ranges between these cuts looks like."""
+        """Return the size and dtype of a message of the ranges between these cuts."""
         if self.codec is None:
             return self.flat[cuts[0] : cuts[-1]]
         size = sum(message_bytes(self.codec, start, stop, self.body, self.flat.element_size()) for start, stop in pairwise(cuts))
         return self.flat.new_empty(1, dtype=torch.uint8).expand(size)  # a size and a dtype, but no memory
 
     def pack(self, start: int, stop: int, hop: int) -> Program:
-        """The answer is the message of one range; `hop` keeps the noise of two encodings of a range apart."""
+        """Return the message of one range. `hop` gives two encodings of one range different noise."""
         if self.codec is None or start == stop:
             return self.like((start, stop))
         return (yield Local("encode", self._size(start, stop), partial(self._encode, self.codec, start, stop, hop)))
 
     def adopt(self, start: int, stop: int, message: Tensor) -> Program:
-        """What the owner of a sum does with the message it made of it: hold what all others will decode, or replicas drift apart."""
+        """Keep what all others will decode of the message that the owner made of its sum; otherwise replicas would drift apart."""
         if self.codec is not None:
             yield from self.put((start, stop), message)
 
     def add(self, start: int, stop: int, message: Tensor) -> Program:
-        """Add what a message says to its range."""
+        """Add the values of a message to its range."""
         if start == stop:
             return
         if self.codec is None:
@@ -80,7 +80,7 @@ class Wire:
         yield Local("sum", self._size(start, stop), partial(_add, pairs))
 
     def put(self, cuts: Sequence[int], message: Tensor) -> Program:
-        """Replace the ranges between these cuts, each encoded by itself, by what their joint message says."""
+        """Replace the ranges between these cuts, each encoded separately, by the values of their joint message."""
         if cuts[0] == cuts[-1]:
             return
         if self.codec is None:
@@ -89,11 +89,11 @@ class Wire:
             yield Local("decode", self._size(cuts[0], cuts[-1]), partial(self._put, self.codec, cuts, message))
 
     def join(self, cuts: Sequence[int], *messages: Tensor) -> Tensor:
-        """One message of several, in order, that together are the ranges between these cuts and were put there."""
+        """Return one message of several, in order. Together they are the ranges between these cuts, which `put` has filled."""
         return self.like(cuts) if self.codec is None else torch.cat(messages)
 
     def start_send(self, to: int, message: Tensor, hop: int) -> Program:
-        """Begin to send; the answer is for `finish`."""
+        """Start to send. Give the answer to `finish`."""
         return (yield Start(Send(to, message, tag=hop % NUM_TAGS))) if message.numel() else None
 
     def send(self, to: int, message: Tensor, hop: int) -> Program:
@@ -102,21 +102,21 @@ class Wire:
             yield Send(to, message, tag=hop % NUM_TAGS)
 
     def start_receive(self, source: int, cuts: Sequence[int], hop: int) -> Program:
-        """Begin to receive; the answer is for `received`."""
+        """Start to receive. Give the answer to `received`."""
         like = self.like(cuts)
         return (yield Start(Recv(source, like=like, tag=hop % NUM_TAGS))) if like.numel() else None
 
     def received(self, ticket: Ticket | None, cuts: Sequence[int]) -> Program:
-        """The message of a ticket of `start_receive`."""
+        """Return the message for a ticket of `start_receive`."""
         return (yield Wait(ticket)).value if ticket is not None else self.like(cuts)
 
     def receive(self, source: int, cuts: Sequence[int], hop: int) -> Program:
-        """The answer is the message."""
+        """Return the message."""
         like = self.like(cuts)
         return (yield Recv(source, like=like, tag=hop % NUM_TAGS)).value if like.numel() else like
 
     def finish(self, ticket: Ticket | None) -> Program:
-        """Until what was begun to be sent has left: only then may its range be written."""
+        """Wait until the started sends have left. Only then may their ranges be written."""
         if ticket is not None:
             yield Wait(ticket)
 
@@ -124,7 +124,7 @@ class Wire:
         return (stop - start) * self.flat.element_size()
 
     def _encode(self, codec: Codec, start: int, stop: int, hop: int) -> Tensor:
-        """In memory of its own: a library or a neighbour may still read the last one."""
+        """Encode into new memory: a library or a neighbour may still read the last message."""
         message = self.flat.new_empty(message_bytes(codec, start, stop, self.body, self.flat.element_size()), dtype=torch.uint8)
         for part, encoded, wire in self._sections(codec, (start, stop), message):
             if encoded:
@@ -141,7 +141,7 @@ class Wire:
         return Generator(device).manual_seed(seed)
 
     def _decode(self, codec: Codec, start: int, stop: int, message: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Slices of the buffer, each with what arrived for it."""
+        """Return slices of the buffer, each with the values that arrived for it."""
         return [
             (part, codec.decode(wire, part) if encoded else wire.clone().view(part.dtype))
             for part, encoded, wire in self._sections(codec, (start, stop), message)
@@ -155,7 +155,7 @@ class Wire:
                 part.view(torch.uint8).copy_(wire)
 
     def _sections(self, codec: Codec, cuts: Sequence[int], message: Tensor) -> Iterator[tuple[Tensor, bool, Tensor]]:
-        """The ranges between cuts in order, parameters and tail apart: (slice of the buffer, whether it is encoded, its bytes)."""
+        """Return the ranges between cuts in order, parameters and tail apart: (slice of the buffer, whether it is encoded, its bytes)."""
         begin = 0
         for start, stop in pairwise(cuts):
             cut = max(start, min(stop, self.body))
@@ -167,7 +167,7 @@ class Wire:
 
 
 def wires(ctx: Context, value: Value, codec: Codec | None) -> list[Wire]:
-    """A value bucket by bucket; a plain tensor is one without a tail.
+    """Return a value as one wire for each bucket; a plain tensor is one bucket without a tail.
 
     Raises:
         ConfigError: numbers that no codec takes.
@@ -185,7 +185,7 @@ def wires(ctx: Context, value: Value, codec: Codec | None) -> list[Wire]:
 
 
 def message_bytes(codec: Codec | None, start: int, stop: int, body: int, itemsize: int) -> int:
-    """Length of the message of one range of a value whose first `body` elements are encoded.
+    """Return the length of the message of one range of a value; the first `body` elements of the value are encoded.
 
     >>> message_bytes(None, 2, 10, 8, 4)
     32
@@ -197,7 +197,7 @@ def message_bytes(codec: Codec | None, start: int, stop: int, body: int, itemsiz
 
 
 def wire_share(codec: Codec | None, num_bytes: float) -> float:
-    """Bytes on the wire for a byte of float32 values, in a message of so many bytes of them."""
+    """Return the bytes on the wire for each byte of float32 values, in a message of `num_bytes` of them."""
     if codec is None:
         return 1.0
     numel = max(1, round(num_bytes / 4))
@@ -205,13 +205,13 @@ def wire_share(codec: Codec | None, num_bytes: float) -> float:
 
 
 def check_codec(codec: object) -> None:
-    """Raise `ConfigError` unless it is a codec that needs no memory, or None."""
+    """Raise `ConfigError` unless it is None or a codec that needs no memory."""
     if codec is not None:
         codecs.check_codec(codec)
 
 
 def check_chunks(chunks: object) -> None:
-    """Raise `ConfigError` unless a block can be cut into so many pieces."""
+    """Raise `ConfigError` unless a block can be cut into this many chunks."""
     if not isinstance(chunks, int) or chunks < 1:
         raise ConfigError(f"chunks={chunks}: into how many pieces a block is cut, 1 or more (2 to 8 hide a codec's time)")
 

@@ -11,7 +11,7 @@ from typing import TypeVar, final
 import numpy as np
 
 from workbench.costs.stragglers import Array, Failures, Finish, Stragglers
-from workbench.costs.stragglers.base import plainly
+from workbench.costs.stragglers.base import full_speed_finish_s
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.rng import derive_seed
@@ -74,18 +74,18 @@ class Compute:
         """Whether the time of work depends on when it begins."""
         return any(distribution.timed for distribution in self.stragglers)
 
-    def part(self, share_of_batch: Number) -> Number:
+    def time_share(self, share_of_batch: Number) -> Number:
         """Return the share of a full minibatch's forward and backward seconds that a share of its samples takes; 0 samples take 0.
 
-        >>> Compute(forward_s=1.0, backward_s=2.0, fixed_share=0.5).part(0.5)
+        >>> Compute(forward_s=1.0, backward_s=2.0, fixed_share=0.5).time_share(0.5)
         0.75
         """
         return (share_of_batch > 0) * (self.fixed_share + (1 - self.fixed_share) * share_of_batch)
 
     def seconds(self, share_of_batch: float) -> tuple[float, float]:
         """Return (forward, backward) seconds of a share of a full minibatch, without stragglers."""
-        part = self.part(share_of_batch)
-        return self.forward_s * part, self.backward_s * part
+        time_share = self.time_share(share_of_batch)
+        return self.forward_s * time_share, self.backward_s * time_share
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         """Return each worker's slowdown of forward and backward in this step, shape (num_workers,)."""
@@ -100,7 +100,7 @@ class Compute:
 
         After a failure, slowed work is repeated.
         """
-        work: Finish = plainly
+        work: Finish = full_speed_finish_s
         timed = [(position, distribution) for position, distribution in enumerate(self.stragglers) if distribution.timed]
         if len(timed) == 1:
             return timed[0][1].finish_s(_seed_of(seed, timed[0][0]), rank, begin_s, seconds)

@@ -121,7 +121,7 @@ class _Sweeper:
         self._fork_server: ForkServer | None = None
 
     def run(self) -> None:
-        """Until every cell is finished or failed."""
+        """Run cells until each is finished or failed."""
         found = states(self._grid, self._store)
         self._states = {item.cell.key: item for item in found}
         self._took = [took for item in found if item.attempt and (took := item.attempt.record.get("seconds"))]

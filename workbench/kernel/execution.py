@@ -166,7 +166,7 @@ class Execution:
         if ranks:
             self._interrupt(ranks)
         if self.busy:
-            print(stuck(self.busy), file=sys.stderr, flush=True)
+            print(stuck_message(self.busy), file=sys.stderr, flush=True)
 
     def _raise_failure(self) -> None:
         failures = self._failures()
@@ -187,11 +187,11 @@ class Execution:
         if interrupted:
             lines.append(f"Interrupted, because they might have waited forever: rank {format_ranks(sorted(interrupted))}")
         if self.busy:
-            lines.append(stuck(self.busy))
+            lines.append(stuck_message(self.busy))
         raise RanksFailed(f"rank {format_ranks(same)}: {name}: {value}", lines)
 
 
-def stuck(ranks: list[int]) -> str:
+def stuck_message(ranks: list[int]) -> str:
     """Return the message for ranks that do not react to an interrupt."""
     return (
         f"rank {format_ranks(ranks)} does not react to an interrupt: it is inside a call that cannot be interrupted, such as "

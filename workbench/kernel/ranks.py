@@ -13,7 +13,7 @@ from IPython.core.inputtransformer2 import cell_magic
 from workbench.clusters.waiting import Waiting
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 from workbench.kernel.cells import COMMANDS, INSTALLERS, Cell, parse_cell, parse_ranks
-from workbench.kernel.execution import Execution, stuck
+from workbench.kernel.execution import Execution, stuck_message
 
 DEFAULT_RANKS = 4
 PREPARE_S = 60.0
@@ -127,7 +127,7 @@ class Ranks:
         """
         if self.cluster is None or self.cluster.state != "ready" or self.busy():
             return None
-        with suppress(Exception):  # without a result, for whatever reason, the caller uses its own
+        with suppress(Exception):  # without a result, for any reason, the caller uses its own
             return self.cluster.client[0].apply_async(function, *arguments).get(timeout_s)
         return None
 
@@ -142,7 +142,7 @@ class Ranks:
         if state in ("lost", "stopped"):
             raise LaunchError(f"the ranks have ended ({state}): %restart_ranks starts new ones; their variables are lost")
         if self.busy():
-            raise LaunchError(stuck(self.busy()))
+            raise LaunchError(stuck_message(self.busy()))
 
     # -- the ranks -------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ Scale = Literal["any", "paper"]
 
 SIZES: tuple[Size, ...] = get_args(Size)
 CLAIM_KEYS = ("id", "source", "statement", "kind", "metric", "expected", "provenance")
-CLAIM_MORE = ("reduced", "scale", "theirs", "sizes", "needs", "deterministic", "explanation")
+CLAIM_MORE = ("reduced", "scale", "theirs", "sizes", "needs", "deterministic", "explanation", "headline")
 TEXTS = ("source", "statement", "metric", "needs", "explanation", "theirs")
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -100,6 +100,7 @@ class Claim:
         needs: what is missing here to test it at the paper's scale.
         deterministic: whether one value is enough; otherwise five or more paired seeds are needed.
         explanation: our explanation if it is not reproduced; pages mark it as untested.
+        headline: whether it is among the first results on `papers/README.md`.
     """
 
     paper: str
@@ -118,6 +119,7 @@ class Claim:
     needs: str = ""
     deterministic: bool = False
     explanation: str = ""
+    headline: bool = False
 
     @property
     def name(self) -> str:
@@ -238,8 +240,9 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Cla
     sizes = tuple(_word(where, "sizes", size, SIZES) for size in listed(item.get("sizes", SIZES)))
     if not isinstance(item["id"], str) or not ID.fullmatch(item["id"]):
         raise ConfigError(f"{where}: an id must consist of a-z, 0-9 and hyphens")
-    if not isinstance(item.get("deterministic", False), bool):
-        raise ConfigError(f"{where}: deterministic must be true or false")
+    for name in ("deterministic", "headline"):
+        if not isinstance(item.get(name, False), bool):
+            raise ConfigError(f"{where}: {name} must be true or false")
     if provenance == "recalled" and "theirs" in item:
         raise ConfigError(f"{where}: a recalled number must not be quoted as the paper's: leave out `theirs`, or verify it")
     if scale == "any" and "reduced" in item:
@@ -264,6 +267,7 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Cla
         expected=expected,
         reduced=reduced,
         deterministic=item.get("deterministic", False),
+        headline=item.get("headline", False),
     )
 
 

@@ -56,20 +56,20 @@ def _verdicts(rows: Sequence[Row], page: Path) -> str:
             _text(claim.paper),
             f'<div class="claim"><code>{_text(claim.id)}</code></div><small>{_text(claim.statement)} ({_text(claim.source)})</small>',
             f'<span class="word {KINDS.get(row.verdict.word, "none")}">{_text(row.verdict.word)}</span>{why}',
-            f"{_text(row.ours)}<small>{_text(row.beside)}</small>",
+            f"{_text(row.ours)}<small>{_text(row.expectation)}</small>",
             _text(row.spread),
             f"{_link(claim.notebook, page)}<small>{_text(row.where)}</small>",
             f'<span class="day">{_text(row.date)}</span>',
         ]
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    names = ("paper", "claim", "verdict", "ours beside what is expected", "spread", "notebook, where", "date")
+    names = ("paper", "claim", "verdict", "measured, expected", "spread", "notebook, where", "date")
     return f"<h2>Verdicts</h2><table><tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>{''.join(lines)}</table>"
 
 
 def _notebooks(outcomes: Sequence[Outcome], page: Path) -> str:
     lines = []
     for outcome in outcomes:
-        kind = {"finished": "good", "failed": "bad", "there already": "none"}[outcome.status]
+        kind = {"finished": "good", "failed": "bad", "recorded": "none"}[outcome.status]
         notes = "".join(f"<small>{_text(note)}</small>" for note in outcome.notes)
         error = f"<pre>{_text(outcome.error)}</pre>" if outcome.error else ""
         cells = [

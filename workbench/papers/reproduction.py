@@ -32,7 +32,7 @@ from workbench.papers.records import (
 from workbench.papers.site import machine, without_paths
 from workbench.plots.html import export_html
 
-Status = Literal["finished", "failed", "there already"]
+Status = Literal["finished", "failed", "recorded"]
 
 
 @final
@@ -43,7 +43,7 @@ class Outcome:
     Attributes:
         name: name of the notebook.
         papers: keys of the papers whose claims it tests.
-        status: "finished", "failed", or "there already" if a record exists.
+        status: "finished", "failed", or "recorded" if a record exists.
         seconds: duration of this execution, or of the recorded one.
         executed: the executed notebook.
         error: why it failed.
@@ -123,8 +123,8 @@ class Reproduction:
         executed = self.output / job.notebook.name
         about: dict[str, Any] = {"name": job.name, "papers": job.papers, "executed": executed, "parameters": job.parameters}
         if recorded_s is not None:
-            self.say(f"  there already, of {recorded_s:.0f} s (--again executes it again)")
-            return Outcome(status="there already", seconds=recorded_s, **about)
+            self.say(f"  already recorded ({recorded_s:.0f} s); --again executes it again")
+            return Outcome(status="recorded", seconds=recorded_s, **about)
         for path in (executed, executed.with_suffix(".html")):
             path.unlink(missing_ok=True)  # files of an earlier execution
         began = time.monotonic()

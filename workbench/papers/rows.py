@@ -39,29 +39,38 @@ class Row:
         return number(self.verdict.mean) if self.record else ""
 
     @property
-    def beside(self) -> str:
+    def expectation(self) -> str:
         """The expectation at the record's size, and the paper's number, as text."""
         expected = self.claim.expectation_at(self.record.size) if self.record else self.claim.expected
-        theirs = f"; theirs {self.claim.theirs}" if self.claim.theirs else ""
+        theirs = f"; paper: {self.claim.theirs}" if self.claim.theirs else ""
         return f"expected {expected}{theirs}"
+
+    @property
+    def interval(self) -> str:
+        """The interval that decides, as text; empty for a single deterministic value."""
+        if self.record is None or (self.claim.deterministic and self.verdict.num_values == 1):
+            return ""
+        return f"[{number(self.verdict.low)}, {number(self.verdict.high)}]"
 
     @property
     def spread(self) -> str:
         """The interval that decides, and the number of values, as text."""
         if self.record is None:
             return ""
-        ends = f"[{number(self.verdict.low)}, {number(self.verdict.high)}]"
-        if self.claim.deterministic and self.verdict.num_values == 1:
-            return "deterministic"
         kind = "values" if self.claim.deterministic else "seeds"
-        return f"{ends}, {self.verdict.num_values} {kind}"
+        return f"{self.interval}, {self.verdict.num_values} {kind}" if self.interval else "deterministic"
 
     @property
     def where(self) -> str:
         """Kind of workers, site and size, as text."""
         if self.record is None:
             return self.claim.needs and f"needs {self.claim.needs}"
-        return f"{self.record.facts['findings'][self.claim.id]['where']}, {self.record.site}, {self.record.size}"
+        return f"{self.kind}, {self.record.site}, {self.record.size}"
+
+    @property
+    def kind(self) -> str:
+        """Kind of workers, such as "simulated cluster"; "not run" without a record."""
+        return str(self.record.facts["findings"][self.claim.id]["where"]) if self.record else "not run"
 
     @property
     def date(self) -> str:

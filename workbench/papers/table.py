@@ -15,7 +15,8 @@ from workbench.trace.atomic import write_atomic
 
 BEGIN, END = "<!-- generated: workbench papers table -->", "<!-- end of the generated part -->"
 GENERATED_PART = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)
-HEAD = ("paper", "claim", "verdict", "ours beside theirs", "spread", "where run", "date")
+HEAD = ("paper", "claim", "verdict", "measured (expected; paper's)", "spread", "where run", "date")
+HEADLINE_HEAD = ("paper", "claim", "verdict", "measured", "expected; paper's", "metric", "where run")
 
 
 def pages() -> dict[Path, str]:
@@ -55,25 +56,56 @@ def _in_place(path: Path, generated: str) -> str:
 
 
 def verdicts(papers: Sequence[Paper]) -> str:
-    """Return the table of all claims. With records of several sites, a second table shows each site's verdicts."""
+    """Return the headlines, and the claims of each paper in a table of its own.
+
+    With records of several sites, a last table shows each site's verdicts.
+    """
     rows = [row for paper in papers for row in paper.rows]
     if not rows:
         return "Nothing is claimed yet."
-    lines = [_line(HEAD), _line(["---"] * len(HEAD))]
-    lines += [_line(_cells(row)) for row in rows]
-    counted = {word: sum(row.verdict.word == word for row in rows) for word in dict.fromkeys(row.verdict.word for row in rows)}
-    summary = f"{len(rows)} claims: " + ", ".join(f"{number} {word}" for word, number in counted.items()) + "."
-    return "\n".join([summary, "", *lines, *_by_site(rows)])
+    lines = [*_headlines(rows), "## All claims", "", _counted(rows)]
+    for paper in papers:
+        lines += ["", f"### {paper.key}", "", _counted(paper.rows), "", _line(HEAD), _line(["---"] * len(HEAD))]
+        lines += [_line(_cells(row)) for row in paper.rows]
+    return "\n".join([*lines, *_by_site(rows)])
+
+
+def _counted(rows: Sequence[Row]) -> str:
+    """The number of claims, and of each verdict."""
+    words = dict.fromkeys(row.verdict.word for row in rows)
+    counted = {word: sum(row.verdict.word == word for row in rows) for word in words}
+    return f"{len(rows)} claims: " + ", ".join(f"{number} {word}" for word, number in counted.items()) + "."
+
+
+def _headlines(rows: Sequence[Row]) -> list[str]:
+    """The table of the claims with `headline: true`; empty without such claims."""
+    chosen = [row for row in rows if row.claim.headline]
+    if not chosen:
+        return []
+    lines = ["## Headlines", "", _line(HEADLINE_HEAD), _line(["---"] * len(HEADLINE_HEAD))]
+    for row in chosen:
+        claim = row.claim
+        cells = [
+            f"[{claim.paper}]({claim.paper}/card.md)",
+            claim.statement,
+            row.verdict.word,
+            f"{row.ours} {row.interval}",
+            row.expectation.removeprefix("expected "),
+            claim.metric,
+            f"[{row.kind}](../notebooks/{claim.notebook}.ipynb)",
+        ]
+        lines.append(_line(cells))
+    return [*lines, ""]
 
 
 def _cells(row: Row) -> list[str]:
     claim = row.claim
-    beside = f"{row.ours} ({row.beside})" if row.record else f"({row.beside})"
+    measured = f"{row.ours} ({row.expectation})" if row.record else f"({row.expectation})"
     return [
         f"[{claim.paper}]({claim.paper}/card.md)",
         f"`{claim.id}`: {claim.statement} ({claim.source})",
         row.verdict.word,
-        beside,
+        measured,
         row.spread,
         f"[{row.where}]({_link(row, claim.paper)})" if row.record else row.where,
         row.date,
@@ -109,7 +141,7 @@ def card_part(paper: Paper) -> str:
         claim = row.claim
         where = f"[{row.where}]({_link(row, '')})" if row.record else row.where
         about = f"`{claim.id}`: {claim.statement} ({claim.source}; {claim.provenance})"
-        lines.append(_line([about, row.verdict.word, row.ours, row.beside, row.spread, link(claim.notebook), where]))
+        lines.append(_line([about, row.verdict.word, row.ours, row.expectation, row.spread, link(claim.notebook), where]))
     explained = [row for row in paper.rows if row.claim.explanation]
     if explained:
         lines += ["", "Our explanations, which nothing here tests:", ""]

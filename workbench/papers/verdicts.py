@@ -41,8 +41,7 @@ def judge(claim: Claim, values: Sequence[float], size: Size) -> Verdict:
     The interval is Student's 95 % interval of the mean. For a deterministic claim it is from the smallest value
     to the largest.
 
-    - Inside the expectation: reproduced. For a claim about the paper's own scale, at a smaller size: "same
-      direction at
+    - Inside the expectation: reproduced. For a claim about the paper's own scale, at a smaller size: "same direction at
       reduced scale".
     - Outside: not reproduced.
     - Across an end, or with fewer than five seeds: underpowered.

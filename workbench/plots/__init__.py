@@ -11,12 +11,12 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     from workbench.plots.gantt import timeline, timelines
     from workbench.plots.html import export_html, use_notebook_renderer
-    from workbench.plots.limits import beside_limits
+    from workbench.plots.limits import compare_with_limits
     from workbench.plots.lines import convergence, curves
     from workbench.plots.live import LiveCurves, watch
     from workbench.plots.overlap import overlap_bars
     from workbench.plots.parallel_axes import parallel
-    from workbench.plots.prediction import beside_prediction
+    from workbench.plots.prediction import compare_with_prediction
     from workbench.plots.recent import LiveTimeline
     from workbench.plots.steps import per_step
     from workbench.plots.studies import curves_of, heat_map, scaling, stacked_bars, step_bars
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _HOMES = {  # no module has the name of a function: importing it would hide the function
     "LiveCurves": "live",
     "LiveTimeline": "recent",
-    "beside_limits": "limits",
-    "beside_prediction": "prediction",
+    "compare_with_limits": "limits",
+    "compare_with_prediction": "prediction",
     "convergence": "lines",
     "curves": "lines",
     "curves_of": "studies",
@@ -46,8 +46,8 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
 __all__ = [
     "LiveCurves",
     "LiveTimeline",
-    "beside_limits",
-    "beside_prediction",
+    "compare_with_limits",
+    "compare_with_prediction",
     "convergence",
     "curves",
     "curves_of",

@@ -55,7 +55,7 @@ class RunButtons:
 
     def _name_pause(self) -> None:
         self.pause.description, self.pause.icon = ("Resume", "play") if self._paused else ("Pause", "pause")
-        self.pause.tooltip = "Go on with the next step" if self._paused else "Hold all ranks after the step that runs"
+        self.pause.tooltip = "Continue with the next step" if self._paused else "Pause all ranks after the current step"
 
     def _press(self, what: str) -> None:
         button = self.stop if what == "stop" else self.pause

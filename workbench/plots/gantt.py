@@ -170,8 +170,8 @@ def _inside(row: Any) -> str:
 
 def _about(item: Panel) -> list[str]:
     """Return the hover text of each bar."""
-    joined, texts = item.joined, list[str]()
-    columns = (item.table.tolist(), joined.counts.tolist(), joined.spans_s.tolist(), joined.last_step.tolist())
+    merged, texts = item.merged, list[str]()
+    columns = (item.table.tolist(), merged.counts.tolist(), merged.spans_s.tolist(), merged.last_step.tolist())
     for (rank, kind, _lane, start_s, end_s, step, bucket, size, peer), count, spans_s, last_step in zip(*columns, strict=True):
         lines = [f"<b>{_spoken(kind)}</b> on rank {rank}, {seconds(spans_s)}"]
         if count == 1 and spans_s >= end_s - start_s:

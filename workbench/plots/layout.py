@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workbench.analysis.overlap import step_windows
 from workbench.errors import ConfigError
-from workbench.plots.joined import Joined, join_bars
+from workbench.plots.merged_bars import MergedBars, merge_bars
 from workbench.trace.kinds import COMPUTE_KINDS, KINDS
 from workbench.trace.rows import sublanes
 from workbench.trace.run import Run
@@ -52,7 +52,7 @@ class Panel:
 
     Attributes:
         table: (N,) span table, with times since the window's begin.
-            joined: the spans of each bar (see `plots.joined`).
+            joined: the spans of each bar (see `plots.merged_bars`).
             bars: the bar of each span of the run; -1 if it is not shown.
             rows: vertical places.
             bounds: step -> its begin on the first rank shown, since the window's begin.
@@ -60,7 +60,7 @@ class Panel:
     """
 
     table: NDArray[Any]
-    joined: Joined
+    merged: MergedBars
     bars: NDArray[np.int64]
     rows: Rows
     bounds: dict[int, float]
@@ -70,7 +70,7 @@ class Panel:
     @property
     def num_spans(self) -> int:
         """Number of spans in the window."""
-        return len(self.joined.place)
+        return len(self.merged.place)
 
 
 def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = None, max_bars: int = MAX_BARS) -> Panel:
@@ -101,14 +101,14 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
     table["start_s"] = np.maximum(table["start_s"], begin_s) - begin_s
     table["end_s"] = np.minimum(table["end_s"], end_s) - begin_s
     most = max_bars * min(max(1, len(shown) * len(spans.lanes) // USUAL_LANES), MOST_TIMES)
-    joined = join_bars(table, most, float(end_s - begin_s))
+    merged = merge_bars(table, most, float(end_s - begin_s))
     bars = np.full(len(spans), -1, np.int64)
-    bars[chosen] = joined.place
+    bars[chosen] = merged.place
     starts = {int(step): float(at_s - begin_s) for step, at_s in zip(numbers, bounds, strict=False) if first <= step < last}
-    exact = len(joined.table) == len(table)
-    rows = lay_rows(Spans(table, spans.lanes), sublanes(table)) if exact else _lay_joined(joined, spans.lanes)
+    exact = len(merged.table) == len(table)
+    rows = lay_rows(Spans(table, spans.lanes), sublanes(table)) if exact else _lay_merged(merged, spans.lanes)
     return Panel(
-        table=joined.table, joined=joined, bars=bars, rows=rows, bounds=starts, begin_s=float(begin_s), length_s=float(end_s - begin_s)
+        table=merged.table, merged=merged, bars=bars, rows=rows, bounds=starts, begin_s=float(begin_s), length_s=float(end_s - begin_s)
     )
 
 
@@ -171,17 +171,17 @@ def lay_rows(spans: Spans, numbers: NDArray[np.int64]) -> Rows:
     return Rows(center=spots[:, 0], height=spots[:, 1], lanes=tuple(lanes), ends=tuple(ends))
 
 
-def _lay_joined(joined: Joined, names: tuple[str, ...]) -> Rows:
+def _lay_merged(merged: MergedBars, names: tuple[str, ...]) -> Rows:
     """Place bars that share the height of their lane; a lane is as high as its rows."""
-    table = joined.table
+    table = merged.table
     ranks, rank = np.unique(table["rank"], return_inverse=True)
     lane = rank.reshape(-1) * len(names) + table["lane"]
     _, some = np.unique(lane * len(KINDS) + table["kind"], return_index=True)
     twice = np.append(some, some)  # in the first and in the last row of their lanes
-    laid = lay_rows(Spans(table[twice], names), np.append(0 * some, joined.rows[some] - 1))
+    laid = lay_rows(Spans(table[twice], names), np.append(0 * some, merged.rows[some] - 1))
     top, bottom = np.full(len(ranks) * len(names), np.inf), np.zeros(len(ranks) * len(names))
     np.minimum.at(top, lane[twice], laid.center - laid.height / 2)
     np.maximum.at(bottom, lane[twice], laid.center + laid.height / 2)
     whole = (bottom - top)[lane]
-    center = ((top + bottom) / 2)[lane] + whole * FILLED * (0.5 - (joined.low + joined.high) / 2)
-    return Rows(center=center, height=whole * (joined.high - joined.low), lanes=laid.lanes, ends=laid.ends)
+    center = ((top + bottom) / 2)[lane] + whole * FILLED * (0.5 - (merged.low + merged.high) / 2)
+    return Rows(center=center, height=whole * (merged.high - merged.low), lanes=laid.lanes, ends=laid.ends)

@@ -15,7 +15,7 @@ PANEL_PIXELS, GAP_PIXELS, TITLES_PIXELS = 330, 90, 90
 Curves = Mapping[str, Mapping[float, float]]
 
 
-def beside_limits(panels: Mapping[str, Curves], limits: Mapping[str, Curves], *, title: str, x: str, y: str) -> go.Figure:
+def compare_with_limits(panels: Mapping[str, Curves], limits: Mapping[str, Curves], *, title: str, x: str, y: str) -> go.Figure:
     """Draw lines in two columns of panels, on shared logarithmic axes.
 
     A limit has the colour of the line with its name.

@@ -55,7 +55,7 @@ def curves(
     figure.update_yaxes(**y_axis(y, log_y))
     figure.update_layout(title=safe(_title(runs, Y_TITLES[y])), showlegend=True)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.name])
-    _tell_trouble(figure, runs)
+    _show_trouble(figure, runs)
     return figure
 
 
@@ -74,7 +74,7 @@ def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = 
     axes = {"xaxis": below, "yaxis": y_axis("loss"), "xaxis2": below, "yaxis2": y_axis(right)}
     figure.update_layout(title=safe(_title(runs, "convergence")), **axes)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.showlegend])
-    _tell_trouble(figure, runs)
+    _show_trouble(figure, runs)
     return figure
 
 
@@ -110,7 +110,7 @@ def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.0
     return traces
 
 
-def _tell_trouble(figure: go.Figure, runs: Sequence[Run]) -> None:
+def _show_trouble(figure: go.Figure, runs: Sequence[Run]) -> None:
     """Write failures between title and curves, because axes alone do not show them.
 
     The figure is made higher by the height of the text, so that it hides no curve.

@@ -123,7 +123,7 @@ class LiveCurves:
                     return
                 self._ended.wait(self._pause_s)
         except Exception as error:  # noqa: BLE001 - a thread has no caller that could handle it: the view shows it
-            self._problem = f"<p><b>No longer updated:</b> {error_line(error)}</p>"
+            self._problem = f"<p><b>Not updated any more:</b> {error_line(error)}</p>"
         finally:
             self.finish()
 

@@ -23,7 +23,7 @@ from workbench.trace.run import Run, as_runs
 WARM_UP = 5  # simulated steps before the first one shown: pipelines are then full
 
 
-def beside_prediction(
+def compare_with_prediction(
     run: Run,
     calibration: Calibration | None = None,
     *,

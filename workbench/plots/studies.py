@@ -163,7 +163,7 @@ def stacked_bars(groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, tit
         unit, factor = ("µs", 1e6) if longest_s < 2e-3 else ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
         for part, color in zip(parts, PART_COLORS, strict=False):
             lengths_s = [group.get(entry, {}).get(part, 0.0) for entry in entries]
-            figure.add_trace(_part(part, color, entries, lengths_s, factor, legend=number == 0), **place)
+            figure.add_trace(_stacked_part(part, color, entries, lengths_s, factor, legend=number == 0), **place)
         figure.update_xaxes(title=f"time of {of} ({unit})", range=[0, longest_s * factor * 1.04 or 1], nticks=5, **place)
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
     figure.update_annotations(font={"size": 13})
@@ -272,7 +272,7 @@ def _circle(color: str) -> dict[str, Any]:
     return {"mode": "markers", "marker": {"size": 11, "symbol": "circle-open", "color": color, "line": {"width": 2}}}
 
 
-def _part(part: str, color: str, entries: Sequence[str], lengths_s: Sequence[float], factor: float, *, legend: bool) -> go.Bar:
+def _stacked_part(part: str, color: str, entries: Sequence[str], lengths_s: Sequence[float], factor: float, *, legend: bool) -> go.Bar:
     return go.Bar(
         orientation="h",
         y=[f"{safe(entry)} " for entry in entries],

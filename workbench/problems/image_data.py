@@ -117,13 +117,13 @@ def folder_images(name: str, folder: str) -> tuple[Part, Part]:
     return partial(load_images, name, folder, True), partial(load_images, name, folder, False)
 
 
-def made_up_images(image: tuple[int, ...], num_classes: int, samples: int) -> tuple[Part, Part]:
+def random_images(image: tuple[int, ...], num_classes: int, samples: int) -> tuple[Part, Part]:
     """Return makers of `samples` training images and a quarter as many test images."""
     make = partial(synthetic_images, image, num_classes)
     return partial(make, samples, "train"), partial(make, -(-samples // 4), "test")
 
 
-def made_up_moments(num_channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def random_image_moments(num_channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of the synthetic images, by channel: of the sum of two uniform numbers in [0, 127]."""
     return (127 / 255,) * num_channels, (math.sqrt((128**2 - 1) / 6) / 255,) * num_channels
 

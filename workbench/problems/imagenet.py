@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from workbench.errors import ConfigError, DataMissing
 from workbench.problems.base import Batch, Problem
-from workbench.problems.image_data import made_up_images, made_up_moments
+from workbench.problems.image_data import random_image_moments, random_images
 from workbench.problems.models import positive_ints
 from workbench.problems.torchvision_door import torchvision
 from workbench.problems.vision import SYNTHETIC_NOTE, Folder, network, with_input_layers
@@ -106,8 +106,8 @@ def _imagenet(
     train: Any
     test: Any
     if synthetic:  # at most one picture for each image: a thousand would take 150 MB on every rank
-        train, test = made_up_images((3, side, side), min(classes, samples), samples)
-        mean, std = made_up_moments(3)
+        train, test = random_images((3, side, side), min(classes, samples), samples)
+        mean, std = random_image_moments(3)
     else:
         root = find_photographs(folder)
         classes = len(class_names(Path(root) / "train"))

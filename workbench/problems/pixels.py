@@ -93,7 +93,7 @@ def _pixelcnn(name: str, make: partial[PixelCNN], load: Callable[[bool], tuple[T
 
 @final
 class MaskedConv2d(nn.Module):
-    """A convolution over the pixels before, and of its own pixel over the colours before ("A"), or also its own colour ("B").
+    """A convolution over earlier pixels, and earlier colours of the same pixel ("A"), or also the same colour ("B").
 
     Channels come in `groups` equal groups, one for each colour, in the order of the colours.
     """

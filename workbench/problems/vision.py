@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from workbench.errors import ConfigError
 from workbench.naming import unknown
 from workbench.problems.base import Problem
-from workbench.problems.image_data import SOURCES, find_folder, folder_images, made_up_images, made_up_moments
+from workbench.problems.image_data import SOURCES, find_folder, folder_images, random_image_moments, random_images
 from workbench.problems.models import CropAndFlip, Standardise, cnn, mlp, positive_ints
 from workbench.problems.torchvision_door import torchvision
 
@@ -118,11 +118,11 @@ def synthetic(
         raise ConfigError(f"image={tuple(image)}: give (channels, height, width), such as (3, 32, 32)")
     positive_ints("classes and samples", [classes, samples])
     _check_network(model_name, shape, classes, small_stem)
-    train, test = made_up_images(shape, classes, samples)
+    train, test = random_images(shape, classes, samples)
     make = partial(network, model_name, classes, small_stem)
     return Problem(
         name=f"{model_name.replace('_', '-')}-synthetic",
-        model=partial(with_input_layers, make, *made_up_moments(shape[0]), False),
+        model=partial(with_input_layers, make, *random_image_moments(shape[0]), False),
         loss=cross_entropy,
         train=train,
         test=test,
@@ -174,11 +174,11 @@ def _from_source(
 ) -> Problem:
     """Return a network on a public data set, or on random images of its shape."""
     source = SOURCES[name]
-    mean, std = made_up_moments(source.image[0]) if synthetic else (source.mean, source.std)
+    mean, std = random_image_moments(source.image[0]) if synthetic else (source.mean, source.std)
     if not synthetic:
         train, test = folder_images(name, find_folder(name, folder))
     elif folder is None:
-        train, test = made_up_images(source.image, source.num_classes, SYNTHETIC_SAMPLES)
+        train, test = random_images(source.image, source.num_classes, SYNTHETIC_SAMPLES)
     else:
         raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two")
     return Problem(

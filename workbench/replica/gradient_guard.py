@@ -106,8 +106,8 @@ class GradientGuard:
             self._found.append(Finding(self.rank, "norm", value))
             return
         largest = max(self._layout.slots, key=lambda slot: float(gradient.view(slot).norm()))
-        words = f"norm {value:g}, above {self._max_norm:g}, the most of it in {largest.name}"
-        self._report(words, f"the gradient of rank {self.rank} has at step {self._step} a {words} (max_grad_norm)")
+        fault = f"norm {value:g}, above {self._max_norm:g}, the most of it in {largest.name}"
+        self._report(fault, f"the gradient of rank {self.rank} has at step {self._step} a {fault} (max_grad_norm)")
 
     def check_bucket(self, gradient: Gradient, bucket: int) -> None:
         """Check a bucket before it is sent; its tail is written.
@@ -154,14 +154,14 @@ class GradientGuard:
         tail[WEIGHT].masked_fill_(~ok, 0.0)
         tail[USED:].masked_fill_(~ok, 0.0)
 
-    def _report(self, found: str, words: str) -> None:
+    def _report(self, found: str, fault: str) -> None:
         """Raise for the policy "stop"; otherwise leave this gradient out."""
         if self._policy == "stop":
-            raise Diverged(f"{words}. {self._advice()}; {LEFT_OUT}")
+            raise Diverged(f"{fault}. {self._advice()}; {LEFT_OUT}")
         self._left_out = True
         broken = self._broken()
         if broken:
-            raise Diverged(f"{words}, and so are its parameters ({broken[0]}): leaving gradients out does not help. {self._advice()}")
+            raise Diverged(f"{fault}, and so are its parameters ({broken[0]}): leaving gradients out does not help. {self._advice()}")
         self._found.append(Finding(self.rank, found))
 
     def _broken(self) -> list[str]:
@@ -199,8 +199,8 @@ class GradientGuard:
             if not _is_finite(flat[: piece.tail - piece.start]):
                 where = _where(gradient, piece.slots)
                 if self._policy == "stop":
-                    words = f"the sum of gradients that rank {self.rank} applies, of step {gradient.step}, is not finite: {where}"
-                    raise Diverged(f"{words}. {why}. {self._advice()}")
+                    fault = f"the sum of gradients that rank {self.rank} applies, of step {gradient.step}, is not finite: {where}"
+                    raise Diverged(f"{fault}. {why}. {self._advice()}")
                 self._found.append(Finding(self.rank, f"{where} of the sum"))
                 return False
         return True
@@ -249,12 +249,12 @@ class Finding:
     """What was wrong with a gradient, and whether it was clipped or left out.
 
     Attributes:
-        words: the fault and the parameter: "nan in 0.weight".
+        fault: what is wrong, and the parameter: "nan in 0.weight".
         norm: its global norm, if it was clipped; None if it was left out.
     """
 
     rank: int
-    words: str
+    fault: str
     norm: float | None = None
 
     def read(self) -> Finding:
@@ -291,12 +291,12 @@ class DeferredCheck:
     def read(self) -> Finding | None:
         if bool(self.ok):
             return Finding(self.rank, "norm", float(self.norm)) if self.norm is not None and bool(self.too_large) else None
-        words = self._words()
+        fault = self._find_fault()
         if self._policy == "stop":
-            raise Diverged(f"the gradient of rank {self.rank} at step {self._step} cannot be used: {words}. {self._advice()}; {LEFT_OUT}")
-        return Finding(self.rank, words)
+            raise Diverged(f"the gradient of rank {self.rank} at step {self._step} cannot be used: {fault}. {self._advice()}; {LEFT_OUT}")
+        return Finding(self.rank, fault)
 
-    def _words(self) -> str:
+    def _find_fault(self) -> str:
         bad = next((value for loss in self._losses if not math.isfinite(value := float(loss))), None)
         if bad is not None:
             return f"loss {bad}"
@@ -316,7 +316,7 @@ def entries_of(found: Sequence[GradientReport], loss: float | None) -> dict[str,
         Diverged: the run must stop.
     """
     known = [finding for item in found if (finding := item.read()) is not None]
-    skipped = [finding.words for finding in known if finding.norm is None]
+    skipped = [finding.fault for finding in known if finding.norm is None]
     clipped = [finding.norm for finding in known if finding.norm is not None]
     entries: dict[str, Any] = {"loss": None if skipped and loss is not None and not math.isfinite(loss) else loss}
     if skipped:

@@ -19,7 +19,7 @@ from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
 from workbench.replica.optimizer_step import uncompiled
 from workbench.replica.replica import Replica, evaluation_mode
-from workbench.replica.server_copy import Master
+from workbench.replica.server_copy import ServerCopy
 from workbench.rng import derive_seed
 from workbench.settings import Settings, describe
 
@@ -96,7 +96,7 @@ class LocalTraining:
         self.sampler = replace(self.sampler, origin=origin)
         self.num_steps = num_steps_of(self.settings, self.sampler)
 
-    def number(self, rank: int, num_workers: int, origin: tuple[int, int]) -> None:
+    def set_rank(self, rank: int, num_workers: int, origin: tuple[int, int]) -> None:
         """Change this rank's number and the number of workers from a step on, after a number of samples."""
         self.loss_watch.begin(rank, self.loss_watch.first(self.rank))
         self.rank = rank
@@ -110,8 +110,8 @@ class LocalTraining:
     def evaluated_parameters(self) -> Tensor:
         """Return the parameters to evaluate, flat: the server's copy if this rank holds a complete one; averages if they are kept."""
         replica = self.replica
-        if replica.has_master and all(replica.master.updates):
-            values = replica.master.evaluated()
+        if replica.has_server_copy and all(replica.server_copy.updates):
+            values = replica.server_copy.evaluated()
         else:
             values = replica.average.values if replica.average else [param.detach() for param in replica.parameters]
         return torch.cat([value.reshape(-1).to(replica.layout.dtype) for value in values])
@@ -120,7 +120,7 @@ class LocalTraining:
         """Copy what a later evaluation needs: parameters, and buffers such as BatchNorm's."""
         return self.evaluated_parameters().cpu(), [buffer.cpu().clone() for buffer in self.replica.float_buffers()]
 
-    def joined(self, parts: dict[int, Tensor]) -> Tensor:
+    def join_shards(self, parts: dict[int, Tensor]) -> Tensor:
         """Join the parameters of shards, by number, in the layout of `evaluated_parameters`."""
         return torch.cat([parts[number].reshape(-1).to(self.replica.layout.dtype) for number in sorted(parts)])
 
@@ -171,8 +171,8 @@ class LocalTraining:
 
     def _lr(self) -> float | None:
         """The learning rate for the record; None on a worker of an algorithm with servers."""
-        if self.replica.has_master:
-            return self.replica.master.lr
+        if self.replica.has_server_copy:
+            return self.replica.server_copy.lr
         return None if self._served else self.replica.lr
 
     @property
@@ -180,7 +180,7 @@ class LocalTraining:
         """The training data and the test data."""
         return self._data, self._test
 
-    def found(self) -> tuple[GradientReport, ...]:
+    def gradient_reports(self) -> tuple[GradientReport, ...]:
         """Return reports of bad gradients since the last call."""
         return () if self.guard is None else self.guard.take_reports()
 
@@ -252,7 +252,7 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
         applies_buckets=algorithm.applies_buckets,
     )
     more = {"schedule": settings.schedule, "ema_decay": settings.ema_decay}
-    replica.make_master = lambda: Master(replica.parameters, replica.layout, make_optimizer, **more)  # type: ignore[arg-type]
+    replica.make_server_copy = lambda: ServerCopy(replica.parameters, replica.layout, make_optimizer, **more)  # type: ignore[arg-type]
     if settings.ema_decay is not None and not algorithm.has_servers:
         replica.keep_average(settings.ema_decay)
     return replica
@@ -286,7 +286,7 @@ def num_steps_of(settings: Settings, sampler: Sampler) -> int:
     return settings.steps or sampler.steps_of(settings.epochs or 0)
 
 
-def check_what(algorithm: Any, problem: Any) -> None:
+def check_algorithm_and_problem(algorithm: Any, problem: Any) -> None:
     """Raise `ConfigError` unless these are an algorithm and a problem; the message suggests a fix."""
     for what, kind, value in (("algorithm", Algorithm, algorithm), ("problem", Problem, problem)):
         if not isinstance(value, kind):
@@ -298,7 +298,7 @@ def check_what(algorithm: Any, problem: Any) -> None:
 def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int) -> dict[str, Any]:
     """Return the entries of `run.json` that are known before the run begins."""
     record = algorithm.settings()
-    whose = _evaluated_words(algorithm)
+    whose = _describe_evaluated(algorithm)
     return {
         **({"evaluated": whose} if whose else {}),
         "clock": "virtual" if runtime == "simulated" else "wall",
@@ -325,7 +325,7 @@ def trace_note(settings: Settings, num_steps: int) -> list[str]:
     return [f"{covered}: timelines, overlap and critical paths are of those; trace_steps=None keeps all"]
 
 
-def _evaluated_words(algorithm: Algorithm) -> str:
+def _describe_evaluated(algorithm: Algorithm) -> str:
     """Return whose parameters are evaluated, if replicas differ between steps; "" if all are equal."""
     if algorithm.has_servers:
         return "the servers' parameters"

@@ -19,7 +19,7 @@ from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, 
 from workbench.replica.backward import Accumulation, GradientGuard, Hooks, InPlaceGradients, LossScale, Micro, ParameterUse, is_compiled
 from workbench.replica.optimizer_step import TrainedParameters, Updater, check_not_wrapped, check_optimizer
 from workbench.replica.packing import Average, pack, unpack
-from workbench.replica.server_copy import Master
+from workbench.replica.server_copy import ServerCopy
 from workbench.settings import ScheduleFactory
 from workbench.streams import streams_of
 
@@ -89,8 +89,8 @@ class Replica:
         self.control_out = 0  # rank 0's control value, sent with every gradient
         self.control_seen = 0
         self.average: Average | None = None  # see `keep_average`
-        self.make_master: Callable[[], Master] | None = None  # set if the algorithm may ask for a server copy
-        self._master: Master | None = None
+        self.make_server_copy: Callable[[], ServerCopy] | None = None  # set if the algorithm may ask for a server copy
+        self._server_copy: ServerCopy | None = None
         self.guard: GradientGuard | None = None  # set if gradients are checked
         # step -> sum of all ranks' weights, if it is known in advance
         self.total_weight: Callable[[int], float] | None = None
@@ -258,7 +258,7 @@ class Replica:
             self.guard.check_bucket(state.gradient, bucket)
         state.next_bucket += 1
         if state.on_bucket is not None:
-            state.on_bucket(state.gradient.part(bucket))
+            state.on_bucket(state.gradient.bucket_view(bucket))
 
     # -- updates -----------------------------------------------------------------------------------------------
 
@@ -339,14 +339,14 @@ class Replica:
     def set_lr(self, lr: float) -> None:
         """Set the learning rate, also of the server copy: see `Updater.set_lr`."""
         self.updater.set_lr(lr)
-        if self._master is not None:
-            self._master.set_lr(lr)
+        if self._server_copy is not None:
+            self._server_copy.set_lr(lr)
 
     def clear_control(self) -> None:
         """Clear the control values: all ranks have acted on them, and no gradient in flight carries one."""
         self.control_out = self.control_seen = 0
-        if self._master is not None:
-            self._master.control_seen = 0
+        if self._server_copy is not None:
+            self._server_copy.control_seen = 0
 
     def read_parameters(self) -> Tensor:
         """Return a copy of the trainable parameters, flat, in order of registration."""
@@ -360,10 +360,10 @@ class Replica:
             param.copy_(value[offset : offset + param.numel()].view(param.shape))
             offset += param.numel()
 
-    def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
+    def pack_parameters(self, bucket: int | None, *, server_copy: bool, step: int = -1) -> Gradient:
         """Return parameters in the layout of a gradient: the replica's, or the server copy's."""
-        if master:
-            return self.master.pack(bucket)
+        if server_copy:
+            return self.server_copy.pack(bucket)
         return pack(self._parameters, self.layout, bucket, self.control_out, max(self.updates), step)
 
     def unpack_parameters(self, packed: Gradient) -> None:
@@ -371,17 +371,17 @@ class Replica:
         self.control_seen = max(self.control_seen, unpack(packed, self._parameters))
 
     @property
-    def master(self) -> Master:
+    def server_copy(self) -> ServerCopy:
         """The server copy, made from the present parameters at first use."""
-        if self._master is None:
-            assert self.make_master is not None, "make_master is not set"
-            self._master = self.make_master()
-            self._master.guard = self.guard
-        return self._master
+        if self._server_copy is None:
+            assert self.make_server_copy is not None, "make_server_copy is not set"
+            self._server_copy = self.make_server_copy()
+            self._server_copy.guard = self.guard
+        return self._server_copy
 
     @property
-    def has_master(self) -> bool:
-        return self._master is not None
+    def has_server_copy(self) -> bool:
+        return self._server_copy is not None
 
     def keep_average(self, decay: float) -> None:
         """Keep an exponential moving average of the parameters from here on; it advances at each update."""
@@ -408,7 +408,7 @@ class Replica:
             "updates": list(self.updates),
             "loss_scale": (self.loss_scale.value, self.loss_scale.good) if self.loss_scale else None,
             "average": self.average.state() if self.average else None,
-            "master": self._master.state() if self._master else None,
+            "master": self._server_copy.state() if self._server_copy else None,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -419,7 +419,7 @@ class Replica:
         if self.average is not None and state["average"] is not None:
             self.average.load(state["average"])
         if state["master"] is not None:
-            self.master.load(state["master"])
+            self.server_copy.load(state["master"])
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.value, self.loss_scale.good = state["loss_scale"]
 
@@ -435,7 +435,7 @@ class Replica:
             owner = Gradient(self.pool.take(), self.layout, step, version)
         if bucket is not None and owners is not None:
             owners[step] = owner
-        gradient = owner if bucket is None else owner.part(bucket)
+        gradient = owner if bucket is None else owner.bucket_view(bucket)
         gradient.flat.copy_(flat)
         if bucket in (None, 0):
             # the control value that stopped the former run does not apply to this one

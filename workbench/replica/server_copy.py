@@ -16,7 +16,7 @@ from workbench.settings import ScheduleFactory
 
 
 @final
-class Master:
+class ServerCopy:
     """A server's parameters. Gradients are applied to them, but computed at a worker's replica.
 
     They begin as a copy of a replica's parameters. Each bucket has its own optimizer, because two shards on one rank

@@ -1,19 +1,19 @@
 """Runtimes: what answers the requests of an algorithm's program.
 
 An algorithm is a generator that yields requests (`workbench.ops`). A runtime answers them: on real ranks (torch.distributed or MPI) or
-on a simulated cluster. The rooms, from the bottom to the top; each may import only those above its line:
+on a simulated cluster. The folders, from the bottom to the top; each may import only those above its line:
 
     reference     every request answered literally, for all ranks in one process: read it first
     liveness      deadlines, failure detection, watchdog, membership
-    transport     one rank's end of a communication library: torch.distributed, MPI
+    transport     one rank's endpoint of a communication library: torch.distributed, MPI
     execution     the interpreter: answers a program's requests on a transport
-    checkpoint    what a rank keeps, how it is written, read and restored
+    checkpoint    the state that a rank saves: written, read and restored
     control       commands to a running training: pause, stop, other settings
     elastic       runs that continue with fewer ranks, or admit a new one
-    rank          one rank of a run, from the job that it is given to the record that it leaves
-    simulator     the same programs on a virtual clock; no rank of its own
+    rank          one rank of a run, from its job to its record
+    simulator     the same programs on a virtual clock, without real ranks
     user_loop     `Trainer` and `ddp_hook`: a training loop that the user wrote
 
-Begin with `reference.py`, then `execution/interpreter.py`. `reference` imports no other room.
+Begin with `reference.py`, then `execution/interpreter.py`. `reference` imports no other folder.
 `rank` and `simulator` do not import each other.
 """

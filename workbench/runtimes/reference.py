@@ -98,7 +98,7 @@ class Process:
     def __init__(self, rank: int, program: Program, key: int, now: float, ticket: Ticket | None) -> None:
         self.rank = rank
         self.program = program
-        self.key = key  # messages match within one key: each sub-program has tags of its own
+        self.key = key  # messages match within one key: each sub-program has its own tags
         self.now = now
         self.ticket = ticket  # None for the program of the rank itself
         self.request: Request | None = None
@@ -304,7 +304,7 @@ class ReferenceRuntime:
             return gradient
         tickets = []
         for bucket in range(num_buckets):
-            work = request.on_bucket(gradient.part(bucket))
+            work = request.on_bucket(gradient.bucket_view(bucket))
             tickets.append((yield work if isinstance(work, ops.Start) else ops.Start(work)))
         return tuple(tickets)
 

@@ -30,7 +30,7 @@ def cycle_s(compute_s: float, num_bytes: float, update_s: float, link: Link) -> 
 def update_interval_s(cycle_s: float, num_workers: int, service_s: float = 0.0) -> float:
     """Return the seconds between updates: max(cycle / p, service).
 
-    With compute E[X] and a free server it is E[X] / p, whatever the distribution of X. At a server that is always
+    With compute E[X] and a free server it is E[X] / p, for any distribution of X. At a server that is always
     busy it is `service_s`. It is exact for equal workers with constant speed. With random speeds it is a lower bound,
     reached at both ends, because pushes queue. Derived here.
 

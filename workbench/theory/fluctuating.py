@@ -18,7 +18,7 @@ def pipe_ends_s(compute_s: ArrayLike, communication_s: Sequence[float], width: i
 
         r_i[t] = max(r_i[t-1], e[t-K]) + c_i[t],   e[t] = max(max_i r_i[t], e[t-1]) + m[t]
 
-    With constant c and m it is `pipe_s`: c + m for a step with width 1, otherwise max(c, m), whatever the width. If
+    With constant c and m it is `pipe_s`: c + m for a step with width 1, otherwise max(c, m), for any width. If
     they change, a wider pipeline lets an early worker run further ahead. Its mean step comes nearer to max(E[max_i
     c_i], E[m]), which is the lower bound. Update and codec belong to c or m. Derived here; the algorithm is
     li2018pipesgd's.

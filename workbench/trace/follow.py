@@ -10,7 +10,7 @@ from typing import Any, final
 from workbench.errors import RunNotFound
 from workbench.trace.processes import with_true_status
 from workbench.trace.read import metrics_paths, parse_lines
-from workbench.trace.rows_known import is_metrics_row
+from workbench.trace.row_checks import is_metrics_row
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 from workbench.trace.text import BLOCK_BYTES, LINE_BYTES, open_file

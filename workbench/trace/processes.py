@@ -2,8 +2,8 @@
 
 A killed process cannot write that it was killed. A run names the process that made it, and each rank names its own process in its
 trace. A run is "killed" if all its processes were on this machine and are gone. Processes of other machines cannot be looked up:
-such a run is "lost" if nobody has written in its folder for a long time. These statuses are not written to `run.json`, so a run
-that is heard of again is running again.
+such a run is "lost" if its folder has not changed for a long time. These statuses are not written to `run.json`, so a run
+that is seen again is running again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ YOUNG_S = 10.0  # a folder changed so recently is in use: ranks write every seco
 SILENT_S = 600.0  # without a write of ranks on other machines
 HEAD_BYTES = 4096
 WHY = {
-    "killed": "its processes are gone without a word (killed, or out of memory?)",
-    "lost": "nobody has written in its folder for ten minutes or more: its processes are on another machine, or gone",
+    "killed": "its processes have ended without a report (killed, or out of memory?)",
+    "lost": "its folder has not changed for ten minutes or more: its processes are on another machine, or gone",
 }
 
 
@@ -52,7 +52,7 @@ def when_begun(pid: int | None = None) -> dict[str, Any]:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether a process exists and has not ended. A zombie has ended: nobody may collect one whose parent is gone."""
+    """Whether a process exists and has not ended. A zombie has ended: without its parent it may never be collected."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

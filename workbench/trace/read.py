@@ -15,7 +15,7 @@ import numpy as np
 
 from workbench.trace.columns import read_columns
 from workbench.trace.recorder import SpanRow
-from workbench.trace.rows_known import is_event, is_metrics_row, is_trace_row
+from workbench.trace.row_checks import is_event, is_metrics_row, is_trace_row
 from workbench.trace.spans import Spans
 from workbench.trace.text import open_file, parse_json, read_json, whole_lines
 
@@ -156,7 +156,7 @@ def _parse(line: str) -> Any:
 
 
 def _paths(folder: Path, pattern: str) -> dict[int, Path]:
-    """Return rank -> path of the files that match a pattern, where % stands for the rank."""
+    """Return rank -> path of the files that match a pattern, with % in the place of the rank."""
     name = re.compile(re.escape(pattern).replace("%", r"([0-9]{1,9})"))
     with os.scandir(folder) as entries:
         found = {int(match[1]): folder / entry.name for entry in entries if (match := name.fullmatch(entry.name)) and entry.is_file()}

@@ -134,11 +134,14 @@ class Run(Views):
 
     @property
     def waiting(self) -> str:
-        """How many evaluations wait, for a run that ended before it made them, and the command that makes them.
+        """The number of evaluations that a run did not make before it ended, and the command that makes them.
 
-        It is "" for none.
+        It is "" for none, also in a damaged record.
+
+        >>> Run(info={"notes": [None]}, metrics={}).waiting
+        ''
         """
-        return next((note for note in self.info.get("notes") or () if f" in {DUE_FOLDER}/: " in note), "")
+        return next((note for note in self.info.get("notes") or () if isinstance(note, str) and f" in {DUE_FOLDER}/: " in note), "")
 
     @property
     def evaluated(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.trace.read import Trace, parse_lines, trace_paths
-from workbench.trace.rows_known import is_metrics_row, is_note, is_span
+from workbench.trace.row_checks import is_metrics_row, is_note, is_span
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 

@@ -129,9 +129,9 @@ class Engines:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"0 of {self.num_ranks} ranks were ready after {timeout_s:.3g} s, and neither was the controller; "
-                    f"on a slow machine, set timeout_s=... to more{self.last_words()}"
+                    f"on a slow machine, set timeout_s=... to more{self.last_output()}"
                 ) from None
-            raise LaunchError(f"the controller did not start: {error or 'no answer in time'}.{self.last_words()}") from None
+            raise LaunchError(f"the controller did not start: {error or 'no answer in time'}.{self.last_output()}") from None
         self._wait_for_engines(timeout_s, deadline, progress)
 
     def _run(self, work: Any, deadline: float) -> Any:
@@ -150,13 +150,13 @@ class Engines:
             if self._ended.is_set():
                 raise LaunchError("the cluster was stopped while it started")
             if not self.alive:
-                raise LaunchError(f"{self.launcher.starter} ended before its {self.num_ranks} ranks were ready.{self.last_words()}")
+                raise LaunchError(f"{self.launcher.starter} ended before its {self.num_ranks} ranks were ready.{self.last_output()}")
             if waits is not None:
                 deadline = time.monotonic() + timeout_s
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"{ready} of {self.num_ranks} ranks were ready after {timeout_s:.3g} s; "
-                    f"on a slow machine, set timeout_s=... to more{self.last_words()}"
+                    f"on a slow machine, set timeout_s=... to more{self.last_output()}"
                 )
             time.sleep(0.05)
 
@@ -180,16 +180,16 @@ class Engines:
         return self._cluster is not None and self.launcher.alive(self.engine_set)
 
     def begin_training(self, folder: Path) -> None:
-        """Record that a training begins. `last_words` then covers only this training."""
+        """Record that a training begins. `last_output` then covers only this training."""
         self._training = folder.name
         registry.change_record(self.folder, run=str(folder))
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """The last output lines of the engines and the controller, for an error message; empty if there are none."""
         controller = getattr(self._cluster, "controller", None)
         starter = "mpiexec" if self.launcher.is_mpi else "the ranks"
         outputs = {
-            starter: self.launcher.last_words(self.engine_set) if self._cluster else "",
+            starter: self.launcher.last_output(self.engine_set) if self._cluster else "",
             "the controller": controller.get_output() if controller and not self._training else "",
         }
         paragraphs = []
@@ -239,7 +239,7 @@ class Engines:
         if entry.is_here and not entry.processes() and not entry.in_job:
             raise LaunchError(f"the processes of cluster {entry.id} have ended: `workbench cluster stop {entry.id}` removes its files")
         registry.take_ownership(entry)
-        launcher = cloudpickle.loads(registry.trusted(entry.folder / registry.LAUNCHER).read_bytes())
+        launcher = cloudpickle.loads(registry.check_trusted(entry.folder / registry.LAUNCHER).read_bytes())
         engines = cls(launcher, entry.record["num_ranks"], "", cluster_id=entry.id)
         engines._reaper = start_reaper(engines.mark, str(engines.folder))
         try:

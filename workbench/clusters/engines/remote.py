@@ -34,7 +34,7 @@ def world() -> dict[str, Any]:
     return {"rank": rank, "size": size, "library": library, "host": socket.gethostname(), "pid": os.getpid()}
 
 
-def sees(path: str, timeout_s: float) -> bool:
+def can_see(path: str, timeout_s: float) -> bool:
     """Return True if a new file becomes visible within `timeout_s` seconds: a shared file system may be slow."""
     import time
 

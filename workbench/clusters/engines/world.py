@@ -32,7 +32,7 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
         raise LaunchError(f"a rank started, but cannot run workbench ({error}): is it installed for {sys.executable}?") from None
     sizes = {answer["size"] for answer in answers}
     if sizes != {n}:
-        found = "each has a world of its own" if sizes == {1} else f"their worlds have sizes {sorted(sizes)}"
+        found = "each has a separate world" if sizes == {1} else f"their worlds have sizes {sorted(sizes)}"
         raise LaunchError(
             f"{n} ranks were started by {launcher.starter} ({launcher.title}), but {found}. "
             f"mpi4py loads {answers[0]['library']} in them. Launcher and library must be of one MPI: "
@@ -68,7 +68,7 @@ def check_shared_folder(engines: Engines, ranks: list[dict[str, Any]], timeout_s
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=".seen-", dir=root) as file:
-            pending = [engines.client[rank].apply_async(remote.sees, file.name, SEEN_S) for rank in range(len(ranks))]
+            pending = [engines.client[rank].apply_async(remote.can_see, file.name, SEEN_S) for rank in range(len(ranks))]
             seen = _answers(engines, pending, timeout_s)
     except OSError as error:
         raise LaunchError(f"runs cannot be written to {root} ({error.strerror or error}): set WORKBENCH_RUNS to another folder") from None

@@ -84,9 +84,9 @@ class Launcher(ABC):
         """Return False if the engines have ended."""
         return engine_set is not None and engine_set.state == "running" and is_running(engine_set.process)
 
-    def last_words(self, engine_set: Any) -> str:
+    def last_output(self, engine_set: Any) -> str:
         """Return the whole output of the process that started the engines."""
-        return written(engine_set)
+        return launcher_log(engine_set)
 
     def why_not_detach(self) -> str | None:
         """Return why the engines cannot outlive this process; None if they can."""
@@ -117,7 +117,7 @@ def ended_here(process: dict[str, Any]) -> bool:
         return True
 
 
-def written(launcher: Any) -> str:
+def launcher_log(launcher: Any) -> str:
     """Return the log of an ipyparallel launcher.
 
     Its `get_output` works only once, and it removes the file at the end.

@@ -66,7 +66,7 @@ class ProcessLauncher(Launcher):
         engines = list(engine_set.launchers.values())
         return len(engines) == engine_set.n and all(engine.state == "running" and is_running(engine.process) for engine in engines)
 
-    def last_words(self, engine_set: Any) -> str:
+    def last_output(self, engine_set: Any) -> str:
         """Return the output of all ranks, each line after its rank's number."""
         if engine_set is None:
             return ""

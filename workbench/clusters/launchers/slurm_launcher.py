@@ -19,7 +19,7 @@ from workbench.clusters.launchers.base import LOOPBACK, Launcher
 from workbench.clusters.launchers.mpi import MPILauncher
 from workbench.clusters.local.mpi_install import MPIInstall, rank_environment
 from workbench.clusters.slurm import batch_job
-from workbench.clusters.slurm.queue import Allocation, Watched, address_for_nodes, ask, cancel, submit, tail
+from workbench.clusters.slurm.queue import Allocation, Watched, address_for_nodes, ask, cancel, end_of_file, submit
 from workbench.clusters.slurm.request import Slurm
 from workbench.clusters.supervision.reaper import AT_END
 from workbench.errors import ConfigError
@@ -64,7 +64,7 @@ class _InJob:
 
     def output(self) -> str:
         """Return the job's output, and its state if it has ended."""
-        text = tail(Path(self.profile_dir) / LOG)
+        text = end_of_file(Path(self.profile_dir) / LOG)
         state = self.watched.state() if self.job_id else None
         if state is None or state.alive:
             return text
@@ -218,7 +218,7 @@ class SlurmLauncher(Launcher):
     def alive(self, engine_set: Any) -> bool:
         return engine_set is not None and engine_set.state == "running" and engine_set.watched.state().alive
 
-    def last_words(self, engine_set: Any) -> str:
+    def last_output(self, engine_set: Any) -> str:
         return engine_set.get_output() if engine_set is not None else ""
 
     def why_not_detach(self) -> str | None:

@@ -1,7 +1,7 @@
 """A fork server: a process that has imported what takes long, and forks itself for each process that needs these imports.
 
 It computes nothing, so its children begin with one thread and clean libraries: a thread pool does not survive a fork.
-When the parent ends, for whatever reason, the server ends its children and itself. When the server ends, its children
+When the parent ends, for any reason, the server ends its children and itself. When the server ends, its children
 get SIGTERM (Linux).
 
 `RankForkServer` is forked off a command, for the ranks of `workbench train`. `experiments.fork_cells` starts one as a new
@@ -197,7 +197,7 @@ def serve(channel: Connection) -> list[str]:
     gc.freeze()  # imported objects stay in memory pages that all children share
     try:
         return _Server(channel).run()
-    except BaseException:  # noqa: BLE001 - neither server nor child may continue as the program it was forked off
+    except BaseException:  # noqa: BLE001 - neither server nor child may continue as the program from which it was forked
         traceback.print_exc()
         os._exit(1)
 
@@ -277,6 +277,6 @@ def _receive(channel: Connection) -> Any:
 
 
 def die_with_parent() -> None:
-    """Called in a new process: let the kernel send SIGTERM when the parent ends, for whatever reason (Linux)."""
+    """Called in a new process: let the kernel send SIGTERM when the parent ends, for any reason (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -276,7 +276,7 @@ def mpiexec_command(
         outlives: whether the other ranks continue when one is killed.
 
     Raises:
-        ConfigError: this machine cannot run so many ranks, or the MPI does not tolerate the loss of a rank.
+        ConfigError: this machine cannot run that number of ranks, or the MPI does not tolerate the loss of a rank.
     """
     check_num_ranks(num_ranks, oversubscribe=install.oversubscribe)
     if outlives and not (install.name == OPEN_MPI and int(install.version.split(".")[0]) >= FIRST_FAULT_TOLERANT):

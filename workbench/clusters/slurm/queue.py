@@ -191,22 +191,22 @@ class Allocation:
         job = os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID")
         if not job:
             return None
-        nodes = tuple(counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", "1")))
-        places = int(os.environ.get("SLURM_NTASKS") or sum(counts(os.environ.get("SLURM_TASKS_PER_NODE", "1"))))
+        nodes = tuple(parse_counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", "1")))
+        places = int(os.environ.get("SLURM_NTASKS") or sum(parse_counts(os.environ.get("SLURM_TASKS_PER_NODE", "1"))))
         return cls(job, places, nodes)
 
 
-def counts(text: str) -> list[int]:
+def parse_counts(text: str) -> list[int]:
     """Parse Slurm's list of a number for each node.
 
-    >>> counts("4(x2),1")
+    >>> parse_counts("4(x2),1")
     [4, 4, 1]
     """
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(number) for number, times in found for _ in range(int(times or 1))]
 
 
-def tail(path: Path, num_bytes: int = 20_000) -> str:
+def end_of_file(path: Path, num_bytes: int = 20_000) -> str:
     """Return the end of a text file; empty if there is no file."""
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What a rank of a cluster leaves in the run's folder besides its record: what it printed, and how it ended.
+"""What a rank of a cluster leaves in the run's folder in addition to its record: what it printed, and how it ended.
 
 An engine that trains answers no request, and a closed notebook loses its answer. Files in the folder are read on every host
 that shares it, at any time. The heartbeat itself is written by `runtimes.liveness.failure_detector`.
@@ -64,7 +64,7 @@ def write_whole(path: Path, content: dict[str, Any]) -> None:
     write_atomic(path, json.dumps(content, indent=1))
 
 
-def standing(folder: Path, rank: int) -> Literal["training", "stopped", "silent", "gone"] | None:
+def state_of_rank(folder: Path, rank: int) -> Literal["training", "stopped", "silent", "gone"] | None:
     """State of a rank, from its process on this machine or its heartbeat elsewhere; None if it takes no part in the run."""
     row = read_heartbeat(folder, rank)
     if row is None:
@@ -75,11 +75,11 @@ def standing(folder: Path, rank: int) -> Literal["training", "stopped", "silent"
     return "silent" if row["silent_s"] > SILENT_S else "training"
 
 
-def standing_words(folder: Path, num_ranks: int) -> str:
+def describe_ranks(folder: Path, num_ranks: int) -> str:
     """States of all ranks: "rank 1 is stopped (SIGSTOP: kill -CONT 4711 on h continues it) at step 17; rank 0 is alive at step 17"."""
     parts = []
     for rank in range(num_ranks):
-        state, row = standing(folder, rank), read_heartbeat(folder, rank)
+        state, row = state_of_rank(folder, rank), read_heartbeat(folder, rank)
         if row is None:
             continue
         words = {

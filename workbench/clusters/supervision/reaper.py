@@ -63,7 +63,7 @@ def end_marked(mark: str, grace_s: float = GRACE_S) -> int:
 def _wait_for(processes: list[psutil.Process], timeout_s: float) -> None:
     """Wait until all have ended, or the time is over.
 
-    A zombie has ended: in a container nobody may ever collect it.
+    A zombie has ended: in a container it may never be collected.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and any(map(_runs, processes)):

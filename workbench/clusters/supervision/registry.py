@@ -1,4 +1,4 @@
-"""The registry of clusters on this machine: a folder for each, with a record of what it is and which process owns it.
+"""The registry of clusters on this machine: a folder for each, with a record of its kind and of the process that owns it.
 
 A detached cluster has no reaper and no owner. Its folder says which process detached it and when.
 `workbench cluster list` names it until a process attaches to it or ends it.
@@ -126,7 +126,7 @@ def find_entry(name: str) -> Entry:
     raise ConfigError(f"{len(found) or 'no'} clusters are called {name!r}: there are {names}")
 
 
-def trusted(path: Path) -> Path:
+def check_trusted(path: Path) -> Path:
     """Return the path, if only this user can have written the file. Reading the file executes its content.
 
     Raises:

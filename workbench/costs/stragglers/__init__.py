@@ -89,11 +89,11 @@ def get(text: str) -> Stragglers:
     if name.lower() not in _DISTRIBUTIONS:
         raise unknown("distribution of stragglers", name, _DISTRIBUTIONS)
     distribution, order = _DISTRIBUTIONS[name.lower()]
-    made: Stragglers = _made(name.lower(), distribution, order, [word.strip() for word in rest.split(",")] if rest else [])
+    made: Stragglers = _build(name.lower(), distribution, order, [word.strip() for word in rest.split(",")] if rest else [])
     return made
 
 
-def _made(name: str, distribution: Callable[..., Any], order: tuple[str, ...], words: list[str]) -> Any:
+def _build(name: str, distribution: Callable[..., Any], order: tuple[str, ...], words: list[str]) -> Any:
     usage = f"{name}:{','.join(order)}"
     options: dict[str, Any] = {}
     for position, word in enumerate(words):

@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 Finish = Callable[[float, float], float]  # (begin_s, seconds) -> when that work ends
 
 
-def plainly(begin_s: float, seconds: float) -> float:
+def full_speed_finish_s(begin_s: float, seconds: float) -> float:
     """Return when work ends without stragglers."""
     return begin_s + seconds
 
@@ -38,7 +38,7 @@ class Stragglers(ABC):
         Worker r's factor does not depend on `num_workers`.
         """
 
-    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = plainly) -> float:
+    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s) -> float:
         """Return when this worker ends work that begins at `begin_s` and takes `seconds`.
 
         `work` gives the end without this distribution.
@@ -63,7 +63,7 @@ class Independent(Stragglers):
         return self.quantile(generator(seed, type(self).__name__.lower(), 0, step).random(num_workers))
 
 
-def check(distribution: Stragglers, right: bool, rule: str) -> None:
+def check_rule(distribution: Stragglers, right: bool, rule: str) -> None:
     """Raise `ConfigError` with the rule unless the numbers are right."""
     if not right:
         raise ConfigError(f"{distribution}: {rule}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.costs.stragglers.base import Array, Independent, Stragglers, check, check_numbers
+from workbench.costs.stragglers.base import Array, Independent, Stragglers, check_numbers, check_rule
 from workbench.errors import ConfigError
 from workbench.rng import generator
 
@@ -67,7 +67,7 @@ class ShiftedExponential(Independent):
 
     def __post_init__(self) -> None:
         check_numbers(self, "shift", "scale", least=0)
-        check(self, self.shift + self.scale > 0, "shift or scale must be above 0, or work takes no time")
+        check_rule(self, self.shift + self.scale > 0, "shift or scale must be above 0, or work takes no time")
 
     def quantile(self, level: ArrayLike) -> Array:
         return self.shift - self.scale * np.log1p(-np.asarray(level, dtype=np.float64))
@@ -110,7 +110,7 @@ class Uniform(Independent):
 
     def __post_init__(self) -> None:
         check_numbers(self, "low", "high", least=0)
-        check(self, self.low <= self.high and self.high > 0, "low at most high, and high above 0")
+        check_rule(self, self.low <= self.high and self.high > 0, "low at most high, and high above 0")
 
     def quantile(self, level: ArrayLike) -> Array:
         return self.low + (self.high - self.low) * np.asarray(level, dtype=np.float64)
@@ -130,7 +130,7 @@ class Bimodal(Independent):
 
     def __post_init__(self) -> None:
         check_numbers(self, "probability", least=0)
-        check(self, self.probability <= 1, "probability is from 0 to 1")
+        check_rule(self, self.probability <= 1, "probability is from 0 to 1")
         check_numbers(self, "factor", above=0)
 
     def quantile(self, level: ArrayLike) -> Array:
@@ -182,7 +182,7 @@ class EmpiricalByRank(Stragglers):
     rows: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
-        check(self, len(self.rows) > 0, "rows of factors, one a rank")
+        check_rule(self, len(self.rows) > 0, "rows of factors, one a rank")
         object.__setattr__(self, "rows", tuple(tuple(sorted(_factors_of(self, row))) for row in self.rows))
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.costs.stragglers.base import Array, Finish, Stragglers, check, check_numbers, plainly
+from workbench.costs.stragglers.base import Array, Finish, Stragglers, check_numbers, check_rule, full_speed_finish_s
 from workbench.costs.stragglers.independent import normal_quantile
 from workbench.errors import ConfigError
 from workbench.rng import generator
@@ -36,14 +36,16 @@ class SlowMachines(Stragglers):
         if isinstance(self.factor_of, Mapping):
             object.__setattr__(self, "factor_of", tuple(sorted(self.factor_of.items())))
         ranks = [rank for rank, _ in self.factor_of]
-        check(self, all(isinstance(rank, int) and rank >= 0 for rank in ranks), "factor_of has ranks, counted from 0, and their factors")
-        check(self, len(set(ranks)) == len(ranks), "factor_of names a rank twice: give it one factor")
-        check(self, all(isfinite(factor) and factor > 0 for _, factor in self.factor_of), "factors are finite and above 0")
+        check_rule(
+            self, all(isinstance(rank, int) and rank >= 0 for rank in ranks), "factor_of has ranks, counted from 0, and their factors"
+        )
+        check_rule(self, len(set(ranks)) == len(ranks), "factor_of names a rank twice: give it one factor")
+        check_rule(self, all(isfinite(factor) and factor > 0 for _, factor in self.factor_of), "factors are finite and above 0")
         check_numbers(self, "share", least=0)
         check_numbers(self, "factor", above=0)
-        check(self, self.share <= 1, "share is a probability, 0 to 1")
-        check(self, (self.share == 0) == (self.factor == 1), "share of the ranks are slower by factor: give both")
-        check(self, bool(self.factor_of) or self.share > 0, "no rank is slow: give factor_of={rank: factor}, or share and factor")
+        check_rule(self, self.share <= 1, "share is a probability, 0 to 1")
+        check_rule(self, (self.share == 0) == (self.factor == 1), "share of the ranks are slower by factor: give both")
+        check_rule(self, bool(self.factor_of) or self.share > 0, "no rank is slow: give factor_of={rank: factor}, or share and factor")
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         slow = generator(seed, "slowmachines").random(num_workers) < self.share
@@ -77,7 +79,7 @@ class TimeVarying(Stragglers):
 
     def __post_init__(self) -> None:
         check_numbers(self, "sigma", "correlation", least=0)
-        check(self, self.correlation <= 0.999, "correlation is at most 0.999, a memory of 1,000 steps; use SlowMachines for longer")
+        check_rule(self, self.correlation <= 0.999, "correlation is at most 0.999, a memory of 1,000 steps; use SlowMachines for longer")
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         block, row = divmod(step, BLOCK_STEPS)
@@ -133,12 +135,14 @@ class Windows(Stragglers):
     ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check(self, len(self.windows) > 0 and all(len(window) == 3 for window in self.windows), "windows are (begin_s, end_s, factor)")
+        check_rule(self, len(self.windows) > 0 and all(len(window) == 3 for window in self.windows), "windows are (begin_s, end_s, factor)")
         edges = [edge for begin, end, _ in self.windows for edge in (begin, end)]
-        check(self, edges == sorted(edges) and edges[0] >= 0, "windows begin at 0 or later, in order, and do not overlap")
-        check(self, all(begin < end < float("inf") for begin, end, _ in self.windows), "a window ends, and after it begins")
-        check(self, edges[-1] <= self.period_s, "the last window ends within period_s")
-        check(self, all(isfinite(factor) and factor > 0 for _, _, factor in self.windows), "factors are finite and above 0; see Failures")
+        check_rule(self, edges == sorted(edges) and edges[0] >= 0, "windows begin at 0 or later, in order, and do not overlap")
+        check_rule(self, all(begin < end < float("inf") for begin, end, _ in self.windows), "a window ends, and after it begins")
+        check_rule(self, edges[-1] <= self.period_s, "the last window ends within period_s")
+        check_rule(
+            self, all(isfinite(factor) and factor > 0 for _, _, factor in self.windows), "factors are finite and above 0; see Failures"
+        )
 
     @property
     def timed(self) -> bool:
@@ -147,7 +151,7 @@ class Windows(Stragglers):
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         return np.ones(num_workers)
 
-    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = plainly) -> float:
+    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s) -> float:
         if self.ranks and rank not in self.ranks:
             return work(begin_s, seconds)
         left = work(begin_s, seconds) - begin_s
@@ -220,7 +224,7 @@ class Failures(Stragglers):
             num *= 2
         return found
 
-    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = plainly) -> float:
+    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s) -> float:
         if self.ranks and rank not in self.ranks:
             return work(begin_s, seconds)
         failures = self._known(seed, rank, begin_s)

@@ -61,8 +61,8 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
     ctx.memory.update({name: placed(value, replica.layout.device).clone() for name, value in saved["memory"].items()})
 
 
-def begin_again(ctx: Context, end: EndStep) -> None:
-    """The same without a checkpoint: set the context of a program that begins after this step.
+def continue_from_state(ctx: Context, end: EndStep) -> None:
+    """Set the context of a program that begins after this step, in the same run.
 
     The tickets of the state must be complete.
     """

@@ -26,7 +26,7 @@ KINDS: dict[str, type] = {
     "memory": dict,
 }
 IN_REPLICA = ("model", "updates", "loss_scale", "master")
-REPLICATED = ("optimizer", "schedule", "average")  # and parameters; or "alike", a checksum of them, if rank 0's file holds them for all
+REPLICATED = ("optimizer", "schedule", "average")  # and parameters; or "alike", a checksum of them, if rank 0's file has them for all
 MOST_WORDS = 300  # characters of a library's error
 
 

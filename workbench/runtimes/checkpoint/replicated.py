@@ -1,7 +1,7 @@
-"""State that is equal on all ranks is written once, in rank 0's file. The other ranks' files hold a checksum of it.
+"""State that is equal on all ranks is written once, in rank 0's file. The other ranks' files have a checksum of it.
 
-So model and optimizer state are written once, not by each rank. The checksum tells if a rank held other values after all, because
-different kinds of machines may differ in a last bit.
+So model and optimizer state are written once, not by each rank. The checksum detects a rank with other values: different kinds
+of machines may differ in a last bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def without_replicated(saved: dict[str, Any], parameters: Collection[str]) -> di
 
 
 def read_whole_state(checkpoint: Checkpoint, rank: int) -> tuple[dict[str, Any], str]:
-    """A rank's state, completed from rank 0's file, and a note if the rank held other values; else "".
+    """Return a rank's state, completed from rank 0's file, and a note if the rank had other values; else "".
 
     Raises:
         Damaged: one of the two files is not what was written.

@@ -34,20 +34,20 @@ def restore(folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Cont
     Raises:
         ConfigError: there is no complete checkpoint, or it is of another kind of run.
     """
-    saved, words = restore_state(folder, algorithm, worker.replica, ctx, interpreter)
+    saved, notes = restore_state(folder, algorithm, worker.replica, ctx, interpreter)
     with fits(folder):
-        words += _deal(saved, worker)
+        notes += _deal(saved, worker)
     ctx.num_steps = worker.num_steps
-    return words
+    return notes
 
 
 def restore_state(
     folder: Path, algorithm: Algorithm, replica: Replica, ctx: Context, interpreter: Interpreter
 ) -> tuple[dict[str, Any], list[str]]:
-    """The same without data: replica, method and randomness. On another number of ranks from what all had in common.
+    """The same without data: replica, algorithm and randomness. On another number of ranks, from the state that all had in common.
 
     Returns:
-        What this rank's part holds (rank 0's, on another number of ranks), and words for the user.
+        What this rank's file has (rank 0's, on another number of ranks), and notes for the user.
 
     Raises:
         ConfigError: as `restore`.
@@ -58,18 +58,18 @@ def restore_state(
         deadline = interpreter.clock.deadline("all ranks to find the checkpoint")
         return [json.loads(text) for text in require_all(transport.gather_texts(json.dumps(value), deadline), "the beginning of a run")]
 
-    checkpoint, words, saved = _newest(folder, ctx, agree)
+    checkpoint, notes, saved = _newest(folder, ctx, agree)
     if saved is not None:
         with fits(checkpoint.rank_file(ctx.rank)):
             resume(saved, algorithm, replica, ctx)
             if "random" in saved:
                 restore_random_state(saved["random"], transport.device)
-        return saved, words
+        return saved, notes
     saved = _on_other_ranks(checkpoint, algorithm, replica, ctx, agree)
     with fits(checkpoint.rank_file(0)):
         resume(saved, algorithm, replica, ctx)
-    words.append(f"resumed on {ctx.num_workers} ranks, {checkpoint.num_ranks} before; the learning rate is what it was")
-    return saved, words
+    notes.append(f"resumed on {ctx.num_workers} ranks, {checkpoint.num_ranks} before; the learning rate is what it was")
+    return saved, notes
 
 
 @contextmanager
@@ -92,32 +92,32 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
     Returns:
         The checkpoint, notes, and this rank's state; None in place of the state if the number of ranks differs.
     """
-    words: list[str] = []
+    notes: list[str] = []
     places = agree([[checkpoint.step, checkpoint.num_ranks] for checkpoint in complete_checkpoints(folder)])[0]
     for step, num_ranks in places:
         checkpoint = Checkpoint(folder, step, num_ranks)
-        found: dict[str, list[str]] = {"damaged": [], "words": [], "runs": []}
+        found: dict[str, list[str]] = {"damaged": [], "notes": [], "runs": []}
         saved: dict[str, Any] | None = None
         for rank in range(ctx.rank, num_ranks, ctx.num_workers):
             try:
                 verify_rank_file(checkpoint.rank_file(rank))
-                part, word = read_whole_state(checkpoint, rank)
-                found["words"] += filter(None, [word])
+                part, note = read_whole_state(checkpoint, rank)
+                found["notes"] += filter(None, [note])
                 found["runs"] += filter(None, [run_name_of(checkpoint.rank_file(rank))])
                 saved = part if num_ranks == ctx.num_workers else None
             except Damaged as error:
                 found["damaged"].append(str(error))
         everyone = agree(found)
-        damaged = list(dict.fromkeys(word for one in everyone for word in one["damaged"]))  # several ranks read rank 0's file
+        damaged = list(dict.fromkeys(note for one in everyone for note in one["damaged"]))  # several ranks read rank 0's file
         runs = sorted({run for one in everyone for run in one["runs"]})
         if len(runs) > 1:
             damaged.append(f"its files are of several runs: {', '.join(runs)}")
         if not damaged:
-            return checkpoint, words + [word for one in everyone for word in one["words"]], saved
-        words.append(f"the checkpoint in {folder.name}, {checkpoint}, is damaged and was skipped: {'; '.join(damaged)}")
-    if words:
+            return checkpoint, notes + [note for one in everyone for note in one["notes"]], saved
+        notes.append(f"the checkpoint in {folder.name}, {checkpoint}, is damaged and was skipped: {'; '.join(damaged)}")
+    if notes:
         raise ConfigError(
-            f"{folder} has no undamaged checkpoint. {' '.join(words)}. Train again from the start, or restore the files from a copy"
+            f"{folder} has no undamaged checkpoint. {' '.join(notes)}. Train again from the start, or restore the files from a copy"
         )
     without_record = next(filter(lacks_record, sorted(folder.glob("checkpoint-*.pt"))), None)
     more = f". {without_record.name} has no record: an earlier version wrote it, or its writer was killed" if without_record else ""
@@ -170,7 +170,7 @@ def _on_other_ranks(checkpoint: Checkpoint, algorithm: Algorithm, replica: Repli
 
 
 def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) -> dict[str, str]:
-    """What a rank holds alone, and checksums of what must be equal on all ranks. Buffers are always rank 0's."""
+    """Return a rank's own state, and checksums of what must be equal on all ranks. Buffers are always rank 0's."""
     own = ""
     if algorithm.asynchronous:
         own = f"ranks of {type(algorithm).__name__} are at different steps"

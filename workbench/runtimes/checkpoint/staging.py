@@ -65,12 +65,12 @@ class StagingBuffers:
             return self._buffers[number]
         number = self._known[key] = len(self._sources)
         self._sources.append(source)
-        fits = number < len(self._buffers) and _alike(self._buffers[number], source)
+        fits = number < len(self._buffers) and _same_layout(self._buffers[number], source)
         if not fits:
             buffer = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
             self._buffers[number : number + 1] = [buffer]
         return self._buffers[number]
 
 
-def _alike(buffer: Tensor, source: Tensor) -> bool:
+def _same_layout(buffer: Tensor, source: Tensor) -> bool:
     return buffer.shape == source.shape and buffer.dtype == source.dtype and buffer.is_pinned() == source.is_cuda

@@ -36,7 +36,7 @@ class CheckpointWriter:
         self._snapshot = StagingBuffers()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._words: list[str] = []
+        self._notes: list[str] = []
         self._waited_s = self._written_s = 0.0
 
     def keep(self, algorithm: Algorithm, end: EndStep, place: int | None) -> None:
@@ -56,7 +56,7 @@ class CheckpointWriter:
         interpreter.clock.activity = "keeping a checkpoint"
         self.finish_writing()
         if self._transport.members is not None and (missing := self._transport.members.missing()):
-            self._words.append(f"rank {missing[0]} left, and no checkpoint was kept since: those before it stand")
+            self._notes.append(f"rank {missing[0]} left, and no checkpoint was kept since: earlier ones are valid")
             return
         begin = interpreter.clock.now()
         memory = interpreter.context.memory if interpreter.context else {}
@@ -80,16 +80,16 @@ class CheckpointWriter:
     def finish(self) -> None:
         """Wait until the last file is written; record what went wrong on any rank. All ranks call it."""
         self.finish_writing()
-        words = self._words
+        notes = self._notes
         if self._every is not None:
             deadline = self._interpreter.clock.deadline("all ranks to have their checkpoints on the disk")
-            texts = self._transport.gather_texts(json.dumps([self._waited_s, *self._words]), deadline)
-            told = [json.loads(text) for text in texts if text != LEFT_TEXT]
-            words = [word for one in told for word in one[1:]]
-            if (slowest_s := max(one[0] for one in told)) > LOOK_S:
-                words.append(f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise checkpoint_every")
-        if words and self._transport.rank == 0:
-            update_run(self._folder, notes=[*read_info(self._folder).get("notes", []), *dict.fromkeys(words)])
+            texts = self._transport.gather_texts(json.dumps([self._waited_s, *self._notes]), deadline)
+            reports = [json.loads(text) for text in texts if text != LEFT_TEXT]
+            notes = [note for one in reports for note in one[1:]]
+            if (slowest_s := max(one[0] for one in reports)) > LOOK_S:
+                notes.append(f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise checkpoint_every")
+        if notes and self._transport.rank == 0:
+            update_run(self._folder, notes=[*read_info(self._folder).get("notes", []), *dict.fromkeys(notes)])
 
     def finish_writing(self) -> None:
         """Wait until no file is being written."""
@@ -119,7 +119,7 @@ class CheckpointWriter:
                 remove_old_rank_files(self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints)
         except Exception as error:  # noqa: BLE001 - no failure to write may end the training
             self._error = error
-            word = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): those before it stand"
-            self._words.append(word)
-            print(word, file=sys.stderr)
+            note = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): earlier ones are valid"
+            self._notes.append(note)
+            print(note, file=sys.stderr)
         self._written_s = time.perf_counter() - begin

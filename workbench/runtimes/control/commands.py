@@ -40,7 +40,7 @@ def write_command(folder: Path, command: Command) -> None:
 def read_commands(folder: Path) -> list[Command]:
     """Return all commands so far."""
     reader = CommandReader(folder)
-    reader.look()
+    reader.poll()
     return reader.commands
 
 
@@ -57,7 +57,7 @@ class CommandReader:
         self._path = Path(folder) / CONTROL_NAME
         self._offset = 0
 
-    def look(self) -> int:
+    def poll(self) -> int:
         """Read what is new; return how many commands there are. A line that is being written is left for the next look."""
         try:
             if os.stat(self._path).st_size <= self._offset:

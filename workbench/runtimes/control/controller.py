@@ -1,8 +1,7 @@
 """One rank's side of the commands to a run: it reads them, agrees on them with the other ranks, and changes settings.
 
-Commands take effect where all ranks meet, so that all carry out the same ones: ranks in step at the
-end of one step, asynchronous ranks where all their programs have ended. What follows there is
-decided in `generations`.
+Commands take effect where all ranks meet, so all carry out the same commands: synchronous ranks at the end of one step,
+asynchronous ranks when all their programs have ended. `generations` decides what follows there.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ BEAT_S = 0.5  # how often paused ranks hear of each other
 LOOK_S = 0.02
 ASK_AGAIN = "another process came at the same place: it can ask again"
 Admit = Callable[[int, int], str | None]  # a rank, and how often it had asked before -> why not, or None
-WHO_LEFT: dict[str, Any] = {"words": [], "step": None, "left": False, "versions": None}
+WHO_LEFT: dict[str, Any] = {"commands": [], "step": None, "left": False, "versions": None}
 
 
 @final
@@ -54,9 +53,9 @@ class RunController:
         self._first_row = 0  # of the commands since the ranks met
         self._num_meetings = 0
 
-    def heard(self) -> int:
+    def num_commands_read(self) -> int:
         """Return how many commands this rank has read."""
-        return max(self._reader.look(), self.num_taken)
+        return max(self._reader.poll(), self.num_taken)
 
     def agree(self, end: EndStep, *, left: bool) -> Agreed:
         """Agree on the commands that no rank has carried out, and take over settings that change. All ranks call it at one place.
@@ -71,15 +70,15 @@ class RunController:
 
     def pause(self, agreed: Agreed, *, left: bool) -> Agreed:
         """Wait for more commands, at most `BEAT_S`, and agree again. Time-outs do not count the wait."""
-        self._interpreter.clock.hold(True)
+        self._interpreter.clock.set_paused(True)
         try:
-            self._hold_a_beat()
+            self._wait_for_command()
             return self._meet(agreed, left=left)
         finally:
-            self._interpreter.clock.hold(False)
+            self._interpreter.clock.set_paused(False)
 
     def answer_requests(self, admit: Admit) -> None:
-        """Answer each process that asked to join since the ranks met; at most one is admitted, which knows nothing of the others.
+        """Answer each process that has asked to join since the ranks last met. At most one is admitted: it does not know the others.
 
         Args:
             admit: admits a process as a rank, or lets it wait.
@@ -100,7 +99,7 @@ class RunController:
         self._show("running")
 
     def catch_up(self, num_taken: int, num_meetings: int, *, trained: bool) -> None:
-        """On a rank that joins: take over what the other ranks have carried out.
+        """Take over what the other ranks have carried out, on a rank that joins.
 
         Args:
             trained: it has the optimizer of another rank, with its learning rate.
@@ -114,7 +113,7 @@ class RunController:
         self._taken = read_info(self._folder).get("steering", [])
 
     def follow(self, num_taken: int, step: int) -> None:
-        """Carry out what other ranks have, where a failure ended the meeting for this rank alone."""
+        """Carry out what other ranks have carried out, if a failure ended the meeting for this rank only."""
         self._read(num_taken)
         for command in self._reader.commands[self.num_taken : num_taken]:
             self._do(command, step, [])
@@ -122,7 +121,7 @@ class RunController:
     def _read(self, number: int) -> None:
         """Read that many commands, which other ranks have read: a shared file may lag."""
         deadline = self._interpreter.clock.deadline("what was said to the run to be readable here")
-        while self._reader.look() < number:
+        while self._reader.poll() < number:
             deadline.pause()
 
     @property
@@ -143,13 +142,13 @@ class RunController:
 
     def _gather(self, step: int, left: bool) -> tuple[list[Command], list[dict[str, Any]]]:
         """Return the new commands, from the rank that has read furthest (a shared file may lag), and where each rank is."""
-        self._reader.look()
-        versions = self._replica.master.updates if self._replica.has_master else None
-        mine = {"words": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
+        self._reader.poll()
+        versions = self._replica.server_copy.updates if self._replica.has_server_copy else None
+        mine = {"commands": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
         deadline = self._interpreter.clock.deadline("all ranks to agree on what was asked of the run")
         texts = self._transport.gather_texts(json.dumps(mine), deadline)
         where = [dict(WHO_LEFT) if text == LEFT_TEXT else json.loads(text) for text in texts]
-        commands: list[Command] = max((rank.pop("words") for rank in where), key=len)
+        commands: list[Command] = max((rank.pop("commands") for rank in where), key=len)
         return commands, where
 
     def _do(self, command: Command, step: int, where: list[dict[str, Any]]) -> None:
@@ -175,11 +174,11 @@ class RunController:
         if lr is not None:
             self._replica.set_lr(lr)
 
-    def _hold_a_beat(self) -> None:
-        """Return when there is a new command, or after a short while: then the ranks hear of each other."""
+    def _wait_for_command(self) -> None:
+        """Return at a new command, or after a short time: then the ranks learn that the others are alive."""
         self._interpreter.clock.activity = "paused"
         deadline = time.monotonic() + BEAT_S
-        while self._reader.look() <= self.num_taken and time.monotonic() < deadline:
+        while self._reader.poll() <= self.num_taken and time.monotonic() < deadline:
             time.sleep(LOOK_S)
         self._interpreter.clock.activity = ""
 

@@ -5,7 +5,7 @@ step to another. A new generation begins when a setting changes, when ranks leav
 a checkpoint for which asynchronous ranks had to synchronize.
 
 `decide` gives the instructions that follow at a boundary. It is a pure function, so all ranks that
-know the same decide the same. Ranks *in step* end each step together; *asynchronous* ranks
+know the same decide the same, and real and simulated ranks too. Ranks *in step* end each step together; *asynchronous* ranks
 (`Algorithm.asynchronous`) meet only when all their programs have ended.
 
 | boundary | ranks | what is known there | instructions |
@@ -111,6 +111,13 @@ class Generation:
         every = self.checkpoint_every
         return every is not None and (step + 1) % every == 0 and step + 1 < self.num_steps
 
+    def continues_after(self, step: int) -> bool:
+        """Return True if `decide` only continues after that step, where nothing is announced and no evaluation is due.
+
+        A cheap test for a caller with many ranks; False says nothing.
+        """
+        return not (self.checkpoint_due(step) or step == self.stop_after or self.waiting)
+
     def ending_after(self, step: int) -> Generation:
         """Return this generation with `step` as its last one, or an earlier one if it ends there."""
         return replace(self, end_step=min(self.end_step, step + 1))
@@ -121,8 +128,8 @@ class Generation:
         If a process waits to join and the programs can end early, they take one step: all of them
         then end at a known step, with nothing in flight.
         """
-        new = replace(self, first_step=end.step + 1, state=end.state, **changes)
-        new = replace(new, end_step=new.sync_point)
+        end_step = changes.get("sync_point", self.sync_point)
+        new = replace(self, first_step=end.step + 1, state=end.state, end_step=end_step, **changes)
         return new.ending_after(end.step + 1) if new.waiting and new.algorithm.restart == Restart.ANYWHERE else new
 
 
@@ -159,7 +166,7 @@ class StepEnded:
     """A step of the generation's program has ended.
 
     Attributes:
-        announced: this rank has heard that commands were given which the ranks have not carried out.
+        announced: this rank knows of commands that the ranks have not carried out.
         evaluates: an evaluation follows this step.
     """
 
@@ -337,7 +344,7 @@ class Stop:
 @final
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The run has come to its end."""
+    """The run has ended."""
 
 
 Outcome = Continue | BeginGeneration | Stop | Finish
@@ -414,7 +421,7 @@ def _agreed(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
 
 
 def _commands_done(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
-    """Nothing of the commands is left to do but to begin again: the step table or the meeting table."""
+    """Return what follows when all commands are carried out, by the step table or the meeting table."""
     end = agreed.end
     if not generation.algorithm.asynchronous:
         return _in_step(generation, agreed.algorithm, end)

@@ -1,8 +1,7 @@
 """Other settings for a running algorithm: what may change, and the algorithm with a change.
 
-No algorithm knows of it. Its program is closed at a step's end. The program with the new settings
-begins from the state in the `EndStep`, as a resumed run does: gradients in flight are completed and
-kept. A learning rate alone changes without that.
+No algorithm knows of it. Its program is closed at a step's end. The program with the new settings begins from the state in the
+`EndStep`, as a resumed run does: gradients in flight are completed and kept. A learning rate changes without that.
 """
 
 from __future__ import annotations
@@ -21,12 +20,17 @@ from workbench.naming import build, check_kinds, did_you_mean
 from workbench.program import Algorithm, Restart
 from workbench.runtimes.execution.progress import check_lanes
 
-LAID_OUT = ("bucket_bytes", "shards", "dedicated", "fragments")  # how gradients lie in memory, and who serves: fixed when ranks begin
+LAID_OUT = (
+    "bucket_bytes",
+    "shards",
+    "dedicated",
+    "fragments",
+)  # the layout of gradients, and which ranks serve: fixed when ranks begin
 SAME = ("bucket_bytes", "num_buckets", "applies_buckets", "has_servers", "asynchronous")
 
 
 def changeable(algorithm: Algorithm) -> list[str]:
-    """Return the names of what can be set while the algorithm runs.
+    """Return the names of the settings that can change while the algorithm runs.
 
     >>> from workbench.algorithms import PipeSGD
     >>> changeable(PipeSGD(width=2))
@@ -73,7 +77,7 @@ def changed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progr
 
 
 def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return changes as a line of JSON can hold them: an object is written out, such as "Ring(codec=TopK(k=5))".
+    """Return changes in a form for a line of JSON: an object is written in full, such as "Ring(codec=TopK(k=5))".
 
     Args:
         algorithm: None if only its ranks know it.
@@ -94,12 +98,12 @@ def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, A
             plain[name] = repr(value)
             same = _read(algorithm, name, repr(value)) == value
         if not same:
-            raise ConfigError(f"{name}={value!r}: only workbench's own objects can be set while a run goes on")
+            raise ConfigError(f"{name}={value!r}: only workbench's own objects can be set during a run")
     return plain
 
 
 def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
-    """Return a value; for an object that is written out, the object."""
+    """Return a value; for an object that is written in full, the object."""
     if not (isinstance(value, str) and value.endswith(")")):
         return value
     known: dict[str, Callable[..., Any]] = {}

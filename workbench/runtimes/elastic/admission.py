@@ -1,11 +1,10 @@
 """The ranks of a run admit a process in the place of a rank that left.
 
-The process asks by a command to the run (`join`), for which all ranks meet as for any other
-(decisions/0017). Asynchronous ranks then hold the same parameters; for ranks in step see `grow`.
-The lowest rank writes down what the process must know. All ranks and the process meet in new groups
-of the library. The lowest rank asks each whether it has met the others, and its answer counts for
-all. Then the process continues with the lowest rank's next step; minibatches in between are not
-computed. If it is gone by then, the ranks continue as they were.
+The process asks by a command to the run (`join`), on which all ranks agree as on any other command (decisions/0017). Asynchronous
+ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes what the process must know. All
+ranks and the process form new groups of the library. The lowest rank asks each whether it has met the others, and its answer
+counts for all. Then the process continues with the lowest rank's next step; minibatches in between are not computed. If the
+process has ended before that, the ranks continue as they were.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ COUNTS = ("num_texts", "num_shrinks", "num_taken")  # of `Membership`: by which 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinState:
-    """Where a run is whose ranks meet, as the process that joins must know it.
+    """The position of a run at the admission, for the process that joins.
 
     Attributes:
-        step: the last that the lowest rank has finished.
+        step: the last step that the lowest rank has finished.
         state: of its program there: the versions of the servers' shards.
-        sync_point: the step before which all meet next.
-        paused_s: of evaluations and pauses, which are not training.
+        sync_point: the step before which all programs end next.
+        paused_s: seconds of evaluations and pauses, which are not training.
         seconds, unix_s, origin_s: that rank's clock, the time of day, and the clock's origin.
-        place: among the commands to the run (`RunController.place`).
+        place: the position in the commands to the run (`RunController.place`).
     """
 
     step: int
@@ -60,9 +59,9 @@ class JoinState:
     place: tuple[int, int]
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> JoinState:
-        """Return it as it was written down."""
-        welcome = told["welcome"]
+    def of(cls, written: dict[str, Any]) -> JoinState:
+        """Return it from its written form."""
+        welcome = written["welcome"]
         return cls(**{**welcome, "state": tuple(welcome["state"]), "place": tuple(welcome["place"])})
 
     @classmethod
@@ -73,13 +72,13 @@ class JoinState:
             step=end.step,
             state=tuple(map(int, leaves(end.state))),
             sync_point=sync_point,
-            paused_s=paused_s + clock.held(),
+            paused_s=paused_s + clock.pause_seconds(),
             place=controller.place,
             **when,
         )
 
     def begin(self, clock: RankClock, controller: RunController, *, trained: bool) -> float:
-        """Set this rank's clock and commands; return the lowest rank's origin on its clock, minus this rank's on its own.
+        """Set this rank's clock and commands. Return the lowest rank's origin on its clock, minus this rank's on its own.
 
         Args:
             trained: this rank has the optimizer of the lowest.
@@ -90,7 +89,7 @@ class JoinState:
 
 
 def place_of(rank: int, number: int) -> str:
-    """Return the name under which all meet a process that had asked for that rank's place `number` times."""
+    """Return the name under which all meet a process; `number` processes had asked for that rank's place before."""
     return f"join-{rank:05d}-{number}"
 
 
@@ -100,10 +99,10 @@ def place_of(rank: int, number: int) -> str:
 def admit(
     rank: int, number: int, here: JoinState, interpreter: Interpreter, timeout_s: float, saved: dict[str, Any] | None = None
 ) -> str | None:
-    """Admit a process as that rank; return why not, or None. All ranks call it, with nothing in flight.
+    """Admit a process as that rank. Return the reason if it failed, else None. All ranks call it, with nothing in flight.
 
     Args:
-        number: how often a process had asked for its place before.
+        number: how many processes had asked for its place before.
         saved: what it continues with (`take_checkpoint`); None: with the model.
     """
     transport = interpreter.transport
@@ -122,12 +121,12 @@ def admit(
         facts |= {"departures": members.record(), **{name: getattr(members, name) for name in COUNTS}}
         what = {"model": interpreter.replica.model.state_dict()} if saved is None else {"saved": {**saved, "num_workers": len(ranks)}}
         _write(members.folder / f"{place}.pt", {"welcome": asdict(here), **facts, **what})
-    if not have_met(members, transport.admit, (rank, number), ranks, timeout_s):
+    if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
         return f"rank {rank} was gone again, or did not meet the others in {timeout_s:g} s"
     members.readmit(rank)
     if members.shrinks:
         members.accept(ranks)
-    interpreter.renew()
+    interpreter.reset_transport()
     if leads:
         folder = members.folder.parent
         row = {"rank": rank, "step": here.step + 1, "seconds": round(here.seconds - here.paused_s, 3)}
@@ -140,18 +139,18 @@ def _write(path: Path, value: dict[str, Any]) -> None:
         torch.save(value, file)
 
 
-def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:
+def all_have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:
     """Return True if all of `ranks` have met in new groups: the lowest asks each, and its answer counts for all.
 
     Args:
-        who: the rank that joins, and how often a process had asked for its place before.
+        who: the rank that joins, and how many processes had asked for its place before.
     """
     rank, number = who
     place, num_gone, lowest = place_of(*who), len(members.departures(now=True)), min(other for other in ranks if other != rank)
 
     def failure() -> str | None:
         row = read_heartbeat(members.folder.parent, rank)
-        asked_since = times_asked(members.folder.parent, rank) > number + 1  # by a process in its place
+        asked_since = num_join_requests(members.folder.parent, rank) > number + 1  # by a process in its place
         gone = row is None or state_of(row) == "gone" or asked_since
         return f"rank {rank} is gone again" if gone else "another has left" if len(members.departures()) > num_gone else None
 
@@ -167,7 +166,7 @@ def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int
             while (text := members.text(what, other)) is None:
                 deadline.pause()
         except (PeerFailed, Stalled):
-            if what != place:  # the lowest decides, and no rank continues without it
+            if what != place:  # the lowest rank decides; no rank continues if it has left
                 raise
             return members.text(what, other) or NOT_MET
         return text
@@ -175,6 +174,6 @@ def have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int
     return meet(ranks, members.folder / place, Deadline(WHAT, failure, timeout_s), agreed)
 
 
-def times_asked(folder: Path, rank: int) -> int:
+def num_join_requests(folder: Path, rank: int) -> int:
     """Return how often a process has asked for that rank's place."""
     return sum(word.get("join") == rank for word in read_commands(folder))

@@ -1,11 +1,10 @@
-"""Ranks in step that have become fewer admit a process in the place of one that left.
+"""Synchronous ranks that have become fewer admit a process in the place of one that left.
 
-The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's
-end, each program takes one more step. It knows that this is its last, so it applies what is in
-flight. Then all ranks hold what the process can be given: parameters, optimizer and place in the
-data of the lowest rank, and those memories of collectives that are not a rank's own. A program that
-cannot end at a step which it did not know when it began (`Algorithm.restart`)
-continues from the first step's end: nothing is in flight there.
+The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's end, each program takes one more
+step. It knows that this is its last, so it applies what is in flight. Then all ranks have what the process needs: the lowest
+rank's parameters, optimizer and position in the data, and the memories of collectives that are equal on all ranks. Some programs
+can end only at a step that they knew when they began (`Algorithm.restart`). They continue from the end of the first step: nothing
+is in flight there.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import resume, take_checkpoint
 from workbench.runtimes.control.controller import ASK_AGAIN, RunController
 from workbench.runtimes.elastic.admission import JoinState, admit
-from workbench.runtimes.elastic.shrink import number_anew
+from workbench.runtimes.elastic.shrink import renumber_ranks
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import Membership
 
 
-def refusal(rank: int, waiting: tuple[int, int] | None, members: Membership | None) -> str | None:
-    """Return why a process that asks to join as that rank is refused; None if it is to wait until the programs end.
+def join_refusal(rank: int, waiting: tuple[int, int] | None, members: Membership | None) -> str | None:
+    """Return why a process may not join as that rank; None if it is to wait until the programs end.
 
     All ranks call it after the same step.
 
@@ -41,7 +40,7 @@ def refusal(rank: int, waiting: tuple[int, int] | None, members: Membership | No
     return ASK_AGAIN if waiting is not None else None
 
 
-def let_in(
+def admit_waiting(
     waiting: tuple[int, int],
     worker: LocalTraining,
     ctx: Context,
@@ -50,38 +49,38 @@ def let_in(
     here: JoinState,
     kept: tuple[Any, ...],
 ) -> bool:
-    """Meet the process that waits, and return True if it joined. All ranks call it after the same step, with nothing in flight.
+    """Meet the process that waits. Return True if it joined. All ranks call it after the same step, with nothing in flight.
 
     Args:
         waiting: its rank, and how often it had asked before.
-        kept: gradients of this rank that its next program continues with.
+        kept: gradients of this rank with which its next program continues.
     """
     (rank, number), sampler, clock = waiting, worker.sampler, interpreter.clock
     memory = of_all_ranks(ctx.memory)
     saved = take_checkpoint(controller.algorithm, worker.replica, interpreter.transport.num_workers, EndStep(here.step), memory, sampler)
     saved["first_loss"] = worker.loss_watch.first(worker.rank)
-    clock.hold(True)  # background work of a program that may continue must not time out
+    clock.set_paused(True)  # background work of a program that may continue must not time out
     try:
         refused = admit(rank, number, here, interpreter, worker.settings.timeout_s, saved)
     finally:
-        clock.hold(False)
+        clock.set_paused(False)
     if refused is not None:
         controller.refuse(rank, refused)
         return False
-    number_anew(worker, ctx, interpreter.transport, here.step, sampler.samples_before(here.step + 1), kept)
+    renumber_ranks(worker, ctx, interpreter.transport, here.step, sampler.samples_before(here.step + 1), kept)
     ctx.link = None  # measured again, with the rank that joined
     return True
 
 
-def begin_as(worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter) -> None:
-    """Begin on the process that joins, from what the lowest rank wrote down.
+def begin_joined(worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter) -> None:
+    """Begin on the process that joins, from what the lowest rank wrote.
 
     Raises:
         ConfigError: that is of another number of ranks, or of another model.
     """
     if saved["num_workers"] != interpreter.transport.num_workers:
-        raise ConfigError(f"it was told of {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}")
-    number_anew(worker, ctx, interpreter.transport, saved["step"], saved["data"]["samples"])
+        raise ConfigError(f"it expected {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}")
+    renumber_ranks(worker, ctx, interpreter.transport, saved["step"], saved["data"]["samples"])
     worker.loss_watch.begin(worker.rank, saved["first_loss"])
     resume(saved, algorithm, worker.replica, ctx)
     ctx.resumed, ctx.num_steps = None, worker.num_steps

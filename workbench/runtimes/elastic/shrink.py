@@ -1,13 +1,12 @@
-"""Ranks in step continue as fewer when one of them has left: `Settings.on_failure="shrink"`, or an algorithm that always does.
+"""Synchronous ranks continue as fewer when one has left: `Settings.on_failure="shrink"`, or an algorithm that always does.
 
-The ranks that remain come here from whatever they did. They agree on who remains, and on the last step that any of them has finished.
-They make new groups of the library, and take the replica of the lowest rank that has finished that step. If replicas differ between steps
-(Local SGD), each rank that has finished it keeps its own, and then all take the mean of these. What was in flight is dropped: at most the
-gradients of the step under way, and those that a delay held back. Gradients that wait for a quorum are kept (`Context.unused`). From
-there on, the data are shared among fewer ranks.
+The remaining ranks come here from any call that failed. They agree on the members, and on the last step that any of them has finished.
+They make new groups of the library, and take the replica of the lowest rank that has finished that step. If replicas differ between
+steps (Local SGD), each rank that has finished it keeps its own, and then all take their mean. What was in flight is dropped: at most
+the gradients of the current step, and those that wait because of a delay. Gradients that wait for a quorum are kept (`Context.unused`).
+Then the data are shared among fewer ranks.
 
-A rank that leaves meanwhile is noticed as at any time, and the ranks that then remain come here
-again.
+If another rank leaves during this, the remaining ranks notice it as at any time, and begin here again.
 """
 
 from __future__ import annotations
@@ -32,21 +31,21 @@ from workbench.runtimes.transport.base import Deadline, Transport
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.store import read_info, update_run
 
-GRACE_S = 5.0  # from a failure until it must be known that somebody has left
+GRACE_S = 5.0  # from a failure until the departure of a rank must be known
 FAILURES = (PeerFailed, Stalled, RuntimeError)  # of a communication that cannot end
 WHAT = "the ranks that remain"
 
 
 @final
 class Shrinker:
-    """One rank's. If the run is not to shrink, the failure is raised again."""
+    """Shrinks the run on one rank. If the run may not shrink, it raises the failure again."""
 
     def __init__(self, worker: LocalTraining, interpreter: Interpreter, controller: RunController, folder: Path) -> None:
         self._worker, self._interpreter, self._controller, self._folder = worker, interpreter, controller, folder
         self._transport = interpreter.transport
 
     def shrink(self, error: Exception, algorithm: Algorithm, ctx: Context, last: int) -> int:
-        """Continue with the ranks that remain; return the step after which they do.
+        """Continue with the remaining ranks. Return the step after which they do.
 
         Args:
             last: the last step that this rank has finished.
@@ -58,18 +57,18 @@ class Shrinker:
         members = self._transport.members
         self._interpreter.clock.activity = "shrinking to fewer ranks"
         while True:
-            if members is None or not members.shrinks or isinstance(error, ConfigError) or not self._somebody_left(members):
+            if members is None or not members.shrinks or isinstance(error, ConfigError) or not self._has_departure(members):
                 raise error
             try:
-                return self._go_on(members, algorithm, ctx, last)
+                return self._continue(members, algorithm, ctx, last)
             except FAILURES as again:  # of those that remained, one more may have left
                 error = again
 
-    def _go_on(self, members: Membership, algorithm: Algorithm, ctx: Context, last: int) -> int:
+    def _continue(self, members: Membership, algorithm: Algorithm, ctx: Context, last: int) -> int:
         place, timeout_s = f"shrink-{members.num_shrinks}", self._worker.settings.timeout_s
         members.num_shrinks += 1
         self._transport.abandon()
-        deadline = Deadline(WHAT, lambda: None, timeout_s, lookout=members.detector)
+        deadline = Deadline(WHAT, lambda: None, timeout_s, peer_status=members.detector)
         texts = members.gather_texts(json.dumps(self._place(ctx, members, last)), deadline, place)
         remain = [rank for rank, text in enumerate(texts) if text != LEFT_TEXT]
         _check(algorithm, members, len(remain))
@@ -79,16 +78,16 @@ class Shrinker:
         step, ahead = furthest["step"], [rank for rank in remain if places[rank]["step"] == furthest["step"]]
         members.num_texts = furthest["num_texts"] + 1  # a meeting that the failure ended is no rank's next one
         self._controller.follow(furthest["num_words"], step)
-        self._interpreter.renew()
-        self._transport.shrink(remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, lookout=members.detector))
+        self._interpreter.reset_transport()
+        self._transport.shrink(remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, peer_status=members.detector))
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
         ctx.link = None
-        if self._controller.algorithm.requires.link:  # measured here, where a rank that leaves meanwhile is noticed as at any time
+        if self._controller.algorithm.requires.link:  # measured here: if another rank leaves now, it is noticed
             size = self._worker.replica.layout.message_bytes
             ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, size)
         kept = ctx.unused(step) if ctx.unused else ()
         samples = self._worker.sampler.samples_before(max(step, furthest["begun"]) + 1)
-        number_anew(self._worker, ctx, self._transport, step, samples, kept)
+        renumber_ranks(self._worker, ctx, self._transport, step, samples, kept)
         ctx.first_step, ctx.resumed, ctx.unused = step + 1, kept or None, None
         self._record(step, remain, ahead[0])
         return step
@@ -98,12 +97,12 @@ class Shrinker:
         begun = max((gradient.step for gradient in ctx.unused(last)), default=last) if ctx.unused else last
         return {"step": last, "begun": begun, "num_texts": members.num_texts, "num_words": self._controller.num_taken}
 
-    def _somebody_left(self, members: Membership) -> bool:
+    def _has_departure(self, members: Membership) -> bool:
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
-            if (words := members.failure()) is not None:
+            if (reason := members.failure()) is not None:
                 if members.has_left(members.rank):
-                    raise PeerFailed(words)
+                    raise PeerFailed(reason)
                 return True
             time.sleep(0.02)
         return False
@@ -121,7 +120,7 @@ class Shrinker:
         replica.write_parameters(share[:-1] / share[-1])
 
     def _take_replica(self, root: int, ctx: Context, *, keeps_own: bool) -> None:
-        """Take over the root's replica, and those memories of collectives that are not a rank's own, unless this rank keeps its own."""
+        """Take over the root's replica, and the memories of collectives that are equal on all ranks, unless this rank keeps its own."""
         replica, transport = self._worker.replica, self._transport
         deadline = self._interpreter.clock.deadline("the weights that all continue with")
         held = io.BytesIO()
@@ -143,14 +142,14 @@ class Shrinker:
             update_run(self._folder, shrunk=[*read_info(self._folder).get("shrunk", []), row])
 
 
-def number_anew(worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: tuple[Any, ...] = ()) -> None:
-    """Number the ranks as the transport does, and share the data among them after that step and that many samples.
+def renumber_ranks(worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: tuple[Any, ...] = ()) -> None:
+    """Renumber the ranks as the transport does, and share the data among them after that step and that many samples.
 
     Args:
-        kept: gradients of this rank that are yet to be used: they weigh as much as new ones of as many samples.
+        kept: gradients of this rank that are not yet used: they weigh as much as new ones of as many samples.
     """
     before = worker.sampler.global_batch
-    worker.number(transport.rank, transport.num_workers, (step + 1, samples))
+    worker.set_rank(transport.rank, transport.num_workers, (step + 1, samples))
     ctx.rank, ctx.num_workers = transport.rank, transport.num_workers
     forget_blocks(ctx.memory)
     worker.replica.control_out = worker.replica.control_seen = 0  # rank 0 may be another one: it announces commands again
@@ -160,7 +159,7 @@ def number_anew(worker: LocalTraining, ctx: Context, transport: Transport, step:
 
 
 def _check(algorithm: Algorithm, members: Membership, num_ranks: int) -> None:
-    """Raise `ConfigError` unless the algorithm can run on so many ranks."""
+    """Raise `ConfigError` unless the algorithm can run on this many ranks."""
     try:
         algorithm.check(num_ranks)
     except ConfigError as error:

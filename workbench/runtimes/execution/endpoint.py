@@ -1,4 +1,4 @@
-"""One program's way to the communication library: answers communication requests, books their bytes and spans."""
+"""One program's endpoint of the communication library: answers communication requests, records their bytes and spans."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.trace.recorder import Recorder
 
 @final
 class RankClock:
-    """What a rank's threads share: the clock, the recorder, the step under way, and how long to wait."""
+    """What a rank's threads share: the clock, the recorder, the current step, and the deadline of waits."""
 
     def __init__(self, transport: Transport, recorder: Recorder, timeout_s: float | None, detector: FailureDetector | None = None) -> None:
         self.recorder = recorder
@@ -30,8 +30,8 @@ class RankClock:
         self.activity = ""  # what the program's thread does, for ranks that wait for this one; "" for anything else
         self.bytes_sent = 0.0
         self.left: set[int] = set()  # ranks that a server on this rank knows to have left
-        self.failure: BaseException | None = None  # of a server on this rank, for which nobody waits
-        self.watch: Callable[[], object] | None = None  # called by whoever waits, and raises what must end the wait
+        self.failure: BaseException | None = None  # of a server on this rank: no thread waits for it
+        self.watch: Callable[[], object] | None = None  # called by the waiting thread; raises what must end the wait
         self._transport = transport
         self._timeout_s = timeout_s
         self._detector = detector
@@ -43,55 +43,55 @@ class RankClock:
             detector.begin_training(lambda: self.step, bound, timeout_s, lambda: self.activity)
 
     def now(self) -> float:
-        """Seconds since the origin, on this rank's clock."""
+        """Return the seconds since the origin, on this rank's clock."""
         return time.perf_counter() - self.origin_s
 
     def sent(self, num_bytes: float) -> None:
-        """Bytes were put on the wire, by any thread."""
+        """Count bytes that any thread has sent."""
         with self._lock:
             self.bytes_sent += num_bytes
 
     def deadline(self, what: str, spins: int = SPINS, step: int | None = None) -> Deadline:
-        """How this rank waits for `what`, of a step if there is one."""
-        return Deadline(what, self._failed, self._timeout_s, spins, self.held, step, self._detector)
+        """Return the deadline of a wait for `what`, and its step if there is one."""
+        return Deadline(what, self._failed, self._timeout_s, spins, self.pause_seconds, step, self._detector)
 
     def close(self) -> None:
-        """The rank trains no more."""
+        """End the training of this rank."""
         if self._detector is not None:
             self._detector.end_training()  # else they hold each other, and with us the library's sockets
 
-    def hold(self, on: bool) -> None:
-        """The run is held from now on, or goes on; whoever waits meanwhile waits no longer than before, the hold not counted."""
+    def set_paused(self, on: bool) -> None:
+        """Pause or continue the run. Waits during the pause keep their time-outs: the pause does not count."""
         if on and self._held_since is None:
             self._held_since = time.perf_counter()
         elif not on and self._held_since is not None:
-            self._held_s += time.perf_counter() - self._held_since  # first: who looks in between then waits longer, and not shorter
+            self._held_s += time.perf_counter() - self._held_since  # first: a thread that reads in between waits longer, not shorter
             self._held_since = None
 
-    def held(self) -> float:
-        """Seconds that the run has been held until now."""
+    def pause_seconds(self) -> float:
+        """Return the seconds that the run has been paused until now."""
         since, before = self._held_since, self._held_s
         return before + (time.perf_counter() - since if since is not None else 0.0)
 
     def _failed(self) -> str | None:
         if self.failure is not None:
             raise self.failure
-        words = self._transport.peer_failure()
-        if words is None and self.watch is not None:
+        reason = self._transport.peer_failure()
+        if reason is None and self.watch is not None:
             self.watch()
-        return words
+        return reason
 
 
 @final
 class Endpoint:
-    """Requests of one program: the foreground's, or one that was started.
+    """Answers the communication requests of one program: the foreground's, or one that was started.
 
     Args:
         mailbox: the rank's, shared by all its programs.
-        lane: where its spans are drawn.
+        lane: the lane of its spans.
         spins: see `Deadline`.
-        tags: added to every tag: a sub-program has a range of its own.
-        task: which program of this rank it is, in order of starting; the foreground is 0.
+        tags: added to every tag: each sub-program has its own range.
+        task: number of the program on this rank, in order of starting; the foreground is 0.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class Endpoint:
         self._transport, self._clock, self._mailbox = transport, clock, mailbox
         self._lane = lane
         self._spins = spins
-        self._num_any = 0  # receives from any rank, for the record of whom they heard
+        self._num_any = 0  # receives from any rank, to record their senders
 
     def enter_thread(self) -> None:
-        """To be called first on a thread of its own."""
+        """Prepare the calling thread. Each background thread calls it first."""
         self._transport.enter_thread()
 
     def perform(self, request: Request) -> Any:
-        """A communication request, to its end, on the calling thread."""
+        """Answer a communication request on the calling thread, and wait until it is complete."""
         transport, clock = self._transport, self._clock
         begin = clock.now()
         if type(request) is ops.AllReduce and request.collective is None:  # first, and without a pattern: short steps have most of these
@@ -145,7 +145,7 @@ class Endpoint:
         return self._clock.deadline(what, self._spins, step)
 
     def start(self, request: Request, *, always: bool = False) -> Ticket | None:
-        """The same in the background of the library itself; None where a lane thread is needed."""
+        """Start it in the library's background; None if it needs a lane's thread."""
         if isinstance(request, ops.Send | ops.Recv):
             return self._start_point(request)
         if isinstance(request, ops.AllReduce):
@@ -167,7 +167,7 @@ class Endpoint:
         if request.stamped:
             flat = torch.empty(like.numel() * like.element_size() + STAMP_BYTES, dtype=torch.uint8, device=like.device)
         if request.source in (ANY, self._transport.rank):
-            ticket = Ticket(self._num_any, request, self._box(request, flat, tag))
+            ticket = Ticket(self._num_any, request, self._receive_from_any(request, flat, tag))
             self._num_any += request.source == ANY
             return ticket
         if request.stamped:
@@ -176,13 +176,13 @@ class Endpoint:
         ticket.value = flat
         return ticket
 
-    def _box(self, request: ops.Recv, flat: torch.Tensor, tag: int) -> AnySourceRecv:
+    def _receive_from_any(self, request: ops.Recv, flat: torch.Tensor, tag: int) -> AnySourceRecv:
         others = request.source == ANY and self._transport.num_workers > 1
         dtype = request.like.dtype if request.stamped else None
         return AnySourceRecv(self._mailbox, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
 
     def finish(self, ticket: Ticket, *, inside: bool = False) -> Any:
-        """Wait for a ticket that `start` gave, book it, and return its value; `inside` the library, if it may be."""
+        """Wait for a ticket of `start`, record it, and return its value. `inside`: wait inside the library, if possible."""
         if not ticket.done:
             deadline = self._deadline(f"{_sentence(ticket.request)} (step {self._clock.step})")
             ticket.runtime.wait_inside(deadline) if inside else ticket.runtime.wait(deadline)
@@ -205,11 +205,11 @@ class Endpoint:
         return ticket.value
 
     def _book(self, request: Any, begin: float, end: float, received: Any = None, source: int = -1, stamp: int = 0) -> Any:
-        """Record what a request did; returns its answer."""
+        """Record what a request did, and return its answer."""
         match request:
             case ops.AllReduce(value):
                 if isinstance(value, Gradient):
-                    value.ready = self._transport.streams.past()  # the host has waited for it
+                    value.ready = self._transport.streams.completed_event()  # the host has waited for it
                 return self._book_sum(value, begin, end)
             case ops.ReduceScatter(value) | ops.AllGather(value):
                 kind = "reduce_scatter" if isinstance(request, ops.ReduceScatter) else "all_gather"
@@ -243,7 +243,7 @@ class Endpoint:
 
 
 def not_lowered(request: Request) -> TypeError:
-    """What a request is that the transport cannot answer."""
+    """Return the error for a request that the transport cannot answer."""
     collective = getattr(request, "collective", None)
     if collective is None:
         return TypeError(f"{type(request).__name__} is not a request that can be answered here")
@@ -251,12 +251,12 @@ def not_lowered(request: Request) -> TypeError:
 
 
 def bucket_of(value: Any) -> int:
-    """Which bucket a value is; -1 for none."""
+    """Return the bucket of a value; -1 for none."""
     return value.bucket if isinstance(value, Gradient) and value.bucket is not None else -1
 
 
 def size_of(value: ops.Value) -> int:
-    """Its bytes on the wire."""
+    """Return the bytes of a value on the wire."""
     return int((value.flat if isinstance(value, Gradient) else value).nbytes)
 
 

@@ -1,4 +1,4 @@
-"""When the evaluations of an algorithm with servers are due: by the servers' updates, and not by the pace of any worker.
+"""When the evaluations of an algorithm with servers are due: by the servers' updates, not by the speed of any worker.
 
 An evaluation of step s is due when the run has made the updates of s + 1 steps. Each server counts for its own shard.
 """
@@ -17,7 +17,7 @@ ROUNDING = 1e-6  # of a sum of many shares of a step
 
 @final
 class EvaluationSchedule:
-    """The steps at whose end an evaluation is due, of a run from its first step or from a checkpoint.
+    """The steps after which an evaluation is due, in a run from its first step or from a checkpoint.
 
     Args:
         due: those steps, ascending.
@@ -27,11 +27,11 @@ class EvaluationSchedule:
         self._due = due
 
     def count(self, progress: list[float], request: Apply, algorithm: Algorithm, num_workers: int) -> list[int]:
-        """Add an update of a shard's server; returns the due steps that it completes.
+        """Count an update of a shard's server. Return the due steps that it completes.
 
         Args:
             progress: shard -> steps that its server's updates have completed. One number changes.
-            num_workers: that compute now.
+            num_workers: number of workers that compute now.
         """
         shard = 0 if request.gradient.bucket is None else request.gradient.bucket
         before = progress[shard]
@@ -39,7 +39,7 @@ class EvaluationSchedule:
         return list(self._due[self._passed(before) : self._passed(progress[shard])])
 
     def left(self, progress: float) -> list[int]:
-        """The due steps that are not completed at that progress."""
+        """Return the due steps that are not completed at that progress."""
         return list(self._due[self._passed(progress) :])
 
     def _passed(self, progress: float) -> int:

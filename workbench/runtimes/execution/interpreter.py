@@ -1,6 +1,6 @@
 """Runs one rank's program on a real communication library: answers its requests, keeps time, counts bytes, writes the trace.
 
-Foreground requests run on the calling thread; for what is started see `background`.
+Foreground requests run on the calling thread. `progress` runs what a program starts in the background.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ COMMUNICATION = frozenset({ops.Send, ops.Recv, ops.AllReduce, ops.ReduceScatter,
 
 @final
 class Interpreter:
-    """One rank's program counter, lanes and clock.
+    """Runs one rank's program, its lanes and its clock.
 
     Args:
         minibatch: step -> the micro-batches of this rank.
-        timeout_s: how long to wait for peers; None for ever.
-        progress: how what is started goes on (see `background`).
-        presence: knows where the ranks are; made on the calling thread.
+        timeout_s: how long to wait for peers; None: no limit.
+        progress: how background work makes progress (see `progress`).
+        detector: the failure detector, made on the calling thread.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Interpreter:
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
         self.context: Context | None = None  # of the program, once it runs
-        self.on_update: Callable[[ops.Apply, float], None] | None = None  # told each update of a server here, on the server's thread
+        self.on_update: Callable[[ops.Apply, float], None] | None = None  # called with each update of a server here, on the server's thread
         self._minibatch = minibatch
         self._mailbox = Mailbox(transport)
         self._here = Endpoint(transport, self.clock, self._mailbox)
@@ -71,26 +71,26 @@ class Interpreter:
     def _in_background(self) -> ProgressEngine:
         return ProgressEngine(self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress)
 
-    def renew(self) -> None:
-        """The transport is of other ranks from here on: what is in the background is abandoned, with its threads and its failures."""
+    def reset_transport(self) -> None:
+        """Continue with other ranks on the transport: background work is abandoned, with its threads and its failures."""
         self._background.close()
         self.clock.failure = None
         self._mailbox = Mailbox(self.transport)
         self._here = Endpoint(self.transport, self.clock, self._mailbox)
         self._background = self._in_background()
 
-    def begin_again(self, state: State | tuple[Any, ...]) -> None:
-        """Another program is to begin, from that state of the one before."""
+    def continue_from_state(self, state: State | tuple[Any, ...]) -> None:
+        """Prepare for another program, which begins from this state of the one before."""
         self.complete_all(state)
         self._mailbox.forget_departures()
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes this rank has put on the wire."""
+        """Bytes that this rank has sent."""
         return self.clock.bytes_sent
 
     def advance(self, program: Program) -> ops.EndStep | None:
-        """Run to the next `EndStep`, which is returned, or to the program's end (None)."""
+        """Run to the next `EndStep` and return it, or to the program's end (None)."""
         answer = None
         while True:
             try:
@@ -124,10 +124,10 @@ class Interpreter:
                 return self._own(request, 0)
 
     def _own(self, request: Request, task: int) -> Any:
-        """Requests that concern this rank's replica and clock alone; a server's come from a thread of their own."""
+        """Answer a request that concerns only this rank's replica and clock; a server's requests come from another thread."""
         match request:
-            case ops.Apply(gradient) if request.master:
-                return self._apply_master(request, gradient, task)
+            case ops.Apply(gradient) if request.server_copy:
+                return self._apply_to_server_copy(request, gradient, task)
             case ops.Apply(gradient, lr_scale, local):
                 return self._apply(gradient, lr_scale, local, task)
             case ops.Discard(gradient):
@@ -136,8 +136,8 @@ class Interpreter:
                 return self.replica.read_parameters()
             case ops.WriteParameters(value):
                 return self.replica.write_parameters(value)
-            case ops.PackParameters(bucket, master, step):
-                return self.replica.pack_parameters(bucket, master=master, step=step)
+            case ops.PackParameters(bucket, server_copy, step):
+                return self.replica.pack_parameters(bucket, server_copy=server_copy, step=step)
             case ops.UnpackParameters(value):
                 return self.replica.unpack_parameters(value)
             case ops.Now():
@@ -199,7 +199,7 @@ class Interpreter:
         return tuple(tickets) if request.on_bucket else gradient
 
     def _is_elsewhere(self) -> bool:
-        """Whether this is a thread that may not call the library: on a GPU autograd calls hooks from its own."""
+        """Return True on a thread that may not call the library: on a GPU autograd calls hooks from its own thread."""
         return not self.transport.has_threads and threading.get_ident() != self._thread
 
     def _inline(self, program: Program) -> None:
@@ -221,18 +221,18 @@ class Interpreter:
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span("apply", "compute", begin, self.clock.now(), gradient.step, bucket_of(gradient))
 
-    def _apply_master(self, request: ops.Apply, gradient: Gradient, task: int) -> None:
+    def _apply_to_server_copy(self, request: ops.Apply, gradient: Gradient, task: int) -> None:
         begin = self.clock.now()
-        master = self.replica.master
+        server_copy = self.replica.server_copy
         if task == 0:
             self.clock.activity = "in the update"
-        master.apply(gradient, request.lr_scale)
+        server_copy.apply(gradient, request.lr_scale)
         if task == 0:
             self.clock.activity = ""
-        update = max(master.updates) if gradient.bucket is None else master.updates[gradient.bucket]
-        if task == 0:  # a server on a rank of its own: its updates are its steps
+        update = max(server_copy.updates) if gradient.bucket is None else server_copy.updates[gradient.bucket]
+        if task == 0:  # a server on a dedicated rank: its updates are its steps
             self.clock.step = update - 1
-        if master.control_seen and self.context is not None:
+        if server_copy.control_seen and self.context is not None:
             self.context.stopping = True
         end = self.clock.now()
         self.recorder.span("apply", "server", begin, end, max(self.clock.step, 0), bucket_of(gradient))
@@ -285,32 +285,32 @@ class Interpreter:
         return None if found < 0 else (found, self._wait(tickets[found]))
 
     def tick(self) -> bool:
-        """Look after what is in flight where no thread does; whether anything moved."""
+        """Poll background work that no thread drives. Return True if anything moved."""
         return self._background.tick()
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left in the background after `close`."""
+        """Return True if nothing is left in the background after `close`."""
         return self._background.ended
 
     def complete_all(self, state: State | tuple[Any, ...]) -> None:
-        """Wait for every ticket in a program's state, so that it can be kept."""
+        """Wait for every ticket in a program's state, so that it can be saved."""
         for item in leaves(state):
             if isinstance(item, Ticket):
                 self._wait(item)
 
     def flush(self) -> None:
-        """Get rid of what is still posted at the end of a run; every rank must come here."""
+        """Cancel what is still posted at the end of a run. Every rank must call it."""
         flush(self._mailbox, self.transport, self.clock.deadline)
 
     def close(self) -> None:
-        """End the background's threads; work still in them is abandoned."""
+        """End the background threads. Their unfinished work is abandoned."""
         self._background.close()
         self.clock.close()
 
 
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:
-    """The record of one update of a server: the number it is, how stale each gradient in it was, whose they were, who was dropped."""
+    """Return the record of one update of a server: its number, and the staleness and source of each gradient, used or dropped."""
     of, dropped = request.of or ((-1, request.gradient.version),), request.dropped
     alone = len(of) == 1  # nearly always: a server of an asynchronous algorithm writes one of these for every message
     return {

@@ -21,13 +21,13 @@ class PollingExecutor:
 
     def submit(self, task: Task, lane: int) -> None:
         """Add a task; it runs at the next call of `go`."""
-        if lane == FREE:  # a lane of its own
+        if lane == FREE:  # a separate lane
             self._num_free += 1
             lane = FREE - self._num_free
         self._lanes[lane].append(task)
 
     def go(self) -> bool:
-        """Run each as far as it can. Returns whether any moved."""
+        """Run each task as far as possible. Return True if any moved."""
         moved = False
         for line in list(self._lanes.values()):
             while line:
@@ -45,11 +45,11 @@ class PollingExecutor:
         return moved
 
     def wait(self, handle: TaskHandle, deadline: Deadline) -> None:
-        """Wait until that task has ended, and run all meanwhile."""
+        """Run all tasks until this one has ended."""
         self.until(handle.poll, deadline)
 
     def until(self, done: Callable[[], bool], deadline: Deadline) -> None:
-        """Run all until `done()`."""
+        """Run all tasks until `done()`."""
         while not done():
             if not self.go():
                 deadline.pause()

@@ -31,7 +31,7 @@ from workbench.runtimes.transport.base import Deadline, Handle, Transport
 from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.units import MIB
 
-TAG_SPAN = 1024  # tags of a started sub-program, which has a range of its own
+TAG_SPAN = 1024  # tags of a started sub-program: each has its own range
 LONG_BYTES = 4 * MIB  # a longer sum is bound by the network
 NUM_TAG_RANGES = 28  # MPI guarantees tags up to 32767
 
@@ -146,7 +146,7 @@ class ProgressEngine:
             streams=streams,
             # A server exchanges values with the foreground while both run: one stream keeps their work in order.
             stream=streams.current() if request.shares_tags else self._stream_of(lane),
-            begin=None if request.shares_tags else streams.mark(),
+            begin=None if request.shares_tags else streams.record_event(),
             sums=lane <= 0 or self.transport.sums_from_threads,
         )
         if not request.shares_tags:
@@ -155,7 +155,7 @@ class ProgressEngine:
         if self._progress == "library" and not request.shares_tags and not isinstance(work, Request):
             raise ConfigError(f"progress={self._progress!r} is for the library's own sums: use collective=Native(), or progress='thread'")
         if request.shares_tags and not self.transport.has_threads:
-            raise ConfigError("a server beside a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one is not: use dedicated=True")
+            raise ConfigError("a server next to a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one lacks: use dedicated=True")
         if self._progress in ("blocking", "tests") and not request.shares_tags:
             self._turns.submit(task, lane)
             if self._progress == "blocking":

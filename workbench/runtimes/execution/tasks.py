@@ -54,7 +54,7 @@ class Task:
     Args:
         answer: answers the requests about the replica and time. The endpoint answers the rest.
         after: the sub-program that used its tags before, which must have ended.
-        serves: nobody may wait for it when it fails, so its failure is set on the rank clock.
+        serves: maybe no thread waits for it when it fails, so its failure is set on the rank clock.
         streams, stream: the device stream on which it works; None: its thread's own.
         begin: the device event after which it may begin.
         sums: whether it may ask for the library's own sums.
@@ -145,7 +145,7 @@ class Task:
                 if self._take(request):
                     return False
         except StopIteration as stop:
-            self.handle.end(stop.value, ready=None if self._stream is None else self._streams.mark())
+            self.handle.end(stop.value, ready=None if self._stream is None else self._streams.record_event())
         except BaseException as error:  # noqa: BLE001 - raised where its handle is waited for
             self.fail(error)
         return True

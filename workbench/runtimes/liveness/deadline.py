@@ -1,4 +1,4 @@
-"""How long a rank waits for others, and what it reports meanwhile."""
+"""How long a rank waits for others, and what it reports during the wait."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SPINS = 200  # polls between which a waiting thread only yields its core; after 
 CHECK_S = 0.25  # between two checks for a failed peer
 
 
-class Lookout(Protocol):
+class PeerStatus(Protocol):
     """Knows what the other ranks do."""
 
     def note_wait(self, what: str) -> None:
         """Note that the calling thread waits for `what`."""
 
     def describe_absent(self, what: str | None) -> str:
-        """Which ranks have not come to it, and what they do instead; "" if that is unknown."""
+        """Return which ranks have not reached it, and what they do instead; "" if that is unknown."""
 
 
 class Deadline:
@@ -35,9 +35,9 @@ class Deadline:
         failure: returns the failure that a peer announced, or None.
         timeout_s: None: no deadline.
         spins: polls that only yield the core before the thread sleeps. Give 0 to a thread next to one that computes.
-        held: seconds that the run has been paused until now; they do not count.
-        step: the step of what is waited for. It is an argument of its own because a message is rarely made.
-        lookout: knows what the other ranks do.
+        pause_seconds: seconds that the run has been paused until now; they do not count.
+        step: the step of what is waited for. It is a separate argument because a message is rarely made.
+        peer_status: knows what the other ranks do.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Deadline:
         failure: Callable[[], str | None],
         timeout_s: float | None,
         spins: int = SPINS,
-        held: Callable[[], float] = float,
+        pause_seconds: Callable[[], float] = float,
         step: int | None = None,
-        lookout: Lookout | None = None,
+        peer_status: PeerStatus | None = None,
     ) -> None:
         self._what, self._step = what, step
-        self._lookout = lookout
-        self._says_after_s = units.SAYS_S
+        self._peer_status = peer_status
+        self._report_after_s = units.WAIT_REPORT_S
         self._failure = failure
         self._timeout_s = timeout_s
-        self._held = held
+        self._held = pause_seconds
         self._looked = time.perf_counter()
-        self._begin = self._looked - held()
+        self._begin = self._looked - pause_seconds()
         self._spins = spins
         self._pauses = 0
 
@@ -66,9 +66,9 @@ class Deadline:
         now = time.perf_counter()
         if now - self._looked >= CHECK_S:
             self._looked = now
-            words = self._failure()
-            if words is not None:
-                raise PeerFailed(words)
+            reason = self._failure()
+            if reason is not None:
+                raise PeerFailed(reason)
             self._tell(now - self._held() - self._begin)
         waited = now - self._held() - self._begin
         if self._timeout_s is not None and waited > self._timeout_s:
@@ -82,17 +82,17 @@ class Deadline:
         return self._what if self._step is None else f"{self._what} of step {self._step}"
 
     def _absent(self) -> str:
-        return self._lookout.describe_absent(self._whole) if self._lookout is not None else ""
+        return self._peer_status.describe_absent(self._whole) if self._peer_status is not None else ""
 
     def _tell(self, waited_s: float) -> None:
         """Report the wait in this rank's heartbeat and, after a while, on standard error."""
         if not self._what:  # a check for failed peers, not a wait
             return
-        if self._lookout is not None:
-            self._lookout.note_wait(self._whole)
-        if waited_s >= self._says_after_s:
-            while self._says_after_s <= waited_s:
-                self._says_after_s *= 2
+        if self._peer_status is not None:
+            self._peer_status.note_wait(self._whole)
+        if waited_s >= self._report_after_s:
+            while self._report_after_s <= waited_s:
+                self._report_after_s *= 2
             print(f"waiting {waited_s:.0f} s for {self._whole}{self._absent()}", file=sys.stderr, flush=True)
 
     def pause(self) -> None:

@@ -1,8 +1,8 @@
-"""Failure detector: each rank writes a heartbeat file into the run's folder every second, and peers find out who is gone.
+"""Failure detector: each rank writes a heartbeat file into the run's folder every second, and its peers find out which ranks are gone.
 
-A killed rank cannot report its end. Its peers see a closed connection, its own or that of a rank that left because of it, or nothing
-at all. So only this module decides whether a rank is gone. On one machine it looks up the process (a stopped process is not gone).
-For ranks on other machines it looks at the time of the last heartbeat.
+A killed rank cannot report its end. Its peers see a closed connection (its own, or that of a rank that left because of it), or no
+sign of it. So only this module decides whether a rank is gone. On one machine it looks up the process (a stopped process is not
+gone). For ranks on other machines it reads the time of the last heartbeat.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BEAT_S = 1.0
 LOST_S = 60.0  # without a heartbeat from another host: longer than network file systems cache
 SILENT_S = 3.0  # a rank without a heartbeat for this long does not run, or its host is not reached
 DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for the rank that is gone
-NUM_WATCHED = 4  # each rank watches so many next ranks; so the first of several that are gone has a watcher
+NUM_WATCHED = 4  # each rank watches this many next ranks, so the first of several that are gone has a watcher
 LEFT = "left-"  # prefix of files of ranks that left before the end
 MOST_NAMED, TAIL_BYTES = 4, 8192
 KINDS: dict[str, Any] = {
@@ -109,7 +109,7 @@ class FailureDetector:
     Args:
         folder: the run's folder.
         rank, num_ranks: this rank, and the number of ranks.
-        announce: called once, with the words about a rank that is gone. None: other ranks are looked up only when asked.
+        announce: called once, with a text about a rank that is gone. None: other ranks are looked up only when asked.
         step: the current step of this rank.
         lost_s: see `LOST_S`.
 
@@ -146,16 +146,16 @@ class FailureDetector:
         self.leave()
         self._thread.join(BEAT_S)
 
-    def leave(self, words: str = "") -> None:
+    def leave(self, reason: str = "") -> None:
         """End the heartbeat in an orderly way, so that no peer reports this rank as gone.
 
         Args:
-            words: why it leaves early, for peers that lose a connection.
+            reason: why it leaves early, for peers that lose a connection.
         """
         with self._writing:
-            if words and not self._over.is_set():
+            if reason and not self._over.is_set():
                 with contextlib.suppress(OSError):
-                    (self.folder / f"{LEFT}{self.rank:05d}.txt").write_text(words)
+                    (self.folder / f"{LEFT}{self.rank:05d}.txt").write_text(reason)
             self._over.set()
             self.announce = None
             with contextlib.suppress(OSError):
@@ -210,7 +210,7 @@ class FailureDetector:
     # -- ranks that are gone -----------------------------------------------------------------------------------
 
     def end_of(self, peer: int, *, idle: bool = False) -> str | None:
-        """How it is known that a rank is gone without leaving; None if it is not gone.
+        """Return the evidence that a rank is gone without leaving; None if it is not gone.
 
         Args:
             idle: count the silence of another host only while this rank takes no steps either.
@@ -221,37 +221,37 @@ class FailureDetector:
         self._known[peer] = row
         state = state_of(row)
         if state == "gone":
-            return "its process has ended" if self._path(peer).exists() else None  # else it has left meanwhile
+            return "its process has ended" if self._path(peer).exists() else None  # otherwise it has left by now
         if state is not None or not self._silent(peer, idle=idle):
             return None
         there = [rank for rank in range(self.num_ranks) if (one := read_heartbeat(self.folder, rank)) and one["place"] == row["place"]]
         silent = [self._silent(rank, idle=idle) for rank in there]
         if all(silent):  # else its host is reached: the rank is stopped, or a rank on that host sees its end
-            return f"nobody on {row['host']} was heard of for {self._lost_s:.0f} s"
+            return f"no rank on {row['host']} has reported for {self._lost_s:.0f} s"
         return None
 
     def find_gone(self) -> str | None:
         """Description of the first rank that is gone; None if all are there."""
-        return next((words for peer in range(self.num_ranks) if peer != self.rank and (words := self._look(peer)) is not None), None)
+        return next((reason for peer in range(self.num_ranks) if peer != self.rank and (reason := self._look(peer)) is not None), None)
 
-    def diagnose(self, told: Callable[[], str | None]) -> str | None:
-        """Why a connection ended: which rank is gone, or what a peer told. Waits `DIAGNOSIS_S` for either.
+    def diagnose(self, announced: Callable[[], str | None]) -> str | None:
+        """Return why a connection ended: which rank is gone, or what a peer announced. Waits `DIAGNOSIS_S` for either.
 
         Args:
-            told: returns the failure that a peer announced, or None.
+            announced: returns the failure that a peer announced, or None.
         """
         deadline = time.monotonic() + DIAGNOSIS_S
-        while (words := self.find_gone()) is None:
+        while (reason := self.find_gone()) is None:
             with contextlib.suppress(RuntimeError):  # the process that holds the announcements may be gone too
-                words = told()
-            words = words or self._words_left()
-            if words is not None or time.monotonic() > deadline:
+                reason = announced()
+            reason = reason or self._reason_left()
+            if reason is not None or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        return words
+        return reason
 
-    def _words_left(self) -> str | None:
-        """Why the lowest of the ranks that left early did so."""
+    def _reason_left(self) -> str | None:
+        """Return the reason of the lowest of the ranks that left early."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return next((path.read_text() for path in sorted(self.folder.glob(f"{LEFT}*.txt"))), None)
         return None
@@ -300,7 +300,7 @@ class FailureDetector:
     def _run(self) -> None:
         while not self._over.wait(BEAT_S):
             self._write()
-            self._here.look_after_the_library(2 * BEAT_S, self.describe_absent)
+            self._here.watch_library_call(2 * BEAT_S, self.describe_absent)
             if (step := self._here.step()) != self._moved[0]:
                 self._moved = (step, time.monotonic())
             if self.announce is not None:
@@ -308,9 +308,9 @@ class FailureDetector:
 
     def _watch(self, announce: Callable[[str], None]) -> None:
         for distance in range(1, min(NUM_WATCHED, self.num_ranks - 1) + 1):
-            words = self._look((self.rank + distance) % self.num_ranks)
-            if words is not None and not self._over.is_set() and self.announce is not None:
+            reason = self._look((self.rank + distance) % self.num_ranks)
+            if reason is not None and not self._over.is_set() and self.announce is not None:
                 self.announce = None
                 with contextlib.suppress(RuntimeError):  # the process that holds announcements may be the one that is gone
-                    announce(words)
+                    announce(reason)
                 return

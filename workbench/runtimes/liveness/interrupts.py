@@ -57,8 +57,8 @@ def single_interrupt(bound: Callable[[], bool] = lambda: False) -> Iterator[Call
 
 
 @contextmanager
-def deferred_interrupt(words: str) -> Iterator[None]:
-    """Within the block a SIGINT waits for the block's end and then raises `KeyboardInterrupt(words)`. A second one acts at once.
+def deferred_interrupt(reason: str) -> Iterator[None]:
+    """Within the block a SIGINT waits for the block's end and then raises `KeyboardInterrupt(reason)`. A second one acts at once.
 
     Outside the main thread, or if SIGINT is ignored already, nothing changes.
     """
@@ -81,5 +81,5 @@ def deferred_interrupt(words: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if len(heard) == 1:
         if before is signal.default_int_handler:
-            raise KeyboardInterrupt(words)
+            raise KeyboardInterrupt(reason)
         signal.raise_signal(signal.SIGINT)

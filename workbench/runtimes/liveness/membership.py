@@ -27,7 +27,7 @@ from workbench.trace.store import read_info, update_run
 if TYPE_CHECKING:  # to look whether a run continues needs no torch
     from workbench.runtimes.liveness.deadline import Deadline
 
-LOOK_S = 0.1  # between two looks at the files
+LOOK_S = 0.1  # between two reads of the files
 LEAVE_S = 5.0  # how long the lowest rank waits for the others before it removes the files
 FOLDER = "members"
 ENDS_ALONE = "async_mpi_finalize"  # of Open MPI: MPI_Finalize waits for no other rank; else it may wait for a dead one without an end
@@ -112,14 +112,14 @@ class Membership:
         """Why this run cannot continue; None if it can."""
         for departure in self.departures():
             if departure.rank == self.rank:
-                return f"rank {self.rank} itself was given up ({departure.why}) and the others went on without it: it cannot come back"
+                return f"rank {self.rank} itself was given up ({departure.why}), and the others continued without it: it cannot return"
             done_without = self._remain is not None and departure.rank not in self._remain
             if not self.losable[departure.rank] and not done_without:
-                return f"rank {departure.rank} has left ({departure.why}), and nobody can take its place: resume from the last checkpoint"
+                return f"rank {departure.rank} has left ({departure.why}), and no process can take its place: resume from a checkpoint"
         return None
 
     def missing(self) -> list[int]:
-        """Ranks that have left since the run last shrank: what only they held is lost."""
+        """Return the ranks that have left since the run last shrank. State that only they had is lost."""
         return [departure.rank for departure in self.departures() if self._remain is None or departure.rank in self._remain]
 
     def accept(self, remain: list[int]) -> None:
@@ -242,7 +242,7 @@ def note_departures(folder: Path, members: Membership) -> None:
     info = read_info(folder)
     rows = members.record()
     if rows:
-        words = [f"rank {row['rank']} left ({row['why']}), and the others went on without it" for row in rows]
-        for line in words:
+        notes = [f"rank {row['rank']} left ({row['why']}), and the others continued without it" for row in rows]
+        for line in notes:
             warnings.warn(line, RuntimeWarning, stacklevel=2)
-        update_run(folder, departures=rows, notes=[*info.get("notes", []), *words])
+        update_run(folder, departures=rows, notes=[*info.get("notes", []), *notes])

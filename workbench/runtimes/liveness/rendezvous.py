@@ -22,7 +22,7 @@ def wait_for_all(detector: FailureDetector, timeout_s: float, failure: Callable[
         PeerFailed: a rank that had started is gone again.
         Stalled: not all ranks have started in time; names those that have not.
     """
-    deadline = Deadline(WHAT, lambda: failure() or detector.find_gone(), timeout_s, lookout=_Missing(detector))
+    deadline = Deadline(WHAT, lambda: failure() or detector.find_gone(), timeout_s, peer_status=_Missing(detector))
     while missing(detector):
         deadline.pause()
 

@@ -44,10 +44,10 @@ class Watchdog:
         self._thread = threading.get_ident()
         self._waits: tuple[str, float] | None = None  # what the rank's thread waits for, and when it last reported that
         self._blocked: tuple[float, int, float] | None = None  # in which call, of which step, since when
-        self._says_after_s = 0.0
+        self._report_after_s = 0.0
 
     def note_wait(self, what: str) -> None:
-        """Note that the calling thread waits for `what`, with a deadline of its own; called a few times a second."""
+        """Note that the calling thread waits for `what`, with its own deadline. It is called a few times a second."""
         if threading.get_ident() == self._thread:
             self._waits = (what, time.monotonic())
 
@@ -60,28 +60,28 @@ class Watchdog:
         waits = self._waiting(within_s)
         return {"waits": waits, "does": "" if waits else self._activity(), "step": self.step()}
 
-    def look_after_the_library(self, within_s: float, absent: Callable[[str | None], str]) -> None:
+    def watch_library_call(self, within_s: float, absent: Callable[[str | None], str]) -> None:
         """Report a library call that lasts, and what the others do (`absent`). End the process if the call lasts too long."""
         bound, step, now = self._bound(), self.step(), time.monotonic()
         if bound is None or self._waiting(within_s) is not None:
             self._blocked = None
             return
         if self._blocked is None or self._blocked[:2] != (bound, step):
-            self._blocked, self._says_after_s = (bound, step, now), units.SAYS_S
+            self._blocked, self._report_after_s = (bound, step, now), units.WAIT_REPORT_S
         waited = now - self._blocked[2]
-        what = f"the library's own call in step {step}, which all ranks had come to"
+        what = f"the library's own call in step {step}, which all ranks had reached"
         if self._timeout_s is not None and waited > self._timeout_s:
             self._leave(f"waited {waited:.0f} s for {what}{absent(None)}. Nothing can interrupt it, so rank {self._rank} ends: heal()")
-        elif waited > self._says_after_s:
-            self._says_after_s *= 2
+        elif waited > self._report_after_s:
+            self._report_after_s *= 2
             print(f"waiting {waited:.0f} s for {what}{absent(None)}", file=sys.stderr, flush=True)
 
-    def _leave(self, words: str) -> None:
+    def _leave(self, reason: str) -> None:
         """End the process. In an MPI world the launcher then ends the others."""
-        record = {"rank": self._rank, "error": f"rank {self._rank} failed: Stalled: {words}", "traceback": "", "exit_code": 2}
+        record = {"rank": self._rank, "error": f"rank {self._rank} failed: Stalled: {reason}", "traceback": "", "exit_code": 2}
         with contextlib.suppress(OSError):
             (self._folder / f"failed-{self._rank:05d}.json").write_text(json.dumps(record))
-            os.write(2, f"{words}\n".encode())
+            os.write(2, f"{reason}\n".encode())
         os._exit(EXIT_STATUS)
 
 

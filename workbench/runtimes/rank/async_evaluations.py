@@ -1,7 +1,6 @@
-"""Evaluations of asynchronous ranks: parameters are kept while they train, and rank 0 evaluates them after the run.
+"""Evaluations of asynchronous ranks: parameters are kept during the training, and rank 0 evaluates them after the run.
 
-Where there are servers, these keep their shards at their own updates (`EvaluationSchedule`).
-Elsewhere rank 0 keeps its own parameters.
+If there are servers, these keep their shards at their own updates (`EvaluationSchedule`). Otherwise rank 0 keeps its own parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SHARD_TAG = 987  # of the parameters that a server kept for an evaluation
 
 @final
 class AsyncEvaluations:
-    """One rank's.
+    """The evaluations of one rank.
 
     Args:
         algorithm: returns the algorithm with its present settings.
@@ -51,7 +50,7 @@ class AsyncEvaluations:
         self._seconds = seconds
         self._pending = PendingEvaluations(folder)
         self._schedule = EvaluationSchedule(worker.due_steps()) if algorithm().has_servers else None
-        self._lock = Lock()  # servers run on threads of their own
+        self._lock = Lock()  # servers run on separate threads
         self._shards: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers on this rank that have reached it, by number
         self._reached_s: dict[int, float] = {}  # step -> when the last of these servers reached it
         self._updated_s: float | None = None  # the last update of a server on this rank
@@ -68,7 +67,7 @@ class AsyncEvaluations:
         self._pending.add(self._row(step), self._worker.snapshot())
 
     def gather(self) -> float | None:
-        """Give rank 0 what servers on other ranks kept. All ranks call it. Returns when the last update was, None without any."""
+        """Send to rank 0 what servers on other ranks kept. All ranks call it. Return the time of the last update, None without any."""
         if self._schedule is None or not self._worker.can_evaluate:
             return None
         updated_s = None if self._updated_s is None else self._seconds(self._updated_s)
@@ -101,30 +100,30 @@ class AsyncEvaluations:
             self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
 
     def _left(self) -> list[int]:
-        """Due steps that no update completed, for their gradients were dropped or lost: evaluated at the last parameters."""
+        """Return due steps that no update completed, because their gradients were dropped or lost: evaluated at the last parameters."""
         if self._schedule is None:
             return []
-        progress = self._replica.master.progress if self._replica.has_master else []
+        progress = self._replica.server_copy.progress if self._replica.has_server_copy else []
         return self._schedule.left(min((steps for steps in progress if steps), default=0.0))
 
     def _on_update(self, request: Apply, end_s: float) -> None:
         """A server on this rank has made an update: keep its shard for the evaluations that are due."""
         assert self._schedule is not None
-        master, algorithm, clock = self._replica.master, self._algorithm(), self._interpreter.clock
+        server_copy, algorithm, clock = self._replica.server_copy, self._algorithm(), self._interpreter.clock
         num_workers = algorithm.num_computing(self._transport.num_workers) - len(clock.left)
         with self._lock:
             self._updated_s = max(end_s, self._updated_s or 0.0)
-            for step in self._schedule.count(master.progress, request, algorithm, num_workers):
+            for step in self._schedule.count(server_copy.progress, request, algorithm, num_workers):
                 bucket = request.gradient.bucket
                 shards = self._shards.setdefault(step, {})
-                for shard in range(len(master.updates)) if bucket is None else (bucket,):
-                    shards.update(master.evaluated_shard(shard))
+                for shard in range(len(server_copy.updates)) if bucket is None else (bucket,):
+                    shards.update(server_copy.evaluated_shard(shard))
                 self._reached_s[step] = self._seconds(end_s)
                 if self._transport.rank == 0 and len(shards) == len(self._replica.layout.slots):
                     self._add(step, self._reached_s.pop(step), self._shards.pop(step), self._buffers())
 
     def _receive(self, theirs: list[dict[str, Any] | None], deadline: Deadline) -> None:
-        """On rank 0: the other ranks' shards, in the order in which they send them."""
+        """Receive the other ranks' shards on rank 0, in the order in which they send them."""
         parameters = self._replica.parameters
         for rank, one in enumerate(theirs):
             if rank == 0 or one is None:
@@ -143,7 +142,7 @@ class AsyncEvaluations:
 
     def _add(self, step: int, seconds: float, shards: dict[int, Tensor], buffers: list[Tensor]) -> None:
         row = {**self._row(step), "seconds": round(seconds, 6)}
-        self._pending.add(row, (self._worker.joined(shards).cpu(), buffers))
+        self._pending.add(row, (self._worker.join_shards(shards).cpu(), buffers))
 
     def _buffers(self) -> list[Tensor]:
         return [buffer.cpu().clone() for buffer in self._replica.float_buffers()]

@@ -17,8 +17,8 @@ from workbench.program import Context
 from workbench.replica.local_training import LocalTraining, share_cores
 from workbench.runtimes.control.commands import write_command
 from workbench.runtimes.control.controller import ASK_AGAIN, RunController
-from workbench.runtimes.elastic.admission import COUNTS, JoinState, have_met, place_of, times_asked
-from workbench.runtimes.elastic.grow import begin_as
+from workbench.runtimes.elastic.admission import COUNTS, JoinState, all_have_met, num_join_requests, place_of
+from workbench.runtimes.elastic.grow import begin_joined
 from workbench.runtimes.elastic.policy import can_be_replaced
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.deadline import Deadline
@@ -34,10 +34,10 @@ from workbench.trace.tail import last_step_row
 
 
 def rejoin(job: Any, rank: int) -> dict[str, Any]:
-    """Train as that rank, which has left the run of `job.folder`, from where the run is until its end.
+    """Train as that rank, which has left the run of `job.folder`, from the run's position until its end.
 
     Args:
-        job: as the other ranks were given it (`rank.main.Job`).
+        job: the same job as that of the other ranks (`rank.main.Job`).
 
     Returns:
         As `run_rank`.
@@ -59,7 +59,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
     with single_interrupt() as leave, FailureDetector(folder, rank, num_ranks, step=lambda: step[0]) as detector:
         number, saved = _ask(folder, rank, timeout_s)
         ranks, shrinks = saved["ranks"], saved["shrinks"]
-        transport: Transport = TorchTransport.late(rank, num_ranks, saved["num_lanes"], timeout_s)
+        transport: Transport = TorchTransport.join_later(rank, num_ranks, saved["num_lanes"], timeout_s)
         members = Membership(detector, lambda other: job.algorithm.can_lose(other, num_ranks), shrinks=shrinks)
         transport.members = members
         for name in COUNTS:
@@ -68,13 +68,13 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         members.adopt_history(saved["departures"], saved["welcome"]["seconds"])
         if shrinks:
             members.accept(ranks)
-        if not have_met(members, transport.admit, (rank, number), ranks, timeout_s):
-            raise PeerFailed(f"rank {rank} was not taken in: one of ranks {ranks} left meanwhile, or did not come. Try again")
+        if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
+            raise PeerFailed(f"rank {rank} was not taken in: one of ranks {ranks} left during the admission, or did not come. Try again")
         return as_rank(transport, detector, step, leave, partial(_train, job, worker, transport, detector, saved, step))
 
 
 def _train(
-    job: Any, worker: LocalTraining, transport: Transport, detector: FailureDetector, told: dict[str, Any], at: list[int]
+    job: Any, worker: LocalTraining, transport: Transport, detector: FailureDetector, written: dict[str, Any], at: list[int]
 ) -> dict[str, Any]:
     folder, settings = detector.folder, job.settings
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), "threads": torch.get_num_threads()}
@@ -86,13 +86,13 @@ def _train(
         interpreter.clock.bytes_sent = float(before["bytes_sent"])  # counted for the rank, over all its processes
     try:
         ctx = Context(transport.rank, transport.num_workers, num_steps=worker.num_steps, layout=worker.replica.layout, seed=settings.seed)
-        ctx.may_shrink = "saved" in told
-        if "saved" in told:
-            begin_as(worker, ctx, told["saved"], job.algorithm, interpreter)
-            late = replace(JoinState.of(told), sync_point=worker.num_steps)
+        ctx.may_shrink = "saved" in written
+        if "saved" in written:
+            begin_joined(worker, ctx, written["saved"], job.algorithm, interpreter)
+            late = replace(JoinState.of(written), sync_point=worker.num_steps)
         else:
-            worker.replica.model.load_state_dict(told["model"])
-            late = JoinState.of(told)
+            worker.replica.model.load_state_dict(written["model"])
+            late = JoinState.of(written)
             ctx.first_step, ctx.resumed = late.step + 1, late.state or None
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
         summary = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after).run(ctx, at, late)
@@ -105,7 +105,7 @@ def _train(
 
 
 def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
-    """Wait until the other ranks know that this one has left; return how often it has."""
+    """Wait until the other ranks know that this one has left. Return how often it has."""
     deadline = Deadline(f"the run {folder.name} to continue without rank {rank}", lambda: _over(folder), timeout_s)
     while True:
         row, times = read_heartbeat(folder, rank), 0
@@ -113,7 +113,7 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
             times += 1
         if row is not None and state_of(row) != "gone":
             raise ConfigError(
-                f"rank {rank} of the run {folder.name} is there (process {row['pid']} on {row['host']}): nobody can take its place"
+                f"rank {rank} of the run {folder.name} is alive (process {row['pid']} on {row['host']}): no process can take its place"
             )
         if times:
             return times
@@ -126,17 +126,17 @@ def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]
     Raises:
         ConfigError: the run admits no process, with the reason.
     """
-    deadline = Deadline("the run to come to rest", lambda: _over(folder), timeout_s)
+    deadline = Deadline("the run to reach a sync point", lambda: _over(folder), timeout_s)
     number = -1
     while number < 0 or not (path := folder / FOLDER / f"{place_of(rank, number)}.pt").exists():
         if number < 0 or (refused := _answer(folder, rank, number)) == ASK_AGAIN:
-            number = times_asked(folder, rank)
+            number = num_join_requests(folder, rank)
             write_command(folder, {"join": rank})
         elif refused:
             raise ConfigError(f"the run {folder.name} did not let rank {rank} in: {refused}")
         deadline.pause()
-    told: dict[str, Any] = torch.load(path, weights_only=True)
-    return number, told
+    written: dict[str, Any] = torch.load(path, weights_only=True)
+    return number, written
 
 
 def _answer(folder: Path, rank: int, number: int) -> str:

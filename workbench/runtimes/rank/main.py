@@ -112,8 +112,8 @@ def as_rank(
 
 def cause_of(error: BaseException, transport: Transport, detector: FailureDetector | None) -> BaseException:
     """`PeerFailed` if the error is a lost connection and the rank at fault is known; else the error itself."""
-    if isinstance(error, ValueError | RuntimeError) and (words := transport.unusable()):
-        return ConfigError(words)
+    if isinstance(error, ValueError | RuntimeError) and (reason := transport.unusable()):
+        return ConfigError(reason)
     if detector is None or not lost_connection(error):
         return error
     diagnosis = detector.diagnose(transport.peer_failure)
@@ -128,28 +128,28 @@ def _tell(error: BaseException, transport: Transport, detector: FailureDetector,
     """Report why this rank leaves, to the other ranks and in the run's folder."""
     where = f"at step {step}" if step >= 0 else "before the first step"
     rank, folder = detector.rank, detector.folder  # the rank's number at the beginning
-    words = f"rank {rank} failed {where}: {type(error).__name__}: {error}"
+    reason = f"rank {rank} failed {where}: {type(error).__name__}: {error}"
     if isinstance(error, KeyboardInterrupt):
-        words = f"rank {rank} was interrupted {where} (KeyboardInterrupt)"
+        reason = f"rank {rank} was interrupted {where} (KeyboardInterrupt)"
     if not isinstance(error, PeerFailed):
-        transport.announce_failure(words)
+        transport.announce_failure(reason)
         record = {
             "rank": rank,
-            "error": words,
+            "error": reason,
             "traceback": traceback.format_exc(),
             "exit_code": getattr(error, "exit_code", 1),
         }
         with suppress(OSError):  # a full disk, which the error itself reports
             (folder / f"failed-{rank:05d}.json").write_text(json.dumps(record))
     if keeps_record:
-        with suppress(WorkbenchError):  # likewise
-            update_run(folder, status="failed", error=str(error) if isinstance(error, PeerFailed) else words)
+        with suppress(WorkbenchError):  # the same
+            update_run(folder, status="failed", error=str(error) if isinstance(error, PeerFailed) else reason)
 
 
 def make_transport(
     runtime: RuntimeName, timeout_s: float, folder: Path | None = None, failure: Callable[[], str | None] = lambda: None
 ) -> Transport:
-    """This process's transport of a runtime.
+    """Return this process's transport of a runtime.
 
     Args:
         folder: where ranks of torch.distributed meet if no launcher gives an address.
@@ -253,7 +253,7 @@ def _machine() -> str:
 
 def _ranks_on_this_machine(transport: Transport, timeout_s: float, detector: FailureDetector) -> int:
     here = _machine()
-    deadline = Deadline("all ranks to say where they run", transport.peer_failure, timeout_s, lookout=detector)
+    deadline = Deadline("all ranks to say where they run", transport.peer_failure, timeout_s, peer_status=detector)
     return transport.gather_texts(here, deadline).count(here)
 
 
@@ -285,13 +285,13 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
         ctx.may_shrink = transport.members is not None and transport.members.shrinks
         if job.algorithm.requires.link:
             ctx.link = measure_link(transport, interpreter.clock.deadline, replica.layout.message_bytes)
-        words = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)
+        restored = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)
         if rank == 0:
             notes = [
                 *trace_note(settings, worker.num_steps),
                 *run_info(job.algorithm, job.problem, settings, job.runtime, num_workers)["notes"],
                 *transport.notes,
-                *words,
+                *restored,
                 *differing,
             ]
             notes += [os.environ["WORKBENCH_NETWORK"]] if "WORKBENCH_NETWORK" in os.environ else []

@@ -1,7 +1,6 @@
 """The loop around a rank's programs: it records their steps, and carries out what follows at their ends.
 
-What follows is decided in `runtimes/control/generations.py`. A boundary is gathered here, and
-`decide` answers with instructions.
+`runtimes/control/generations.py` decides what follows: this loop describes a boundary, and `decide` answers with instructions.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.local_training import LocalTraining
-from workbench.runtimes.checkpoint.rank_state import begin_again
+from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
 from workbench.runtimes.control.controller import ASK_AGAIN, RunController
 from workbench.runtimes.control.generations import (
@@ -48,7 +47,7 @@ from workbench.runtimes.control.generations import (
     needs_sync_point,
 )
 from workbench.runtimes.elastic.admission import JoinState, admit
-from workbench.runtimes.elastic.grow import let_in, refusal
+from workbench.runtimes.elastic.grow import admit_waiting, join_refusal
 from workbench.runtimes.elastic.shrink import FAILURES, Shrinker
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import require_all
@@ -64,7 +63,7 @@ NEWS = 1  # what asynchronous ranks tell each other of commands: there are some
 
 @final
 class TrainingLoop:
-    """One rank's run, from its first step to what it leaves in the run's folder.
+    """One rank's training, from its first step to its files in the run's folder.
 
     Args:
         stop_after: stop the run after this step, with a checkpoint.
@@ -99,8 +98,8 @@ class TrainingLoop:
         """Train until the end or a stop, and leave the model and the record in the run's folder.
 
         Args:
-            at: holds the step under way, for whoever reports a failure.
-            late: where the run is that this rank joins; None: it is there from the beginning.
+            at: a list with the current step, for the report of a failure.
+            late: the run's position, if this rank joins later; None: it takes part from the beginning.
 
         Returns:
             {"rank", "steps", "seconds", "stopped"}.
@@ -150,13 +149,13 @@ class TrainingLoop:
 
     @property
     def _algorithm(self) -> Algorithm:
-        """With its present settings."""
+        """Return the algorithm with its present settings."""
         return self._controller.algorithm
 
     def _seconds(self, at_s: float | None = None) -> float:
         """Return the seconds of training, until now or until a time: without evaluations and pauses."""
         clock = self._interpreter.clock
-        return (clock.now() if at_s is None else at_s) - self._paused_s - clock.held()
+        return (clock.now() if at_s is None else at_s) - self._paused_s - clock.pause_seconds()
 
     def _take_steps(self, ctx: Context, at: list[int], late: JoinState | None) -> bool:
         """Train, one generation after the other; return True if the run was stopped."""
@@ -195,7 +194,7 @@ class TrainingLoop:
         return generation.following(EndStep(ctx.first_step - 1, state=ctx.resumed or ()), sync_point=sync_point)
 
     def _furthest_step(self, ctx: Context) -> int:
-        """The first step of the rank that is furthest. All ranks call it."""
+        """Return the first step of the rank that is furthest. All ranks call it."""
         if self._worker.settings.checkpoint_every is None or not needs_sync_point(self._algorithm):
             return ctx.first_step
         deadline = self._interpreter.clock.deadline("all ranks to agree where checkpoints are kept")
@@ -209,8 +208,8 @@ class TrainingLoop:
     def _make_ready(self, ctx: Context, *, resumes: bool) -> None:
         """Prepare the generation's program (`resumes`: from the state of the one before). All ranks call it."""
         if resumes:
-            self._interpreter.begin_again(self._end.state)
-            begin_again(ctx, self._end)
+            self._interpreter.continue_from_state(self._end.state)
+            continue_from_state(ctx, self._end)
         self._transport.open_lanes(self._algorithm.requires.num_lanes)
         if self._algorithm.requires.link and ctx.link is None:
             ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, self._worker.replica.layout.message_bytes)
@@ -228,7 +227,7 @@ class TrainingLoop:
         return self._follow(ProgramEnded(end=self._end), ctx)
 
     def _follow(self, boundary: Boundary, ctx: Context) -> Outcome:
-        """Carry out what `decide` says, until it is known how this rank continues."""
+        """Carry out what `decide` returns, until it is known how this rank continues."""
         while True:
             *instructions, last = decide(self._generation, boundary)
             for instruction in instructions:
@@ -257,7 +256,7 @@ class TrainingLoop:
                 raise AssertionError(instruction)
 
     def _boundary_after(self, instruction: Instruction, boundary: Boundary, ctx: Context) -> Boundary:
-        """Carry out an instruction that leads to another boundary, which is returned."""
+        """Carry out an instruction that leads to another boundary, and return it."""
         end, controller = self._end, self._controller
         left = self._generation.has_steps_left(ctx.rank, end.step + 1)
         match instruction, boundary:
@@ -272,7 +271,7 @@ class TrainingLoop:
             case Admit(state), _:
                 assert self._generation.waiting is not None
                 here = self._join_state(EndStep(end.step))
-                joined = let_in(self._generation.waiting, self._worker, ctx, self._interpreter, controller, here, state)
+                joined = admit_waiting(self._generation.waiting, self._worker, ctx, self._interpreter, controller, here, state)
                 return Admitted(end=end, joined=joined, num_ranks=ctx.num_workers, num_steps=self._worker.num_steps)
             case _:
                 raise AssertionError((instruction, boundary))
@@ -283,7 +282,7 @@ class TrainingLoop:
 
     def _ask(self, rank: int, number: int) -> str | None:
         """Let a process wait to join as that rank until the programs end; return why not, or None."""
-        refused = refusal(rank, self._generation.waiting, self._transport.members)
+        refused = join_refusal(rank, self._generation.waiting, self._transport.members)
         if refused is None:
             self._generation = replace(self._generation, waiting=(rank, number))
         return refused
@@ -304,29 +303,29 @@ class TrainingLoop:
         """Record the step; return what is known at its end."""
         interpreter, worker, replica = self._interpreter, self._worker, self._replica
         self._peers.check()
-        row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss, worker.found())
+        row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss, worker.gradient_reports())
         interpreter.staleness = None
         if end.dropped:
             self._flush_pending()
             self._recorder.metrics(worker.metrics(*row, dropped=True))
         elif self._lagging:
             self._flush_pending()
-            self._pending = row, self._transport.streams.mark()
+            self._pending = row, self._transport.streams.record_event()
         else:
             self._recorder.metrics(worker.metrics(*row))
         self._recorder.end_step()
         if self._algorithm.asynchronous:
-            announced = self._hear_alone(end.step)
+            announced = self._relay_commands(end.step)
         else:
             if self._transport.rank == 0:
-                replica.control_out = self._controller.heard()
+                replica.control_out = self._controller.num_commands_read()
             announced = replica.control_seen > self._controller.num_taken
         return StepEnded(end=end, announced=announced, evaluates=worker.evaluates_after(end.step))
 
-    def _hear_alone(self, step: int) -> bool:
-        """Tell the servers that there are commands; return True if this rank's program is to end early because of some."""
+    def _relay_commands(self, step: int) -> bool:
+        """Tell the servers of new commands. Return True if this rank's program is to end early because of one."""
         replica = self._replica
-        if not replica.control_out and self._controller.heard() > self._controller.num_taken:
+        if not replica.control_out and self._controller.num_commands_read() > self._controller.num_taken:
             replica.control_out = NEWS
             self._recorder.event({"strand": 0, "control": step})
         alone = self._algorithm.replicas == Replicas.NEVER and replica.control_out >= NEWS  # no other rank need know
@@ -352,7 +351,7 @@ class TrainingLoop:
         self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
 
     def _evaluated(self) -> Tensor:
-        """Return the parameters to evaluate; where replicas differ between steps, their mean."""
+        """Return the parameters to evaluate; their mean if replicas differ between steps."""
         parameters = self._worker.evaluated_parameters()
         if self._algorithm.replicas == Replicas.AT_END and self._transport.num_workers > 1:
             self._transport.all_reduce(parameters, self._interpreter.clock.deadline("all ranks to evaluate"))

@@ -56,7 +56,7 @@ def _start_program(cluster: SimCluster, process: SimProcess, request: ops.Start,
 
 
 def _queue(cluster: SimCluster, lane: deque[SimProcess], started: SimProcess) -> None:
-    """Sub-programs of one lane run one after the other, in order of starting."""
+    """Run the sub-programs of one lane one after the other, in order of starting."""
     finish = started.then
 
     def end(value: Any, error: Exception | None) -> None:

@@ -1,9 +1,8 @@
-"""Cached schedules of collectives: in a timing-only simulation a collective asks for the same messages every time.
+"""Cached schedules of collectives: in a timing-only simulation a collective makes the same requests every time.
 
-What a rank of a ring sends, receives and sums depends on its rank, on the number of ranks and on the size of the value, and on
-nothing else (`Collective.fixed_schedule`). `record_schedule` runs its sub-program once, answers every request at once, and writes
-down what it asks for. A `SchedulePlayer` then goes through that schedule in virtual time: the same messages at the same times,
-without a generator.
+What a rank of a ring sends, receives and sums depends only on its rank, the number of ranks and the size of the value
+(`Collective.fixed_schedule`). `record_schedule` runs its sub-program once, answers every request at once, and records the
+requests. A `SchedulePlayer` then repeats that schedule in virtual time: the same messages at the same times, without a generator.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ share instructions."""
 
 @final
 class CommSchedule:
-    """What a collective asks for, from its beginning to its end. The simulator's own marker: yielded in the collective's place."""
+    """The requests of a collective, from its beginning to its end. The simulator's own marker: yielded instead of the collective."""
 
     __slots__ = ("instructions", "num_slots")
 
@@ -46,8 +45,8 @@ class ScheduleCache:
     """The schedules of one rank.
 
     Args:
-        shared: instructions and whole schedules that ranks have in common; the same dictionary for all ranks of a simulation.
-        seconds: of local work, by kind and bytes; what takes none is left out, unless it is `traced`.
+        shared: instructions and whole schedules that are equal on several ranks; the same dictionary for all ranks of a simulation.
+        seconds: of local work, by kind and bytes; work that takes none is left out, unless it is `traced`.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ScheduleCache:
         self._known: dict[Any, CommSchedule | None] = {}
 
     def take(self, ctx: Context, request: Sum) -> Request | Program:
-        """What takes a sum (`program.lower`): a schedule where the collective has a fixed one, else its sub-program."""
+        """Return what takes a sum (`program.lower`): a schedule if the collective has a fixed one, otherwise its sub-program."""
         value, collective = request.value, request.collective
         assert isinstance(collective, Collective)
         chosen = replace(request, collective=collective.select(ctx, value))
@@ -88,7 +87,7 @@ def _play(schedule: CommSchedule, value: Value) -> Program:
 
 
 def record_schedule(work: Request | Program) -> CommSchedule | None:
-    """The schedule of a sub-program that asks for messages and local work alone; None of any other."""
+    """Return the schedule of a sub-program with only messages and local work; None of any other."""
     if isinstance(work, Request):
         return None
     instructions: list[Instruction] = []
@@ -130,7 +129,7 @@ def record_schedule(work: Request | Program) -> CommSchedule | None:
 
 @final
 class SchedulePlayer:
-    """Goes through a schedule for a simulated program, and calls `then` at its end."""
+    """Repeats a schedule for a simulated program, and calls `then` at its end."""
 
     __slots__ = ("_begun", "_blocked", "_done", "_fabric", "_instructions", "_key", "_position", "_since_s", "_then", "_thread", "_traced")
 
@@ -155,7 +154,7 @@ class SchedulePlayer:
         return "local work"
 
     def go(self, _: Any = None) -> None:
-        """Go on as far as possible."""
+        """Continue as far as possible."""
         instructions, done, fabric = self._instructions, self._done, self._fabric
         key, priority, rank, p = self._key
         if self._blocked >= 0 and self._traced and self._thread.task == 0:
@@ -183,7 +182,7 @@ class SchedulePlayer:
         self._then(None)
 
     def _work(self, kind: str, num_bytes: int, position: int) -> bool:
-        """Encode, decode or sum; whether that takes time."""
+        """Encode, decode or sum. Return True if that takes time."""
         clock = self._fabric.clock
         seconds = self._thread.cluster.network.local_s(kind, num_bytes)
         if self._traced:

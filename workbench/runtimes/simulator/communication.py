@@ -1,6 +1,6 @@
 """Handlers of requests that communicate: messages between two ranks, and collectives of all.
 
-A request of a program that waits for it has no ticket; one that was started in the background has one.
+A request that its program waits for has no ticket. A request that was started in the background has one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ti
     """Offer a message to its receiver."""
     worker, fabric = process.worker, cluster.fabric
     flat = flat_of(request.value)
-    num_bytes = flat.numel() * flat.element_size()
+    num_bytes = int(flat.nbytes)
     content = flat.clone() if worker.has_values else flat  # a network takes a copy
     load: Load = (content, 0, False)
     if request.stamp is not None:
@@ -62,7 +62,7 @@ def receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, ticket:
         source = process.recorded.source()
     receiving = (process, request, fabric.clock.now_s, ticket)
     if request.departures and fabric.may_lose:
-        fabric.receive_or_hear(process.key, request.tag, rank, _received, receiving)
+        fabric.receive_or_departure(process.key, request.tag, rank, _received, receiving)
     else:
         fabric.receive(process.key, request.tag, source, rank, _received, receiving)
     return PENDING
@@ -91,7 +91,7 @@ def _received(receiving: tuple[SimProcess, ops.Recv, float, Ticket | None], send
 
 
 def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigError | None:
-    """An error unless the message is what was asked for."""
+    """Return an error unless the message is the requested one."""
     flat, like = load[0], request.like
     if flat.numel() != like.numel() or flat.dtype != like.dtype:
         return ConfigError(
@@ -105,7 +105,7 @@ def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigEr
 
 
 def play(_: SimCluster, process: SimProcess, schedule: CommSchedule) -> Any:
-    """Pass the messages of a collective whose schedule is known."""
+    """Pass the messages of a collective with a known schedule."""
     player = SchedulePlayer(process, schedule, process.resume)
     process.pending = player
     player.go()
@@ -209,7 +209,7 @@ def _span(process: SimProcess, kind: str, begin_s: float, value: Any, num_bytes:
 
 
 def _sum(values: list[Any]) -> None:
-    """In rank order, into every rank's own memory."""
+    """Sum in rank order, into every rank's own memory."""
     flats = [flat_of(value) for value in values]
     for other in flats[1:]:
         flats[0].add_(other)
@@ -218,7 +218,7 @@ def _sum(values: list[Any]) -> None:
 
 
 def _sum_blocks(values: list[Any]) -> None:
-    """In rank order, each block into its own rank's memory; what the others hold of it is no number any more."""
+    """Sum in rank order, each block into its own rank's memory; the other blocks' contents are lost."""
     flats = [flat_of(value) for value in values]
     bounds = block_bounds(flats[0].numel(), len(flats))
     for block, mine in enumerate(flats):

@@ -1,4 +1,4 @@
-"""Handlers of requests that take a worker's processor: `Backward`, `Apply` and `Local`."""
+"""Handlers of requests that use a worker's processor: `Backward`, `Apply` and `Local`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def backward(cluster: SimCluster, process: SimProcess, request: ops.Backward) ->
 
 
 def _begin_in_parts(cluster: SimCluster, process: SimProcess, request: ops.Backward) -> None:
-    """Forward bucket by bucket: a sub-program of `before_forward` runs to its end before the part that uses its bucket."""
+    """Compute forward bucket by bucket: a sub-program of `before_forward` runs to its end before the part that uses its bucket."""
     worker, times, clock = process.worker, cluster.times, cluster.clock
     needed = [piece.index for piece in reversed(worker.replica.layout.buckets)]
 
@@ -78,10 +78,10 @@ class _Pass:
         self._gradient = self._process.worker.backward(self._request.step)
 
     def _launch(self, bucket: int) -> None:
-        """Begin what the program wants to do with a bucket, whose gradients are final."""
+        """Begin what the program returns for a bucket with final gradients."""
         assert self._request.on_bucket is not None and self._gradient is not None
         process = self._process
-        work = self._request.on_bucket(process.worker.part(self._gradient, bucket))
+        work = self._request.on_bucket(process.worker.bucket_view(self._gradient, bucket))
         begin = work if isinstance(work, ops.Start) else ops.Start(work)
         self._tickets.append(start(process.cluster, process, begin))
 
@@ -100,9 +100,9 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
     worker, clock, gradient = process.worker, cluster.clock, request.gradient
     now_s = clock.now_s
     end_s = now_s + cluster.times.compute.update_s * gradient.flat.numel() / gradient.layout.numel
-    if request.master:
-        update = worker.apply_master(gradient, request.lr_scale)
-        if process.task == 0:  # a server on a rank of its own: its updates are its steps
+    if request.server_copy:
+        update = worker.apply_to_server_copy(gradient, request.lr_scale)
+        if process.task == 0:  # a server on a dedicated rank: its updates are its steps
             worker.step = update - 1
         worker.recorder.events.append(update_event(request, bucket_of(gradient), update, end_s))
         if cluster.on_update is not None:
@@ -110,7 +110,7 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
     else:
         worker.apply(gradient, request.lr_scale, request.local)
     if worker.traced:
-        lane = "server" if request.master else "compute"
+        lane = "server" if request.server_copy else "compute"
         step = gradient.step if gradient.step >= 0 else worker.step
         worker.recorder.span("apply", lane, now_s, end_s, step, bucket_of(gradient))
     clock.at(end_s, process.resume)

@@ -1,6 +1,6 @@
 """Virtual time and the simulated network: an event queue, collectives, and messages between two ranks.
 
-Nothing here knows of algorithms or gradients. A value is passed on as it is.
+This module knows nothing of algorithms or gradients. A value is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Fabric:
 
     A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) at the same time, as
     packets do. Each stage serves its messages in the order in which they met. The message arrives when its last stage is done. A
-    collective of the library begins when the last rank has come and every stage is idle. It occupies all stages until it ends.
+    collective of the library begins when the last rank has joined and every stage is idle. It occupies all stages until it ends.
 
-    Where the network is `fair`, connections that use a stage at the same time share its rate (`runtimes.simulator.fair_sharing`).
+    If the network is `fair`, connections that use a stage at the same time share its rate (`runtimes.simulator.fair_sharing`).
 
     Attributes:
         num_messages: that have met their receivers so far.
@@ -78,7 +78,7 @@ class Fabric:
         self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) that has asked for any rank's message
         self.may_lose = False
         self.gone: dict[int, float] = {}
-        self._num_heard: dict[Any, int] = {}  # (key, tag, receiver) -> departures that its receives were told
+        self._num_departures_reported: dict[Any, int] = {}  # (key, tag, receiver) -> departures that its receives were told
         self._listening: dict[Any, Asked] = {}  # the same -> the last receive that a departure may answer
 
     # -- collectives -------------------------------------------------------------------------------------------
@@ -174,23 +174,23 @@ class Fabric:
         else:
             self._meet(offer, (received, argument), to)
 
-    def receive_or_hear(self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
-        """Ask for the oldest message from any rank, or for the news that a rank has left: then the value is `LEFT`."""
+    def receive_or_departure(self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
+        """Ask for the oldest message from any rank, or for the departure of a rank: then the value is `LEFT`."""
         box, asked = (key, tag, to), (received, argument)
-        if self._num_heard.get(box, 0) < len(self.gone):
+        if self._num_departures_reported.get(box, 0) < len(self.gone):
             self._tell(box, asked)
             return
         self._listening[box] = asked
         self.receive(key, tag, -1, to, received, argument)
 
     def _tell(self, box: Any, asked: Asked) -> None:
-        """Answer a receive with the first departure that this box has not heard of."""
-        number = self._num_heard.get(box, 0)
-        self._num_heard[box] = number + 1
+        """Answer a receive with the first departure that its key, tag and receiver have not had."""
+        number = self._num_departures_reported.get(box, 0)
+        self._num_departures_reported[box] = number + 1
         self.clock.at(self.clock.now_s, _tell_departure, (asked, list(self.gone)[number]))
 
     def leave(self, rank: int) -> None:
-        """Take back what this rank offers or asks for. What is offered to it is lost, as if it had been sent."""
+        """Withdraw what this rank offers or asks for. A message to it is lost, as if it had been sent."""
         self.gone[rank] = self.clock.now_s
         lost: list[Offer] = []
         for box in [box for box in self._offers if rank in box[2:]]:
@@ -211,7 +211,7 @@ class Fabric:
                 self._tell(box, asked)
 
     def _withdraw(self, box: Any, asked: Asked) -> bool:
-        """Take back a receive from any rank; whether no message had met it."""
+        """Withdraw a receive from any rank. Return True if no message had met it."""
         there = self._open.get(box)
         for position, (_, other) in enumerate(there.asked if there is not None else ()):
             if other[1] is asked[1]:
@@ -280,7 +280,7 @@ class Fabric:
         self.clock.at(self.clock.now_s + latency_s, _arrive, meeting)
 
     def _dispatch(self, _: None = None) -> None:
-        """Let the urgent messages go whose stages are idle, the most urgent first; run again when the next stage is idle."""
+        """Send the urgent messages with idle stages, the most urgent first. Run again when the next stage is idle."""
         waiting, now, again = [], self.clock.now_s, float("inf")
         while self._urgent:
             item = heappop(self._urgent)

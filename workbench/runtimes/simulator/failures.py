@@ -1,4 +1,4 @@
-"""Simulated workers whose process ends: what may be asked for, and what then happens."""
+"""Simulated workers that lose their process: which failures a user may ask for, and what then happens."""
 
 from __future__ import annotations
 

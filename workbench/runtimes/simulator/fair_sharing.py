@@ -1,4 +1,4 @@
-"""Links whose rate connections share fairly, as TCP does (`Network.fair`). The other choice is first come, first served."""
+"""Links that connections share fairly, as TCP does (`Network.fair`). The other choice is first come, first served."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class FairLinks:
         self._num_met = self._num_begun = self._number = 0  # of messages; of those that began; of the look that counts
 
     def begin(self, now_s: float, pair: Connection, route: Route, num_bytes: float, said: Any, priority: int) -> None:
-        """A message that both sides have asked for."""
+        """Begin a message that both sides have asked for."""
         if not any(per_byte > 0 for _, per_byte in route.stages):
             self._done(said, route.latency_s)
             return
-        self._go_on(now_s - self._now_s)
+        self._continue(now_s - self._now_s)
         self._now_s = now_s
         self._num_met += 1
         self._routes[pair] = route
@@ -77,7 +77,7 @@ class FairLinks:
         self._settle()
 
     def drained_s(self, now_s: float) -> float:
-        """When all messages that are here have left, if no more come."""
+        """Return when all present messages have left, if no more come."""
         other = FairLinks(lambda *_: None, lambda *_: None)
         other._now_s, other._num_met = self._now_s, self._num_met
         other._left, other._said, other._routes, other._rates = dict(self._left), dict(self._said), dict(self._routes), dict(self._rates)
@@ -86,11 +86,11 @@ class FairLinks:
         other._waiting = {pair: list(line) for pair, line in self._waiting.items()}
         other._settle()
         while other._left:
-            other._go_on(other._soonest_s())
+            other._continue(other._soonest_s())
             other._settle()
         return max(now_s, other._now_s)
 
-    def _go_on(self, seconds: float) -> None:
+    def _continue(self, seconds: float) -> None:
         for pair in self._left:
             self._left[pair] -= self._rates[pair] * seconds
         self._now_s += seconds
@@ -159,11 +159,11 @@ class FairLinks:
                 self._rates.update(fair_rates({pair: self._routes[pair] for pair in sorted(group, key=group.__getitem__)}))
 
     def _soonest_s(self) -> float:
-        """Seconds until the next message has left."""
+        """Return the seconds until the next message has left."""
         return max(0.0, min(left / self._rates[pair] for pair, left in self._left.items()))
 
     def _look(self, number: int) -> None:
-        """End the next message, unless another has come or left since this was posted."""
+        """End the next message, unless another one has come or left since this was posted."""
         if number == self._number:
-            self._go_on(self._soonest_s())  # not by the clock: adding so short a time to it may change nothing
+            self._continue(self._soonest_s())  # not by the clock: adding so short a time to it may change nothing
             self._settle()

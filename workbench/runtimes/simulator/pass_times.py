@@ -15,7 +15,7 @@ KEPT_STEPS = 256  # steps whose factors are kept; a worker that lags further beh
 
 @final
 class PassTimes:
-    """Of all workers of a simulation.
+    """The compute times of all workers of a simulation.
 
     Attributes:
         early: (bucket, share of backward after which its gradients are final), for buckets that are final before its end.
@@ -60,7 +60,7 @@ class PassTimes:
         if len(self._factors) > KEPT_STEPS:
             del self._factors[next(iter(self._factors))]
         drawn = self.compute.factors(self._seed, step, self._num_workers)
-        drawn[: self._num_computing] *= self.compute.part(self._sampler.shares(step))
+        drawn[: self._num_computing] *= self.compute.time_share(self._sampler.shares(step))
         factors: list[float] = drawn.tolist()
         self._factors[step] = factors
         return factors

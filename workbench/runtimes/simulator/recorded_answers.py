@@ -1,4 +1,4 @@
-"""Answers of a recorded run that another run might not repeat: which message came first, and what the clock said."""
+"""Answers of a recorded run that another run might not repeat: the order of messages, and the time of the clock."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class RecordedAnswers:
         self.controls = {row["control"] for row in mine if "control" in row}  # steps after which the rank was asked to stop
 
     def source(self) -> int:
-        """The rank whose message the next receive from any rank had; -1 after the record's end: no program waited for it."""
+        """Return the sender that the next receive from any rank had; -1 after the record's end: no program waited for it."""
         return int(self._sources.popleft()) if self._sources else -1
 
     def next_position(self) -> int:
-        """The position of the ticket that the next `WaitAny` found; -1 if its time was over."""
+        """Return the position of the ticket that the next `WaitAny` found; -1 if its time was over."""
         self.position = int(self._next(self._positions, "WaitAny"))
         return self.position
 
     def now(self) -> float:
-        """The time that the next `Now` was given."""
+        """Return the time that the next `Now` returned."""
         return float(self._next(self._nows, "Now"))
 
     def _next(self, answers: deque[Any], what: str) -> Any:

@@ -1,11 +1,11 @@
 """Replay a recorded run in one process, with its messages in the recorded order.
 
-The events of an asynchronous run hold what chance decided: the sender of each receive from any rank, the ticket that each `WaitAny`
-found, the time of each `Now`, and where the run was asked to stop. A replay gives the same programs the same answers. So they compute
-the same numbers, bit-identical, also where gradients were summed in order of arrival. Times of a replay mean nothing.
+The events of an asynchronous run contain what depends on timing: the sender of each receive from any rank, the ticket that each
+`WaitAny` found, the time of each `Now`, and when the run was asked to stop. A replay gives the same programs the same answers. So
+they compute bit-identical numbers, also if gradients were summed in order of arrival. The times of a replay have no meaning.
 
 Not bit-identical: sums of a library (the all-reduce of gloo and MPI adds in another order), and runs on a GPU or on another
-processor. A run that was steered cannot be replayed.
+processor. A run whose settings were changed during the training cannot be replayed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         found = {key: value for key, value in settings.as_record().items() if recorded.get(key) != value}
         raise ConfigError(f"the run {run.id} had other settings: {', '.join(f'{key} was {recorded.get(key)!r}' for key in found)}")
     if run.info.get("resumed"):
-        raise ConfigError(f"the run {run.id} went on from {run.info['resumed']}: a replay starts at the first step, so replay that one")
+        raise ConfigError(f"the run {run.id} continued from {run.info['resumed']}: a replay starts at the first step, so replay that run")
     if run.info.get("departures"):
         raise ConfigError(f"ranks left the run {run.id}, and their records end before its end: it cannot be replayed")
     if any(not row.get("stop") for row in run.info.get("steering", ())):

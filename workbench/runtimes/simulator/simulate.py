@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 from workbench.naming import call_checked
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context
-from workbench.replica.local_training import check_what
+from workbench.replica.local_training import check_algorithm_and_problem
 from workbench.replica.replica import compute_threads
 from workbench.runtimes.simulator.failures import check_failures
 from workbench.runtimes.simulator.lockstep.lockstep import Lockstep
@@ -41,14 +41,14 @@ def simulate(
     """Train on a simulated cluster and return the run.
 
     Args:
-        algorithm, problem: the same objects that real ranks are given.
+        algorithm, problem: the same objects as for real ranks.
         workers: number of workers.
         network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
         compute: costs of one worker. None: they are measured (`workbench.costs.measure_compute`) and noted with the run.
         timing_only: compute no gradients, only virtual time.
-        detail: "messages": every worker runs its program, and every message is an event. "formula": one program stands for all, and
-            a collective takes the seconds of its closed form from when the last worker has come (with `timing_only`). "auto": one
-            program where that gives the same run, which is where a symmetric algorithm sums by the library's all-reduce; else
+        detail: "messages": every worker runs its program, and every message is an event. "formula": one program runs for all, and
+            a collective takes the seconds of its closed form from the arrival of the last worker (with `timing_only`). "auto": one
+            program if that gives the same run, which is when a symmetric algorithm sums with the library's all-reduce; otherwise
             messages.
         failures: rank -> virtual seconds at which its process ends: `{3: 2.5}`. Not rank 0, and only ranks without which the
             algorithm continues: workers of algorithms with servers. `run.info["departures"]` says which ended.
@@ -59,7 +59,7 @@ def simulate(
         Stalled: no process can continue; names what each rank waits for.
         Diverged: a loss is not a finite number.
     """
-    check_what(algorithm, problem)
+    check_algorithm_and_problem(algorithm, problem)
     network = costs.get(network) if isinstance(network, str) else network
     chosen: Settings = call_checked("simulate", Settings, settings)
     compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)
@@ -134,7 +134,7 @@ def run_simulation(
 
 
 def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bool) -> None:
-    """Raise `ConfigError` unless closed forms can stand for the method's collectives."""
+    """Raise `ConfigError` unless the algorithm's collectives have closed forms."""
     if not algorithm.symmetric:
         raise ConfigError(
             f"detail='formula': workers of {algorithm} do not all ask for the same; leave detail at 'auto', or say 'messages'"

@@ -2,6 +2,9 @@
 
 The programs are those of real ranks. Work of a program and of what it starts takes virtual time. Gradients of a minibatch are
 computed (unless timing only), and sums are taken in rank order. So a run is a pure function of its inputs.
+
+What follows at a step's end and at the programs' end is decided in `runtimes/control/generations.py`, as for real ranks. A simulated
+run has no commands, and no process joins it. Only a replay can be stopped by a command: its record says where.
 """
 
 from __future__ import annotations
@@ -12,25 +15,43 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from workbench import ops
+from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.costs import AnyNetwork, Compute
 from workbench.errors import ConfigError, Stalled
 from workbench.gradients import Layout
 from workbench.ops import Apply, EndStep, Program
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm, Context, Replicas, lower, take_sum
-from workbench.replica.local_training import check_what, model_info, num_steps_of, run_info, trace_note
+from workbench.replica.local_training import check_algorithm_and_problem, model_info, num_steps_of, run_info, trace_note
 from workbench.replica.replica import compute_threads
-from workbench.runtimes.checkpoint.rank_state import begin_again
+from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.rank_state import resume as resume_rank
-from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
+from workbench.runtimes.control.generations import (
+    Agree,
+    Agreed,
+    BeginGeneration,
+    Checkpoint,
+    Continue,
+    Evaluate,
+    Finish,
+    Generation,
+    Instruction,
+    KeepForEvaluation,
+    ProgramEnded,
+    StepEnded,
+    Stop,
+    decide,
+    first_sync_point,
+)
 from workbench.runtimes.simulator import background, communication, compute
-from workbench.runtimes.simulator.checkpoints import SimCheckpoints, when_complete
+from workbench.runtimes.simulator.checkpoints import SimCheckpoints, is_complete, when_complete
 from workbench.runtimes.simulator.comm_schedule import CommSchedule, ScheduleCache
+from workbench.runtimes.simulator.evaluations import SimEvaluations
 from workbench.runtimes.simulator.failures import check_failures, departures_of, plan_failures
 from workbench.runtimes.simulator.pass_times import PassTimes
+from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
 from workbench.runtimes.simulator.state import PENDING, Handler, SimCluster, SimProcess
 from workbench.runtimes.simulator.worker import Shapes, SimWorker, build_workers
 from workbench.settings import Settings
@@ -56,7 +77,7 @@ HANDLERS: dict[type, Handler] = {  # `EndStep` is a simulation's own
     ops.Local: compute.local,
     ops.Now: _now,
     ops.PackParameters: lambda cluster, process, request: process.worker.replica.pack_parameters(
-        request.bucket, master=request.master, step=request.step
+        request.bucket, server_copy=request.server_copy, step=request.step
     ),
     ops.ReadParameters: lambda cluster, process, request: process.worker.replica.read_parameters(),
     ops.Recv: communication.receive,
@@ -73,7 +94,7 @@ HANDLERS: dict[type, Handler] = {  # `EndStep` is a simulation's own
 
 @final
 class Simulation:
-    """One run on `workers` simulated workers. Afterwards `workers` holds their replicas and `checkpoints` where they stopped.
+    """One run on `workers` simulated workers. Afterwards `workers` holds their replicas, and `checkpoints` what was kept.
 
     Args:
         network, compute: what communication and computing cost, in virtual seconds.
@@ -95,7 +116,7 @@ class Simulation:
         check_in_flight: bool = False,
         failures: Mapping[int, float] | None = None,
     ) -> None:
-        check_what(algorithm, problem)
+        check_algorithm_and_problem(algorithm, problem)
         if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
             raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
         algorithm.check(workers)
@@ -104,26 +125,21 @@ class Simulation:
         self.algorithm, self.problem, self.settings = algorithm, problem, settings
         self.num_workers, self.network, self.compute = workers, network, compute
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
-        self.num_computing = algorithm.num_computing(workers)
         self._asynchronous = algorithm.asynchronous
-        first = self.workers[0]
-        times = PassTimes(compute, first.replica.layout, settings, first.sampler, num_workers=workers, num_computing=self.num_computing)
+        first, num_computing = self.workers[0], algorithm.num_computing(workers)
+        times = PassTimes(compute, first.replica.layout, settings, first.sampler, num_workers=workers, num_computing=num_computing)
         handlers = {**HANDLERS, EndStep: self._end_step}
         self.cluster = SimCluster(network, times, workers, handlers, check_in_flight=check_in_flight)
         self.clock, self.fabric = self.cluster.clock, self.cluster.fabric
         self.contexts: list[Context] = []
-        self.writer = SimCheckpoints(algorithm, settings.checkpoint_every, self.workers, self.contexts, self.end_of)
-        self.stop_after: int | None = None
-        self._stopped = False
+        self.checkpoints = SimCheckpoints(algorithm, self.workers, self.contexts)
+        self._evaluations = SimEvaluations(algorithm, self.workers, self.cluster)
+        self._generations: list[Generation] = []  # of each worker
+        self._outcome: Stop | Finish | None = None  # how the run has ended
+        self._stop_heard = False  # by a worker of a run that is replayed
         self._ended_s = 0.0
         self._shared_schedules: dict[Any, Any] = {}
         self._schedules: dict[int, ScheduleCache] = {}  # rank -> those of its collectives, if there are no values
-        self._ending: set[int] = set()  # ranks whose next step is their last
-        self._due: dict[int, list[Tensor]] = {}  # step -> parameters that an evaluation averages
-        self._milestones = EvaluationSchedule(first.due_steps() if algorithm.has_servers else [])
-        self._parts: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers that have completed it, by number
-        self._num_evaluated = 0  # steps that were evaluated, or before one that was
-        self._updated_s: float | None = None  # the last update of a server
         if not timing_only:
             self.cluster.on_update = self._updated
 
@@ -132,39 +148,33 @@ class Simulation:
 
         Args:
             resume: each rank's checkpoint.
-            stop_after: stop at the end of this step; `checkpoints` can then be given to another simulation as `resume`.
+            stop_after: stop at the end of this step; `checkpoints.at_stop` can then be given to another simulation as `resume`.
 
         Raises:
             Stalled: no process can continue; names what each rank waits for.
             Diverged: a loss is not a finite number.
         """
-        self.stop_after = stop_after
         with torch.random.fork_rng(devices=[]), compute_threads(self.settings.threads or 1):
             processes = []
             for worker in self.workers:
                 self.contexts.append(self._context_of(worker, resume))
-                processes.append(SimProcess(self.cluster, worker, self._program_of(self.contexts[-1]), self._program_ended))
+                processes.append(SimProcess(self.cluster, worker, self._program_of(self.contexts[-1]), self._note_end))
             plan_failures(self.cluster, self._failures)
-            self.writer.begin()
-            self._run_programs(processes)
-            while self._continues_after_sync_point(processes):
+            self._begin_run(stop_after)
+            while self._outcome is None:
                 self._run_programs(processes)
-            if self._asynchronous and (stop_after is not None or self._ending):
+                if self._outcome is None:
+                    self._end_generation(processes)
+            if self._asynchronous and (self._stopped or stop_after is not None):  # a stop after the last step too
                 for worker in self.workers:
-                    self.writer.keep(worker, worker.last_end)
-            if stop_after is None or self._asynchronous:
-                self._evaluate_at_end()
+                    self.checkpoints.keep(worker, worker.last_end, None)
+            if self._asynchronous or not self._stopped:
+                self._evaluations.after_run(self.seconds, stopped=self._stopped)
         return Run.from_memory(self._info(), [worker.recorder for worker in self.workers])
 
-    def _continues_after_sync_point(self, processes: list[SimProcess]) -> bool:
-        """All programs have ended: if that was for a checkpoint, keep it, and begin them again."""
-        if not self._asynchronous or self._ending or not self.writer.at_sync_point():
-            return False
-        for process, ctx in zip(processes, self.contexts, strict=True):
-            ctx.num_steps = self.writer.end_of(process.worker)
-            begin_again(ctx, process.worker.last_end)
-            process.run_next(self._program_of(ctx))
-        return True
+    @property
+    def _stopped(self) -> bool:
+        return isinstance(self._outcome, Stop)
 
     def _run_programs(self, processes: list[SimProcess]) -> None:
         """Run until all programs have ended, or none can continue."""
@@ -192,21 +202,13 @@ class Simulation:
 
     def _program_of(self, ctx: Context) -> Program:
         """A worker's program; without values, collectives of a fixed schedule are answered from the cache."""
+        program = self.algorithm.worker(ctx)
+        if self.algorithm.has_servers and not isinstance(self.algorithm, CollectiveAlgorithm):
+            return program  # it names no collective: `lower` would take a tenth of the run to find none
         schedules = self._schedules.get(ctx.rank)
-        return lower(ctx, self.algorithm.worker(ctx), take_sum if schedules is None else schedules.take)
+        return lower(ctx, program, take_sum if schedules is None else schedules.take)
 
-    @property
-    def checkpoints(self) -> list[dict[str, Any]]:
-        """What each worker needs to continue from where the run was stopped."""
-        return self.writer.at_stop
-
-    def end_of(self, worker: SimWorker) -> int:
-        """How many steps a worker takes in this run: to an asynchronous one a stop is an early end."""
-        if self._asynchronous and self.stop_after is not None:
-            return min(worker.num_steps, self.stop_after + 1)
-        return worker.num_steps
-
-    def _program_ended(self, value: Any, error: Exception | None) -> None:
+    def _note_end(self, value: Any, error: Exception | None) -> None:
         """A worker's program has ended. The run ends with the last one, whatever time-outs follow."""
         self._ended_s = self.clock.now_s
 
@@ -215,116 +217,119 @@ class Simulation:
         """Virtual seconds that the run took."""
         return self._ended_s or self.clock.now_s
 
-    def _end_step(self, cluster: SimCluster, process: SimProcess, end: EndStep) -> Any:
-        """Record a worker's step; stop there, or wait for a checkpoint."""
-        worker = process.worker
-        if worker.end_step(end, cluster.clock.now_s):
-            self._evaluate_in_turn(worker, end.step)
-        if self._asynchronous:
-            if worker.has_values or cluster.recorded is not None:
-                self._look_for_stop(worker, end.step)
-        elif end.step == self.stop_after:
-            self._stopped = True
-            when_complete(end.state, lambda: self.writer.keep(worker, end))  # its time is not the run's
-            process.close()
-            return PENDING
-        return PENDING if self.writer.waits_for_checkpoint(process, end) else None
+    # -- generations -------------------------------------------------------------------------------------------
 
-    def _look_for_stop(self, worker: SimWorker, step: int) -> None:
-        """Let an asynchronous worker end early, if it has heard of a stop from its servers. A replay has it say so when it did."""
-        ctx, replica = self.contexts[worker.rank], worker.replica
-        recorded = self.cluster.answers_of(worker.rank, 0)
-        if recorded is not None and step in recorded.controls:
+    def _begin_run(self, stop_after: int | None) -> None:
+        """Set each worker's first generation."""
+        num_steps = self.workers[0].num_steps
+        whole = Generation(
+            algorithm=self.algorithm,
+            num_ranks=self.num_workers,
+            first_step=0,
+            end_step=num_steps,
+            num_steps=num_steps,
+            sync_point=num_steps,
+            stop_after=stop_after,
+            checkpoint_every=self.settings.checkpoint_every,
+        )
+        sync_point = first_sync_point(whole, max(ctx.first_step for ctx in self.contexts))
+        fresh = whole.following(EndStep(-1), sync_point=sync_point)
+        for worker, ctx in zip(self.workers, self.contexts, strict=True):
+            end = worker.last_end
+            self._generations.append(fresh if end.step < 0 else whole.following(end, sync_point=sync_point))
+            ctx.num_steps = self._generations[-1].end_step
+
+    def _end_step(self, cluster: SimCluster, process: SimProcess, end: EndStep) -> Any:
+        """Record a worker's step, and do what follows."""
+        worker = process.worker
+        evaluates = worker.end_step(end, cluster.clock.now_s)
+        announced = process.recorded is not None and self._hears_stop(worker, process.recorded, end.step)
+        if not (evaluates or announced) and self._generations[worker.rank].continues_after(end.step):
+            return None
+        return self._follow(process, StepEnded(end=end, announced=announced, evaluates=evaluates))
+
+    def _hears_stop(self, worker: SimWorker, recorded: RecordedAnswers, step: int) -> bool:
+        """Return True if a worker of a replayed asynchronous run is to end early. The record says when it announces a stop itself."""
+        if not self._asynchronous:
+            return False
+        replica = worker.replica
+        if step in recorded.controls:
             replica.control_out = 1
         alone = self.algorithm.replicas == Replicas.NEVER and replica.control_out
-        if (alone or replica.control_seen) and worker.rank not in self._ending and ctx.num_steps is not None:
-            self._ending.add(worker.rank)
-            ctx.num_steps = min(ctx.num_steps, step + 2)
+        heard = bool(alone or replica.control_seen)
+        self._stop_heard = self._stop_heard or heard
+        return heard
+
+    def _end_generation(self, processes: list[SimProcess]) -> None:
+        """Do what follows when all programs have ended."""
+        left = any(
+            generation.has_steps_left(worker.rank, worker.last_end.step + 1)
+            for worker, generation in zip(self.workers, self._generations, strict=True)
+        )
+        agreed: dict[str, Any] = {"num_commands": int(self._stop_heard), "stop": self._stop_heard, "any_left": left}
+        meet = decide(self._generations[0], ProgramEnded(end=self.workers[0].last_end)) == (Agree(),)
+        for process in processes:
+            end = process.worker.last_end
+            self._follow(process, Agreed(end=end, algorithm=self.algorithm, **agreed) if meet else ProgramEnded(end=end))
+
+    def _follow(self, process: SimProcess, boundary: StepEnded | ProgramEnded | Agreed) -> Any:
+        """Carry out what `decide` says; return the answer to an `EndStep`."""
+        instructions = decide(self._generations[process.worker.rank], boundary)
+        answers = [self._carry_out(process, boundary.end, instruction) for instruction in instructions]
+        return PENDING if PENDING in answers else None
+
+    def _carry_out(self, process: SimProcess, end: EndStep, instruction: Instruction) -> Any:
+        """Carry out one instruction; return `PENDING` if the program waits or is closed."""
+        worker = process.worker
+        match instruction:
+            case Evaluate(step):
+                self._evaluations.after_step(worker, step)
+            case KeepForEvaluation(step):
+                self._evaluations.of_rank0(worker, step)
+            case Checkpoint(place):
+                return self._checkpoint(process, end, place)
+            case Continue(generation):
+                self._generations[worker.rank] = generation
+                self.contexts[worker.rank].num_steps = generation.end_step
+            case BeginGeneration(generation):
+                self._begin_generation(process, generation)
+            case Stop():
+                self._outcome = instruction
+                process.close()
+                return PENDING
+            case Finish():
+                self._outcome = instruction
+            case _:
+                raise AssertionError(instruction)
+        return None
+
+    def _checkpoint(self, process: SimProcess, end: EndStep, place: int | None) -> Any:
+        """Keep a checkpoint when the sums of the step's state are complete. The program waits for that, unless it stops."""
+        when_complete(end.state, lambda: self.checkpoints.keep(process.worker, end, place))
+        if place is None or is_complete(end.state):
+            return None
+        when_complete(end.state, process.resume)
+        return PENDING
+
+    def _begin_generation(self, process: SimProcess, generation: Generation) -> None:
+        ctx = self.contexts[process.worker.rank]
+        self._generations[ctx.rank] = generation
+        ctx.num_steps = generation.end_step
+        continue_from_state(ctx, process.worker.last_end)
+        process.run_next(self._program_of(ctx))
 
     def _updated(self, worker: SimWorker, request: Apply, end_s: float) -> None:
-        """A server of this worker makes an update: evaluate the steps that all servers complete with it."""
-        self._updated_s = end_s
-        ctx, master = self.contexts[worker.rank], worker.trained.master
-        ctx.stopping = ctx.stopping or bool(master.control_seen)
-        num_workers = self.num_computing - len(self.fabric.gone)
-        for step in self._milestones.count(master.progress, request, self.algorithm, num_workers):
-            parts = self._parts.setdefault(step, {})
-            shards = range(len(master.updates)) if request.gradient.bucket is None else (request.gradient.bucket,)
-            for shard in shards:
-                parts.update(master.evaluated_shard(shard))
-            if len(parts) == len(worker.replica.layout.slots):
-                self.workers[0].evaluate(step, end_s, worker.joined(self._parts.pop(step)), self._bytes_sent)
-
-    def _evaluate_at_end(self) -> None:
-        """Evaluate the last step, after all programs have ended."""
-        first = self.workers[0]
-        if not self.algorithm.has_servers or self._stops_early:
-            self._evaluate(first.last_step if self._asynchronous else first.num_steps - 1, self.workers)
-            return
-        parameters = first.evaluated_parameters()
-        if parameters is not None:
-            end_s = self.seconds if self._updated_s is None else self._updated_s
-            done = {row["step"] for row in first.recorder.rows if "evaluation" in row}
-            for step in self._milestones.left(min(self._progress(), default=0.0)):
-                if step not in done:  # its gradients were dropped or lost, so no update came after
-                    first.evaluate(step, end_s, parameters, self._bytes_sent)
-            first.evaluate(first.num_steps - 1, end_s, parameters, self._bytes_sent)
-
-    def _progress(self) -> list[float]:
-        """Of each shard: the steps that its server has completed."""
-        masters = [worker.trained.master for worker in self.workers if worker.trained.has_master]
-        return [max(master.progress[shard] for master in masters) for shard in range(len(self.workers[0].replica.layout.buckets))]
-
-    @property
-    def _stops_early(self) -> bool:
-        """Whether the run was stopped before its last step."""
-        first = self.workers[0]
-        cut = self.stop_after is not None and (not self._asynchronous or self.stop_after + 1 < first.num_steps)
-        return cut or bool(self._ending)
-
-    def _evaluate_in_turn(self, worker: SimWorker, step: int) -> None:
-        """Evaluate a step, unless servers do by their updates.
-
-        At rank 0's parameters; where replicas differ between steps, at their mean, when the last rank ends the step. Where ranks end a
-        step with equal parameters at different times, at those of the first that ends it.
-        """
-        if self.algorithm.has_servers:
-            return
-        if not self._asynchronous and self.algorithm.elasticity.shrinks_unasked:
-            if step >= self._num_evaluated:
-                self._num_evaluated = step + 1
-                parameters = worker.evaluated_parameters()
-                assert parameters is not None
-                self.workers[0].evaluate(step, self.clock.now_s, parameters, self._bytes_sent)
-            return
-        if self._asynchronous or self.algorithm.replicas != Replicas.AT_END:
-            if worker.rank == 0:
-                self._evaluate(step, [worker])
-            return
-        mine = worker.evaluated_parameters()
-        assert mine is not None
-        self._due.setdefault(step, []).append(mine)
-        if len(self._due[step]) == self.num_workers:
-            self.workers[0].evaluate(step, self.clock.now_s, torch.stack(self._due.pop(step)).mean(0), self._bytes_sent)
-
-    def _evaluate(self, step: int, workers: list[SimWorker]) -> None:
-        """Evaluate at the parameters of the first of these workers."""
-        parameters = workers[0].evaluated_parameters()
-        if parameters is not None:
-            now_s = self.clock.now_s if step < workers[0].num_steps - 1 else self.seconds
-            workers[0].evaluate(step, now_s, parameters, self._bytes_sent)
-
-    @property
-    def _bytes_sent(self) -> int:
-        """By all workers so far: an evaluation is of the whole cluster."""
-        return sum(int(worker.bytes_sent) for worker in self.workers)
+        """A server of this worker makes an update. It may have been told that the run stops."""
+        ctx = self.contexts[worker.rank]
+        ctx.stopping = ctx.stopping or bool(worker.trained.server_copy.control_seen)
+        self._evaluations.after_update(worker, request, end_s)
 
     def _info(self) -> dict[str, Any]:
         first = self.workers[0]
         info = run_info_of(
             self.algorithm, self.problem, self.settings, self.num_workers, first.replica.layout, self.network, self.compute, first.sampler
         )
-        stopped = self._stops_early
+        stopped = self._stopped
         done = first.num_steps if self.algorithm.has_servers and not stopped else first.last_step + 1  # rank 0 may have skipped its last
         status = "stopped" if stopped else "finished"
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes

@@ -1,8 +1,8 @@
-"""What a simulated cluster holds, and how a process runs from one request to the next.
+"""The state of a simulated cluster, and how a process runs from one request to the next.
 
 A process is a program of one worker: a generator of requests. `SimProcess.resume` asks it for requests until one takes time. A
-handler answers each request: a function `(cluster, process, request)` that returns the answer, or `PENDING`. Then it resumes the
-process later, by the clock. `simulation.HANDLERS` names the handler of each type of request.
+handler answers each request: a function `(cluster, process, request)` that returns the answer, or `PENDING`. In the latter case it
+resumes the process later, by the clock. `simulation.HANDLERS` names the handler of each type of request.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class SimProcess:
         self.cluster.processes.pop(self, None)
 
     def halt(self) -> None:
-        """End as the worker's process does: nothing follows."""
+        """End with the worker's process: nothing follows."""
         self.close()
         self.then = _ignore
 

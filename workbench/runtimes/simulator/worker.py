@@ -1,4 +1,4 @@
-"""A simulated worker: what a rank holds. Its gradients are real, or (timing only) tensors without content."""
+"""A simulated worker: the state of a rank. Its gradients are real, or (timing only) tensors without content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SimWorker:
 
     @property
     def trained(self) -> Replica:
-        """The replica, where there is one.
+        """The replica, if there is one.
 
         Raises:
             ConfigError: in a timing-only simulation.
@@ -60,29 +60,29 @@ class SimWorker:
         gradient, self._loss = self.replica.backward(step, self._worker.minibatch(step), Hooks())
         return gradient
 
-    def part(self, gradient: Gradient, bucket: int) -> Gradient:
+    def bucket_view(self, gradient: Gradient, bucket: int) -> Gradient:
         """One bucket of a whole gradient."""
-        return self.replica.part(gradient, bucket) if isinstance(self.replica, Shapes) else gradient.part(bucket)
+        return self.replica.bucket_view(gradient, bucket) if isinstance(self.replica, Shapes) else gradient.bucket_view(bucket)
 
     def apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
         staleness = self.replica.apply(gradient, lr_scale, local=local)
         self._staleness = staleness if self._staleness is None else max(staleness, self._staleness)
 
-    def apply_master(self, gradient: Gradient, lr_scale: float) -> int:
+    def apply_to_server_copy(self, gradient: Gradient, lr_scale: float) -> int:
         """Update the server's copy; return the number of the update."""
-        master, bucket = self.replica.master, gradient.bucket
+        server_copy, bucket = self.replica.server_copy, gradient.bucket
         if self.has_values or bucket is None:
-            master.apply(gradient, lr_scale)
+            server_copy.apply(gradient, lr_scale)
         else:
-            master.updates[bucket] += 1  # nothing else is kept
-        return max(master.updates) if bucket is None else master.updates[bucket]
+            server_copy.updates[bucket] += 1  # nothing else is kept
+        return max(server_copy.updates) if bucket is None else server_copy.updates[bucket]
 
     def end_step(self, end: EndStep, now_s: float) -> bool:
         """Record the step; return True if an evaluation is due."""
         step = self.last_step = end.step
         self.last_end = end
         if self._worker is not None:
-            numbers = (step, now_s, self.bytes_sent, self._staleness, self._loss, self._worker.found())
+            numbers = (step, now_s, self.bytes_sent, self._staleness, self._loss, self._worker.gradient_reports())
             self.recorder.metrics(self._worker.metrics(*numbers, dropped=end.dropped))
             self._staleness = None
             return self._worker.evaluates_after(step)
@@ -111,10 +111,10 @@ class SimWorker:
         """The steps after which an evaluation is due, except the last; none in a timing-only simulation."""
         return self._worker.due_steps() if self._worker is not None else []
 
-    def joined(self, parts: dict[int, Tensor]) -> Tensor:
+    def join_shards(self, parts: dict[int, Tensor]) -> Tensor:
         """Shards' parameters in the layout of `evaluated_parameters`."""
         assert self._worker is not None
-        return self._worker.joined(parts)
+        return self._worker.join_shards(parts)
 
     def evaluate(self, step: int, now_s: float, parameters: Tensor, bytes_sent: int) -> None:
         """Evaluate the whole test set at these parameters, in no virtual time; `bytes_sent` is that of all workers."""
@@ -160,7 +160,7 @@ Buckets = dict[int | None, Tensor]
 
 
 def without_content(layout: Layout) -> Buckets:
-    """Tensors on the meta device that all workers share: by bucket, and under None the whole gradient."""
+    """Return tensors on the meta device that all workers share: by bucket, and under None the whole gradient."""
     flat = torch.empty(layout.numel, dtype=layout.dtype, device="meta")
     return {None: flat, **{piece.index: flat[piece.start : piece.stop] for piece in layout.buckets}}
 
@@ -172,15 +172,15 @@ class Shapes(_Counted):
     def __init__(self, layout: Layout, buckets: Buckets | None = None) -> None:
         super().__init__(layout)
         self._buckets = without_content(layout) if buckets is None else buckets
-        self.master = _Counted(self.layout)
+        self.server_copy = _Counted(self.layout)
         self.control_out = 0
-        self.has_master = True
+        self.has_server_copy = True
 
     def backward(self, step: int) -> Gradient:
         return Gradient(self._buckets[None], self.layout, step, min(self.updates))
 
-    def part(self, gradient: Gradient, bucket: int) -> Gradient:
-        """As `Gradient.part`, without the slice of a meta tensor, which takes microseconds."""
+    def bucket_view(self, gradient: Gradient, bucket: int) -> Gradient:
+        """As `Gradient.bucket_view`, without the slice of a meta tensor, which takes microseconds."""
         return Gradient(self._buckets[bucket], self.layout, gradient.step, gradient.version, bucket, owner=gradient)
 
     def discard(self, gradient: Gradient) -> None:
@@ -192,8 +192,8 @@ class Shapes(_Counted):
     def write_parameters(self, value: Tensor) -> None:
         """Do nothing: no value is kept."""
 
-    def pack_parameters(self, bucket: int | None, *, master: bool, step: int = -1) -> Gradient:
-        updates = self.master.updates if master else self.updates
+    def pack_parameters(self, bucket: int | None, *, server_copy: bool, step: int = -1) -> Gradient:
+        updates = self.server_copy.updates if server_copy else self.updates
         return Gradient(self._buckets[bucket], self.layout, step, max(updates) if bucket is None else updates[bucket], bucket)
 
     def unpack_parameters(self, packed: Gradient) -> None:
@@ -201,14 +201,14 @@ class Shapes(_Counted):
 
 
 def shape_of(problem: Problem, algorithm: Algorithm) -> Layout:
-    """How the algorithm lays out the problem's gradients; allocates no memory for them."""
+    """Return the layout of the problem's gradients for the algorithm, without memory for them."""
     with torch.device("meta"):
         model = problem.model()
     return build_layout(trainable(model), algorithm.bucket_bytes, algorithm.num_buckets)
 
 
 def ready_shares(compute: Compute, layout: Layout, settings: Settings) -> tuple[float, ...]:
-    """The share of backward after which each bucket may leave: 1 for all where the whole gradient must be known."""
+    """Return the share of backward after which each bucket may leave: 1 for all if the whole gradient must be known."""
     shares = compute.ready_shares(layout)
     return shares if settings.max_grad_norm is None else (1.0,) * len(shares)
 

@@ -40,7 +40,7 @@ class Handle(ABC):
         """Wait until it is complete."""
 
     def wait_inside(self, deadline: Deadline) -> None:
-        """The same on a thread with no other duty meanwhile: it may block in the library, which wakes only this thread."""
+        """Wait until it is complete, on a thread with no other duty: it may block in the library, which wakes only this thread."""
         self.wait(deadline)
 
 
@@ -104,7 +104,7 @@ class Transport(ABC):
         """Every rank's text, in order of rank."""
 
     @abstractmethod
-    def announce_failure(self, words: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """Report to all ranks, out of band, that this rank fails; never blocks."""
 
     @abstractmethod
@@ -153,8 +153,8 @@ class Transport(ABC):
         """Whether an operation is in progress in the library, or a thread waits in it."""
         return False
 
-    def cut(self) -> None:  # noqa: B027 - most libraries need nothing
-        """At the end of the process: make every wait in the library return at once, with an error."""
+    def abort_waits(self) -> None:  # noqa: B027 - most libraries need nothing
+        """Make every wait in the library return at once, with an error, at the end of the process."""
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         """Continue with these ranks alone, renumbered in this order. Each of them must call it. They meet at `place`, a new file."""
@@ -217,15 +217,15 @@ class SoloTransport(Transport):
         """There is no other rank."""
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
-        raise ValueError("one process has nobody to send to")
+        raise ValueError("one process has no rank to send to")
 
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
-        raise ValueError("one process has nobody to receive from")
+        raise ValueError("one process has no rank to receive from")
 
     def gather_texts(self, text: str, deadline: Deadline) -> list[str]:
         return [text]
 
-    def announce_failure(self, words: str) -> None:
+    def announce_failure(self, reason: str) -> None:
         """There is no other rank."""
 
     def peer_failure(self) -> str | None:

@@ -1,8 +1,8 @@
-"""Messages in a run whose peers may leave: one behaviour for what a library does when the other process is gone.
+"""Messages in a run with peers that may leave: one behaviour for all libraries when the other process is gone.
 
 gloo's behaviour, found by experiment: a send to a dead peer raises, and so does a receive that the peer had begun to answer. A receive
 from any rank that no rank had begun to answer stays valid. If the peer had announced a message before it died, every later receive
-from any rank with that tag raises; then one receive is posted for each remaining rank.
+from any rank with that tag raises. Then one receive is posted for each remaining rank.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ class PeerHandle(Handle):
         except RuntimeError as error:
             self._fail(error)
             done = False
-        if not done and not self._lost():
+        if not done and not self._is_gone():
             return False
         self.finished_s = time.perf_counter()
         return True
 
-    def _lost(self) -> bool:
+    def _is_gone(self) -> bool:
         """Whether that rank has left.
 
         Raises:
             PeerFailed: it has left, and the run cannot continue without it.
         """
-        check(self._members, self._error, self._failed_s, self.source)
+        check_departure(self._members, self._error, self._failed_s, self.source)
         if not self._members.has_left(self.source):
             return False
-        words = self._members.failure()
-        if words is not None:
-            raise PeerFailed(words)
+        reason = self._members.failure()
+        if reason is not None:
+            raise PeerFailed(reason)
         return True
 
     def wait(self, deadline: Deadline) -> None:
@@ -139,14 +139,14 @@ class AnyHandle(Handle):
     def _note(self, error: RuntimeError, peer: int | None = None) -> None:
         if self._error is None:
             self._error, self._failed_s = error, time.monotonic()
-        check(self._members, error, self._failed_s, peer)
+        check_departure(self._members, error, self._failed_s, peer)
 
     def wait(self, deadline: Deadline) -> None:
         while not self.poll():
             deadline.pause()
 
 
-def check(members: Membership, error: RuntimeError | None, since_s: float, peer: int | None) -> None:
+def check_departure(members: Membership, error: RuntimeError | None, since_s: float, peer: int | None) -> None:
     """Raise if the run cannot continue, or if no departure explains the library's error within `GRACE_S`.
 
     Args:
@@ -155,9 +155,9 @@ def check(members: Membership, error: RuntimeError | None, since_s: float, peer:
     """
     if error is None:
         return
-    words = members.failure()
-    if words is not None:
-        raise PeerFailed(words) from error
+    reason = members.failure()
+    if reason is not None:
+        raise PeerFailed(reason) from error
     explained = bool(members.departures()) if peer is None else members.has_left(peer)
     if not explained and time.monotonic() - since_s > GRACE_S:
         raise error

@@ -60,7 +60,7 @@ class Channel:
         self._announced: tuple[int, torch.dtype] | None = None
 
     def announcement(self, num_bytes: int, dtype: torch.dtype) -> int | None:
-        """On the sender: the announcement to send before messages of `num_bytes` (with header); None if it was sent before."""
+        """Return the announcement to send before messages of `num_bytes` (with header); None if it was sent before. For the sender."""
         if self._announced == (num_bytes, dtype):
             return None
         assert num_bytes < 1 << LENGTH_BITS, f"a message of {num_bytes} bytes cannot be announced"

@@ -48,7 +48,7 @@ class Mailbox:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._box: dict[int, deque[tuple[Tensor, float]]] = defaultdict(deque)
+        self._messages: dict[int, deque[tuple[Tensor, float]]] = defaultdict(deque)
         self._posted: dict[tuple[int, int], deque[tuple[Handle, Tensor]]] = defaultdict(deque)
         self._lock = Lock()
         self._told: dict[int, int] = {}  # tag -> number of departures that its receives have reported
@@ -59,13 +59,13 @@ class Mailbox:
         """Send a copy to this rank; complete at once."""
         copy = flat.clone()
         with self._lock:
-            self._box[tag].append((copy, time.perf_counter()))
+            self._messages[tag].append((copy, time.perf_counter()))
         return Delivered()
 
     def take(self, tag: int) -> tuple[Tensor, float] | None:
         """The oldest message of that tag to this rank, and when it was sent; None if there is none."""
         with self._lock:
-            return self._box[tag].popleft() if self._box[tag] else None
+            return self._messages[tag].popleft() if self._messages[tag] else None
 
     def send(self, to: int, flat: Tensor, tag: int, stamp: int) -> Handle:
         """Send with a stamp; announce the length first where it is new on this channel."""

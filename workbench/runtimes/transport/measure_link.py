@@ -113,12 +113,12 @@ def _quickest(rounds: int, work: Callable[[Deadline], object], waits: Callable[[
 
 
 def _usual(work: Callable[[Deadline], object], warm: int = LONG_WARM, rounds: int = LONG_ROUNDS, *, waits: Callable[[], Deadline]) -> float:
-    """Of long ones, when they are warm."""
+    """Return the median seconds of long sums, after cold ones."""
     return median(_seconds(warm + rounds, work, waits)[warm:])
 
 
 def _seconds(rounds: int, work: Callable[[Deadline], object], waits: Callable[[], Deadline]) -> list[float]:
-    """Of each round, which has all of the time-out to itself."""
+    """Return the seconds of each round. Each round has its own time-out."""
     found = []
     for _ in range(rounds):
         deadline = waits()
@@ -129,7 +129,7 @@ def _seconds(rounds: int, work: Callable[[Deadline], object], waits: Callable[[]
 
 
 def _hop(transport: Transport, message: Tensor, deadline: Deadline) -> None:
-    """To the next rank and from the one before, at once."""
+    """Send to the next rank and receive from the previous one, at once."""
     rank, p = transport.rank, transport.num_workers
     coming = transport.start_recv((rank - 1) % p, torch.empty_like(message), CLOCK_TAG)
     going = transport.start_send((rank + 1) % p, message, CLOCK_TAG)

@@ -51,7 +51,7 @@ class MpiTransport(Transport):
     ) -> None:
         parent = MPI.COMM_WORLD if communicator is None else communicator
         if communicator is None:
-            _refuse_to_be_alone()
+            _check_not_alone()
         _join(parent, Deadline("all ranks to join the run", failure, timeout_s))  # Dup has no time-out
         self._comm = parent.Dup()
         self._lanes = [parent.Dup()]  # lane -> its collectives' communicator
@@ -71,7 +71,7 @@ class MpiTransport(Transport):
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
         self._failure: list[str] = []  # shared with the lanes' transports: each announcement arrives once, at the thread that polls first
         self._announced: list[Any] = []
-        self._last_words = ""  # announced by this rank
+        self._last_failure = ""  # announced by this rank
         self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> the call that it reported
         self._said: list[Any] = []  # this rank's reports that are not received yet
         self._collectives = self._comm
@@ -139,13 +139,13 @@ class MpiTransport(Transport):
         """
         self._bound = True
         self.barrier(deadline)
-        words = self.peer_failure()
-        if words is not None:
-            raise PeerFailed(words)
+        reason = self.peer_failure()
+        if reason is not None:
+            raise PeerFailed(reason)
         if num_bytes >= LONG_BYTES:
             # Polling for announcements also moves messages of ranks that are in the call already; MPICH copies these once more.
             self.barrier(deadline)
-            if self._failure:  # announced meanwhile: that rank does not come
+            if self._failure:  # a failure was announced: that rank does not come
                 raise PeerFailed(self._failure[0])
 
     def end_call(self) -> None:
@@ -179,8 +179,8 @@ class MpiTransport(Transport):
             self._comm.Allgatherv(mine, (everything, lengths.tolist()))
             return [part.tobytes().decode() for part in np.split(everything, np.cumsum(lengths)[:-1])]
 
-    def announce_failure(self, words: str) -> None:
-        payload, self._last_words = words.encode()[:4000], words
+    def announce_failure(self, reason: str) -> None:
+        payload, self._last_failure = reason.encode()[:4000], reason
         for peer in range(self.num_workers):
             if peer != self.rank:
                 with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # that peer is gone
@@ -208,13 +208,13 @@ class MpiTransport(Transport):
         return len(rows), other
 
     def peer_failure(self) -> str | None:
-        if not self._failure and (words := self._words()) is not None:
-            self._failure.append(words)
+        if not self._failure and (reason := self._received_failure()) is not None:
+            self._failure.append(reason)
         if self._failure or self.members is None:
             return self._failure[0] if self._failure else None
         return self.members.failure()
 
-    def _words(self) -> str | None:
+    def _received_failure(self) -> str | None:
         """A failure that a peer has sent; None if none has."""
         try:
             message = self._control.Improbe(MPI.ANY_SOURCE, FAILURE_TAG, status := MPI.Status())
@@ -248,7 +248,7 @@ class MpiTransport(Transport):
 
     def why_unfreed(self) -> str:
         """Why this rank's process ends without a collective close."""
-        return self._last_words or (self._failure[0] if self._failure else "it left its run before the others")
+        return self._last_failure or (self._failure[0] if self._failure else "it left its run before the others")
 
     def close(self) -> None:
         if self.members is not None:
@@ -311,7 +311,7 @@ def _join(communicator: Any, deadline: Deadline) -> None:
     del _JOINING[key]
 
 
-def _refuse_to_be_alone() -> None:
+def _check_not_alone() -> None:
     """Raise if the launcher and the library belong to different MPIs: each rank then sees a world of one, without an error."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         started = int(os.environ.get(name, 0))

@@ -55,10 +55,10 @@ class MpiHandle(Handle):
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            words = (
+            reason = (
                 f"rank {self._status.Get_source()} sent with tag {self._status.Get_tag()} more than it had announced; the rest was cut off"
             )
-            raise RankMismatch(f"{words}. Run one version of workbench, one algorithm and one model on all ranks") from error
+            raise RankMismatch(f"{reason}. Run one version of workbench, one algorithm and one model on all ranks") from error
 
     def wait(self, deadline: Deadline) -> None:
         try:

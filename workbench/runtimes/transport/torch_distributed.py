@@ -57,7 +57,7 @@ def own_gpu(rank: int) -> str:
 
 
 def agreed_backend(store: dist.Store, rank: int, num_workers: int, gpu: str) -> str:
-    """ "nccl" if each rank has a GPU of its own, else "gloo". All ranks must call it, and get the same answer.
+    """ "nccl" if each rank has its own GPU, else "gloo". All ranks must call it, and get the same answer.
 
     The number of visible GPUs does not decide: a launcher may show each rank only its own GPU (`srun --gpus-per-task=1`).
     """
@@ -128,7 +128,7 @@ class TorchTransport(Transport):
         self._fans: dict[tuple[int, int], Any] = {}  # (tag, bytes) -> receives from each rank, where one from any rank fails
 
     @classmethod
-    def late(cls, rank: int, num_workers: int, num_lanes: int, timeout_s: float) -> TorchTransport:
+    def join_later(cls, rank: int, num_workers: int, num_lanes: int, timeout_s: float) -> TorchTransport:
         """The transport of a rank that joins a running gloo run: without groups until `admit`."""
         self = object.__new__(cls)
         self._on_default_group = False
@@ -311,8 +311,8 @@ class TorchTransport(Transport):
         self._groups, self._lanes, self._host_group = pairs[0], pairs[1:], pairs[0][0]
         self._meeting, self._store, self._key, self._fans = meeting, meeting.store, FAILURE_KEY, {}
 
-    def announce_failure(self, words: str) -> None:
-        self._store.set(self._key, words[:4000])
+    def announce_failure(self, reason: str) -> None:
+        self._store.set(self._key, reason[:4000])
 
     def arrive(self, number: int, text: str) -> None:
         # A text that differs from the first is kept too: the rank that wrote the first may have left and look no more.
@@ -339,7 +339,7 @@ class TorchTransport(Transport):
 
     def close(self) -> None:
         self._waiters.close()
-        if self._meeting is None and self._all_came_to_the_end():  # peers may still use the other groups, or hang in them
+        if self._meeting is None and self._all_have_finished():  # peers may still use the other groups, or hang in them
             for group in self._all_groups():
                 with suppress(ValueError):  # the user destroyed the default group, and so all groups
                     dist.destroy_process_group(group)
@@ -356,7 +356,7 @@ class TorchTransport(Transport):
     def in_flight(self) -> bool:
         return self._works.pending() or bool(self._waiters.busy)
 
-    def cut(self) -> None:
+    def abort_waits(self) -> None:
         if self._backend != "gloo":
             return
         for group in self._all_groups():
@@ -364,7 +364,7 @@ class TorchTransport(Transport):
         self._works.wait(JOIN_S)
         self._waiters.close()
 
-    def _all_came_to_the_end(self) -> bool:
+    def _all_have_finished(self) -> bool:
         if self.members is not None and self.members.departures(now=True):
             return False
         key = f"{self._key}/ended"

@@ -147,7 +147,7 @@ class PointHandle(Handle):
         return self._event
 
     def __del__(self) -> None:
-        """Nobody asked for its completion: a waiter keeps its memory alive, because the library still uses it."""
+        """No thread waits for its completion: a waiter keeps its memory alive, because the library still uses it."""
         if not self._waiters.closed:
             _ = self.event
 

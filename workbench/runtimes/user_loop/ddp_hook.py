@@ -129,7 +129,7 @@ class DDPHook:
         for index, signature in enumerate(self._cut):
             pairs = [parts[number] for number, *_ in signature]
             parameters, gradients = [param for param, _ in pairs], [gradient for _, gradient in pairs]
-            joined = torch.cat([_as_it_lies(gradient) for gradient in gradients])
+            joined = torch.cat([_in_memory_order(gradient) for gradient in gradients])
             known = self._known(index, parameters, joined)
             ready = torch.cuda.current_stream(joined.device).record_event() if joined.is_cuda else None
             last = index == len(self._cut) - 1
@@ -142,10 +142,10 @@ class DDPHook:
     def _average_and_return(self, bucket: Bucket, joined: Tensor, gradients: list[Tensor], step: int, ready: Any) -> Program:
         yield from self._average(bucket, joined, step, ready)
         for gradient, mean in zip(gradients, joined.split([gradient.numel() for gradient in gradients]), strict=True):
-            _as_it_lies(gradient).copy_(mean)
+            _in_memory_order(gradient).copy_(mean)
 
     def _average(self, bucket: Bucket, buffer: Tensor, step: int, ready: Any) -> Program:
-        """On the lane's thread. Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not."""
+        """Average a bucket, on the lane's thread. Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not."""
         if self._error is not None:
             raise self._error
         if ready is not None:  # the lane uses its thread's stream
@@ -202,7 +202,7 @@ class DDPHook:
         return self._buckets[index]
 
     def _forget(self, bucket: Bucket | None) -> None:
-        """Drop the memory of a bucket that no longer exists. Loaded memory stays until a bucket has used it."""
+        """Drop the memory of a bucket that does not exist any more. Loaded memory stays until a bucket has used it."""
         if bucket is not None and bucket.signature not in {item.signature for item in self._buckets.values()}:
             self._memory.pop(bucket.signature, None)
 
@@ -267,7 +267,7 @@ def ddp_hook(
 
     Each bucket is averaged over the ranks by `collective`, in the background of backward, one bucket after the other. All ranks
     call it, after torch.distributed was initialised, and in the same order if more than once. The gradients are those of
-    `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with one what it leaves of them, the same on all
+    `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with a codec what it leaves of them, equal on all
     ranks. One rank's failure ends backward on all with an error that names it.
 
     Nothing is copied, unless a codec meets a model of 16-bit parameters: then a bucket is summed in float32.
@@ -277,7 +277,7 @@ def ddp_hook(
         codec: goes into the collective's hops.
         process_group: the one that DDP was given; None for the default.
         seed: of stochastic codecs and first factors; the same on all ranks.
-        timeout_s: how long a bucket waits for another rank; None for ever.
+        timeout_s: how long a bucket waits for another rank; None: no limit.
 
     Returns:
         state: a `DDPHook`; with error feedback or PowerSGD its `state_dict()` belongs to a checkpoint.
@@ -329,10 +329,10 @@ def _refuse(request: Request, _task: int) -> Any:
 
 
 def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future[Tensor]) -> None:
-    """DDP's own buckets are averaged, or none of them will be."""
+    """Complete the futures of DDP's own buckets: all with their averages, or all with the error."""
     try:
         done.value()
-    except Exception as error:  # noqa: BLE001 - whatever it was, DDP waits for it on every future
+    except Exception as error:  # noqa: BLE001 - for any error: DDP waits for it on every future
         for _, future in waiting:
             future.set_exception(error)  # type: ignore[arg-type]  # its annotation is a slip
         return
@@ -340,7 +340,7 @@ def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future
         future.set_result(bucket.buffer())
 
 
-def _as_it_lies(gradient: Tensor) -> Tensor:
+def _in_memory_order(gradient: Tensor) -> Tensor:
     """A gradient in DDP's buffer as a flat view, its numbers in order of memory (channels last, say)."""
     return gradient.as_strided((gradient.numel(),), (1,), gradient.storage_offset())
 

@@ -61,7 +61,7 @@ class BatchWeights:
         self.samples = 0
 
     def weigh(self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]) -> list[Micro]:
-        """This step's micro-batches.
+        """Return this step's micro-batches, with their weights.
 
         Args:
             gather: this rank's text -> the texts of all ranks.
@@ -171,7 +171,7 @@ class LoopCheckpoints:
             self._write(folder, end, {**counted, "loop": own})
             remove_old_rank_files(folder, rank, num_workers, keep)
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
-            words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): those before it stand"
+            words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): earlier ones are valid"
         return "; ".join(filter(None, self._gather(words, "all ranks to have written a checkpoint")))
 
     def _write(self, folder: Path, end: EndStep, own: dict[str, Any]) -> None:
@@ -239,7 +239,7 @@ class Preview:
         self._recorder = interpreter.recorder
         interpreter.recorder = interpreter.clock.recorder = NullRecorder()
         try:
-            if end.step >= 0 and _owes(algorithm, end.state):
+            if end.step >= 0 and _has_pending_updates(algorithm, end.state):
                 interpreter.complete_all(end.state)
                 self._set_aside()
                 here = end.step + 1
@@ -287,13 +287,13 @@ class Preview:
         self._interpreter.clock.bytes_sent = self._bytes_sent
 
 
-def _owes(algorithm: Algorithm, state: State | tuple[Any, ...]) -> bool:
+def _has_pending_updates(algorithm: Algorithm, state: State | tuple[Any, ...]) -> bool:
     """Whether the end of training would change parameters."""
     return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in leaves(state))
 
 
 def _copies(state: State | tuple[Any, ...]) -> Any:
-    """A program's state, its tickets completed, in memory of its own."""
+    """Return a copy of a program's state, with completed tickets."""
     return map_leaves(state, lambda item: Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item))
 
 

@@ -36,11 +36,11 @@ def watch_peers(owner: Any, transport: Transport, timeout_s: float | None, *, an
     return detector.__enter__()
 
 
-def stop_watching(detector: FailureDetector | None, words: str = "") -> None:
-    """Leave in an orderly way; `words` tell why if that is before the end. The last rank removes the folder."""
+def stop_watching(detector: FailureDetector | None, reason: str = "") -> None:
+    """Leave in an orderly way, with a reason (`reason`) if that is before the end. The last rank removes the folder."""
     if detector is None:
         return
-    detector.leave(words)
+    detector.leave(reason)
     rows = [read_heartbeat(detector.folder, rank) for rank in range(detector.num_ranks)]
     if all(row is None or state_of(row) == "gone" for row in rows):
         shutil.rmtree(detector.folder, ignore_errors=True)

@@ -1,7 +1,4 @@
-"""The end of a process whose `Trainer` has not finished: the other ranks learn why, and no thread stays in the library.
-
-A thread that returns from gloo while the interpreter ends aborts the process ("terminate called without an active exception").
-"""
+"""The end of a process with an unfinished `Trainer`: the other ranks learn why, and no thread stays in the library."""
 
 from __future__ import annotations
 
@@ -47,16 +44,16 @@ class ProcessEnd:
     def _end(self) -> None:
         if not self.failed:
             steps = "1 step" if self._barrier.steps == 1 else f"{self._barrier.steps} steps"
-            words = f"rank {self._transport.rank} ended after {steps} without trainer.finish()"
+            reason = f"rank {self._transport.rank} ended after {steps} without trainer.finish()"
             error = getattr(sys, "last_value", None)
             why = f", because of {type(error).__name__}: {error}" if error is not None else f": {FIX}"
             if self._detector is not None:
-                self._detector.leave(words + why)
+                self._detector.leave(reason + why)
             self.collected()
             if error is None:
                 with contextlib.suppress(Warning):  # as an error it would only be printed here
                     warnings.warn(
-                        f"{words}, so updates in flight are lost, and the model still has the Trainer's hooks: {FIX}",
+                        f"{reason}, so updates in flight are lost, and the model still has the Trainer's hooks: {FIX}",
                         RuntimeWarning,
                         stacklevel=2,
                     )
@@ -66,7 +63,7 @@ class ProcessEnd:
             time.sleep(1e-3)  # operations in progress end if the other ranks take part
         if not self._interpreter.ended:
             self._interpreter.clock.failure = LaunchError("this process ends")
-            self._transport.cut()
+            self._transport.abort_waits()
             self._interpreter.close()
         if self._detector is not None:
             self._detector.join_thread()

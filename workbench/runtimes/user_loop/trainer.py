@@ -213,7 +213,7 @@ class Trainer:
     def evaluating(self) -> Iterator[nn.Module]:
         """Show the model as `finish` would leave it now, in evaluation mode. Training continues unchanged afterwards.
 
-        Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, the last one of DeAR, DiLoCo's delayed outer step).
+        Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, the last one of DeAR, StreamingDiLoCo's outer steps).
         Parameters that differ between ranks (LocalSGD, DiLoCo) are averaged, and buffers (BatchNorm's statistics) are rank 0's. So
         the weights can be evaluated or exported. Afterwards parameters, buffers, the optimizer's state, the pipeline and each module's
         mode are bit-identical to before. If gradients are in flight, it costs a copy of the parameters and of the optimizer's state.
@@ -276,11 +276,11 @@ class Trainer:
         self._check_usable()
         with translated_errors(self._fail):
             self._wait_for_all("save")
-            words = self._writer.save(
+            reason = self._writer.save(
                 Path(folder), self._end, own, {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)}, keep
             )
-        if words:
-            raise OSError(words)
+        if reason:
+            raise OSError(reason)
 
     def load(self, folder: str | Path) -> tuple[int, Any]:
         """Continue from the newest complete checkpoint in the folder. On the same number of ranks the result is bit-identical.
@@ -383,7 +383,7 @@ class Trainer:
         found, event = () if self._guard is None else self._guard.take_reports(), None
         if self._transport.device.type == "cuda" and self._folder is None and not last:
             found, self._late, step = self._late, found, step - 1
-            event, self._late_event = self._late_event, self._transport.streams.mark()
+            event, self._late_event = self._late_event, self._transport.streams.record_event()
         with self._transport.streams.after(event):  # None: after all work until now
             entries = entries_of((*self._late, *found) if last else found, None)
         entries.pop("loss")
@@ -395,21 +395,21 @@ class Trainer:
     def _fail(self, error: BaseException) -> BaseException:
         """Announce the error to the other ranks and release the model. Returns the error to raise."""
         error = cause_of(error, self._transport, self._detector)
-        words = ""
+        reason = ""
         if not isinstance(error, PeerFailed):
-            words = f"rank {self.rank} failed: {type(error).__name__}: {error}"
+            reason = f"rank {self.rank} failed: {type(error).__name__}: {error}"
             if hasattr(self, "_interpreter"):
-                words = words.replace("failed:", f"failed at step {self._interpreter.clock.step}:", 1)
+                reason = reason.replace("failed:", f"failed at step {self._interpreter.clock.step}:", 1)
             with suppress(RuntimeError):  # the process that holds the store is gone
-                self._transport.announce_failure(words)
+                self._transport.announce_failure(reason)
             if self._folder is not None:
-                update_run(self._folder, status="failed", error=words)
+                update_run(self._folder, status="failed", error=reason)
         self._finished = True
-        self._release(words)
+        self._release(reason)
         return error
 
-    def _release(self, words: str = "") -> None:
-        stop_watching(self._detector, words)
+    def _release(self, reason: str = "") -> None:
+        stop_watching(self._detector, reason)
         for name in ("_interpreter", "replica", "_recorder", "_transport"):
             if hasattr(self, name):  # absent after a failure in __init__
                 getattr(self, name).close()

@@ -1,4 +1,4 @@
-"""The sum of many workers' gradients on one replica, each added as it arrives: the memory of two, whatever their number."""
+"""The sum of many workers' gradients on one replica. Each is added as it arrives, so the memory is that of two gradients."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ Minibatch = Sequence[Micro]
 
 @final
 class GradientSum:
-    """Adds up gradients in order of rank, to the last bit as an all-reduce of the messages would.
+    """Adds gradients in order of rank, bit-identical to an all-reduce of messages.
 
-    The first worker's is computed as on a real rank, with all that a `Replica` looks after, and so are all where that matters
-    (several micro-batches, mixed precision, parameters of several types). The others' are taken straight from autograd, which adds
-    them to views of one buffer.
+    The first worker's gradient is computed as on a real rank, by a `Replica`. So are all gradients if that matters (several
+    micro-batches, mixed precision, parameters of several types). Otherwise autograd adds the other gradients to views of one buffer.
     """
 
     def __init__(self, replica: Replica, guard: GradientGuard | None = None) -> None:
@@ -37,17 +36,17 @@ class GradientSum:
         self._used = [0] * len(self._parameters)  # of how many of them each parameter was part
 
     def begin(self, step: int, minibatch: Minibatch) -> tuple[Gradient, float | None]:
-        """The first worker's gradient and mean loss."""
+        """Compute the first worker's gradient, and return its mean loss."""
         gradient, mean = self._replica.backward(step, minibatch, Hooks())
         for param, view in zip(self._parameters, self._views, strict=False):
             param.grad = view
         return gradient, None if mean is None else float(mean)
 
     def add(self, total: Gradient, make: Callable[[], Minibatch]) -> float | None:
-        """Add another worker's; answers its mean loss. `make`: its minibatch, again if need be."""
+        """Add another worker's gradient, and return its mean loss. `make`: makes its minibatch, again if needed."""
         minibatch, guard = make(), self._guard
         if not self._plain or len(minibatch) != 1:
-            return self._add_closely(total, minibatch)
+            return self._add_as_real_rank(total, minibatch)
         loss, share = minibatch[0].loss(), minibatch[0].share
         torch.autograd.backward(loss)
         self._flat.mul_(share)
@@ -60,17 +59,17 @@ class GradientSum:
             if view._version != self._versions[position]:
                 self._versions[position] = view._version
                 self._used[position] += good
-        return float(loss.detach()) if good else self._add_closely(total, make())
+        return float(loss.detach()) if good else self._add_as_real_rank(total, make())
 
-    def _add_closely(self, total: Gradient, minibatch: Minibatch) -> float | None:
-        """As a real rank computes it."""
+    def _add_as_real_rank(self, total: Gradient, minibatch: Minibatch) -> float | None:
+        """Add it as a real rank computes it."""
         gradient, mean = self._replica.backward(total.step, minibatch, Hooks())
         total.flat.add_(gradient.flat)
         self._replica.discard(gradient)
         return None if mean is None else float(mean)
 
     def end(self, total: Gradient) -> None:
-        """Write into the tails who has contributed."""
+        """Write the contributors into the tails."""
         for param in self._parameters:
             param.grad = None
         for piece in total.layout.buckets:

@@ -1,12 +1,12 @@
-"""Thousands of workers as one program: where all ask for the same, it is asked once, and time is a vector over workers.
+"""Runs one program for thousands of workers, if all make the same requests; time is a vector over workers.
 
-A symmetric algorithm (`Algorithm.symmetric`) on identical replicas: every rank yields the same requests, whatever the time, and of
-gradients it wants sums alone. So one program is run, on one replica. `Backward` computes every worker's minibatch, one after the
-other, and adds each gradient to the sum as it arrives, in order of rank: what an all-reduce then answers is there already, to
-the last bit what the messages of `runtimes.simulator.simulation` make of it. Seconds are arrays of shape (p,): a worker's own compute, and
-for a sum the time when the last has come, and how long it takes from there.
+With a symmetric algorithm (`Algorithm.symmetric`) on identical replicas, every rank yields the same requests, at any time, and uses
+only sums of gradients. So one program is run, on one replica. `Backward` computes every worker's minibatch, one after the other, and
+adds each gradient to the sum at once, in order of rank. An all-reduce then returns this sum. It is bit-identical to the sum of
+messages in `runtimes.simulator.simulation`. Seconds are arrays of shape (p,): each worker's own compute. A sum begins when the last
+worker has arrived.
 
-Programs run ahead as far as they can; collectives happen in order of time, since they share the network.
+Programs run ahead as far as they can. Collectives are carried out in order of time, because they share the network.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class _Thread:
 
 @final
 @dataclass(slots=True, eq=False)
-class _Going:
-    """What a ticket stands for: when it ended, and who waits for that."""
+class _InProgress:
+    """The value of a ticket: when the work ended, and which programs wait for it."""
 
     end_s: Array | float = 0.0
     waiting: list[_Thread] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Lockstep:
         self._known: dict[Any, tuple[float, float]] = {}  # seconds and bytes of collectives, by value's size
 
     def run(self, algorithm: Algorithm, ctx: Context) -> Array:
-        """To the end; returns (p,) when each worker was done."""
+        """Run to the end. Return (p,), the time at which each worker ended."""
         program = lower(ctx, algorithm.worker(ctx), _select)
         main = _Thread([program], np.zeros(self.group.num_workers), lambda value: None, main=True)
         self._ready.append((main, None))
@@ -97,7 +97,7 @@ class Lockstep:
         return main.now_s
 
     def _advance(self, thread: _Thread, answer: Any) -> None:
-        """Go on until what happens next depends on others."""
+        """Continue until the next event depends on other programs."""
         thread.pending = None
         while True:
             try:
@@ -141,7 +141,7 @@ class Lockstep:
                 return _PENDING
 
     def _pass(self, thread: _Thread, request: ops.Backward) -> Program:
-        """Forward, in pieces where buckets must arrive first, then backward."""
+        """Compute forward, in pieces if buckets must arrive first, then backward."""
         group, parts = self.group, self.group.forward_parts
         group.step = request.step
         if request.before_forward is None:
@@ -155,7 +155,7 @@ class Lockstep:
             return gradient
         tickets = []
         for piece, share in zip(gradient.layout.buckets, group.ready_shares, strict=True):
-            work = request.on_bucket(gradient.part(piece.index))
+            work = request.on_bucket(gradient.bucket_view(piece.index))
             ready_s = np.minimum(begin_s + (thread.now_s - begin_s) * share, thread.now_s)
             tickets.append(self._start(work if isinstance(work, ops.Start) else ops.Start(work), ready_s))
         return tuple(tickets)
@@ -164,7 +164,7 @@ class Lockstep:
 
     def _start(self, request: ops.Start, now_s: Array) -> Ticket:
         self._num_started += 1
-        going = _Going()
+        going = _InProgress()
         ticket = Ticket(self._num_started, request.work, going)
 
         def end(end_s: Array | float, value: Any) -> None:
@@ -185,7 +185,7 @@ class Lockstep:
         return ticket
 
     def _next(self, lane: _Lane) -> None:
-        """Sub-programs of one lane run one after the other, in order of starting."""
+        """Run the sub-programs of one lane one after the other, in order of starting."""
         lane.busy = bool(lane.line)
         if lane.line:
             thread = lane.line.popleft()
@@ -215,7 +215,7 @@ class Lockstep:
     # -- collectives -------------------------------------------------------------------------------------------
 
     def _meet(self, request: Request, now_s: Array, then: Callable[[float], None]) -> None:
-        """All workers take part, each from its own time on; it begins when the last is there and the network is idle."""
+        """Let all workers take part, each at its own time; it begins when the last has arrived and the network is idle."""
         kind, value, seconds, num_bytes = self._cost(request)
 
         def end(end_s: float) -> None:
@@ -226,12 +226,12 @@ class Lockstep:
         heapq.heappush(self._meetings, (float(now_s.max()), self._num_met, seconds, end))
 
     def _met(self, thread: _Thread, request: Any, end_s: float) -> None:
-        """One in the foreground is over."""
+        """End a collective of the foreground."""
         self._waited(thread, end_s)
         self._ready.append((thread, getattr(request, "value", None)))
 
     def _cost(self, request: Request) -> tuple[str, Value | None, float, float]:
-        """Kind, value, seconds, bytes that a worker sends on average."""
+        """Return kind, value, seconds, and bytes that a worker sends on average."""
         network, p = self.network, self.group.num_workers
         match request:
             case ops.AllReduce(value, None):
@@ -251,7 +251,7 @@ class Lockstep:
                 )
 
     def _closed_form(self, request: Sum) -> tuple[float, float]:
-        """Seconds of a collective of messages, and bytes that a worker sends on average."""
+        """Return the seconds of a collective of messages, and the bytes that a worker sends on average."""
         value, collective = request.value, request.collective
         assert isinstance(collective, Collective)
         size = (value.bucket, value.layout.numel) if isinstance(value, Gradient) else (value.numel(), value.dtype)
@@ -264,21 +264,21 @@ class Lockstep:
 
 
 def _select(ctx: Context, request: Sum) -> Request:
-    """A sum as `Lockstep` answers it: the library's own, or one that names a collective with a closed form."""
+    """Return a sum as `Lockstep` answers it: the library's own, or one with a collective that has a closed form."""
     assert isinstance(request.collective, Collective)
     collective = request.collective.select(ctx, request.value)
     return replace(request, collective=None if isinstance(collective, Native) else collective)
 
 
 def _whole(collective: Collective, network: Any, value: Value, p: int) -> tuple[float, float]:
-    """Of an all-reduce, bucket by bucket."""
+    """Return the seconds of an all-reduce, bucket by bucket, and the bytes that a worker sends."""
     pieces = [(flat, piece.stop - piece.tail) for piece, flat in value.slices()] if isinstance(value, Gradient) else [(value.view(-1), 0)]
     seconds = sum(collective.seconds(flat.numel() * flat.element_size(), p, network) for flat, _ in pieces)
     return seconds, sum(collective.mean_bytes(p, flat.numel(), flat.element_size(), tail=tail) for flat, tail in pieces)
 
 
 def _half(request: Sum, collective: Collective, network: AnyNetwork, p: int) -> tuple[float, float]:
-    """Of one half of a ring."""
+    """Return the seconds of one half of a ring, and the bytes that a worker sends."""
     if not isinstance(collective, Ring) or collective.codec is not None or collective.chunks != 1:
         raise ConfigError(f"detail='formula': {collective} has no closed form of its halves; say detail='messages'")
     num_bytes = size_of(request.value)

@@ -1,4 +1,4 @@
-"""All workers of a symmetric algorithm as one: one replica, vectors of seconds, one record that stands for all."""
+"""All workers of a symmetric algorithm as one: one replica, vectors of seconds, one record for all."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from workbench.runtimes.simulator.worker import Shapes, ready_shares, shape_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 
-KEPT_ENDS = 4096  # of collectives: no worker is so many behind
+KEPT_ENDS = 4096  # of collectives: no worker is this many behind
 SINGLE_WORKERS = 64  # a figure shows no more rows
 
 
 @final
 class WorkerGroup:
-    """`num_workers` workers that all hold the same parameters.
+    """`num_workers` workers with equal parameters.
 
-    Up to `SINGLE_WORKERS` of them have a record each. Of more, rank 0's rows of metrics stand for all: the loss is the mean over all
-    samples, bytes are those of all workers, seconds of the worker that ended the step last; and spans are those of the first.
+    Up to `SINGLE_WORKERS` of them have a record each. If there are more, rank 0's rows of metrics are for all: the loss is the mean
+    over all samples, bytes are those of all workers, seconds those of the worker that ended the step last. Spans are those of the first.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class WorkerGroup:
     # -- compute -----------------------------------------------------------------------------------------------
 
     def forward(self, step: int, now_s: Array, part: float) -> Array:
-        """When each worker is through this part of its forward pass."""
+        """Return when each worker ends this part of its forward pass."""
         return self._pass("forward", now_s, self.compute.forward_s * self._slowness(step) * part)
 
     def backward(self, step: int, now_s: Array) -> tuple[Gradient, Array, Array]:
-        """The sum of all workers' gradients, and when each begins and ends its backward pass."""
+        """Return the sum of all workers' gradients, and when each begins and ends its backward pass."""
         end_s = self._pass("backward", now_s, self.compute.backward_s * self._slowness(step))
         return self._gradient(step), now_s, end_s
 
     def _slowness(self, step: int) -> Array:
-        """(p,) by what a worker's minibatch takes longer than a full one usually does."""
+        """Return (p,) factors: how much longer a worker's minibatch takes than a full one usually does."""
         if self._slow[0] != step:
             factors = self.compute.factors(self.settings.seed, step, self.num_workers)
-            self._slow = (step, factors * self.compute.part(self.sampler.shares(step)))
+            self._slow = (step, factors * self.compute.time_share(self.sampler.shares(step)))
         return self._slow[1]
 
     def _pass(self, kind: str, now_s: Array, seconds: Array) -> Array:
@@ -110,7 +110,7 @@ class WorkerGroup:
         return total
 
     def apply(self, request: ops.Apply, now_s: Array) -> Array:
-        """The one update that all take; returns when each has taken it."""
+        """Apply the one update of all workers. Return when each has applied it."""
         gradient = request.gradient
         end_s = now_s + self.compute.update_s * gradient.flat.numel() / gradient.layout.numel
         self._draw("apply", "compute", now_s, end_s, gradient.step if gradient.step >= 0 else self.step, bucket_of(gradient))
@@ -121,16 +121,16 @@ class WorkerGroup:
     # -- the record --------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Nothing more happens."""
+        """End the record."""
         self._sent.settle(np.inf)
 
     def waited(self, begin_s: Array, end_s: Array) -> None:
-        """Workers were idle between these times."""
+        """Record that workers were idle between these times."""
         self.waited_s += end_s - begin_s
         self._draw("wait", "compute", begin_s, end_s, self.step)
 
     def communicated(self, kind: str, value: Value | None, begin_s: Array, end_s: float, num_bytes: float) -> None:
-        """All took part in a collective that ended then; `num_bytes` is what one sends."""
+        """Record a collective of all workers that ended then; `num_bytes` is what one sends."""
         self._sent.book(end_s, num_bytes)
         step = value.step if isinstance(value, Gradient) and value.step >= 0 else self.step
         self._draw(kind, "comm", begin_s, np.full(self.num_workers, end_s), step, bucket_of(value), int(num_bytes))
@@ -144,7 +144,7 @@ class WorkerGroup:
                 recorder.span(kind, lane, begin, end, step, bucket, num_bytes)
 
     def end_step(self, end: ops.EndStep, now_s: Array) -> None:
-        """Book the step; evaluate where that is due."""
+        """Record the step, and evaluate if an evaluation is due."""
         step = self.last_step = end.step
         samples = self.sampler.samples_before(step + 1)
         row: dict[str, Any] = {"step": step, "seconds": 0.0, "samples": samples, "bytes_sent": 0, "staleness": self._staleness}
@@ -165,27 +165,27 @@ class WorkerGroup:
             self.evaluate(step, now_s[0])
 
     def _look_back(self, worker: LocalTraining, step: int) -> None:
-        """What was found in the step's gradients, and what losses are left."""
+        """Collect the losses and the bad gradients of the step, and check the losses."""
         self._entries = [{"loss": loss} for loss in self._losses]
-        for found in worker.found():
+        for found in worker.gradient_reports():
             self._entries[found.rank] |= entries_of([found], self._losses[found.rank])
         self._losses = [entries["loss"] for entries in self._entries]
         for rank, loss in enumerate(self._losses):
             worker.loss_watch.check(loss, step, rank)
 
     def _joined(self) -> dict[str, Any]:
-        """What was found in all workers' gradients, for one row."""
+        """Return the bad gradients of all workers, for one row."""
         words = {"skipped": "; ".join(f"rank {rank}: {row['skipped']}" for rank, row in enumerate(self._entries) if "skipped" in row)}
         norms = [row["clipped"] for row in self._entries if "clipped" in row]
         return {**(words if words["skipped"] else {}), **({"clipped": max(norms)} if norms else {})}
 
     def _mean_loss(self, step: int) -> float | None:
-        """Over all samples whose loss is known."""
+        """Return the mean over all samples with a known loss."""
         known = [(loss, self.sampler.share_size(step, rank)) for rank, loss in enumerate(self._losses) if loss is not None]
         return sum(loss * number for loss, number in known) / sum(number for _, number in known) if known else None
 
     def evaluate(self, step: int, now_s: float) -> None:
-        """The whole test set, in no virtual time."""
+        """Evaluate on the whole test set, in no virtual time."""
         if self._worker is not None and self._worker.can_evaluate:
             row = {"step": step, "seconds": float(now_s), "samples": self.sampler.samples_before(step + 1), "bytes_sent": 0}
             found = self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)
@@ -198,7 +198,7 @@ class WorkerGroup:
 
 @final
 class Sent:
-    """How many bytes workers had sent by the end of their steps, which is known later: programs run ahead of the network."""
+    """Counts the bytes that workers had sent by the end of their steps. It is known later, because programs run ahead of the network."""
 
     def __init__(self) -> None:
         self._ends: list[float] = []  # ascending: the network does one thing after the other
@@ -210,13 +210,13 @@ class Sent:
         self._rows.append((now_s, float(now_s.max()), row))
 
     def book(self, end_s: float, num_bytes: float) -> None:
-        """Every worker had sent so many bytes more by then."""
+        """Count that many more bytes of every worker by then."""
         self.settle(end_s)
         self._ends.append(end_s)
         self._totals.append(self._totals[-1] + num_bytes)
 
     def settle(self, now_s: float) -> None:
-        """Fill the rows of which all is known now."""
+        """Complete the rows with known numbers."""
         while self._rows and self._rows[0][1] < now_s:
             times, _, row = self._rows.popleft()
             low, high = bisect_right(self._ends, float(times.min())), bisect_right(self._ends, float(times.max()))  # nearly always the same

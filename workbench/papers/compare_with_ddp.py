@@ -22,7 +22,7 @@ DDP, HOOKED = "torch DDP", "torch DDP, our hook"
 WARM_UP_ROUNDS = 1
 
 
-def beside_ddp(
+def compare_with_ddp(
     problem: Problem,
     ours: Mapping[str, Algorithm],
     *,

@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Joined:
+class MergedBars:
     """Bars, and the spans that each bar stands for.
 
     Attributes:
@@ -52,7 +52,7 @@ class Joined:
     place: Whole
 
 
-def join_bars(table: NDArray[Any], most: int, length_s: float) -> Joined:
+def merge_bars(table: NDArray[Any], most: int, length_s: float) -> MergedBars:
     """Join spans into at most `most` bars, if that is possible with one bar for each kind of a lane.
 
     The time of each lane is cut into columns of equal width. In each column every kind has one bar as wide as the
@@ -95,7 +95,7 @@ def join_bars(table: NDArray[Any], most: int, length_s: float) -> Joined:
     share /= rows[made["lane"]]
     below = np.cumsum(share) - share
     low = below - np.repeat(below[cell], np.diff(np.append(cell, len(made))))
-    return Joined(
+    return MergedBars(
         table=made,
         counts=np.bincount(begun, minlength=len(made)),
         spans_s=spans_s,
@@ -107,9 +107,9 @@ def join_bars(table: NDArray[Any], most: int, length_s: float) -> Joined:
     )
 
 
-def _as_they_are(table: NDArray[Any]) -> Joined:
+def _as_they_are(table: NDArray[Any]) -> MergedBars:
     """Return a bar for each span."""
-    return Joined(
+    return MergedBars(
         table=table,
         counts=np.ones(len(table), np.int64),
         spans_s=table["end_s"] - table["start_s"],

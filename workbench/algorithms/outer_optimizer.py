@@ -1,0 +1,161 @@
+"""Local steps with an outer optimizer: what DiLoCo, StreamingDiLoCo and EagerDiLoCo share.
+
+A rank's parameters w_i start from an anchor a. From time to time the outer optimizer moves the anchor by the mean over ranks of
+how far they went, and the rank continues from there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+
+from workbench.collectives import Collective, check_collective
+from workbench.collectives.algorithm import CollectiveAlgorithm
+from workbench.errors import ConfigError
+from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
+from workbench.ops import AllReduce, PackParameters, Program, Ticket, UnpackParameters
+from workbench.program import Elasticity
+
+CLASS_OF = MappingProxyType({"fragments": "StreamingDiLoCo", "delay": "StreamingDiLoCo", "mix": "StreamingDiLoCo", "eager": "EagerDiLoCo"})
+
+
+class OuterAlgorithm(CollectiveAlgorithm, ABC):
+    """An algorithm with an outer optimizer. Each algorithm declares these settings itself, with its defaults.
+
+    Attributes:
+        every: H, the number of steps from one outer step to the next.
+        outer_lr: learning rate of the outer optimizer.
+        outer_momentum: mu, its momentum.
+        nesterov: whether that is Nesterov's momentum.
+        collective: sums the differences.
+    """
+
+    __slots__ = ()
+    every: int
+    outer_lr: float
+    outer_momentum: float
+    nesterov: bool
+
+    def __new__(cls, **settings: Any) -> Self:
+        """Refuse a setting that another of these algorithms has, and name that one."""
+        for name in settings:
+            if name in CLASS_OF and name not in cls.__dataclass_fields__:
+                raise ConfigError(f"{cls.__name__} has no setting {name}: use {CLASS_OF[name]}")
+        return object.__new__(cls)
+
+    def __post_init__(self) -> None:
+        check_collective(self.collective)
+        check_whole("every", self.every, 1)
+        if not (self.outer_lr > 0 and 0 <= self.outer_momentum < 1):
+            raise ConfigError(f"outer_lr={self.outer_lr}, outer_momentum={self.outer_momentum}: above 0, and in [0, 1)")
+
+    @property
+    def elasticity(self) -> Elasticity:
+        """To the mean of those that remain, which is the new anchor; the outer momentum begins at 0 again."""
+        return Elasticity.SHRINKS
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
+        """Most steps send nothing."""
+
+
+@final
+@dataclass(slots=True)
+class OuterOptimizer:
+    """SGD with momentum, of one bucket of n parameters, with the mean difference D in place of a gradient:
+
+        D_i = a - w_i,   D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m)
+
+    (`nesterov=False`: a <- a - outer_lr m.) A local variable of a rank's program.
+
+    Attributes:
+        algorithm: the settings.
+        bucket: its number.
+        anchor: a, (n,).
+        momentum: m, (n,).
+    """
+
+    algorithm: OuterAlgorithm
+    bucket: int
+    anchor: Tensor
+    momentum: Tensor
+
+    @classmethod
+    def begin(cls, algorithm: OuterAlgorithm, bucket: int = 0) -> Program:
+        """The outer optimizer whose anchor are the rank's parameters."""
+        packed = yield PackParameters(bucket=bucket)
+        piece = packed.layout.buckets[bucket]
+        anchor = packed.flat[: piece.tail - piece.start].clone()
+        return cls(algorithm, bucket, anchor, torch.zeros_like(anchor))
+
+    def load(self, anchor: Tensor, momentum: Tensor) -> None:
+        """Continue from these. They are copied: another run may read the same state."""
+        self.anchor.copy_(anchor)
+        self.momentum.copy_(momentum)
+
+    def values(self, flat: Tensor) -> Tensor:
+        """The n values of a packed bucket, without its tail; shares memory."""
+        return flat[: self.anchor.numel()]
+
+    def tail(self, flat: Tensor) -> Tensor:
+        """The tail of a packed bucket; shares memory."""
+        return flat[self.anchor.numel() :]
+
+    def pack_difference(self, step: int) -> Program:
+        """D_i, packed as a gradient, to be summed."""
+        packed: Gradient = yield PackParameters(bucket=self.bucket, step=step)
+        parameters = self.values(packed.flat)
+        torch.sub(self.anchor, parameters, out=parameters)
+        return packed
+
+    def mean(self, total: Tensor) -> Tensor:
+        """D, (n,), of a sum over ranks."""
+        return self.values(total) / self.tail(total)[WEIGHT]
+
+    def step(self, mean: Tensor) -> None:
+        """Move the anchor."""
+        mu = self.algorithm.outer_momentum
+        self.momentum.mul_(mu).add_(mean)
+        direction = mean + mu * self.momentum if self.algorithm.nesterov else self.momentum
+        self.anchor.sub_(direction, alpha=self.algorithm.outer_lr)
+
+    def unpack(self, total: Tensor | None, mix: float = 0.0) -> Program:
+        """Set the rank's parameters: w_i <- mix w_i + (1 - mix) a.
+
+        Args:
+            total: the sum of this outer step; None before the first. All ranks learn its control value here.
+            mix: share of the rank's own parameters.
+        """
+        packed = yield PackParameters(bucket=self.bucket)
+        self.values(packed.flat).mul_(mix).add_(self.anchor, alpha=1 - mix)
+        self.tail(packed.flat)[CONTROL] = 0.0 if total is None else self.tail(total)[CONTROL]
+        yield UnpackParameters(packed)
+
+    def load_sum(self, ticket: Ticket | None) -> Ticket | None:
+        """A sum that was in flight when the run stopped. The command that stopped that run is not for this one."""
+        if ticket is None:
+            return None
+        total = ticket.value.clone()
+        self.tail(total)[CONTROL] = 0.0
+        return Ticket.completed(total)
+
+
+def sum_flat(value: Gradient, collective: Collective) -> Program:
+    """The sum as a plain tensor, which a checkpoint can hold."""
+    return (yield AllReduce(value, collective)).flat
+
+
+def average(collective: Collective, step: int) -> Program:
+    """Make all ranks equal at the end of a run, without loss: collectives compress differences only."""
+    packed = yield PackParameters(step=step)
+    yield UnpackParameters((yield AllReduce(packed, collective.exact)))
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise `ConfigError` unless a setting is a whole number of at least that."""
+    if not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value}: a whole number, {least} or more")

@@ -1,0 +1,156 @@
+"""Streaming DiLoCo: DiLoCo by fragments of the parameters, each in its turn, with sums that are hidden under local steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from workbench.algorithms.outer_optimizer import OuterAlgorithm, OuterOptimizer, average, check_whole, sum_flat
+from workbench.collectives import Collective, Native
+from workbench.errors import ConfigError
+from workbench.ops import Apply, Backward, EndStep, Program, Start, State, Ticket, Wait
+from workbench.program import Card, Context, Replicas
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingState(State):
+    """Of each fragment; `summing` is None where no sum is in flight."""
+
+    anchors: tuple[Tensor, ...]
+    momenta: tuple[Tensor, ...]
+    due: tuple[int, ...]
+    summing: tuple[Ticket | None, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingDiLoCo(OuterAlgorithm):
+    """Every rank i steps alone; fragment f of P has its turn after t steps, t mod H = floor(f H / P), and its outer step d later:
+
+        t:      D_i = a - w_i
+        t + d:  D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m),   w_i <- mix w_i + (1 - mix) a
+
+    (`nesterov=False`: a <- a - outer_lr m.) A turn sends a P-th of the parameters. If d = `delay` is above 0, the sum is hidden
+    under d local steps, and a rank keeps a share of what it learned in them; the paper has mix=0.5. With fragments=1, delay=0,
+    mix=0 it is `DiLoCo`. Staleness 0 (of a rank's own updates).
+
+    The end of a run takes the outer steps in flight, and averages the parameters unless they are equal: without loss, whatever
+    the collective, which compresses differences only.
+
+    Paper: douillard2025streaming, Alg. 2.
+    """
+
+    every: int = 30  # H
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9  # mu
+    nesterov: bool = True
+    fragments: int = 4  # P
+    delay: int = 0  # d
+    mix: float = 0.0  # alpha, the share of the rank's own parameters
+    collective: Collective = Native()
+
+    card: ClassVar[Card] = Card(
+        paper="douillard2025streaming, Alg. 2",
+        staleness="0; outer steps by `delay` steps",
+        bytes_per_step="2 (p-1)/p n / H",
+        memory="2 parameter vectors, 1 / P of one for each sum in flight",
+    )
+
+    def __post_init__(self) -> None:
+        OuterAlgorithm.__post_init__(self)
+        check_whole("fragments", self.fragments, 1)
+        check_whole("delay", self.delay, 0)
+        if self.delay > self.every:
+            raise ConfigError(f"delay={self.delay}: an outer step must be over before the next one begins, so at most every={self.every}")
+        if not 0 <= self.mix <= 1:
+            raise ConfigError(f"mix={self.mix}: the share of a rank's own parameters, in [0, 1]")
+
+    @property
+    def state_type(self) -> type[StreamingState]:
+        return StreamingState
+
+    @property
+    def num_buckets(self) -> int:
+        return self.fragments
+
+    @property
+    def replicas(self) -> Replicas:
+        always = self.every == self.fragments == 1 and not (self.delay or self.mix)
+        return Replicas.EVERY_STEP if always else Replicas.AT_END
+
+    def worker(self, ctx: Context) -> Program:
+        fragments: list[_Fragment] = yield from self._fragments(ctx)
+        num_done = ctx.first_step
+        for step in ctx.steps():
+            yield Apply((yield Backward(step)), local=True)
+            num_done = step + 1
+            for fragment in fragments:
+                if fragment.summing is not None and num_done >= fragment.due:
+                    yield from self._finish_turn(fragment)
+            for number, fragment in enumerate(fragments):
+                if num_done % self.every == number * self.every // len(fragments):
+                    yield from self._begin_turn(fragment, step)
+            yield EndStep(step, state=_state_of(fragments))
+        for fragment in fragments:
+            if fragment.summing is not None:
+                yield from self._finish_turn(fragment)
+        differ = self.delay or self.mix or len(fragments) > 1 or num_done % self.every
+        if num_done and differ:
+            yield from average(self.collective, num_done)
+
+    def _begin_turn(self, fragment: _Fragment, step: int) -> Program:
+        """Sum how far the ranks went; without a delay, take the outer step too."""
+        difference = yield from fragment.outer.pack_difference(step)
+        work = sum_flat(difference, self.collective)
+        if self.delay:
+            fragment.summing, fragment.due = (yield Start(work)), step + 1 + self.delay
+        else:
+            yield from self._outer_step(fragment.outer, (yield from work))
+
+    def _finish_turn(self, fragment: _Fragment) -> Program:
+        """Take the outer step with the sum in flight."""
+        assert fragment.summing is not None
+        total = yield Wait(fragment.summing)
+        fragment.summing = None
+        yield from self._outer_step(fragment.outer, total)
+
+    def _outer_step(self, outer: OuterOptimizer, total: Tensor) -> Program:
+        outer.step(outer.mean(total))
+        yield from outer.unpack(total, self.mix)
+
+    def _fragments(self, ctx: Context) -> Program:
+        """One for each bucket: fewer than P where there are fewer parameters."""
+        assert ctx.layout is not None
+        resumed: StreamingState | None = ctx.resumed
+        found = []
+        for number in range(len(ctx.layout.buckets)):
+            outer: OuterOptimizer = yield from OuterOptimizer.begin(self, number)
+            fragment = _Fragment(outer)
+            if resumed is not None:
+                outer.load(resumed.anchors[number], resumed.momenta[number])
+                fragment.due = resumed.due[number]
+                fragment.summing = outer.load_sum(resumed.summing[number])
+            found.append(fragment)
+        return found
+
+
+@final
+@dataclass(slots=True)
+class _Fragment:
+    """A bucket of the parameters between two steps."""
+
+    outer: OuterOptimizer
+    due: int = 0  # the number of steps after which the sum in flight is used
+    summing: Ticket | None = None
+
+
+def _state_of(fragments: list[_Fragment]) -> StreamingState:
+    return StreamingState(
+        anchors=tuple(fragment.outer.anchor for fragment in fragments),
+        momenta=tuple(fragment.outer.momentum for fragment in fragments),
+        due=tuple(fragment.due for fragment in fragments),
+        summing=tuple(fragment.summing for fragment in fragments),
+    )

@@ -1,0 +1,98 @@
+"""Evaluations of a simulated run: at which parameters the model is evaluated, and when.
+
+An evaluation takes no virtual time and goes into rank 0's record, so asynchronous workers are evaluated at once. Workers end a
+step at different virtual times. So the mean of replicas that differ is taken when the last worker ends the step.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from workbench.ops import Apply
+from workbench.program import Algorithm, Replicas
+from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
+from workbench.runtimes.simulator.state import SimCluster
+from workbench.runtimes.simulator.worker import SimWorker
+
+
+@final
+class SimEvaluations:
+    """The evaluations of a simulation."""
+
+    def __init__(self, algorithm: Algorithm, workers: list[SimWorker], cluster: SimCluster) -> None:
+        self._algorithm, self._workers = algorithm, workers
+        self._clock, self._fabric = cluster.clock, cluster.fabric
+        self._replicas: dict[int, list[Tensor]] = {}  # step -> parameters of the workers that have ended it
+        self._num_evaluated = 0  # steps that were evaluated, or before one that was
+        self._schedule = EvaluationSchedule(workers[0].due_steps() if algorithm.has_servers else [])
+        self._shards: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers that have completed it, by number
+        self._updated_s: float | None = None  # the last update of a server
+
+    def after_step(self, worker: SimWorker, step: int) -> None:
+        """Evaluate a step that a worker in step with the others has ended.
+
+        At rank 0's parameters; where replicas differ between steps, at their mean. Where ranks end a step with equal parameters at
+        different times, at those of the first that ends it.
+        """
+        if self._algorithm.elasticity.shrinks_unasked:
+            if step >= self._num_evaluated:
+                self._num_evaluated = step + 1
+                self._evaluate(step, self._clock.now_s, worker.evaluated_parameters())
+        elif self._algorithm.replicas == Replicas.AT_END:
+            mine = worker.evaluated_parameters()
+            assert mine is not None
+            replicas = self._replicas.setdefault(step, [])
+            replicas.append(mine)
+            if len(replicas) == len(self._workers):
+                self._evaluate(step, self._clock.now_s, torch.stack(self._replicas.pop(step)).mean(0))
+        else:
+            self.of_rank0(worker, step)
+
+    def of_rank0(self, worker: SimWorker, step: int) -> None:
+        """Evaluate rank 0's parameters after a step."""
+        if worker.rank == 0:
+            self._evaluate(step, self._clock.now_s, worker.evaluated_parameters())
+
+    def after_update(self, worker: SimWorker, request: Apply, end_s: float) -> None:
+        """Evaluate the steps that all servers complete with this update of one of them."""
+        self._updated_s = end_s
+        server_copy = worker.trained.server_copy
+        num_workers = self._algorithm.num_computing(len(self._workers)) - len(self._fabric.gone)
+        for step in self._schedule.count(server_copy.progress, request, self._algorithm, num_workers):
+            shards = self._shards.setdefault(step, {})
+            bucket = request.gradient.bucket
+            for shard in range(len(server_copy.updates)) if bucket is None else (bucket,):
+                shards.update(server_copy.evaluated_shard(shard))
+            if len(shards) == len(worker.replica.layout.slots):
+                self._evaluate(step, end_s, worker.join_shards(self._shards.pop(step)))
+
+    def after_run(self, seconds: float, *, stopped: bool) -> None:
+        """Evaluate the last step, after all programs have ended."""
+        first, algorithm = self._workers[0], self._algorithm
+        parameters = first.evaluated_parameters()
+        if parameters is None:
+            return
+        if not algorithm.has_servers or stopped:
+            last = first.last_step if algorithm.asynchronous else first.num_steps - 1
+            self._evaluate(last, seconds, parameters)
+            return
+        end_s = seconds if self._updated_s is None else self._updated_s
+        done = {row["step"] for row in first.recorder.rows if "evaluation" in row}
+        for step in self._schedule.left(min(self._progress(), default=0.0)):
+            if step not in done:  # its gradients were dropped or lost, so no update came after
+                self._evaluate(step, end_s, parameters)
+        self._evaluate(first.num_steps - 1, end_s, parameters)
+
+    def _progress(self) -> list[float]:
+        """Of each shard: the steps that its server has completed."""
+        copies = [worker.trained.server_copy for worker in self._workers if worker.trained.has_server_copy]
+        return [max(server_copy.progress[shard] for server_copy in copies) for shard in range(len(self._workers[0].replica.layout.buckets))]
+
+    def _evaluate(self, step: int, now_s: float, parameters: Tensor | None) -> None:
+        """Evaluate at these parameters; None in a timing-only simulation."""
+        if parameters is not None:
+            bytes_sent = sum(int(worker.bytes_sent) for worker in self._workers)
+            self._workers[0].evaluate(step, now_s, parameters, bytes_sent)
