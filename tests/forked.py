@@ -22,6 +22,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn
@@ -124,10 +125,15 @@ def _fork_cells(change: Callable[[Any, str, Any], None], python: str) -> None:
 def become_forked(caller: socket.socket) -> NoReturn:
     """In the forked process: do what the stand-in was started for."""
     caller = socket.socket(fileno=fcntl.fcntl(caller.detach(), fcntl.F_DUPFD_CLOEXEC, FIRST_FREE))  # out of the way of streams
-    _, numbers, _, _ = socket.recv_fds(caller, 1, 4)
-    numbers = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for number in numbers]
-    with caller.makefile("rb") as file:
-        told = json.loads(file.readline())
+    try:
+        _, numbers, _, _ = socket.recv_fds(caller, 1, 4)
+        with caller.makefile("rb") as file:
+            told = json.loads(file.readline())
+    except (OSError, ValueError):  # the stand-in was killed before it had asked
+        os._exit(1)
+    received, numbers = numbers, [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for number in numbers]
+    for number in received:
+        os.close(number)
     os.setsid()
     _leave_with(caller)
     os.chdir(told["folder"])
@@ -146,7 +152,8 @@ def _leave_with(caller: socket.socket) -> None:
     """End this process and its session when its stand-in is gone."""
 
     def watch() -> None:
-        caller.recv(1)  # it says nothing more
+        with suppress(OSError):  # it was killed before it read all
+            caller.recv(1)  # it says nothing more
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()

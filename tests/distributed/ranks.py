@@ -113,9 +113,9 @@ def nurse(connection_number: int, socket_number: int) -> None:
             caller, _ = listener.accept()
             pid = os.fork()
             if pid == 0:
-                _begin(connection, listener, woken, wake)
+                _begin(connection, listener, woken, wake, *callers.values())
                 become_forked(caller)
-            caller.sendall(f"{pid}\n".encode())
+            _tell(caller, pid)
             callers[pid] = caller
         if connection in ready:
             try:
@@ -123,7 +123,7 @@ def nurse(connection_number: int, socket_number: int) -> None:
             except (EOFError, OSError):
                 os._exit(0)
             if os.fork() == 0:
-                _begin(connection, listener, woken, wake)
+                _begin(connection, listener, woken, wake, *callers.values())
                 serve_torch(world)
 
 
@@ -141,8 +141,13 @@ def _reap(callers: dict[int, socket.socket]) -> None:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             caller = callers.pop(ended[0], None)
             if caller is not None:
-                with caller, suppress(OSError):  # the stand-in is gone
-                    caller.sendall(f"{os.waitstatus_to_exitcode(ended[1])}\n".encode())
+                with caller:
+                    _tell(caller, os.waitstatus_to_exitcode(ended[1]))
+
+
+def _tell(caller: socket.socket, number: int) -> None:
+    with suppress(OSError):  # the stand-in was killed
+        caller.sendall(f"{number}\n".encode())
 
 
 def serve_torch(world: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.distributed.pool import nursery
 from tests.forked import forked
 from tests.waiting import within
 
@@ -71,3 +73,16 @@ def test_when_one_is_killed_so_is_the_other(victim: str) -> None:
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     assert within(20, lambda: not there.is_running())
+
+
+def test_a_stand_in_that_is_killed_as_it_asks_ends_no_other() -> None:
+    process, there = begin(SAYS_ITS_NUMBER)
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(Path(nursery().python).with_name("socket")))
+    try:
+        assert subprocess.run(stand_in(""), timeout=60).returncode == 0
+        assert there.is_running()
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
