@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from tests.forked import forked
+from tests.waiting import within
 from workbench.experiments import read_grid, sweep
 from workbench.experiments.outcome import states
 from workbench.trace import list_runs
+from workbench.trace.info import read_info
+from workbench.trace.processes import process_is_alive
 
 QUICK = {"problem": "digits-mlp", "runtime": "simulated", "timing_only": True, "steps": 3}
 pytestmark = pytest.mark.usefixtures("forked_starts", "runs", "no_process_left")
@@ -88,13 +91,11 @@ def test_simulated_cells_end_with_a_sweeper_that_is_killed(runs: Path, tmp_path:
     """They are children of a server, not of the sweeper; what they were doing is done by the next."""
     long = {"problem": "digits-mlp", "runtime": "simulated", "method": "dear", "steps": 10**6}
     process = sweeper(write(tmp_path, {"base": long}))
-    deadline = time.monotonic() + 90
-    while not list((runs / "sweeps" / "grid").glob("*.runs")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
+    names = within(90, lambda: [path.read_text().strip() for path in (runs / "sweeps" / "grid").glob("*.runs")], any)
+    cell = read_info(runs / names[0])["process"]
     process.kill()
     process.communicate(timeout=60)
-    time.sleep(1.0)  # the server hears of it, and ends the cell; until then the cell may write that it starts
+    assert within(60, lambda: not process_is_alive(cell)), "the server ends the cell; until then it may write that it starts"
     found = sweep({"name": "grid", "base": long, "timeout_s": 4})
     assert [(item.state, item.attempt.number) for item in found.cells if item.attempt] == [("failed", 1)]
     assert "not ended after 4 s" in found.failed[0].error
