@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -57,6 +58,11 @@ def begin(code: str) -> tuple[subprocess.Popen[str], psutil.Process]:
     return process, psutil.Process(int(process.stdout.readline()))
 
 
+def address() -> str:
+    """Of the process that forks."""
+    return str(Path(nursery().python).with_name("socket"))
+
+
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on(sign: signal.Signals) -> None:
     hears = f"import os, signal, sys; signal.signal({int(sign)}, lambda *_: sys.exit(7)); {SAYS_ITS_NUMBER}"
@@ -79,10 +85,22 @@ def test_a_stand_in_that_is_killed_as_it_asks_ends_no_other() -> None:
     process, there = begin(SAYS_ITS_NUMBER)
     for _ in range(3):
         with socket.socket(socket.AF_UNIX) as caller:
-            caller.connect(str(Path(nursery().python).with_name("socket")))
+            caller.connect(address())
     try:
         assert subprocess.run(stand_in(""), timeout=60).returncode == 0
         assert there.is_running()
     finally:
         process.kill()
         process.communicate(timeout=60)
+
+
+def test_a_process_ends_whose_stand_in_is_killed_before_it_has_read() -> None:
+    asked = {"command": interpreter(SAYS_ITS_NUMBER), "streams": [0, 1, 2], "folder": os.getcwd(), "environment": dict(os.environ)}
+    read, write = os.pipe()
+    with open(read) as said, open(write, "w") as stream, socket.socket(socket.AF_UNIX) as caller, open(os.devnull, "r+") as nothing:
+        caller.connect(address())
+        socket.send_fds(caller, [b"!"], [nothing.fileno(), stream.fileno(), nothing.fileno()])
+        caller.sendall(json.dumps(asked).encode() + b"\n")
+        there = psutil.Process(int(said.readline()))
+        caller.recv(1, socket.MSG_PEEK)  # its number is here
+    assert within(20, lambda: not there.is_running())
