@@ -47,7 +47,7 @@ demo: $(INSTALLED) ## three algorithms on four MPI engines from a notebook; prin
 .PHONY: test
 test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring'; in fewer processes: WORKERS=2; in the order of a run before: SEED=123)
 	$(BIN)/python -m compileall -q workbench tests  # for hundreds of processes, also where Python is told to write no bytecode
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(TESTS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(TESTS)
 
 $(NEWEST)/.installed: pyproject.toml constraints.txt constraints-newest.txt
 	@$(PYTHON_NEWEST) -c 'import venv, ensurepip' || { echo 'Install Python 3.13, or name another one: make test-newest PYTHON_NEWEST=python3.11' >&2; exit 1; }
