@@ -41,13 +41,13 @@ $(MPICH): $(INSTALLED)
 install: $(INSTALLED) ## make the environment (.venv) and install the package into it
 
 .PHONY: demo
-demo: $(INSTALLED) ## three methods on four MPI engines from a notebook; prints a table, leaves an HTML page
+demo: $(INSTALLED) ## three algorithms on four MPI engines from a notebook; prints a table, leaves an HTML page
 	$(BIN)/workbench demo
 
 .PHONY: test
 test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring'; in fewer processes: WORKERS=2; in the order of a run before: SEED=123)
 	$(BIN)/python -m compileall -q workbench tests  # for hundreds of processes, also where Python is told to write no bytecode
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(TESTS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(TESTS)
 
 $(NEWEST)/.installed: pyproject.toml constraints.txt constraints-newest.txt
 	@$(PYTHON_NEWEST) -c 'import venv, ensurepip' || { echo 'Install Python 3.13, or name another one: make test-newest PYTHON_NEWEST=python3.11' >&2; exit 1; }
@@ -99,7 +99,7 @@ bench-simulator: $(INSTALLED) ## the simulator beside SimPy and beside a plain P
 	$(BIN)/python -m tests.benchmarks.simulator --write
 
 .PHONY: study
-study: $(INSTALLED) ## every method on the digits: margins in loss over ten seeds, then the table over runtimes (half an hour)
+study: $(INSTALLED) ## every algorithm on the digits: margins in loss over ten seeds, then the table over runtimes (half an hour)
 	$(BIN)/python -m tests.benchmarks.digits_methods margins
 	$(BIN)/python -m tests.benchmarks.digits_methods table
 
@@ -121,7 +121,7 @@ clean: ## remove the environment, caches and build outputs; runs/ stays
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 .PHONY: faults
-faults: $(INSTALLED) ## fault x method x outcome, with the seconds to detect and to recover (real kills; ten minutes)
+faults: $(INSTALLED) ## fault x algorithm x outcome, with the seconds to detect and to recover (real kills; ten minutes)
 	mkdir -p runs
 	$(BIN)/python -m tests.benchmarks.faults --json runs/faults.json
 
@@ -137,7 +137,7 @@ fuzz: $(INSTALLED) ## thousands of bad inputs for everything that reads files an
 	WORKBENCH_FUZZ=5000 WORKBENCH_FUZZ_COUNT=$(CURDIR)/runs/fuzz.json $(BIN)/python -m pytest --timeout 3600 tests/unit -k hostile
 
 .PHONY: new-method
-new-method: $(INSTALLED) ## the tests that a new method must satisfy: make new-method NAME=HalvesSGD
+new-method: $(INSTALLED) ## the tests that a new algorithm must satisfy: make new-method NAME=HalvesSGD
 	@test -n "$(NAME)" || { echo "Say which: make new-method NAME=HalvesSGD (the name of its class)" >&2; exit 1; }
 	$(BIN)/python -m pytest -q tests/unit/test_{catalogue,papers,front_page,layers,style,security,deadlines}.py
 	$(BIN)/python -m pytest -q tests/laws -k "$(NAME) or local_steps or every_method"

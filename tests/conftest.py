@@ -195,6 +195,27 @@ def mpich() -> dict[str, str]:
     return {"MPI4PY_LIBMPI": str(libraries[0]), "PATH": f"{prefix / 'bin'}{os.pathsep}{os.environ['PATH']}"}
 
 
+@pytest.fixture(scope="module")
+def forked_starts() -> Iterator[None]:
+    """Ranks, engines and cells that this process starts are forked from one that has imported torch."""
+    from tests.distributed.pool import nursery
+    from tests.forked import fork_starts
+
+    with pytest.MonkeyPatch.context() as patch:
+        fork_starts(patch.setattr, nursery().python, "ranks", "engines", "cells")
+        yield
+
+
+@pytest.fixture
+def forked_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel `workbench`, also of processes that the test starts, is forked from one that has imported torch."""
+    from tests.forked import fork_kernels
+
+    shutil.copytree(Path(__file__).parents[1] / "kernels", tmp_path / "forked" / "kernels")
+    fork_kernels(tmp_path / "forked")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "forked"))
+
+
 @pytest.fixture
 def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fails the test if a process it started, however far down and whoever adopted it, is alive ten seconds after its end."""

@@ -1,7 +1,7 @@
 """How workers of pytest-xdist share the tests: a file is one worker's, and what cannot share the machine is run alone, at the end.
 
-`make test` has four workers. Much of a test is waiting, for processes that start and for what must time out: three used 60 % of
-two cores. A worker has pools of ranks of its own and, as root, ports of its own.
+`make test` has three workers: much of a test is waiting, for processes that start and for what must time out. A worker has pools
+of ranks of its own and, as root, ports of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The algorithms, collectives and codecs of this package, as tables and as JSON, with their settings on the command line."""
+"""The algorithms, collectives and codecs of this package, as tables and as JSON, with their settings."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ CODED = 1_000_000  # number of values for which a codec's bytes are shown
 
 FIND: MappingProxyType[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], Callable[..., Any]]]] = MappingProxyType(
     {
-        "methods": (algorithms.names, algorithms.find),
+        "algorithms": (algorithms.names, algorithms.find),
         "collectives": (collectives.names, collectives.find),
         "codecs": (codecs.names, codecs.find),
     }
 )
 COLUMNS = MappingProxyType(
     {
-        "methods": {
-            "name": "method",
+        "algorithms": {
+            "name": "algorithm",
             "paper": "paper",
             "staleness": "staleness",
             "bytes_per_step": "bytes a step",
@@ -62,7 +62,7 @@ COLUMNS = MappingProxyType(
 def describe(what: str, name: str) -> dict[str, Any]:
     """Return all facts about an algorithm, collective or codec, fit for JSON.
 
-    >>> found = describe("methods", "pipe-sgd")
+    >>> found = describe("algorithms", "pipe-sgd")
     >>> found["class"], found["staleness"], [setting["name"] for setting in found["settings"]]
     ('PipeSGD', 'K - 1', ['width', 'warmup_steps', 'first', 'collective', 'lanes'])
 
@@ -89,7 +89,7 @@ def describe_all(what: str) -> list[dict[str, Any]]:
 
 
 def _special(what: str, name: str, make: Callable[..., Any]) -> dict[str, Any]:
-    if what == "methods":
+    if what == "algorithms":
         module = inspect.getmodule(make)
         return {"about": (inspect.getdoc(module) or "").split("\n")[0], **asdict(card_of(make))}
     if what == "collectives":
@@ -105,8 +105,8 @@ def _special(what: str, name: str, make: Callable[..., Any]) -> dict[str, Any]:
 
 def card_of(make: Callable[..., Any]) -> Card:
     """Return the card of an algorithm; for a function, that of its result."""
-    method: Any = make if isinstance(make, type) else make()
-    card: Card = method.card
+    algorithm: Any = make if isinstance(make, type) else make()
+    card: Card = algorithm.card
     return card
 
 
@@ -117,7 +117,7 @@ def description(make: Callable[..., Any]) -> str:
 
 
 def rule_of(lines: Sequence[str]) -> list[str]:
-    """Return the update rule of a docstring: its first line, and if that ends in a colon the indented lines after it."""
+    """Return the update rule of a docstring: its first line, and the indented lines after it if it ends in a colon."""
     rule = [lines[0]]
     if lines[0].endswith(":"):
         for line in lines[1:]:
@@ -181,14 +181,14 @@ def show(what: str, name: str) -> str:
     """Return the docstring of an algorithm, collective or codec, and its settings."""
     found, make = describe(what, name), FIND[what][1](name)
     parts = [f"{found['name']}: {found['class']}", textwrap.indent(description(make), "  ")]
-    if what == "methods":
+    if what == "algorithms":
         facts = {title: found[key] for key, title in COLUMNS[what].items() if key != "name"}
         parts.append(textwrap.indent("\n".join(f"{title + ':':14}{fact}" for title, fact in facts.items()), "  "))
     rows = [
         (name, ", ".join(describe_kinds(kinds)), "" if default is inspect.Parameter.empty else shell_word(default))
         for name, default, kinds in _settings(make)
     ]
-    title = "Settings, given as --set NAME=VALUE" if what == "methods" else "Settings, in Python"
+    title = "Settings, given as --set NAME=VALUE" if what == "algorithms" else "Settings, in Python"
     parts.append(f"{title}:\n" + textwrap.indent(grid(("name", "value", "default"), rows, 100), "  ") if rows else "It has no settings.")
     return "\n\n".join(parts)
 
@@ -199,7 +199,7 @@ def listing(what: str, width: int) -> str:
     rows = [[_cell(found, key) for key in columns] for found in describe_all(what)]
     table = grid(tuple(columns.values()), rows, width)
     hints = {
-        "methods": f"{LEGEND}\n\n`workbench algorithms NAME` shows one of them with its settings.",
+        "algorithms": f"{LEGEND}\n\n`workbench algorithms NAME` shows one of them with its settings.",
         "collectives": "Written as ring, or with a codec as ring:truncate16, or once:top-k+feedback with error feedback.",
         "codecs": "Bytes on the wire of 1e6 float32 values, 4e6 uncompressed. Summable: messages are added undecoded.",
     }
@@ -250,7 +250,10 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return column widths: those of the widest cells, narrowed from the widest on, down to the longest word, until all fit."""
+    """Return column widths.
+
+    They are those of the widest cells. The widest columns are narrowed, down to the longest word, until all fit.
+    """
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     least = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]

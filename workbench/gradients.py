@@ -121,7 +121,7 @@ def build_layout(
         raise ConfigError("the model has no trainable parameter: every requires_grad is False, or it has no parameters")
     devices = {param.device for _, param in named}
     if len(devices) > 1:
-        raise ConfigError(f"the model's parameters lie on several devices ({', '.join(map(str, devices))}): move it to one")
+        raise ConfigError(f"the model's parameters are on several devices ({', '.join(map(str, devices))}): move it to one")
     dtype = torch.float32
     for name, param in named:
         if isinstance(param, nn.parameter.UninitializedParameter):
@@ -192,7 +192,7 @@ def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
 
 
 def _dense_strides(param: Tensor) -> tuple[int, ...]:
-    """Return the parameter's strides if it fills its memory without gaps (channels_last, for example), otherwise contiguous strides."""
+    """Return the parameter's strides if it fills its memory without gaps (channels_last), else contiguous ones."""
     return tuple(torch.empty_like(param, device="meta").stride())  # the meaning of preserve_format
 
 
@@ -203,11 +203,13 @@ class Gradient:
 
     Attributes:
         flat: 1-D buffer (`layout.numel` elements, or one bucket's slice), with tails. On the meta device in a
-            timing-only simulation. layout: where each parameter lies. bucket: number of the bucket; None for the
-            complete gradient. step: the step of its minibatch. version: number of updates that this rank had applied
-            when it was computed; staleness is counted from it. ready: on a GPU, the event after which the values are
-            complete, if another stream computed them (`streams`). total_weight: sum of all ranks' weights if it is
-            known in advance; otherwise None.
+            timing-only simulation.
+        layout: where each parameter lies.
+        bucket: number of the bucket; None for the complete gradient.
+        step: the step of its minibatch.
+        version: number of updates that this rank had applied when it was computed; staleness is counted from it.
+        ready: on a GPU, the event after which the values are complete, if another stream computed them (`streams`).
+        total_weight: sum of all ranks' weights if it is known in advance; otherwise None.
     """
 
     flat: Tensor

@@ -1,4 +1,4 @@
-"""Names and values at the edges (command line, notebook parameters): parsed, checked, and refused with similar names."""
+"""Names and values from the command line and notebook parameters: parsed, checked, refused with similar names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The requests: everything that an algorithm may ask of the runtime. The list is closed.
 
-An algorithm is a generator. It yields one of these requests and is resumed with the answer. It does not know whether time is wall
-time or virtual time, whether a peer is a process or a simulated worker, or which library sends its bytes.
+An algorithm is a generator. It yields one of these requests and is resumed with the answer. It does not know
+the kind of time (wall or virtual), the kind of its peers (processes or simulated workers), or the library that sends
+its bytes.
 
 | request | answer |
 |---|---|
@@ -38,7 +39,10 @@ Kind = TypeVar("Kind")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _frozen(cls: type[Kind]) -> type[Kind]:
-    """A frozen dataclass to the type checker. At run time nothing checks it: `frozen=True` doubles the time to make a request."""
+    """A frozen dataclass to the type checker.
+
+    At run time nothing checks it: `frozen=True` doubles the time to make a request.
+    """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
@@ -91,13 +95,14 @@ class Message:
 class Backward(Request):
     """Forward and backward on this rank's minibatch of `step`; the gradients of micro-batches accumulate.
 
-    The gradient is this rank's *share* of the global mean: the summed gradients of its samples, divided by the nominal global batch. The
-    mean over all samples is the sum over ranks, divided by the summed `weight` of the tail.
+    The gradient is this rank's *share* of the global mean: the summed gradients of its samples, divided by the nominal
+    global batch. The mean over all samples is the sum over ranks, divided by the summed `weight` of the tail.
 
     Args:
         step: the step of the minibatch.
         on_bucket: called with each bucket as soon as its gradients are final, inside backward and in bucket order. It
-            returns the request, the sub-program or the `Start` of one to begin. The answer is then the tuple of tickets.
+            returns the request, the sub-program or the `Start` of one to begin. The answer is then the tuple of
+            tickets.
         before_forward: called with a bucket's number when the forward pass first needs its parameters. It returns a
             sub-program that ends before the pass continues: it waits for what must arrive, and applies it.
     """
@@ -127,7 +132,8 @@ class AllReduce(Request):
 
     Args:
         collective: how the sum is taken; None for the library's own all-reduce.
-        lane: the lane with the collective's memory (`Context.on_lane`): sums of one bucket in flight at once need different lanes.
+        lane: the lane with the collective's memory (`Context.on_lane`): sums of one bucket in flight at once need
+            different lanes.
     """
 
     value: Value = field(repr=False)
@@ -138,7 +144,10 @@ class AllReduce(Request):
 @final
 @_frozen
 class ReduceScatter(Request):
-    """Sum over all ranks, each rank its own block (`gradients.block_bounds`). The contents of the other blocks are lost."""
+    """Sum over all ranks, each rank its own block (`gradients.block_bounds`).
+
+    The contents of the other blocks are lost.
+    """
 
     value: Value = field(repr=False)
     collective: Collective | None = field(default=None, repr=False)
@@ -176,9 +185,10 @@ class Send(Request):
     so two ranks that both send first and receive second deadlock. `Start` one of the two. A rank may send to itself.
 
     Args:
-        tag: 0 to 999. Hops of collectives have 0 to 899; a program that shares its tags with a collective uses the others.
-        stamp: a number from 0 to 2^40 - 1 that travels with the value, in a header of 8 bytes; the receiver then says `stamped`. None
-            for none.
+        tag: 0 to 999. Hops of collectives have 0 to 899; a program that shares its tags with a collective uses the
+            others.
+        stamp: a number from 0 to 2^40 - 1 that travels with the value, in a header of 8 bytes; the receiver then says
+            `stamped`. None for none.
     """
 
     to: int
@@ -193,7 +203,10 @@ ANY = -1
 @final
 @_frozen
 class PeerLeft:
-    """The answer instead of a message: this rank's process has ended. Nothing more comes from it, and messages to it are lost."""
+    """The answer instead of a message: this rank's process has ended.
+
+    Nothing more comes from it, and messages to it are lost.
+    """
 
     rank: int
 
@@ -239,9 +252,11 @@ class Start(Request):
     """Begin a request or sub-program in the background; every rank must start the same ones in the same order.
 
     Args:
-        lane: the works of one lane run in the order in which they started; lanes run concurrently. `FREE`: a separate lane.
+        lane: the works of one lane run in the order in which they started; lanes run concurrently. `FREE`: a separate
+            lane.
         priority: among the free sub-programs that can continue, the one with the lowest number does.
-        shares_tags: it uses the program's own tags, as a server next to its worker does. Other sub-programs have separate tags.
+        shares_tags: it uses the program's own tags, as a server next to its worker does. Other sub-programs have
+            separate tags.
     """
 
     work: Request | Program = field(repr=False)
@@ -272,7 +287,8 @@ class WaitAny(Request):
 class Apply(Request):
     """One optimizer step with a summed gradient, or with one bucket of it. Consumes the gradient.
 
-    The answer to a server's (`server_copy=True`) is True if the run was asked to stop: the server ends it for all at one version.
+    The answer to a server's (`server_copy=True`) is True if the run was asked to stop: the server ends it for all at
+    one version.
 
     Args:
         lr_scale: factor on the learning rate of this step.
@@ -280,8 +296,8 @@ class Apply(Request):
         server_copy: update the server's copy of the parameters, not the replica that computes gradients.
         of: (source, version) of each gradient in the sum, if that is not the gradient's own version.
         dropped: (source, version) of the gradients since the last update that came too late and are not in it.
-        completes: of a server's update: how many steps of the run it completes, as the schedule of evaluations counts them. None:
-            a step is a minibatch of each worker, and each gradient is one of these, also a dropped one.
+        completes: of a server's update: how many steps of the run it completes, as the schedule of evaluations counts
+            them. None: a step is a minibatch of each worker, and each gradient is one of these, also a dropped one.
     """
 
     gradient: Gradient = field(repr=False)
@@ -324,7 +340,8 @@ class PackParameters(Request):
 
     Args:
         server_copy: the server's copy, made from the replica at its first use.
-        step: the step of the value if a collective sums it: codecs select their noise by it, and `PowerSGD` its beginning.
+        step: the step of the value if a collective sums it: codecs select their noise by it, and `PowerSGD` its
+            beginning.
     """
 
     bucket: int | None = None
@@ -350,11 +367,12 @@ class Now(Request):
 class State:
     """What a program is resumed from: a frozen dataclass in the algorithm's file.
 
-    Its fields are tickets, gradients, tensors, plain numbers, None, or tuples of these: a checkpoint keeps them by name.
+    Its fields are tickets, gradients, tensors, plain numbers, None, or tuples of these: a checkpoint keeps them by
+    name.
     """
 
     def unused(self, step: int) -> State | None:
-        """This rank's gradients that are in none of the sums up to that step: ranks that continue as fewer begin from these."""
+        """This rank's gradients that are in no sum up to that step. Ranks that continue as fewer begin with them."""
         return None
 
 

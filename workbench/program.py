@@ -18,20 +18,21 @@ from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter
 @final
 @dataclass(slots=True)
 class Context:
-    """What a program is given when it begins.
+    """The facts about its run that a program is given.
 
     Attributes:
-        rank, num_workers: plain numbers; arithmetic takes them, nothing else of the cluster is visible. `num_workers`
-            counts all ranks, servers too.
-        first_step: where to begin (more than 0 when resumed).
-        num_steps: where to end; None while the caller continues (`Trainer`).
-        resumed: the state of the last `EndStep`, its tickets completed; None at a fresh start. A program may replace it by a state
-            that is up to date between the ends of steps too: when a rank has left, the others ask it (`State.unused`).
-        layout: how gradients are laid out: what a receiver must know. None in a test that needs none.
-        seed: of the run, for random choices by (seed, stream, rank, step).
-        memory: tensors by name that live as long as the run and are kept with its checkpoint: what error feedback
-            leaves over, a low-rank factor to start from. Every sub-program of one lane sees the same one; see `on_lane`.
-        link: what the network costs, as measured or simulated; None where that is not required (`Algorithm.requires`).
+        rank, num_workers: plain numbers, all that a program sees of the cluster. `num_workers` counts all ranks,
+            servers too.
+        first_step: the first step to take; more than 0 in a resumed run.
+        num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`).
+        resumed: the state of the last `EndStep`, with its tickets completed; None at a fresh start. A program may
+            replace it by a state that is also valid between two steps. When a rank has left, the others call its
+            `State.unused`.
+        layout: the layout of gradients, which a receiver must know. None in a test that needs none.
+        seed: seed of the run, for random choices by (seed, stream, rank, step).
+        memory: tensors by name that live as long as the run and are saved in its checkpoints, such as the residuals of
+            error feedback. All sub-programs of one lane share one memory; see `on_lane`.
+        link: the measured or simulated cost of the network; None if not required (`Algorithm.requires`).
     """
 
     rank: int
@@ -45,21 +46,22 @@ class Context:
     link: Any = None
 
     def on_lane(self, lane: int) -> Context:
-        """The context of a sum on that lane, with a memory of its own; lane 0 has the plain one.
+        """The context of a sum on that lane, with its own memory. Lane 0 has the run's memory itself.
 
-        Two sums of one bucket that are in flight at once must not share what they remember: which of them reads it first is chance.
+        Two sums of one bucket may be in flight at once. They must not share a residual: which one reads it first is
+        chance.
         """
         return self if lane == 0 else replace(self, memory=LaneMemory(self.memory, lane))
 
     def steps(self) -> Iterator[int]:
-        """The steps to take; reads `num_steps` each time, so that a caller can end the loop."""
+        """The steps to take. Reads `num_steps` before each step, so that a caller can end the loop."""
         step = self.first_step
         while self.num_steps is None or step < self.num_steps:
             yield step
             step += 1
 
     def is_last(self, step: int) -> bool:
-        """Whether no step comes after this one."""
+        """Return True if no step comes after this one."""
         return self.num_steps is not None and step + 1 >= self.num_steps
 
 
@@ -68,7 +70,7 @@ LANE_PREFIX = "lane-"  # of the names in a lane's memory: "lane-1/once.residual/
 
 @final
 class LaneMemory(MutableMapping[str, Tensor]):
-    """The part of a run's memory that is one lane's.
+    """One lane's part of a run's memory.
 
     >>> whole = {}
     >>> LaneMemory(whole, 1)["count"] = 3
@@ -108,39 +110,40 @@ class Replicas(StrEnum):
 class Elasticity(StrEnum):
     """How a run continues when a rank's process ends."""
 
-    NONE = "none"  # not at all
-    LOSES_WORKERS = "loses workers"  # without a rank for which nobody waits (`can_lose`)
-    SHRINKS = "shrinks"  # as fewer ranks, from any step's end, where the run is asked to
-    SHRINKS_ALWAYS = "shrinks always"  # the same unasked: nobody waits for all ranks, so that none of them need end the run
+    NONE = "none"  # it does not
+    LOSES_WORKERS = "loses workers"  # without a rank that no other rank waits for (`can_lose`)
+    SHRINKS = "shrinks"  # with fewer ranks, from any step's end, with `on_failure="shrink"`
+    SHRINKS_ALWAYS = "shrinks always"  # the same with any `on_failure`, because no rank waits for all others
 
     @property
     def shrinks(self) -> bool:
-        """Whether the others can continue with the replica of one of them, or with the mean where replicas differ between steps."""
+        """Return True if the others can continue with the replica of one rank, or with the mean if replicas differ."""
         return self in (Elasticity.SHRINKS, Elasticity.SHRINKS_ALWAYS)
 
     @property
     def shrinks_unasked(self) -> bool:
-        """Whether they do so without being asked."""
+        """Return True if the others do so with any `on_failure`."""
         return self == Elasticity.SHRINKS_ALWAYS
 
 
 class Restart(StrEnum):
-    """How a program that is closed at a step's end is begun again."""
+    """How a program that is closed at a step's end can start again."""
 
-    ANYWHERE = "anywhere"  # within a run too, with other settings or other ranks: it leaves nothing behind that runs on
+    ANYWHERE = "anywhere"  # also within a run, with other settings or ranks: nothing of it still runs
     FROM_CHECKPOINT = "from a checkpoint"  # its run must be stopped first
-    FROM_PARAMETERS = "from the parameters"  # the same, and chance decides what is in flight: neither kept nor replayed
+    FROM_PARAMETERS = "from the parameters"  # the same; what is in flight is chance: neither saved nor replayed
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
-    """How the gradient is cut (`gradients.build_layout`); by default not at all.
+    """How the gradient is cut into buckets (`gradients.build_layout`). The default is one bucket.
 
     Attributes:
-        max_bytes: of a bucket; 0: each parameter is a bucket; None: no limit.
-        count: cut into that many buckets of about equal size instead, or one for each parameter if there are fewer.
-        applied_singly: `Apply` is given single buckets. Then nothing may need the whole gradient (global clipping).
+        max_bytes: most bytes of a bucket. 0: each parameter is a bucket. None: no limit.
+        count: number of buckets of about equal size, instead of `max_bytes`; one for each parameter if there are fewer.
+        applied_singly: `Apply` is given single buckets, so nothing may need the whole gradient, as global clipping
+            does.
     """
 
     max_bytes: float | None = None
@@ -155,9 +158,9 @@ class Requirements:
 
     Attributes:
         buckets: how the gradient is cut.
-        state: class of its `EndStep.state`; None if it has none.
-        servers: the parameters that are updated live on servers: `Apply(server_copy=True)`.
-        num_lanes: on which sums are started.
+        state: the class of `EndStep.state`; None: steps have no state.
+        servers: servers update the parameters, by `Apply(server_copy=True)`.
+        num_lanes: number of lanes on which sums are started.
         link: `ctx.link` must be measured.
     """
 
@@ -182,20 +185,20 @@ class Roles:
 
     @property
     def num_computing(self) -> int:
-        """How many ranks compute gradients."""
+        """The number of ranks that compute gradients."""
         return len(self.computing)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a table says of an algorithm: p ranks, n bytes of one gradient.
+    """An algorithm's row of the README's table, for p ranks and n bytes of one gradient.
 
     Attributes:
         paper: keys of `papers/`, with the section or equation.
-        staleness: in updates.
-        bytes_per_step: that a rank sends, on average, with the defaults.
-        memory: beyond the parameters and the optimizer's state.
+        staleness: staleness in updates.
+        bytes_per_step: bytes that a rank sends in a step, on average, with the default settings.
+        memory: memory in addition to the parameters and the optimizer's state.
         roles: which ranks compute and which serve.
     """
 
@@ -210,7 +213,7 @@ class Card:
 class Algorithm(ABC):
     """A data-parallel training algorithm: settings as data, behaviour as one generator.
 
-    Subclasses are frozen keyword-only dataclasses; what happens during a run lives in local variables of `worker`.
+    Subclasses are frozen keyword-only dataclasses. The state of a run is in local variables of `worker`.
     """
 
     card: ClassVar[Card]
@@ -225,7 +228,7 @@ class Algorithm(ABC):
         return Requirements()
 
     def roles(self, num_ranks: int) -> Roles:
-        """Which ranks compute gradients (from rank 0 on), and which serve."""
+        """Which ranks compute gradients, and which serve. The computing ranks start at 0."""
         return Roles(computing=range(num_ranks))
 
     @property
@@ -235,25 +238,28 @@ class Algorithm(ABC):
 
     @property
     def max_staleness(self) -> int | None:
-        """Updates between the parameters a gradient was taken at and those it is applied to, at most; None: no bound."""
+        """The most updates between the parameters of a gradient and those that it is applied to; None: no bound."""
         return 0
 
     @property
     def asynchronous(self) -> bool:
-        """Whether ranks are at steps of their own: they end a run rather than being stopped in it, and rank 0 evaluates for all."""
+        """Return True if each rank counts its own steps.
+
+        Then a rank ends its program to stop, and rank 0 evaluates for all.
+        """
         return self.requires.servers
 
     @property
     def symmetric(self) -> bool:
-        """Whether all ranks ask for the same, whatever their rank, the time and the values, and of gradients for sums alone.
+        """Return True if all ranks make the same requests, with any timing and values, and use only sums of gradients.
 
-        Then a simulation can run one program for all (`runtimes.simulator.lockstep.lockstep`).
+        Then a simulation can run one program for all ranks (`runtimes.simulator.lockstep.lockstep`).
         """
         return False
 
     @property
     def restart(self) -> Restart:
-        """How its program is begun again at a step's end."""
+        """How its program can start again at a step's end."""
         return Restart.ANYWHERE
 
     @property
@@ -263,17 +269,17 @@ class Algorithm(ABC):
         return Elasticity.SHRINKS if in_step else Elasticity.NONE
 
     def check(self, num_ranks: int) -> None:  # noqa: B027 - most run on any number
-        """Raise `ConfigError` unless the algorithm can run on so many ranks."""
+        """Raise `ConfigError` unless the algorithm can run on that many ranks."""
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
-        """Bytes that a rank sends in each step; None where that depends on the step or on chance."""
+        """Bytes that a rank sends in each step; None if that depends on the step or on chance."""
         return None
 
 
 def can_lose(algorithm: Algorithm, rank: int, num_ranks: int) -> bool:
-    """Return True if the others continue as they are when that rank's process ends.
+    """Return True if the other ranks continue unchanged when that rank's process ends.
 
-    It must be a worker that serves nothing. Rank 0 keeps the record, so it is always needed.
+    It must be a worker that serves nothing. Rank 0 is always needed, because it keeps the record.
     """
     roles = algorithm.roles(num_ranks)
     spare = rank > 0 and rank in roles.computing and rank not in roles.serving
@@ -297,18 +303,21 @@ def leaves(state: State | None) -> Iterator[Any]:
 
 
 def map_leaves(state: State | None, change: Callable[[Any], Any]) -> State | None:
-    """The same state with each of its `leaves` changed."""
+    """A copy of the state with `change` applied to each of its `leaves`."""
     changed = {name: tuple(map(change, value)) if isinstance(value, tuple) else change(value) for name, value in fields_of(state).items()}
     return None if state is None else replace(state, **changed)
 
 
 def complete(state: State | None) -> State | None:
-    """The state with each ticket replaced by a completed one that holds its value: what `ctx.resumed` is given."""
+    """A copy of the state for `ctx.resumed`: each ticket is replaced by a completed one with its value."""
     return map_leaves(state, lambda item: Ticket.completed(item.value) if isinstance(item, Ticket) else item)
 
 
 def defaults_of(algorithm: Algorithm) -> list[str]:
-    """Names of the settings at their default, without the algorithm's own first one, which a reader wants to see anyway."""
+    """Names of the settings with their default value.
+
+    The algorithm's own first setting is left out, because labels always show it.
+    """
     own = next((name for name in type(algorithm).__annotations__ if name != "card"), None)
     return [item.name for item in fields(algorithm) if item.name != own and getattr(algorithm, item.name) == item.default]
 
@@ -317,7 +326,7 @@ Sum = AllReduce | ReduceScatter | AllGather
 
 
 def take_sum(ctx: Context, request: Sum) -> Request | Program:
-    """What takes a sum: the request itself where it names no collective, else what the collective gives for it."""
+    """Return what computes a sum: the request itself if it names no collective, else the collective's sub-program."""
     work: Request | Program = request
     while isinstance(work, Sum) and (collective := work.collective) is not None:
         match work:
@@ -331,9 +340,9 @@ def take_sum(ctx: Context, request: Sum) -> Request | Program:
 
 
 def lower(ctx: Context, program: Program, take: Callable[[Context, Sum], Request | Program] = take_sum) -> Program:
-    """The same program in simpler requests: each sum that names a collective is taken as `take` says.
+    """The same program in simpler requests: each sum that names a collective is replaced by what `take` returns.
 
-    A runtime that is given only lowered programs needs to know no collectives. What the program starts is lowered too.
+    A runtime of lowered programs need not know collectives. The programs that this one starts are lowered too.
     """
     answer: Any = None
     with closing(program):

@@ -27,7 +27,7 @@ def version() -> str:
 
 
 def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
-    """Return the folder of a kind: your own, or inside the package of an installed wheel, or next to the package in a checkout.
+    """Return the folder of a kind: your own, inside an installed package, or next to the package in a checkout.
 
     >>> shared("notebooks").name
     'notebooks'

@@ -4,8 +4,8 @@ A device runs each stream in order, and streams run concurrently. If one thread 
 another thread reads the result from its own stream, an event must connect the two. This package has three rules:
 
 - A started sub-program works on a stream of its lane. It waits for the work that its starter's stream had been given
-  (`record_event` at `Start`, `wait` before its first request). `Wait` makes the waiting stream wait for the sub-program's
-  end.
+  (`record_event` at `Start`, `wait` before its first request). `Wait` makes the waiting stream wait for the
+  sub-program's end.
 - A server on a worker's rank exchanges values with the foreground while both run. It works on the foreground's
   stream.
 - A number that the host needs is read on a separate stream, after the event of its tensor (`after`). So the host does

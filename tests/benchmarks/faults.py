@@ -57,7 +57,7 @@ COLUMNS = (
     Column("runtime", "runtime"),
     Column("fault", "fault"),
     Column("place", "where"),
-    Column("method", "method"),
+    Column("method", "algorithm"),
     Column("outcome", "outcome"),
     Column("detect_s", "detected in", seconds),
     Column("recover_s", "recovered in", seconds),

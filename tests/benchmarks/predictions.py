@@ -236,7 +236,7 @@ COLUMNS = (
     Column("model", "model"),
     Column("hosts", "hosts"),
     Column("rate", "rate"),
-    Column("method", "method"),
+    Column("method", "algorithm"),
     Column("predicted_s", "predicted", seconds),
     Column("measured_s", "measured", seconds),
     Column("error", "error", percent),

@@ -3,9 +3,8 @@
     pool = shared_pool("mpi", 3)
     pool.run(some_function, argument)       # -> its result on each rank
 
-Importing torch costs seconds, so one pool of each kind and size serves all tests of a session, and torch ranks are forked
-from one process that has imported it (MPI's must be started by an mpiexec). A pool whose ranks died or hang is started
-anew by the next call.
+Importing torch costs seconds, so one pool of each kind and size serves all tests of a session, and ranks are forked from one
+process that has imported it (`tests/forked.py`). A pool whose ranks died or hang is started anew by the next call.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import queue
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +30,7 @@ from typing import Any, Literal, final
 import cloudpickle
 
 from tests.distributed.ranks import GRACE_S, START_S, WHERE_ARE_YOU, Health, Outcome, health
+from tests.forked import forked, write_stand_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,7 +147,7 @@ class RankPool:
             world = {"RANKS_FOLDER": str(self._folder), "RANKS_KEY": key.hex()}
             if self.runtime == "torch":
                 for rank in range(self.num_ranks):
-                    _nursery().fork({**world, "RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)})
+                    nursery().fork({**world, "RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)})
             else:
                 self._mpiexec = start_mpi(self.num_ranks, world, self._folder / "log", outlives=self.outlives)
             self._meet(listener)
@@ -228,7 +229,7 @@ def start_mpi(num_ranks: int, more: dict[str, str], log: Path, *, outlives: bool
     """An mpiexec with that many ranks that serve."""
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
-    argv = [sys.executable, "-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()"]
+    argv = forked("-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()")
     command, env = mpiexec_command(find_mpi(), num_ranks, argv, outlives=outlives)
     with log.open("wb") as file:
         return subprocess.Popen(command, env=our_environment({**env, **more}), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
@@ -241,15 +242,26 @@ def our_environment(env: dict[str, str]) -> dict[str, str]:
     return {**{name: value for name, value in env.items() if name != "WORKBENCH_TEST_MARK"}, **one}
 
 
-class _Nursery:
-    """A process that has imported everything and forks torch ranks."""
+class Nursery:
+    """A process that has imported everything and forks ranks, and what stand-ins ask for.
+
+    Attributes:
+        python: the program of stand-ins: see `forked`.
+    """
 
     def __init__(self) -> None:
         ours, theirs = Pipe()
-        code = "import sys; from tests.distributed.ranks import nurse; nurse(int(sys.argv[1]))"
-        command = [sys.executable, "-c", code, str(theirs.fileno())]
+        self._folder = tempfile.mkdtemp(prefix="nursery-")
+        self.python, address = str(Path(self._folder, "python")), str(Path(self._folder, "socket"))
+        write_stand_in(Path(self.python), address)
+        code = "import sys; from tests.distributed.ranks import nurse; nurse(*map(int, sys.argv[1:]))"
         env = our_environment(dict(os.environ))
-        self._process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen()
+            numbers = theirs.fileno(), listener.fileno()
+            command = [sys.executable, "-c", code, *map(str, numbers)]
+            self._process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=numbers)
         self._connection = ours
         theirs.close()
 
@@ -259,11 +271,13 @@ class _Nursery:
     def close(self) -> None:
         self._connection.close()
         self._process.wait()
+        shutil.rmtree(self._folder)
 
 
 @lru_cache(maxsize=1)
-def _nursery() -> _Nursery:
-    return _Nursery()
+def nursery() -> Nursery:
+    """The session's."""
+    return Nursery()
 
 
 _shared: dict[tuple[RuntimeName, int], RankPool] = {}
@@ -295,6 +309,6 @@ def close_all() -> None:
     for pool in _shared.values():
         pool.close()
     _shared.clear()
-    if _nursery.cache_info().currsize:
-        _nursery().close()
-        _nursery.cache_clear()
+    if nursery.cache_info().currsize:
+        nursery().close()
+        nursery.cache_clear()

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Client, Connection
+from importlib import import_module
+from multiprocessing.connection import Client, Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import cloudpickle
+
+from tests.forked import become_forked
 
 if TYPE_CHECKING:
     from tests.leftovers import Definitions, Picture
@@ -87,21 +93,61 @@ def _num_communicators() -> int:
     return handle
 
 
-def nurse(connection_number: int) -> None:
-    """Fork a torch rank for each world that the test process sends, until it hangs up."""
+def nurse(connection_number: int, socket_number: int) -> None:
+    """Fork a rank for each world that the test process sends, and a process for each stand-in that calls, until it hangs up."""
     _import_all()  # before the fork, for all
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for ranks: they must not stay as zombies
+    gc.freeze()
     _leave_with_parent()
-    connection = Connection(connection_number)
+    connection, listener = Connection(connection_number), socket.socket(fileno=socket_number)
+    woken, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno())
+    callers: dict[int, socket.socket] = {}  # process -> its stand-in
     while True:
-        try:
-            world = connection.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            connection.close()
-            serve_torch(world)
+        ready = wait([connection, listener, woken])
+        if woken in ready:
+            woken.recv(4096)
+            _reap(callers)
+        if listener in ready:
+            caller, _ = listener.accept()
+            pid = os.fork()
+            if pid == 0:
+                _begin(connection, listener, woken, wake, *callers.values())
+                become_forked(caller)
+            _tell(caller, pid)
+            callers[pid] = caller
+        if connection in ready:
+            try:
+                world = connection.recv()
+            except (EOFError, OSError):
+                os._exit(0)
+            if os.fork() == 0:
+                _begin(connection, listener, woken, wake, *callers.values())
+                serve_torch(world)
+
+
+def _begin(*of_nursery: Connection | socket.socket) -> None:
+    """In a process that was just forked."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for end in of_nursery:
+        end.close()
+
+
+def _reap(callers: dict[int, socket.socket]) -> None:
+    """Tell stand-ins how their processes ended."""
+    with suppress(ChildProcessError):  # there is none left
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            caller = callers.pop(ended[0], None)
+            if caller is not None:
+                with caller:
+                    _tell(caller, os.waitstatus_to_exitcode(ended[1]))
+
+
+def _tell(caller: socket.socket, number: int) -> None:
+    with suppress(OSError):  # the stand-in was killed
+        caller.sendall(f"{number}\n".encode())
 
 
 def serve_torch(world: dict[str, str]) -> None:
@@ -125,7 +171,6 @@ def serve_torch(world: dict[str, str]) -> None:
 
 def serve_mpi() -> None:
     """A rank of MPI."""
-    _import_all()  # or the first training of a session takes seconds longer, which a test of promptness may be
     from mpi4py import MPI
 
     _serve(MPI.COMM_WORLD.Get_rank())
@@ -133,20 +178,23 @@ def serve_mpi() -> None:
 
 
 def _import_all() -> None:
-    """What a training imports."""
+    """What a training imports, and engines and kernels."""
     import torch
 
     import workbench.runtimes.rank.main  # noqa: F401
 
     torch.set_num_threads(1)
+    for name in ("ipyparallel.engine.app", "ipykernel.kernelapp", "workbench.clusters.engines.options"):
+        with suppress(ImportError):  # the extra `notebooks` is not installed
+            import_module(name)
 
 
 def _serve(rank: int) -> None:
     """Do what the test process sends until it hangs up."""
     faulthandler.register(WHERE_ARE_YOU, file=os.dup(2))  # a test may replace stderr, and close it
     _leave_with_parent()
-    socket = str(Path(os.environ["RANKS_FOLDER"]) / "socket")
-    connection = Client(socket, family="AF_UNIX", authkey=bytes.fromhex(os.environ["RANKS_KEY"]))
+    address = str(Path(os.environ["RANKS_FOLDER"]) / "socket")
+    connection = Client(address, family="AF_UNIX", authkey=bytes.fromhex(os.environ["RANKS_KEY"]))
     global _at_start
     _at_start = _picture()
     connection.send((rank, os.getpid()))

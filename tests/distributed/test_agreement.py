@@ -35,7 +35,7 @@ def run_with(job: Job, what: str) -> dict[str, Any]:
         "workbench": patch.object(agreement, "package_digest", lambda: "0" * 12),
         "Python": patch.object(platform, "python_version_tuple", lambda: ("3", "9", "1")),
         "patch of Python": patch.object(platform, "python_version_tuple", lambda: (*platform_version[:2], "77")),
-        "code of the method": patch.object(agreement, "code_digest", lambda *functions: "0" * 12),
+        "code of the algorithm": patch.object(agreement, "code_digest", lambda *functions: "0" * 12),
     }
     with others[what]:
         return run_rank(job)
@@ -45,7 +45,7 @@ platform_version = platform.python_version_tuple()
 
 
 @on_real_runtimes
-@pytest.mark.parametrize("what", ["torch", "workbench", "Python", "code of the method"])
+@pytest.mark.parametrize("what", ["torch", "workbench", "Python", "code of the algorithm"])
 def test_other_software_on_one_rank_is_refused(runtime: str, what: str) -> None:
     job = make_job(runtime, P, SynchronousSGD(), tiny.problem(), HOW)
     calls: list[Any] = [(run_with, (job, what)) if rank == ODD else (run_rank, (job,)) for rank in range(P)]

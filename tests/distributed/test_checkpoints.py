@@ -27,6 +27,7 @@ from torch import nn
 from tests.distributed.pool import shared_pool
 from tests.distributed.test_cli import train as train_by_command
 from tests.distributed.test_cli import workbench
+from tests.forked import forked
 from tests.laws import tiny
 from tests.laws.train import Trained, make_job, on_real_runtimes, relative_error, train
 from workbench.algorithms import AsyncSGD, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
@@ -157,7 +158,7 @@ write_rank_file(rank_file_path(Path(sys.argv[1]), int(sys.argv[2]), 0), save, {"
 def test_killed_while_it_writes_it_leaves_the_last_good_one(tmp_path: Path, step: int) -> None:
     """Also where it writes a part that is there already (step 3), as a resumed run in the same folder would."""
     write(tmp_path, 1), write(tmp_path, 3)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(step)], timeout=60)
+    done = subprocess.run(forked("-c", KILLED, str(tmp_path), str(step)), timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert complete_checkpoints(tmp_path)[0].step == (3 if step == 5 else 1)
     assert rank_file_path(tmp_path, step, 0).exists() == (step == 3), "half a part under its name"
@@ -445,7 +446,7 @@ def test_dealt_anew_each_sample_is_taken_once_an_epoch(num_samples: int, before:
 def test_what_ranks_do_not_have_in_common_cannot_go_to_other_ranks(algorithm: Algorithm, optimizer: Any, words: str) -> None:
     how = settings(optimizer=optimizer)
     first = train("torch", 3, algorithm, tiny.problem(), how)
-    with pytest.raises(ConfigError, match=f"on 3 ranks, and here are 2.*{words}.*Resume it on 3 ranks"):
+    with pytest.raises(ConfigError, match=f"on 3 ranks, and this run has 2.*{words}.*Resume it on 3 ranks"):
         failing("torch", 2, algorithm, how, first)
 
 

@@ -1,7 +1,7 @@
 """The command line as a user types it: exit status, what is printed and what is left.
 
 Ranks are always processes of their own. The command itself is one where a test is about that (signals, launchers, a library that does
-not load, the exit status); elsewhere `main` is called here, which saves importing torch once more.
+not load, the exit status); elsewhere `main` is called here. Most processes are forked from one that has imported torch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any
 
 import pytest
 
+from tests.forked import forked
 from workbench.cli.main import main
 from workbench.trace.run import Run
 
 COMMAND = [sys.executable, "-m", "workbench"]
-pytestmark = pytest.mark.usefixtures("runs", "no_process_left")
+pytestmark = pytest.mark.usefixtures("forked_starts", "runs", "no_process_left")
 
 
 def workbench(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -36,7 +37,8 @@ def workbench(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[s
 
 def process(*arguments: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
     """The command, in a process of its own."""
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=110, env={**os.environ, **env}, check=False)
+    command = forked("-m", "workbench", *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env={**os.environ, **env}, check=False)
     return judged(done, status)
 
 
@@ -145,7 +147,7 @@ def test_ctrl_c_stops_at_a_step_with_a_checkpoint_and_resume_goes_on(runs: Path)
 
 
 def test_joins_the_ranks_of_torchrun(runs: Path) -> None:
-    inner = ["-m", "workbench", "train", "layerwise-sgd", "--steps", "4", "--json"]  # the runtime is the launcher's
+    inner = forked("-m", "workbench", "train", "layerwise-sgd", "--steps", "4", "--json")  # the runtime is the launcher's
     launcher = [
         sys.executable,
         "-m",
@@ -156,6 +158,7 @@ def test_joins_the_ranks_of_torchrun(runs: Path) -> None:
         "c10d",
         "--rdzv-endpoint",
         "127.0.0.1:0",
+        "--no-python",
     ]
     done = subprocess.run([*launcher, *inner], capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
@@ -174,7 +177,9 @@ def test_a_rank_of_torchrun_does_not_train_alone_on_mpi() -> None:
 def test_joins_the_ranks_of_mpiexec(runs: Path) -> None:
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
-    command, env = mpiexec_command(find_mpi(), 3, [*COMMAND, "train", "layerwise-sgd", "--runtime", "mpi", "--steps", "4", "--json"])
+    command, env = mpiexec_command(
+        find_mpi(), 3, forked("-m", "workbench", "train", "layerwise-sgd", "--runtime", "mpi", "--steps", "4", "--json")
+    )
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=env, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.strip().splitlines()[-1])["workers"] == 3

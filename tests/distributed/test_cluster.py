@@ -28,7 +28,7 @@ from workbench.clusters.supervision.reaper import marked
 from workbench.errors import ConfigError, Diverged, LaunchError, WorkbenchError
 from workbench.problems.base import Problem
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.mpi]
+pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
 NUM_RANKS = 2
 
@@ -284,7 +284,8 @@ def test_nothing_outlives_the_process_that_started_it(
 ) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path)}
     code = textwrap.dedent(HOLDER.format(num_ranks=num_ranks, then=then))
-    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    begin = [sys.executable, "-c", code]
+    holder = subprocess.Popen(begin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     assert holder.stdout is not None
     assert f"{num_ranks} rank" in holder.stdout.readline()
     mark = holder.stdout.readline().strip()

@@ -19,6 +19,7 @@ import pytest
 
 import workbench
 from tests.distributed.test_cluster import plane, slow_loss
+from tests.forked import forked
 from tests.waiting import within
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters import Cluster
@@ -28,7 +29,7 @@ from workbench.clusters.supervision.reaper import marked
 from workbench.clusters.supervision.registry import find_entry
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(240), pytest.mark.usefixtures("forked_starts")]
 
 NUM_RANKS = 2
 
@@ -71,7 +72,7 @@ def noisy_loss(output: Any, target: Any) -> Any:
 
 def cli(*words: str) -> subprocess.CompletedProcess[str]:
     """`workbench cluster ...`."""
-    return subprocess.run([sys.executable, "-m", "workbench", "cluster", *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run(forked("-m", "workbench", "cluster", *words), capture_output=True, text=True, timeout=60)
 
 
 # ---------------------------------------------------------------- without MPI
@@ -202,10 +203,11 @@ HOLDER = """
 """
 
 
-def holder(then: str, steps: int = 100_000, trouble: str = "pass") -> tuple[subprocess.Popen[str], str]:
-    """A notebook's stand-in with a cluster that trains; and what it printed in the end."""
+def holder(then: str, steps: int = 100_000, trouble: str = "pass", *, anew: bool = False) -> tuple[subprocess.Popen[str], str]:
+    """A notebook's stand-in with a cluster that trains; and what it printed in the end. `anew`: it is no forked process."""
     code = textwrap.dedent(HOLDER.format(steps=steps, then=then, trouble=trouble))
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code] if anew else forked("-c", code)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().strip()
 
@@ -273,7 +275,7 @@ def test_an_error_that_nobody_saw_is_told_to_who_attaches(cache: Path, runs: Pat
 
 
 def test_what_a_crash_left_over_is_named_and_ended(cache: Path, runs: Path, no_process_left: None) -> None:
-    process, name = holder("id")
+    process, name = holder("id", anew=True)
     reapers = [each for each in psutil.Process(process.pid).children() if "reaper.py" in " ".join(each.cmdline())]
     assert len(reapers) == 1
     assert find_entry(name).state == f"owned by process {process.pid}"

@@ -21,7 +21,7 @@ from workbench.clusters.launchers.base import LOOPBACK, Launcher
 from workbench.clusters.supervision.reaper import marked
 from workbench.errors import WorkbenchError
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.mpi]
+pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
 SECRETS = {"JUPYTER_TOKEN": "5ecre7-of-jupyter", "HF_TOKEN": "5ecre7-of-a-hub", "AWS_SECRET_ACCESS_KEY": "5ecre7-of-a-cloud"}
 

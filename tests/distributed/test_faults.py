@@ -146,7 +146,7 @@ def test_models_of_different_shapes(runtime: str) -> None:
 def test_different_settings_and_data(runtime: str) -> None:
     job = make_job(runtime, NUM_RANKS, SynchronousSGD(), tiny.problem(), HOW)
     others = {
-        "method": replace(job, algorithm=PipeSGD(width=3)),
+        "algorithm": replace(job, algorithm=PipeSGD(width=3)),
         "settings": replace(job, settings=replace(HOW, seed=7)),
         "samples": replace(job, problem=tiny.problem(num_samples=22)),
     }

@@ -25,7 +25,7 @@ from workbench.collectives import Ring
 from workbench.errors import LaunchError, WorkbenchError
 
 NUM_RANKS = 2
-HOW_MANY = int(os.environ.get("WORKBENCH_INTERRUPTS", "20"))  # of both runtimes together; `make soak` takes a thousand
+HOW_MANY = int(os.environ.get("WORKBENCH_INTERRUPTS", "6"))  # of both runtimes together; `make soak` takes a thousand
 pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(600 + 5 * HOW_MANY)]
 
 SEED = int(os.environ.get("WORKBENCH_INTERRUPTS_SEED", "8"))
@@ -35,7 +35,7 @@ METHODS = [SynchronousSGD(), PipeSGD(width=2), LayerwiseSGD(bucket_bytes=200.0),
 
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("local", marks=pytest.mark.mpi)])
-def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Cluster]]:
+def start(forked_starts: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Cluster]]:
     """Two ranks of a runtime: the cluster that the test before used, or another one where an interrupt has stopped that for good."""
     clusters: list[Cluster] = []
 

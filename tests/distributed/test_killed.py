@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 from tests.distributed.killing import Dies, DyingCodec, Place, Slow
 from tests.distributed.pool import ROOT, shared_pool
+from tests.forked import forked
 from tests.laws import tiny
 from tests.laws.train import MPI, make_job
 from tests.waiting import within
@@ -119,7 +120,7 @@ def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypat
 
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("local", marks=pytest.mark.mpi)])
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(forked_starts: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Ranks that are processes of gloo, or of one MPI world."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -197,10 +198,12 @@ def test_servers_go_on_without_a_worker_and_nobody_is_told_of_a_failure(cluster:
 # ---------------------------------------------------------------- from a shell
 
 
-def train_and_kill(runs: Path, *arguments: str) -> tuple[Path, int, str]:
+def train_and_kill(runs: Path, *arguments: str, python: Sequence[str] = ()) -> tuple[Path, int, str]:
     """`workbench train` on three ranks, of which the last is killed behind its first steps: run folder, exit status, what was said."""
-    command = [sys.executable, "-m", "workbench", "train", *arguments, "--workers", "3", "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = ("-m", "workbench", "train", *arguments, "--workers", "3", "--json")
+    process = subprocess.Popen(
+        [*python, *command] if python else forked(*command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert within(90, lambda: list(runs.glob("2*/metrics-00002.jsonl")) and next(runs.glob("2*/metrics-00002.jsonl")).stat().st_size)
         folder = next(runs.glob("2*"))
@@ -214,7 +217,8 @@ def train_and_kill(runs: Path, *arguments: str) -> tuple[Path, int, str]:
 
 @pytest.mark.parametrize("runtime", ["torch", MPI])
 def test_the_command_line_names_the_rank_and_the_signal(runtime: str, runs: Path, no_process_left: None) -> None:
-    folder, status, said = train_and_kill(runs, "synchronous-sgd", "--runtime", runtime, "--steps", "1000000")
+    """With an interpreter as a user starts it."""
+    folder, status, said = train_and_kill(runs, "synchronous-sgd", "--runtime", runtime, "--steps", "1000000", python=[sys.executable])
     assert status == 1
     assert said.startswith("workbench: rank 2's process is gone: killed by signal 9 (SIGKILL) at step "), said
     info = json.loads((folder / "run.json").read_text())
@@ -242,7 +246,7 @@ def test_the_command_line_goes_on_without_a_rank(how: tuple[str, ...], runs: Pat
 @pytest.mark.mpi
 def test_a_launcher_that_is_asked_for_half_is_told_the_whole(runs: Path, no_process_left: None) -> None:
     """With `--with-ft ulfm` alone, ranks may wait for the dead one for ever when they end."""
-    train = [sys.executable, "-m", "workbench", "train", "local-sgd", "--runtime", "mpi", "--steps", "5", "--on-failure", "shrink"]
+    train = forked("-m", "workbench", "train", "local-sgd", "--runtime", "mpi", "--steps", "5", "--on-failure", "shrink")
     command, env = mpiexec_command(find_mpi(), 2, train, outlives=True)
     end = command.index("ulfm") + 1
     assert command[end : end + 3] == ["--mca", "async_mpi_finalize", "1"]
@@ -258,7 +262,7 @@ def test_the_command_line_starts_another_process_in_its_place(
     method: tuple[str, ...], victim: int, runs: Path, no_process_left: None
 ) -> None:
     """The run is held until it has come, so that it cannot be over before."""
-    command = [sys.executable, "-m", "workbench", "train", *method, "--replace", "--runtime", "torch", "--steps", "500"]
+    command = forked("-m", "workbench", "train", *method, "--replace", "--runtime", "torch", "--steps", "500")
     process = subprocess.Popen(
         [*command, "--workers", "3", "--evaluate-every", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

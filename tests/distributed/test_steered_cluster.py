@@ -24,7 +24,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.mpi]
+pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
 NUM_RANKS = 2
 SOON_S = 30.0  # on a machine that does much else; a second or two on a quiet one

@@ -7,20 +7,28 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import forked
+from tests.waiting import within
 from workbench.experiments import read_grid, sweep
 from workbench.experiments.outcome import states
 from workbench.trace import list_runs
+from workbench.trace.info import read_info
+from workbench.trace.processes import process_is_alive
 
-COMMAND = [sys.executable, "-m", "workbench", "sweep"]
 QUICK = {"problem": "digits-mlp", "runtime": "simulated", "timing_only": True, "steps": 3}
-pytestmark = pytest.mark.usefixtures("runs", "no_process_left")
+pytestmark = pytest.mark.usefixtures("forked_starts", "runs", "no_process_left")
+
+
+def sweeper(grid: str, *options: str) -> subprocess.Popen[str]:
+    """`workbench sweep`."""
+    command = forked("-m", "workbench", "sweep", grid, *options)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def write(folder: Path, grid: dict[str, Any]) -> str:
@@ -62,7 +70,9 @@ def test_killed_interrupted_and_too_slow(runs: Path, tmp_path: Path) -> None:
     """A cell that would take for ever: the sweeper is killed, then interrupted, then the cell's time is up."""
     base = {"method": "dear", "runtime": "mpi", "workers": 2, "steps": 10**6, "evaluate_every": 0}
     for number, sign, status in ((0, signal.SIGKILL, -signal.SIGKILL), (1, signal.SIGINT, 130)):
-        process = subprocess.Popen([*COMMAND, write(tmp_path, {"base": base})], stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*forked("-m", "workbench", "sweep"), write(tmp_path, {"base": base})], stderr=subprocess.PIPE, text=True
+        )
         wait_for_steps(runs, number, process)
         process.send_signal(sign)
         process.communicate(timeout=60)
@@ -80,13 +90,12 @@ def test_killed_interrupted_and_too_slow(runs: Path, tmp_path: Path) -> None:
 def test_simulated_cells_end_with_a_sweeper_that_is_killed(runs: Path, tmp_path: Path) -> None:
     """They are children of a server, not of the sweeper; what they were doing is done by the next."""
     long = {"problem": "digits-mlp", "runtime": "simulated", "method": "dear", "steps": 10**6}
-    process = subprocess.Popen([*COMMAND, write(tmp_path, {"base": long})], stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 90
-    while not list((runs / "sweeps" / "grid").glob("*.runs")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
+    process = sweeper(write(tmp_path, {"base": long}))
+    names = within(90, lambda: [path.read_text().strip() for path in (runs / "sweeps" / "grid").glob("*.runs")], any)
+    cell = read_info(runs / names[0])["process"]
     process.kill()
     process.communicate(timeout=60)
+    assert within(60, lambda: not process_is_alive(cell)), "the server ends the cell; until then it may write that it starts"
     found = sweep({"name": "grid", "base": long, "timeout_s": 4})
     assert [(item.state, item.attempt.number) for item in found.cells if item.attempt] == [("failed", 1)]
     assert "not ended after 4 s" in found.failed[0].error
@@ -96,7 +105,7 @@ def test_simulated_cells_end_with_a_sweeper_that_is_killed(runs: Path, tmp_path:
 @pytest.mark.timeout(200)
 def test_two_sweepers_share_the_cells(runs: Path, tmp_path: Path) -> None:
     grid = write(tmp_path, {"base": {**QUICK, "method": "dear"}, "axes": {"seed": list(range(6))}})
-    both = [subprocess.Popen([*COMMAND, grid, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [sweeper(grid, "--json") for _ in range(2)]
     for process in both:
         out, told = process.communicate(timeout=150)
         assert process.returncode == 0, told

@@ -462,6 +462,6 @@ def test_auto_takes_the_library_s_own_unless_a_formula_promises_more() -> None:
 
 
 def test_auto_without_a_link_says_what_to_use() -> None:
-    with pytest.raises(ConfigError, match=r"name one, such as Ring\(\)"):
+    with pytest.raises(ConfigError, match=r"name a collective, such as Ring\(\)"):
         Auto().all_reduce(Context(0, 2), torch.zeros(3))
     assert np.isnan(Auto().bytes_sent(0, 5, 100, 4)) and Auto(candidates=(Tree(),)).bytes_sent(1, 2, 100, 4) == 400

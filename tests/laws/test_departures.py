@@ -149,7 +149,7 @@ def test_who_cannot_be_done_without(method: Any, rank: int) -> None:
         ({"4": 1.0}, "there is no rank '4'"),
         ({True: 1.0}, "there is no rank True"),
         ({0: 1.0}, "cannot continue without rank 0"),
-        ({4: -0.5}, "rank 4 fails at -0.5; say finite virtual seconds, 0 or more"),
+        ({4: -0.5}, "rank 4 fails at -0.5; give finite virtual seconds, 0 or more"),
         ({4: float("inf")}, "rank 4 fails at inf"),
         ({4: float("nan")}, "rank 4 fails at nan"),
         ({4: "soon"}, "rank 4 fails at 'soon'"),

@@ -137,7 +137,7 @@ def test_a_formula_sends_the_bytes_of_the_messages(collective: Any) -> None:
 
 
 def test_what_does_not_ask_the_same_of_all_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"Send: .* say detail='messages'"):
+    with pytest.raises(ConfigError, match=r"Send: .* use detail='messages'"):
         run(Alone(), "formula", timing_only=True)
 
 

@@ -18,6 +18,7 @@ CODECS: tuple[Selection, ...] = (("tests/unit/test_codecs.py",), ("tests/laws/te
 SUMS: tuple[Selection, ...] = (("tests/laws/test_collectives.py",), ("tests/laws/test_collective_codecs.py", "-k", CHEAP))
 HOPS: tuple[Selection, ...] = (("tests/laws/test_collective_codecs.py", "-k", CHEAP), ("tests/laws/test_collectives.py",))
 ONCE: tuple[Selection, ...] = (("tests/unit/test_once.py",),)
+RESIDUALS: tuple[Selection, ...] = (("tests/unit/test_residuals.py",),)
 LOW_RANK: tuple[Selection, ...] = (("tests/unit/test_low_rank.py",),)
 REPLICA: tuple[Selection, ...] = (
     ("tests/unit/test_replica.py", "tests/unit/test_updater.py", "tests/unit/test_gradients_layout.py", "tests/unit/test_buckets.py"),
@@ -27,6 +28,9 @@ MEANS: Selection = ("tests/laws/test_means.py",)
 REPLICAS: tuple[Selection, ...] = (("tests/laws/test_replicas.py",),)
 GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_generations.py",),)
 SIMULATED_GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_simulated_generations.py", "-k", "simulated_run or meet or replay"),)
+PREDICTIONS: tuple[Selection, ...] = (("tests/unit/test_calibration.py", "-k", "predict"),)
+STREAMS: tuple[Selection, ...] = (("tests/unit/test_streams.py",),)
+TRAINER: tuple[Selection, ...] = (("tests/unit/test_trainer_alone.py",),)
 CONSERVATION: tuple[Selection, ...] = (("tests/laws/test_conservation.py",),)
 
 
@@ -442,6 +446,14 @@ MUTANTS: tuple[Mutant, ...] = (
         (("tests/unit/test_partial.py",), ("tests/laws/test_steering.py", "-k", f"Partial and {CHEAP}")),
     ),
     _M(
+        "partial-own-step",
+        "algorithms/partial.py",
+        "first.step = number",
+        "pass",
+        "a late rank sums a round under the step of its gradient",
+        PARTIAL,
+    ),
+    _M(
         "serial-queue",
         "algorithms/serial.py",
         "while len(waiting) > self.delay:",
@@ -618,6 +630,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "dedicated servers in the wrong order",
         SERVERS,
         equivalent="only the numbers of the ranks that serve differ: any order of dedicated servers trains the same",
+    ),
+    _M(
+        "backup-completes",
+        "algorithms/backup.py",
+        "dropped=tuple(dropped), completes=1.0)",
+        "dropped=tuple(dropped))",
+        "an update counts as its gradients, not as one step: evaluations come late",
+        (("tests/laws/test_evaluation_schedule.py", "-k", "counts_as_a_step"),),
+    ),
+    _M(
+        "eager-last-turn",
+        "algorithms/eager_diloco.py",
+        "yield from self._take_last_turn(fragment)",
+        "yield Wait(fragment.summing)",
+        "the end discards what the others learned in the last turn",
+        CONSERVATION,
     ),
     _M(
         "master-weight",
@@ -819,6 +847,14 @@ MUTANTS: tuple[Mutant, ...] = (
         CONSERVATION,
     ),
     _M(
+        "once-clears-each-step",
+        "collectives/once.py",
+        "residual = ctx.memory.get(name)\n",
+        "residual = ctx.memory.setdefault(name, torch.zeros_like(like))\n",
+        "each look-up of a residual clears a whole gradient",
+        RESIDUALS,
+    ),
+    _M(
         "once-noise",
         "collectives/once.py",
         'f"codec/{piece.name}/{what}", ctx.rank, piece.step)',
@@ -873,6 +909,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "before",
         "every step starts from the same factor",
         LOW_RANK,
+    ),
+    _M(
+        "low-rank-clears-each-step",
+        "collectives/low_rank.py",
+        "if name not in ctx.memory:\n            ctx.memory[name] = torch.zeros(slot.shape, dtype=flat.dtype, device=flat.device)",
+        "ctx.memory.setdefault(name, torch.zeros(slot.shape, dtype=flat.dtype, device=flat.device))",
+        "each look-up of a residual clears a whole gradient",
+        RESIDUALS,
     ),
     _M(
         "low-rank-share",
@@ -1236,5 +1280,146 @@ MUTANTS: tuple[Mutant, ...] = (
         "if True:",
         "the program takes further steps before its checkpoint is taken",
         (("tests/laws/test_resume_kept.py", "-k", "any_checkpoint and PipeSGD"),),
+    ),
+    # -- simulated time and predictions ------------------------------------------------------------------------
+    _M(
+        "fair-solves-a-ring",
+        "runtimes/simulator/fair_sharing.py",
+        "if len(group) == 1:",
+        "if False:",
+        "the rates of a ring are solved for at each message",
+        (("tests/unit/test_fair.py",),),
+    ),
+    _M(
+        "predict-all-steps",
+        "calibration/predict.py",
+        "return int(min(steps, max(least, MESSAGES / max(messages, 1.0))))",
+        "return steps",
+        "a prediction with many messages simulates all steps",
+        PREDICTIONS,
+    ),
+    _M(
+        "predict-all-draws",
+        "calibration/predict.py",
+        "if heavy and draws:",
+        "if False:",
+        "a prediction with many messages simulates all draws",
+        PREDICTIONS,
+    ),
+    # -- a GPU's streams ---------------------------------------------------------------------------------------
+    _M(
+        "tail-without-its-event",
+        "replica/replica.py",
+        "with self.streams.after(gradient.ready):",
+        "with self.streams.on(self.streams.new()):",
+        "the host reads a tail before the sum is complete",
+        STREAMS,
+    ),
+    _M(
+        "tail-after-all-work",
+        "replica/replica.py",
+        "with self.streams.after(gradient.ready):",
+        "with self.streams.after(None):",
+        "the host waits for the next backward before it reads a tail",
+        STREAMS,
+    ),
+    _M(
+        "server-on-its-own-stream",
+        "runtimes/execution/progress.py",
+        "stream=streams.current() if request.shares_tags else self._stream_of(lane),",
+        "stream=self._stream_of(lane),",
+        "nothing orders what a server and its worker give each other",
+        STREAMS,
+    ),
+    _M(
+        "loss-read-at-once",
+        "runtimes/rank/training_loop.py",
+        'self._lagging = self._transport.device.type == "cuda"',
+        "self._lagging = False",
+        "each step on a GPU waits for its loss",
+        STREAMS,
+    ),
+    _M(
+        "loss-after-the-next-step",
+        "runtimes/rank/training_loop.py",
+        "with self._transport.streams.after(event):",
+        "with self._transport.streams.after(None):",
+        "a loss is read after the work of the next step",
+        STREAMS,
+    ),
+    _M(
+        "memory-left-on-the-host",
+        "runtimes/checkpoint/rank_state.py",
+        "placed(value, replica.layout.device).clone()",
+        "value.clone()",
+        "a resumed run on a GPU has its residuals on the host",
+        STREAMS,
+    ),
+    _M(
+        "state-left-on-the-host",
+        "runtimes/checkpoint/rank_state.py",
+        "value = placed(value, replica.layout.device)",
+        "pass",
+        "a resumed run on a GPU has its anchors on the host",
+        STREAMS,
+    ),
+    _M(
+        "nccl-not-aborted",
+        "runtimes/transport/torch_distributed.py",
+        """elif self._backend == "nccl":
+            for group""",
+        """elif False:
+            for group""",
+        "torch's watchdog ends the process after a failed run",
+        STREAMS,
+    ),
+    _M(
+        "backend-undefined",
+        "runtimes/transport/torch_distributed.py",
+        'if named in ("gloo", "nccl"):',
+        "if named:",
+        "a group without a backend's name has the device of none",
+        STREAMS,
+    ),
+    _M(
+        "nccl-16-bit-sum",
+        "runtimes/transport/torch_distributed.py",
+        "if flat.dtype == torch.int16:",
+        'if flat.dtype == torch.int16 and self._backend == "gloo":',
+        "NCCL is asked for a sum that it has not",
+        STREAMS,
+    ),
+    _M(
+        "send-unpinned",
+        "runtimes/transport/torch_distributed.py",
+        "dtype=flat.dtype, pin_memory=True)\n",
+        "dtype=flat.dtype)\n",
+        "a copy of a GPU's values to pageable memory overlaps with nothing",
+        STREAMS,
+    ),
+    _M(
+        "receive-unpinned",
+        "runtimes/transport/torch_distributed.py",
+        "dtype=flat.dtype, pin_memory=True) if",
+        "dtype=flat.dtype) if",
+        "a copy of pageable memory to a GPU overlaps with nothing",
+        STREAMS,
+    ),
+    _M(
+        "staging-unpinned",
+        "runtimes/checkpoint/staging.py",
+        'device="cpu", pin_memory=source.is_cuda)',
+        'device="cpu")',
+        "a checkpoint's copy to pageable memory overlaps with nothing",
+        STREAMS,
+    ),
+    # -- a loop of the user ------------------------------------------------------------------------------------
+    _M(
+        "trainer-forgets-its-run",
+        "runtimes/user_loop/trainer.py",
+        "return None if self._folder is None else Run.load(self._folder)",
+        "return None",
+        "finish() after the with block does not return the recorded run",
+        TRAINER,
     ),
 )

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import zmq
 from traitlets.config import Config
 
+from tests.forked import forked
 from workbench import resources
 from workbench.cli.main import main
 from workbench.errors import ConfigError
@@ -25,7 +27,6 @@ from workbench.experiments.papermill_engine import _encrypted
 from workbench.experiments.record import read_record
 from workbench.plots import for_nbconvert
 
-COMMAND = [sys.executable, "-m", "workbench"]
 LINES = """\
 import subprocess, sys, pathlib, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
@@ -35,7 +36,7 @@ if how == "raise":
 while how == "stay":
     time.sleep(0.1)
 child.pid > 0"""
-pytestmark = [pytest.mark.notebooks, pytest.mark.usefixtures("runs")]
+pytestmark = [pytest.mark.notebooks, pytest.mark.usefixtures("forked_kernels", "runs")]
 
 
 @pytest.fixture
@@ -48,10 +49,11 @@ def notebook(tmp_path: Path) -> Path:
     return tmp_path / "in.ipynb"
 
 
-def command(notebook: Path, how: str, *more: str) -> list[str]:
+def command(notebook: Path, how: str, *more: str, python: Sequence[str] = ()) -> list[str]:
     (notebook.parent / "parameters.yaml").write_text(f"how: {how}\nhere: {notebook.parent / 'here'}\n")
     output = str(notebook.parent / "out.ipynb")
-    return [*COMMAND, "notebook", "run", str(notebook), "-f", str(notebook.parent / "parameters.yaml"), "-o", output, *more]
+    words = ["-m", "workbench", "notebook", "run", str(notebook), "-f", str(notebook.parent / "parameters.yaml")]
+    return [*(python or forked()), *words, "-o", output, *more]
 
 
 @pytest.mark.usefixtures("no_process_left")
@@ -74,7 +76,9 @@ def test_the_record_says_how_it_ended(notebook: Path, how: str, more: tuple[str,
 @pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize(("sign", "words"), [(signal.SIGTERM, "terminated"), (signal.SIGKILL, "killed")])
 def test_ended_by_a_signal_it_leaves_no_process(notebook: Path, sign: signal.Signals, words: str) -> None:
-    process = subprocess.Popen(command(notebook, "stay"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    """With an interpreter as a user starts it."""
+    begin = command(notebook, "stay", python=[sys.executable])
+    process = subprocess.Popen(begin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (notebook.parent / "here").exists():
         assert process.poll() is None, process.communicate()
@@ -91,7 +95,7 @@ def test_a_terminated_reproduction_says_so_in_a_line_and_leaves_no_process(tmp_p
     """The kernel computes at that moment: asked to shut down, it would print a traceback of its sockets."""
     output = tmp_path / "out"
     words = ["reproduce", "10-scaling", "-o", str(output), "--again"]
-    process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(forked("-m", "workbench", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not _computes(output / "10-scaling.ipynb"):
         assert process.poll() is None, process.communicate()
@@ -121,8 +125,8 @@ def test_what_is_said_to_a_kernel_is_encrypted(tmp_path: Path, engine: str) -> N
     content.metadata["kernelspec"] = {"name": "workbench", "display_name": "Workbench", "language": "python"}
     nbformat.write(content, tmp_path / "in.ipynb")
     paths = [str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb")]
-    ways = {"workbench notebook run": [*COMMAND, "notebook", "run", paths[0], "-o", paths[1]]}
-    ways["papermill --engine workbench"] = [sys.executable, "-m", "papermill", "--engine", "workbench", *paths]
+    ways = {"workbench notebook run": forked("-m", "workbench", "notebook", "run", paths[0], "-o", paths[1])}
+    ways["papermill --engine workbench"] = forked("-m", "papermill", "--engine", "workbench", *paths)
     done = subprocess.run(ways[engine], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr

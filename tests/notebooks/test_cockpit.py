@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.m
 PLOTLY, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"
 
 
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_seeds_are_bands_and_live_views_leave_pictures(tmp_path: Path, runs: Path) -> None:
     done = run_notebook(resources.notebook("01-cockpit"), tmp_path / "cockpit.ipynb", {"epochs": 1, "seeds": [0, 1]}, timeout_s=240)
     cells = nbformat.read(done, as_version=4).cells

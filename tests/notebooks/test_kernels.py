@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import fork_kernels
 from workbench.cli.main import main
 from workbench.experiments.notebooks import run_notebook, tagged_text
 from workbench.resources import notebook as notebook_path
@@ -73,6 +74,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Kernels installed into a prefix of their own, and a run store."""
     prefix = tmp_path_factory.mktemp("kernels")
     assert main(["kernels", "install", "--prefix", str(prefix)]) == 0
+    fork_kernels(prefix)
     here = {"JUPYTER_PATH": str(prefix / "share" / "jupyter"), "WORKBENCH_RUNS": str(prefix / "runs"), "WORKBENCH_RANKS": "2"}
     return {
         **os.environ,

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.forked import forked
 from tests.papers_share import FIGURE, KEY, RANKS, commit, finding, git, make_share, write_claims, write_notebook
 from workbench.experiments.notebooks import tagged_text
 
@@ -34,7 +35,7 @@ def environment(share: Path) -> dict[str, str]:
 
 def reproduce(share: Path, *words: str, status: int = 0) -> tuple[str, str]:
     """(standard output, standard error) of `workbench reproduce`."""
-    command = [sys.executable, "-m", "workbench", "reproduce", *words]
+    command = forked("-m", "workbench", "reproduce", *words)
     done = subprocess.run(command, env=environment(share), capture_output=True, text=True, timeout=550)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout, done.stderr
@@ -52,7 +53,7 @@ def share_with_ranks(folder: Path) -> Path:
 
 
 @pytest.mark.mpi
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_notebooks_share_ranks_which_start_anew_when_one_has_killed_them(tmp_path: Path) -> None:
     share = share_with_ranks(tmp_path)
     _, told = reproduce(share, KEY, "-o", str(tmp_path / "out"), status=1)
@@ -72,7 +73,7 @@ def test_notebooks_share_ranks_which_start_anew_when_one_has_killed_them(tmp_pat
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.papers)])
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_nothing_is_left_behind_whatever_ends_it(tmp_path: Path, how: signal.Signals) -> None:
     share = make_share(tmp_path / "share")
     slow = RANKS.replace("print(", f"open({str(tmp_path / 'there')!r}, 'w').close(); import time; time.sleep(500); print(")
@@ -103,7 +104,7 @@ def _is_engine(process: psutil.Process, share: Path) -> bool:
         return False
 
 
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_a_record_is_kept_and_what_has_one_is_not_done_again(tmp_path: Path) -> None:
     share = make_share(tmp_path / "share")
     write_notebook(share, "20-one", ("figure-ones", FIGURE), finding("20-one"))

@@ -45,7 +45,7 @@ CODECS: dict[str, Any] = {
     "block": 64,
 }
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(300), pytest.mark.usefixtures("no_process_left")]
+pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(300), pytest.mark.usefixtures("forked_kernels", "no_process_left")]
 
 
 @pytest.fixture(autouse=True)

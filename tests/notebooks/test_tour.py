@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 
+from tests.forked import forked
 from tests.notebooks.from_records import accuracy_of, step_seconds_of
 from workbench import resources
 from workbench.experiments.notebooks import run_notebook, tagged_text
@@ -41,7 +41,7 @@ def test_is_written_as_the_house_wants_it(path: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_the_tour_runs_and_shows_what_it_promises(runs: Path, tmp_path: Path) -> None:
     executed = run_notebook(resources.notebook("00-tour"), tmp_path / "tour.ipynb", SMALL, timeout_s=240)
     table = tagged_text(executed, "table")
@@ -83,12 +83,12 @@ def check_answer(runs: Path, answer: str) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_the_tour_runs_under_plain_papermill(runs: Path, tmp_path: Path) -> None:
     output = tmp_path / "tour.ipynb"
     smaller = {**SMALL, "epochs": 1, "simulated_workers": 4}  # what it shows has been judged above
     options = [word for name, value in smaller.items() for word in ("-p", name, str(value))]
-    command = [sys.executable, "-m", "papermill", str(resources.notebook("00-tour")), str(output), "--no-progress-bar", *options]
+    command = forked("-m", "papermill", str(resources.notebook("00-tour")), str(output), "--no-progress-bar", *options)
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "PipeSGD" in tagged_text(output, "table")

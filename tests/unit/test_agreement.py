@@ -23,7 +23,7 @@ from workbench.settings import Settings
 
 
 def facts(**changes: str) -> dict[str, str]:
-    return {"torch": "2.9.0", "method": "SynchronousSGD()", "parameter 0": "weight: (2, 3)", **changes}
+    return {"torch": "2.9.0", "algorithm": "SynchronousSGD()", "parameter 0": "weight: (2, 3)", **changes}
 
 
 def test_the_majority_is_right() -> None:

@@ -35,6 +35,7 @@ from workbench.codecs import Linear8, Truncate16
 from workbench.collectives import Native, Ring
 from workbench.costs import Bimodal, Compute, Empirical, Lognormal, Network, Pareto, ShiftedExponential, SlowMachines
 from workbench.errors import ConfigError
+from workbench.gradients import build_layout, trainable
 from workbench.runtimes.transport.base import Deadline, SoloTransport
 from workbench.trace.run import Run
 
@@ -282,6 +283,24 @@ def test_what_binds_is_named() -> None:
     assert predict(fitted(), wb.SynchronousSGD(), workers=4, network="ethernet-100g", latency_s=0.05, draws=0).bound == "latency"
     law = replace(fitted().pace, stragglers=(ShiftedExponential(shift=0.1, scale=5.0),))
     assert predict(replace(fitted(), pace=law), wb.SynchronousSGD(), workers=32, network="ethernet-100g", draws=0).bound == "stragglers"
+
+
+def test_a_prediction_with_many_messages_simulates_a_bounded_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeAR with 76 parameters on 16 workers: 13 buckets, 6,240 messages a step. A closed form takes the place of each simulation."""
+    workers, num_messages = 16, 0
+
+    def by_formula(algorithm: wb.DeAR, problem: wb.Problem, *, steps: int, **given: Any) -> Run:
+        nonlocal num_messages
+        num_buckets = len(build_layout(trainable(problem.model()), algorithm.bucket_bytes).buckets)
+        num_messages += steps * num_buckets * workers * 2 * (workers - 1)
+        return wb.simulate(algorithm, problem, steps=steps, detail="formula", **given)
+
+    monkeypatch.setattr("workbench.calibration.fixed_point.simulate", by_formula)
+    shapes = tuple((f"{number}", (256, 256) if number % 2 else (256,)) for number in range(76))
+    measured = calibrate(trained(wb.LayerwiseSGD(bucket_bytes=0), workers=2), cores=1)
+    pace = replace(measured.pace, forward_shares=(), backward_shares=())
+    predict(replace(measured, shapes=replace(measured.shapes, parameters=shapes), pace=pace), wb.DeAR(), workers=workers)
+    assert 0 < num_messages < 200_000, "a message takes about 12 microseconds"
 
 
 def test_a_rate_is_scaled_by_the_part_of_it_that_carries_gradients() -> None:

@@ -1,4 +1,4 @@
-"""The tables of what there is: complete, the same as JSON, and true of the bytes that the methods send."""
+"""The tables of what there is: complete, the same as JSON, and true of the bytes that the algorithms send."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from workbench.runtimes.simulator.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
 RANKS = 4
-NAMES = {"methods": algorithms.names(), "collectives": collectives.names(), "codecs": codecs.names()}
+NAMES = {"algorithms": algorithms.names(), "collectives": collectives.names(), "codecs": codecs.names()}
 ALL = [(what, name) for what, names in NAMES.items() for name in names]
-each_method = pytest.mark.parametrize("name", algorithms.names())
+each_algorithm = pytest.mark.parametrize("name", algorithms.names())
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -39,9 +39,9 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(40, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 10))
 
 
-@each_method
+@each_algorithm
 def test_every_method_has_a_card_with_every_field(name: str) -> None:
-    found = catalogue.describe("methods", name)
+    found = catalogue.describe("algorithms", name)
     for field in ("summary", "about", "paper", "staleness", "bytes_per_step", "memory", "roles"):
         assert isinstance(found[field], str) and found[field].strip(), field
     assert found["rule"] and all(line.strip() for line in found["rule"])
@@ -68,7 +68,7 @@ def test_the_table_names_all_and_is_readable(what: str, columns: int, capsys: py
     assert tuple(first) == NAMES[what]
     words = set(re.findall(r"\S+", table))
     for item in catalogue.describe_all(what):
-        assert set(str(item["paper" if what == "methods" else "summary"]).split()) <= words, "nothing is cut off"
+        assert set(str(item["paper" if what == "algorithms" else "summary"]).split()) <= words, "nothing is cut off"
 
 
 @pytest.mark.parametrize(("what", "name"), ALL)
@@ -83,29 +83,29 @@ def test_one_is_told_whole(what: str, name: str, capsys: pytest.CaptureFixture[s
 
 
 def test_a_method_says_what_it_can_be_given() -> None:
-    assert catalogue.describe("methods", "backup-sgd")["settings"] == [
+    assert catalogue.describe("algorithms", "backup-sgd")["settings"] == [
         {"name": "shards", "type": ["int"], "choices": None, "default": 1, "required": False},
         {"name": "dedicated", "type": ["bool"], "choices": None, "default": False, "required": False},
         {"name": "backups", "type": ["int"], "choices": ["online"], "default": 1, "required": False},
         {"name": "timeout_s", "type": ["float", "none"], "choices": None, "default": None, "required": False},
         {"name": "noise_scale", "type": ["float", "none"], "choices": None, "default": None, "required": False},
     ]
-    first = next(setting for setting in catalogue.describe("methods", "delayed-sgd")["settings"] if setting["name"] == "first")
+    first = next(setting for setting in catalogue.describe("algorithms", "delayed-sgd")["settings"] if setting["name"] == "first")
     assert first["choices"] == ["zero", "duplicate"] and first["default"] == "zero"
 
 
 def test_a_rule_of_several_lines_is_whole() -> None:
-    assert [line.split(" ")[0] for line in catalogue.describe("methods", "diloco")["rule"]] == ["Every", "D_i"]
+    assert [line.split(" ")[0] for line in catalogue.describe("algorithms", "diloco")["rule"]] == ["Every", "D_i"]
 
 
 def test_a_name_of_two_makers_has_the_card_of_what_it_makes() -> None:
-    assert catalogue.describe("methods", "delayed-sgd")["class"] == "DelayedSGD"
+    assert catalogue.describe("algorithms", "delayed-sgd")["class"] == "DelayedSGD"
     assert catalogue.card_of(algorithms.DelayedSGD) is algorithms.PipeSGD.card
     assert catalogue.card_of(algorithms.ParameterServerSGD) is algorithms.BackupSGD.card
 
 
 NEAR = [
-    ("methods", algorithms, "_ALGORITHMS", {"pipe-sgd": algorithms.PipeSGD, "diloco": algorithms.DiLoCo}, "pipe-sdg", "pipe-sgd"),
+    ("algorithms", algorithms, "_ALGORITHMS", {"pipe-sgd": algorithms.PipeSGD, "diloco": algorithms.DiLoCo}, "pipe-sdg", "pipe-sgd"),
     ("collectives", collectives, "_COLLECTIVES", {"ring": collectives.Ring, "linear": collectives.Linear}, "rign", "ring"),
     ("codecs", codecs, "_CODECS", {"top-k": codecs.TopK, "linear8": codecs.Linear8}, "top_q", "top-k"),
 ]
@@ -173,7 +173,7 @@ def test_a_reader_may_stop_early(words: list[str], unbuffered: str) -> None:
 def test_the_readme_has_this_table() -> None:
     """Step 5 of CONTRIBUTING.md: what `workbench algorithms --markdown` prints is put there whenever a card changes."""
     page = (ROOT / "README.md").read_text()
-    assert re.findall(r"(?:^\| method \|.*\n(?:\|.*\n)*)", page, re.MULTILINE) == [catalogue.markdown("methods") + "\n"]
+    assert re.findall(r"(?:^\| algorithm \|.*\n(?:\|.*\n)*)", page, re.MULTILINE) == [catalogue.markdown("algorithms") + "\n"]
 
 
 # ---------------------------------------------------------------- the bytes
@@ -192,7 +192,7 @@ def evaluated(formula: str, **values: float) -> float:
 
 def promised(name: str, method: Any, num_bytes: float) -> tuple[float, float]:
     """Bytes a step of a rank that serves nobody and, where there are servers, of one that does."""
-    formula, _, server = catalogue.describe("methods", name)["bytes_per_step"].partition("; server ")
+    formula, _, server = catalogue.describe("algorithms", name)["bytes_per_step"].partition("; server ")
     values = {"p": RANKS, "n": num_bytes, "M": getattr(method, "shards", nan), "H": getattr(method, "every", nan)}
     plain = evaluated(formula, **values)
     return plain, evaluated(server, **values) if server else plain

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -16,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.forked import forked
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.trace import new_run, update_run
 
-pytestmark = pytest.mark.notebooks
+pytestmark = [pytest.mark.notebooks, pytest.mark.usefixtures("forked_kernels")]
 
 # ---------------------------------------------------------------- what a handle says
 
@@ -168,7 +168,7 @@ def test_a_terminated_notebook_ends_what_it_started(tmp_path: Path, no_process_l
         f"open({str(tmp_path / 'ready')!r}, 'w').close(); import time; time.sleep(600)",
     )
     code = f"from workbench.experiments import run_notebook; run_notebook({str(path)!r}, {str(tmp_path / 'out.ipynb')!r})"
-    runner = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    runner = subprocess.Popen(forked("-c", code), stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
     while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

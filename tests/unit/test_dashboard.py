@@ -39,7 +39,7 @@ def test_every_method_has_a_field_for_each_of_its_settings(name: str) -> None:
     form = AlgorithmForm(name)
     made = algorithms.get(name, **form.options())
     assert form.options() == {} and made == algorithms.get(name)
-    assert list(form.fields) == [setting["name"] for setting in describe("methods", name)["settings"]]
+    assert list(form.fields) == [setting["name"] for setting in describe("algorithms", name)["settings"]]
     assert all(field.tooltip for field in form.fields.values()), "each says what it may be"
 
 

@@ -102,7 +102,7 @@ def test_each_step_has_what_it_speaks_of() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_knows_the_new_method(copy: Path) -> None:
+def test_the_command_line_knows_the_new_algorithm(copy: Path) -> None:
     assert run(copy, "-c", "import workbench; print(workbench.__file__)").stdout.startswith(str(copy)), "the copy is what runs"
     shown = run(copy, "-m", "workbench", "methods", NAME)
     assert shown.stdout.startswith(f"{NAME}: {CLASS}\n")
@@ -122,7 +122,7 @@ def test_its_files_are_in_style_and_its_tables_and_papers_in_step(copy: Path) ->
     markdown = run(copy, "-m", "workbench", "methods", "--markdown").stdout  # step 5: README's table is what this prints
     assert f"\n| {NAME} | " in markdown
     page = (copy / "README.md").read_text()
-    rows = [line for line in page.splitlines(keepends=True) if line.startswith("| method |")]
+    rows = [line for line in page.splitlines(keepends=True) if line.startswith("| algorithm |")]
     before, _, after = page.partition(rows[0])
     rest = re.sub(r"\A(\|.*\n)*", "", after)
     (copy / "README.md").write_text(before + markdown + rest)

@@ -42,7 +42,7 @@ readers = {{
     "words": lambda: words(folder),
     "profile": lambda: from_profiler(next(folder.glob("*.json*"))),
     "yaml": lambda: str(read_yaml(folder / "grid.yaml"))[:100],
-    "text": lambda: [parse_value((folder / "text").read_text()), str(unknown("method", (folder / "text").read_text(), ["a"]))],
+    "text": lambda: [parse_value((folder / "text").read_text()), str(unknown("algorithm", (folder / "text").read_text(), ["a"]))],
     "build": lambda: build((folder / "text").read_text(), {{"Ring": dict}}),
 }}
 try:

@@ -268,7 +268,7 @@ UNFIT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 def test_what_does_not_fit_is_refused_with_the_files_name(folder: Path, kind: str) -> None:
     put(folder, packed(UNFIT[kind](good(folder))))
     state = random_state(torch.device("cpu"))
-    with pytest.raises(ConfigError, match="is whole, but does not fit this run's model, optimizer or algorithm"):
+    with pytest.raises(ConfigError, match="is undamaged, but does not fit this run's model, optimizer or algorithm"):
         train(folder)
     restore_random_state(state, torch.device("cpu"))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import pytest
@@ -16,10 +16,10 @@ from tests.laws.train import Wrapper
 from tests.unit.numbered import common_factor, numbered
 from workbench.algorithms import PartialAllReduce, SynchronousSGD
 from workbench.algorithms.partial import DONE, GO, READY, PartialState, _merged
-from workbench.collectives import Linear, Ring
+from workbench.collectives import Collective, Linear, Ring
 from workbench.errors import ConfigError
 from workbench.gradients import WEIGHT, Gradient
-from workbench.ops import Apply, Backward, EndStep, Program
+from workbench.ops import Apply, Backward, EndStep, Program, Value
 from workbench.program import Context, perform
 from workbench.runtimes.reference import Costs, ReferenceRuntime
 from workbench.runtimes.simulator.comm_schedule import RECEIVE, SEND, record_schedule
@@ -96,6 +96,31 @@ def test_a_slow_rank_is_waited_for_by_nobody() -> None:
     assert [sorted(one) for one in rounds[:4]] == [[(0, 0), (1, 0)], [(0, 1), (1, 1)], [(0, 2), (1, 2)], [(0, 3), (1, 3), (2, 0)]]
     assert [end.step for end in driver.ranks[2].ends if end.dropped] == [1, 2, 3, 4, 5], "it skipped four, and one was left over"
     assert [update.staleness for update in driver.ranks[2].applied] == [0, 0, 0, 3, 0, 0], "of its own gradient, in the round that used it"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class StepsOfSums(Collective):
+    """A linear sum that notes the step of each rank's values: a codec's noise and the start of a compression depend on it."""
+
+    seen: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list), compare=False)
+
+    def all_reduce(self, ctx: Context, value: Value) -> Program:
+        assert isinstance(value, Gradient)
+        self.seen[ctx.rank].append(value.step)
+        return Linear().all_reduce(ctx, value)
+
+    def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
+        return Linear().bytes_sent(rank, num_workers, numel, itemsize, tail)
+
+
+@pytest.mark.parametrize("quorum", ["solo", "majority", "all"])
+def test_all_ranks_sum_a_round_under_its_own_number(quorum: str) -> None:
+    """Also on a late rank, whose gradient is of an earlier step: a collective may choose by the step what it sends."""
+    collective = StepsOfSums()
+    costs = Costs(backward=lambda rank, step: 3.5 if rank == 2 else 1.0)
+    ReferenceRuntime(PartialAllReduce(quorum=quorum, collective=collective), 3, coded, lr=1.0, costs=costs).run(STEPS)
+    assert collective.seen == {rank: list(range(STEPS)) for rank in range(3)}
 
 
 @pytest.mark.parametrize("stop", range(STEPS))

@@ -111,7 +111,7 @@ def test_training_lowers_the_test_likelihood_on_simulated_workers() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("digits-pixelcnn", {"kernel": 4}, "an odd size has a middle; choose 5"),
+        ("digits-pixelcnn", {"kernel": 4}, "give an odd size, such as 5"),
         ("digits-pixelcnn", {"width": 7}, "width=7 does not divide by 2: choose width=6"),
         ("cifar10-pixelcnn", {"synthetic": True, "levels": 10}, "a divisor of 256"),
         ("cifar10-pixelcnn", {"synthetic": True, "folder": "x"}, "give one of the two"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 pytest.importorskip("plotly", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
 import workbench as wb
+from tests.forked import forked
 from workbench import plots
 from workbench.analysis import critical_path, overlap
 from workbench.errors import ConfigError
@@ -55,7 +55,7 @@ print("ended", spans.kind_names.tolist(), spans.table["step"].tolist())
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three steps of a plain loop, of which the schedule records the last two; in a process of its own, for profilers have crashed."""
     path = tmp_path_factory.mktemp("profile") / "loop.json"
-    process = subprocess.run([sys.executable, "-c", LOOP, str(path)], capture_output=True, text=True, timeout=100, check=True)
+    process = subprocess.run(forked("-c", LOOP, str(path)), capture_output=True, text=True, timeout=100, check=True)
     assert "ended ['forward'] [0]" in process.stdout, "a profiler itself is read, too"
     return path
 

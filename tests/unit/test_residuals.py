@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.laws import owed, tiny
 from tests.laws.owed import Situation
@@ -239,6 +240,39 @@ def test_local_sgd_refuses_to_compress_parameters_and_names_what_trains(collecti
     assert named == f"DiLoCo(every=2, outer_lr=1.0, outer_momentum=0.0, nesterov=False, collective={collective})"
     losses = [row["loss"] for row in train("simulated", 3, instead, tiny.problem(), replace(HOW, steps=60)).rows(0)]
     assert np.mean(losses[-10:]) < 0.75 * np.mean(losses[:10])
+
+
+# -- cost ----------------------------------------------------------------------------------------------------------
+
+
+class Cleared(TorchDispatchMode):
+    """Counts the large tensors that are filled with zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_tensors = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.num_tensors += "zero" in str(function) and result.numel() > 100
+        return result
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [*(Once(codec=ErrorFeedback(codec=codec)) for codec in (Linear8(), Sign(), SharedInt8())), PowerSGD(inner=Ring())],
+    ids=repr,
+)
+def test_a_residual_is_cleared_in_the_first_step_only(collective: Collective) -> None:
+    """A look-up that makes a tensor of zeros in case the residual is not there writes a whole gradient at each step."""
+    layout, ranks = build_layout(trainable(nn.Linear(40, 7))), contexts(2)
+    cleared = []
+    for step in range(3):
+        with Cleared() as counter:
+            world(collective, ranks, gradients(layout, [torch.ones(layout.numel)] * 2, step)).run()
+        cleared.append(counter.num_tensors)
+    assert cleared[0] > 0
+    assert cleared[1:] == [0, 0]
 
 
 # -- steps ---------------------------------------------------------------------------------------------------------

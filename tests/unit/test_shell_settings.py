@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: every setting of every method from the shell, and one clear error for what it cannot be."""
+"""`--set NAME=VALUE`: every setting of every algorithm from the shell, and one clear error for what it cannot be."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.errors import ConfigError
 from workbench.naming import parse_pairs, parse_value
 from workbench.program import Algorithm
 
-SETTINGS = [(name, setting) for name in algorithms.names() for setting in catalogue.describe("methods", name)["settings"]]
+SETTINGS = [(name, setting) for name in algorithms.names() for setting in catalogue.describe("algorithms", name)["settings"]]
 IDS = [f"{name}-{setting['name']}" for name, setting in SETTINGS]
 
 
@@ -26,10 +26,10 @@ def from_shell(name: str, *words: str) -> Algorithm:
 @pytest.mark.parametrize("name", algorithms.names())
 def test_defaults_as_shown_give_the_default(name: str) -> None:
     """What `workbench algorithms NAME` prints in its last column can be typed as it stands."""
-    shown = catalogue.show("methods", name)
+    shown = catalogue.show("algorithms", name)
     rows = [line.split() for line in shown.partition("default\n")[2].splitlines()[1:]]
     words = [f"{row[0]}={row[-1]}" for row in rows]
-    assert len(words) == len(catalogue.describe("methods", name)["settings"])
+    assert len(words) == len(catalogue.describe("algorithms", name)["settings"])
     assert from_shell(name, *words) == algorithms.get(name)
     assert from_shell(name, *(word.replace("_", "-") for word in words)) == algorithms.get(name), "also as options are spelled"
 

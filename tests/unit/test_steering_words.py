@@ -75,8 +75,8 @@ def test_a_look_at_nothing_new_opens_no_file(tmp_path: Path, monkeypatch: pytest
 REFUSED: list[tuple[Algorithm, dict[str, Any], str]] = [
     (PipeSGD(), {}, "nothing to set: give one of lr, width"),
     (PipeSGD(), {"widht": 3}, "did you mean width"),
-    (PipeSGD(), {"delay": 2, "width": 5}, "delay and width say the same"),
-    (StaleSGD(), {"delay": 1, "staleness": "Constant(2)"}, "delay and staleness say the same"),
+    (PipeSGD(), {"delay": 2, "width": 5}, "delay and width are the same setting"),
+    (StaleSGD(), {"delay": 1, "staleness": "Constant(2)"}, "delay and staleness are the same setting"),
     (PipeSGD(), {"lr": 10**400}, "above 0"),
     (PipeSGD(), {"width": 0}, "width=0"),
     (PipeSGD(), {"width": "3"}, "give a whole number"),

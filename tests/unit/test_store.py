@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.forked import forked
 from workbench import algorithms
 from workbench.analysis import runs_table
 from workbench.analysis.export import METRICS, export_runs
@@ -133,7 +134,7 @@ for number in range(20):
 def test_writers_and_readers_at_once_lose_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four processes, each making runs and listing all: every listing holds what its process has made so far."""
     code = "import workbench.trace.index as index; index.YOUNG_S = -1.0\n" + WRITER  # the cache is written at every listing
-    processes = [subprocess.Popen([sys.executable, "-c", code, str(number)], stderr=subprocess.PIPE, text=True) for number in range(4)]
+    processes = [subprocess.Popen(forked("-c", code, str(number)), stderr=subprocess.PIPE, text=True) for number in range(4)]
     for process in processes:
         _, told = process.communicate(timeout=100)
         assert process.returncode == 0, told

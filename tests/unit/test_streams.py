@@ -18,23 +18,34 @@ from typing import Any, final
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from tests.laws import tiny
+from tests.laws.train import make_job
 from workbench import ops
-from workbench.algorithms import AdaptiveDelaySGD, DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import AdaptiveDelaySGD, AsyncSGD, DeAR, DiLoCo, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
+from workbench.algorithms.diloco import DiLoCoState
 from workbench.collectives import Collective
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import Program, Value
-from workbench.program import Algorithm, Context, lower
+from workbench.ops import EndStep, Program, Value
+from workbench.program import Algorithm, Context, leaves, lower
 from workbench.replica.backward import Micro
+from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
-from workbench.runtimes.checkpoint.rank_state import placed
+from workbench.replica.server_copy import ServerCopy
+from workbench.runtimes.checkpoint.rank_state import placed, resume, take_checkpoint
+from workbench.runtimes.checkpoint.staging import StagingBuffers
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import ProgressEngine
 from workbench.runtimes.execution.tasks import TaskHandle
-from workbench.runtimes.transport.base import SoloTransport
-from workbench.runtimes.transport.torch_distributed import agreed_backend
+from workbench.runtimes.rank import main
+from workbench.runtimes.transport import mailbox, torch_distributed
+from workbench.runtimes.transport.base import Deadline, Handle, SoloTransport
+from workbench.runtimes.transport.mailbox import Mailbox
+from workbench.runtimes.transport.torch_distributed import TorchTransport, agreed_backend, backend_of
 from workbench.runtimes.transport.torch_handles import PointHandle, Waiters
+from workbench.settings import Settings
 from workbench.streams import Streams
 from workbench.trace.recorder import NullRecorder
 
@@ -99,11 +110,11 @@ class ModelOfStreams(Streams):
             yield
         self.wait(self.clocks[reader])  # the host has read: what it enqueues from here on comes later
 
-    def write(self, gradient: Gradient, what: str) -> None:
+    def write(self, value: Value, what: str) -> None:
         """The calling thread's stream is given work that writes there."""
         with self._lock:
             clock = self.clocks[self.current()]
-            keys = places(gradient)
+            keys = places(value)
             for key in keys:
                 for seen in [self.written.get(key, {}), *self.read_at.pop(key, [])]:
                     if not before(seen, clock):
@@ -111,21 +122,23 @@ class ModelOfStreams(Streams):
             clock[self.current()] = clock.get(self.current(), 0) + 1
             self.written.update({key: dict(clock) for key in keys})
 
-    def read(self, gradient: Gradient, what: str) -> None:
+    def read(self, value: Value, what: str) -> None:
         """It is given work that reads there."""
         with self._lock:
             clock = self.clocks[self.current()]
-            if not all(before(self.written.get(key, {}), clock) for key in places(gradient)):
+            if not all(before(self.written.get(key, {}), clock) for key in places(value)):
                 self.races.append(f"{what} reads memory before it is written")
             clock[self.current()] = clock.get(self.current(), 0) + 1
-            for key in places(gradient):
+            for key in places(value):
                 self.read_at[key].append(dict(clock))
 
 
-def places(gradient: Gradient) -> list[tuple[int, int]]:
-    """(memory, bucket) of each bucket of a gradient, or of the one that it is."""
-    memory = gradient.flat.untyped_storage().data_ptr()
-    return [(memory, piece.index) for piece, _ in gradient.slices()]
+def places(value: Value) -> list[tuple[int, int]]:
+    """(memory, bucket) of each bucket of a gradient, or of the one that it is. A tensor is bucket 0."""
+    if not isinstance(value, Gradient):
+        return [(value.untyped_storage().data_ptr(), 0)]
+    memory = value.flat.untyped_storage().data_ptr()
+    return [(memory, piece.index) for piece, _ in value.slices()]
 
 
 @final
@@ -171,7 +184,7 @@ class Watched:
 
 
 def watched(streams: ModelOfStreams, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """A rank that notes what backward, the host and the optimizer do with gradients."""
+    """A rank that notes what backward, the host, messages to itself and the optimizer do with gradients."""
     model = nn.Sequential(*(nn.Linear(5, 5) for _ in range(3)))
     buckets = algorithm.requires.buckets
     replica = Replica(
@@ -179,27 +192,49 @@ def watched(streams: ModelOfStreams, algorithm: Algorithm, monkeypatch: pytest.M
         torch.optim.SGD(model.parameters(), lr=0.1),
         bucket_bytes=buckets.max_bytes,
         applies_buckets=buckets.applied_singly,
+        num_buckets=buckets.count,
     )
     replica.streams = streams
     transport = SoloTransport()
     transport.__dict__["streams"] = streams
-    seal, apply, divided = replica._seal, replica.apply, replica._read_tail
+    replica.make_server_copy = lambda: ServerCopy(replica.parameters, replica.layout, partial(torch.optim.SGD, lr=0.1))
+    seal, apply, tail, with_header = replica._seal, replica.apply, Gradient.tail, mailbox.with_header
+    original_put, original_take, here = Mailbox.put, Mailbox.take, threading.RLock()
 
     def sealed(state: Any, bucket: int) -> None:
         streams.write(state.gradient.bucket_view(bucket), f"backward of step {state.gradient.step}")
         seal(state, bucket)
 
-    def read_tail(gradient: Gradient, piece: Any) -> list[float]:
-        with streams.after(gradient.ready):
-            streams.read(gradient, f"the host, for the tail of step {gradient.step},")
-        return divided(gradient, piece)
+    def read_tail(gradient: Gradient, bucket: int | None = None) -> Tensor:
+        streams.read(gradient, f"the host, for the tail of step {gradient.step},")
+        return tail(gradient, bucket)
+
+    def sent(flat: Tensor, stamp: int) -> Tensor:
+        streams.read(flat, "a message")
+        message = with_header(flat, stamp)
+        streams.write(message, "a message")
+        return message
+
+    def put(self: Mailbox, flat: Tensor, tag: int) -> Handle:
+        with here:
+            handle = original_put(self, flat, tag)
+            streams.read(flat, "a message to the rank itself")
+            streams.write(self._messages[tag][-1][0], "a message to the rank itself")
+            return handle
+
+    def take(self: Mailbox, tag: int) -> Any:
+        with here:
+            return original_take(self, tag)
 
     def applied(gradient: Gradient, *args: Any, **named: Any) -> int:
         streams.read(gradient, f"the update of step {gradient.step}")
         return apply(gradient, *args, **named)
 
     monkeypatch.setattr(replica, "_seal", sealed)
-    monkeypatch.setattr(replica, "_read_tail", read_tail)
+    monkeypatch.setattr(Gradient, "tail", read_tail)
+    monkeypatch.setattr(mailbox, "with_header", sent)
+    monkeypatch.setattr(Mailbox, "put", put)
+    monkeypatch.setattr(Mailbox, "take", take)
     monkeypatch.setattr(replica, "apply", applied)
     data = torch.randn(8, 5)
     micro = [Micro(lambda: model(data).square().mean(), 1.0, 8)]
@@ -218,10 +253,24 @@ def algorithms(streams: ModelOfStreams) -> list[Algorithm]:
         LayerwiseSGD(bucket_bytes=0, order="priority", collective=noted),  # type: ignore[arg-type]
         DeAR(bucket_bytes=0, collective=noted),
         AdaptiveDelaySGD(max_delay=2, adapt_every=3, collective=noted),
+        PartialAllReduce(quorum="solo", collective=noted),  # type: ignore[arg-type]
+        AsyncSGD(),
     ]
 
 
-NAMES = ["synchronous", "pipe", "pipe-lanes", "pipe-duplicate", "layerwise", "layerwise-any", "layerwise-priority", "dear", "adaptive"]
+NAMES = [
+    "synchronous",
+    "pipe",
+    "pipe-lanes",
+    "pipe-duplicate",
+    "layerwise",
+    "layerwise-any",
+    "layerwise-priority",
+    "dear",
+    "adaptive",
+    "partial",
+    "server",
+]
 
 
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=NAMES)
@@ -273,16 +322,48 @@ def test_the_host_reads_a_tail_without_waiting_for_the_next_backward(monkeypatch
     algorithm = PipeSGD(width=2, collective=Noted(streams=streams))
     rank = watched(streams, algorithm, monkeypatch)
     seen: list[tuple[int, int]] = []
-    apply = rank.replica.apply
+    tail = Gradient.tail
 
-    def applied(gradient: Gradient, *args: Any, **named: Any) -> int:
-        newest = streams.record_event().get(0, 0)
-        seen.append((newest, (gradient.ready or {}).get(0, newest)))
-        return apply(gradient, *args, **named)
+    def read_tail(gradient: Gradient, bucket: int | None = None) -> Tensor:
+        seen.append((streams.clocks[0].get(0, 0), streams.record_event().get(0, 0)))
+        return tail(gradient, bucket)
 
-    monkeypatch.setattr(rank.replica, "apply", applied)
+    monkeypatch.setattr(Gradient, "tail", read_tail)
     rank.train(algorithm, 5)
     assert all(waited_for < newest for newest, waited_for in seen[:-1]), f"(work enqueued, work waited for) is {seen}"
+
+
+def test_a_step_does_not_wait_for_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read when the next step has been enqueued, and after the events of its own step only."""
+    streams, transport = ModelOfStreams(), SoloTransport()
+    transport.device = torch.device("cuda")
+    transport.__dict__["streams"] = streams
+    monkeypatch.setattr(main, "LocalTraining", lambda *given: LocalTraining(*given[:-1], torch.device("cpu")))
+    backward, metrics, seen = Replica.backward, LocalTraining.metrics, []
+
+    def noted_backward(self: Replica, step: int, *given: Any) -> Any:
+        gradient, loss = backward(self, step, *given)
+        streams.write(gradient, f"backward of step {step}")
+        seen.append(f"backward {step}")
+        return gradient, loss
+
+    def noted_metrics(self: LocalTraining, step: int, *given: Any, **named: Any) -> Any:
+        seen.append(f"loss {step}, after {streams.record_event()[0]} backward passes")
+        return metrics(self, step, *given, **named)
+
+    monkeypatch.setattr(Replica, "backward", noted_backward)
+    monkeypatch.setattr(LocalTraining, "metrics", noted_metrics)
+    monkeypatch.setattr(SoloTransport, "enter_thread", lambda self: None)
+    settings = Settings(steps=3, batch_size=4, timeout_s=30, optimizer=tiny.sgd)
+    main.run_rank(make_job("torch", 1, SynchronousSGD(), tiny.problem(), settings), transport)
+    assert seen == [
+        "backward 0",
+        "backward 1",
+        "loss 0, after 1 backward passes",
+        "backward 2",
+        "loss 1, after 2 backward passes",
+        "loss 2, after 3 backward passes",
+    ]
 
 
 # -- which library, which device -------------------------------------------------------------------------------------------
@@ -317,6 +398,136 @@ def test_a_checkpoint_is_placed_on_the_device_but_counts_stay_on_the_host() -> N
     assert placed(torch.ones(3), device).device == device
     assert placed(torch.ones((), dtype=torch.int64), device).device == torch.device("cpu")
     assert placed(5, device) == 5
+
+
+def test_a_resumed_run_has_its_memory_and_its_state_on_the_device() -> None:
+    """Residuals, factors and anchors; a count of sums stays on the host."""
+    model = nn.Linear(3, 2, device="meta")
+    replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    algorithm, ctx = DiLoCo(), Context(0, 1, layout=replica.layout)
+    end = EndStep(4, state=DiLoCoState(anchor=torch.ones(2), momentum=torch.ones(2)))
+    memory = {"residual": torch.ones(3), "calls": torch.ones((), dtype=torch.int64)}
+    resume(take_checkpoint(algorithm, replica, 1, end, memory), algorithm, replica, ctx)
+    assert {name: value.device.type for name, value in ctx.memory.items()} == {"residual": "meta", "calls": "cpu"}
+    assert [value.device.type for value in leaves(ctx.resumed)] == ["meta", "meta"]
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """A default group of this process, made without a backend's name."""
+    torch.distributed.init_process_group(store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("config", "has_gpu", "backend"),
+    [(None, False, "gloo"), ("cpu:gloo,cuda:nccl", True, "nccl"), ("cpu:gloo,cuda:nccl", False, "gloo"), ("cpu:gloo", True, "gloo")],
+)
+@pytest.mark.usefixtures("group_of_one")
+def test_a_group_without_a_backends_name_has_that_of_the_ranks_device(
+    config: str | None, has_gpu: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch calls its backend "undefined"."""
+    if config is not None:
+        monkeypatch.setattr(torch.distributed, "get_backend_config", lambda group: config)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    assert backend_of(None) == backend
+
+
+class OnGpu(Tensor):
+    """Host memory that passes for a GPU's."""
+
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+
+class Pinned(TorchFunctionMode):
+    """Notes how much pinned memory is asked for, and gives any other: without a GPU there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numels: list[int] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        is_pinned = kwargs.pop("pin_memory", False)
+        result = function(*args, **kwargs)
+        if is_pinned:
+            self.numels.append(result.numel())
+        return result
+
+
+@final
+class NcclTransport:
+    """A rank of a group that passes for NCCL's; its groups are gloo's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.groups: list[Any] = []
+        new_group = torch.distributed.new_group
+
+        def new(backend: str, **given: Any) -> Any:
+            group = new_group(backend="gloo", **given)
+            if backend == "nccl":
+                self.groups.append(group)
+            return group
+
+        monkeypatch.setattr(torch.distributed, "new_group", new)
+        monkeypatch.setattr(torch_distributed, "backend_of", lambda group: "nccl")
+        self.transport = TorchTransport(device=torch.device("cpu"), timeout_s=20.0)
+
+
+@pytest.fixture
+def nccl(group_of_one: None, monkeypatch: pytest.MonkeyPatch) -> NcclTransport:
+    return NcclTransport(monkeypatch)
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_groups_of_a_failed_run_are_aborted(failed: bool, nccl: NcclTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's watchdog would end the process minutes later. gloo has no such watchdog, and messages go through the host's group."""
+    aborted: list[Any] = []
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_abort_process_group", aborted.append)
+    nccl.transport.open_lanes(3)
+    if failed:
+        nccl.transport.announce_failure("rank 1 failed")
+    nccl.transport.close()
+    assert len(nccl.groups) == 4, "the foreground's, and one a lane"
+    assert set(aborted) == (set(nccl.groups) if failed else set())
+
+
+def test_sixteen_bit_integers_are_refused_before_nccl_is_asked(nccl: NcclTransport) -> None:
+    deadline = Deadline("the test", lambda: None, 20.0)
+    for begin in (lambda flat: nccl.transport.all_reduce(flat, deadline), nccl.transport.start_all_reduce):
+        with pytest.raises(ConfigError, match=r"nccl cannot sum 16-bit integers.*inner=Ring\(\)"):
+            begin(torch.ones(3, dtype=torch.int16))
+    nccl.transport.close()
+
+
+def test_messages_and_checkpoints_go_through_pinned_memory(nccl: NcclTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of other memory does not overlap with anything. The library may read the copy when the device has made it."""
+
+    class Work:
+        def wait(self) -> None:
+            """It has come."""
+
+    def receive(host: Tensor, *_: Any, **__: Any) -> Work:
+        host.fill_(7.0)
+        return Work()
+
+    monkeypatch.setattr(torch.distributed, "irecv", receive)
+    transport, streams = nccl.transport, ModelOfStreams()
+    transport.__dict__["streams"] = streams
+    values = torch.arange(3.0).as_subclass(OnGpu)
+    with Pinned() as pinned:
+        host = transport._to_host(values)
+        assert (pinned.numels, host.tolist(), streams.num_host_waits) == ([3], [0.0, 1.0, 2.0], 1)
+        transport.start_recv(0, values, 5).wait(Deadline("the test", lambda: None, 20.0))
+        assert (pinned.numels, values.tolist()) == ([3, 3], [7.0] * 3)
+        StagingBuffers().take({"weights": torch.ones(4).as_subclass(OnGpu)})
+        assert pinned.numels == [3, 3, 4]
+        StagingBuffers().take({"weights": torch.ones(4)})
+        assert transport._to_host(torch.ones(3)).numel() == 3
+        assert len(pinned.numels) == 3, "host memory needs no copy"
+    transport.close()
 
 
 def test_a_message_is_copied_to_the_device_by_the_thread_that_asks_for_it() -> None:

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench as wb
+from tests.forked import forked
 from workbench.errors import ConfigError, RunNotFound
 from workbench.trace import KINDS, FileRecorder, MemoryRecorder, Run, Spans, find_run, list_runs, new_run, runs_root, update_run
 from workbench.trace.follow import Follower
@@ -164,7 +165,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_process_loses_less_than_a_second(tmp_path: Path) -> None:
-    process = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path)], timeout=60, check=False)
+    process = subprocess.run(forked("-c", CRASH, str(tmp_path)), timeout=60, check=False)
     write_info(tmp_path, INFO)
     run = Run.load(tmp_path)
     assert process.returncode == -signal.SIGKILL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,9 +93,9 @@ def thaw_in_the_optimizer(model: Line, optimizer: torch.optim.Optimizer) -> None
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (unfreeze, "a of the model has requires_grad=True now"),
-        (unfreeze_another, r"the optimizer has got parameter 0 of group 2 \(more\.a\)"),
-        (thaw_in_the_optimizer, "parameter 0 of group 1 .* has requires_grad=True now"),
+        (unfreeze, "a of the model was unfrozen after"),
+        (unfreeze_another, r"the optimizer got parameter 0 of group 2 \(more\.a\)"),
+        (thaw_in_the_optimizer, "parameter 0 of group 1 .* was unfrozen after"),
     ],
 )
 @pytest.mark.parametrize("algorithm", [SynchronousSGD(), DeAR(bucket_bytes=0)], ids=str)
@@ -306,6 +307,22 @@ def test_a_norm_that_nobody_measures_is_not_made_up() -> None:
         with pytest.raises(ConfigError, match=r"keep_gradients=True, or clip_norm=math.inf"):
             _ = trainer.grad_norm
     assert model.a.grad is None
+
+
+# -- the end ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_finish_returns_the_run_also_after_the_block(record: bool, runs: Path) -> None:
+    model = Line()
+    with Trainer(model, sgd(model), SynchronousSGD(), record=record) as trainer:
+        for _ in range(3):
+            trainer.step(lambda: model(X))
+    found = [trainer.finish() for _ in range(2)]
+    if record:
+        assert [(run.info["status"], len(run.metrics[0])) for run in found if run is not None] == [("finished", 3)] * 2
+    else:
+        assert found == [None, None]
 
 
 # -- a compiled model ------------------------------------------------------------------------------------------

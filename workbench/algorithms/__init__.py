@@ -67,7 +67,7 @@ __all__ = [
     "recorded",
 ]
 
-_ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table: synchronous, delayed, servers, infrequent, for comparison
+_ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the table
     "synchronous-sgd": SynchronousSGD,
     "layerwise-sgd": LayerwiseSGD,
     "dear": DeAR,
@@ -111,7 +111,7 @@ def find(name: str) -> Callable[..., Algorithm]:
     """
     plain = name.lower().replace("_", "-")
     if plain not in _ALGORITHMS:
-        raise unknown("method", name, _ALGORITHMS)
+        raise unknown("algorithm", name, _ALGORITHMS)
     return _ALGORITHMS[plain]
 
 
@@ -157,17 +157,17 @@ def get(name: str, **settings: Any) -> Algorithm:
     return algorithm
 
 
-def recorded(method: dict[str, Any]) -> Algorithm | None:
+def recorded(entry: dict[str, Any]) -> Algorithm | None:
     """Return the algorithm of a `run.json`; None if it, or an object in its settings, is not the package's own.
 
     >>> recorded({"name": "PipeSGD", "settings": {"width": 3, "collective": "Ring(codec=Truncate16())"}}).width
     3
     """
-    kind = globals().get(str(method.get("name"))) if method.get("name") in __all__ else None
+    kind = globals().get(str(entry.get("name"))) if entry.get("name") in __all__ else None
     try:
         settings = {
             key: build(value, _parts()) if isinstance(value, str) and value.endswith(")") else value
-            for key, value in (method.get("settings") or {}).items()
+            for key, value in (entry.get("settings") or {}).items()
         }
         return kind(**settings) if isinstance(kind, type) and issubclass(kind, Algorithm) else None
     except (ConfigError, TypeError, ValueError):

@@ -39,18 +39,22 @@ class AdaptiveDelayState(State):
 class AdaptiveDelaySGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]),   d = ceil(t_c / t_compute), at most `max_delay`
 
-    A gradient's all-reduce starts after the backward of its step, and the gradient is applied d steps later. The t_c seconds of the
-    all-reduce are hidden if they fit into d steps of t_compute = t_f + t_b + t_u seconds: d t_compute >= t_c. A larger d only adds
-    staleness. If t_c is at most `negligible` of t_compute, d is 0: hiding so little is not worth a stale gradient.
+    A gradient's all-reduce starts after the backward of its step, and the gradient is applied d steps later. The t_c
+    seconds of the all-reduce are hidden if they fit into d steps of t_compute = t_f + t_b + t_u seconds: d t_compute >=
+    t_c. A larger d only adds staleness. If t_c is at most `negligible` of t_compute, d is 0: hiding so little is not
+    worth a stale gradient.
 
-    As in the paper, d all-reduces run at the same time, one on each lane. If they share one link's bandwidth, t_c grows with d, and
-    `max_delay` limits it. t_c is measured on the lane, waits for late peers included; t_compute in the foreground, without waits.
+    As in the paper, d all-reduces run at the same time, one on each lane. If they share one link's bandwidth, t_c grows
+    with d, and `max_delay` limits it. t_c is measured on the lane, waits for late peers included; t_compute in the
+    foreground, without waits.
 
-    The first delay is 1. Every `adapt_every` steps the ranks' sums of both times are all-reduced, and used one period later: no rank
-    waits for them, and all change d at the same step. While d grows nothing is applied; when it shrinks, several gradients are.
-    With a constant d it is `PipeSGD(width=d + 1)`. Staleness at most `max_delay`; d + 1 gradient buffers.
+    The first delay is 1. Every `adapt_every` steps the ranks' sums of both times are all-reduced, and used one period
+    later: no rank waits for them, and all change d at the same step. While d grows nothing is applied; when it shrinks,
+    several gradients are. With a constant d it is `PipeSGD(width=d + 1)`. Staleness at most `max_delay`; d + 1 gradient
+    buffers.
 
-    Paper: daily2016leveraging, section 1: a delay chosen "adaptively on the basis of available overlap". It gives no rule.
+    Paper: daily2016leveraging, section 1: a delay chosen "adaptively on the basis of available overlap". It gives no
+    rule.
     """
 
     max_delay: int = 8

@@ -15,9 +15,9 @@ from workbench.program import Card, Context
 class AsyncSGD(ServerAlgorithm):
     """Server of shard j, on any gradient:   w[j] <- w[j] - lr * g_k[j](w_read),   then sends w[j] to that worker k
 
-    A worker's parameters may match no version, because other pushes come between its reads of two shards. Staleness depends on
-    timing: p - 1 on average for p equal workers. One worker is serial SGD. Each worker takes every step of the run once, so p
-    workers make p updates a step. The servers continue without a worker that leaves.
+    A worker's parameters may match no version, because other pushes come between its reads of two shards. Staleness
+    depends on timing: p - 1 on average for p equal workers. One worker is serial SGD. Each worker takes every step of
+    the run once, so p workers make p updates a step. The servers continue without a worker that leaves.
 
     Args:
         clip_norm: a worker clips its gradient's global norm before it pushes (and then cannot push during backward).

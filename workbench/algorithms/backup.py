@@ -1,4 +1,4 @@
-"""Synchronous SGD with backup workers: each update takes the first N of N + b gradients; the rest come too late."""
+"""Synchronous SGD with backup workers: each update takes the first N of N + b gradients, and drops the others."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from workbench.program import Card, Context
 class BackupSGD(ServerAlgorithm):
     """w[t+1] = w[t] - lr * (1/N) sum_{first N} g_k(w[t]),   N = p - b workers
 
-    A worker sends (g, t). The server drops what was taken at an older version than its present one and answers at once
-    with the present parameters, so a straggler catches up, skipping the steps it missed; nobody is cancelled. Staleness
-    0; the mean is over the samples of the N. Each server takes its own first N (a worker may be late for one shard
-    only). b = 0 is PS-Sync, synchronous SGD with the sum taken on servers: `ParameterServerSGD`. A worker that leaves
-    is one of the b; where more than b have left, an update takes what the others have.
+    A worker sends (g, t). The server drops a gradient of an older version than its own, and answers at once with its
+    parameters. So a straggler catches up and skips the steps that it missed; no worker is cancelled. Staleness is 0.
+    The mean is over the samples of the N gradients. Each server takes its own first N, so a worker may be late for one
+    shard only. b = 0 is PS-Sync, synchronous SGD with the sum taken on servers: `ParameterServerSGD`. A worker that
+    leaves is one of the b. If more than b have left, an update takes the gradients of all that remain.
 
     Args:
-        backups: b; or "online": each server chooses N anew for every update to make the most of its time, by
-            min over N of  t(N) (1 + S/N),  with t(N) the mean time of the N-th gradient, measured, and S the noise scale
-            of the gradients in units of one worker's batch (McCandlish et al. 2018), measured too: I(N) = I (1 + S/N) is
-            the number of updates needed with N gradients in each.
-        timeout_s: do not wait longer than this after the first gradient of an update, whatever N is: instead of backups,
-            or in addition to them.
-        noise_scale: S, where it is known and not to be measured.
+        backups: b; or "online": each server chooses N again for every update, by  min over N of  t(N) (1 + S/N).
+            t(N) is the measured mean time of the N-th gradient. S is the measured noise scale of the gradients, in
+            units of one worker's batch (McCandlish et al. 2018). I(N) = I (1 + S/N) is the number of updates that are
+            needed with N gradients in each.
+        timeout_s: the longest wait after the first gradient of an update, for any N: instead of backups, or in
+            addition.
+        noise_scale: S, if it is known. None: it is measured.
 
-    Paper: chen2016revisiting, Alg. 3-4 and section 3.1; time-outs are suggested there. Choosing b online: after xu2020dynamic;
-    the noise scale: mccandlish2018empirical, appendix A.1.
+    Paper: chen2016revisiting, Alg. 3-4 and section 3.1, which suggests time-outs. Choosing b online: after
+    xu2020dynamic. The noise scale: mccandlish2018empirical, appendix A.1.
     """
 
     card: ClassVar[Card] = Card(
@@ -64,7 +64,7 @@ class BackupSGD(ServerAlgorithm):
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
         if self.backups != "online":
-            check_positive("backups", self.backups, int, 0, 'b, the number of gradients an update does without, 0 or more, or "online"')
+            check_positive("backups", self.backups, int, 0, 'b, gradients that an update does not wait for, 0 or more, or "online"')
         if self.timeout_s is not None:
             check_positive("timeout_s", self.timeout_s, (int, float), 0, "seconds after the first gradient, or None")
         if self.noise_scale is not None:
@@ -89,7 +89,7 @@ class BackupSGD(ServerAlgorithm):
         port, end = ServerPort(self, ctx, shard), ctx.num_steps or 0
         version = yield from port.open()
         quorum = self._quorum(port.num_workers, (yield Now()))
-        active = set(range(port.num_workers)) if version < end else set()  # workers that have not been sent the last version
+        active = set(range(port.num_workers)) if version < end else set()  # workers that still need the last version
         while active:
             total: Gradient | None = None
             first_s = 0.0
@@ -139,7 +139,7 @@ class BackupSGD(ServerAlgorithm):
         return FixedQuorum(num_workers - self.backups)
 
     def _seconds_left(self, total: Gradient | None, first_s: float) -> Program:
-        """Until the time-out of the present update; None without one, and before its first gradient."""
+        """Seconds until the time-out of the present update; None before its first gradient, and without a time-out."""
         if self.timeout_s is None or total is None:
             return None
         return max(0.0, first_s + self.timeout_s - (yield Now()))
@@ -155,8 +155,8 @@ class BackupSGD(ServerAlgorithm):
             yield EndStep(step, state=state_of(known), dropped=not LATE.isdisjoint(replies.values()))
 
 
-def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - a paper's name of a class
-    """PS-Sync: servers gather p gradients, update, and return the parameters, which is `BackupSGD(backups=0)`.
+def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - named as a class
+    """PS-Sync: servers gather p gradients, update, and return the parameters: `BackupSGD(backups=0)`.
 
     Paper: li2018pipesgd (PS-Sync); chen2016revisiting, Alg. 3-4 with b = 0 (Sync-Opt).
 

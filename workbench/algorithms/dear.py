@@ -29,13 +29,13 @@ class DeARState(State):
 class DeAR(CollectiveAlgorithm):
     """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   applied when forward t+1 reaches bucket l
 
-    Backward t reduce-scatters each bucket as soon as it is final. Step t+1 all-gathers the buckets in the order in which forward
-    needs them; forward waits before a layer until its bucket has arrived and is applied. So every gradient is computed from
-    parameters with all updates, as in `SynchronousSGD`, and compute hides both halves of the communication. Staleness 0. After the
-    last step the last gradient is gathered and applied. Two gradient buffers.
+    Backward t reduce-scatters each bucket as soon as it is final. Step t+1 all-gathers the buckets in the order in
+    which forward needs them; forward waits before a layer until its bucket has arrived and is applied. So every
+    gradient is computed from parameters with all updates, as in `SynchronousSGD`, and compute hides both halves of the
+    communication. Staleness 0. After the last step the last gradient is gathered and applied. Two gradient buffers.
 
-    At the end of a step the update of its own gradient is still due. Parameters that are read there (by evaluations, for example)
-    lack that update, and are equal on all ranks. A checkpoint holds each rank's own block of the sums.
+    At the end of a step the update of its own gradient is still due. Parameters that are read there (by evaluations,
+    for example) lack that update, and are equal on all ranks. A checkpoint holds each rank's own block of the sums.
 
     Paper: zhang2023dear, Alg. 1.
     """
@@ -80,12 +80,18 @@ class DeAR(CollectiveAlgorithm):
         yield from _update_all((yield from self._gather(due)))
 
     def _scatter(self, begun: list[Gradient], bucket: Gradient) -> Program:
-        """Sum this rank's block of a bucket. Return nothing: the gradient itself is kept, so a checkpoint contains all of it."""
+        """Sum this rank's block of a bucket.
+
+        Return nothing: the gradient itself is kept, so a checkpoint contains all of it.
+        """
         begun.append(bucket)
         return _silent(ReduceScatter(bucket, self.collective))
 
     def _gather(self, due: DeARState | None) -> Program:
-        """Start to distribute the sums, in the order in which forward needs them. Return the buckets' tickets, by number."""
+        """Start to distribute the sums, in the order in which forward needs them.
+
+        Return the buckets' tickets, by number.
+        """
         arriving: dict[int, Ticket] = {}
         if due is not None:
             for bucket in reversed(range(len(due.scattered))):  # the last bucket holds the first layers

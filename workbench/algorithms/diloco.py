@@ -1,4 +1,4 @@
-"""DiLoCo: local steps, and an outer optimizer that steps with the mean of how far the ranks went."""
+"""DiLoCo: local steps, and an outer optimizer that steps with the mean difference of the ranks' parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.program import Buckets, Card, Context, Replicas, Requirements
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiLoCoState(State):
-    """Of the outer optimizer."""
+    """The state of the outer optimizer."""
 
     anchor: Tensor
     momentum: Tensor
@@ -25,15 +25,15 @@ class DiLoCoState(State):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiLoCo(OuterAlgorithm):
-    """Every rank i steps alone; every H steps, for anchor a (the parameters all ranks share) and outer momentum m:
+    """Every rank i steps alone. Every H steps, with anchor a (parameters that all ranks share) and outer momentum m:
 
         D_i = a - w_i,   D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m),   w_i <- a
 
-    (`nesterov=False`: a <- a - outer_lr m.) With every=1, outer_lr=1, outer_momentum=0 and plain SGD it is `SynchronousSGD`
-    up to rounding; with outer_lr=1, outer_momentum=0 it is `LocalSGD`. Staleness 0 (of a rank's own updates).
+    (`nesterov=False`: a <- a - outer_lr m.) With outer_lr=1 and outer_momentum=0 it is `LocalSGD`. With every=1 and
+    plain SGD in addition, it is `SynchronousSGD` up to rounding. Staleness 0 (of a rank's own updates).
 
-    The end of a run averages the parameters unless they are equal: without loss, whatever the collective, which compresses
-    differences only.
+    At the end of a run the parameters are averaged, unless they are equal. That sum is exact for any collective: only
+    differences are compressed.
 
     Paper: douillard2023diloco, Alg. 1.
     """

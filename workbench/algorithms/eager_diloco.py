@@ -1,4 +1,4 @@
-"""DiLoCo with eager updates: an outer step uses the rank's own difference of this turn and the others' of the turn before."""
+"""DiLoCo with eager updates: an outer step uses the rank's new difference, and the others' of the turn before."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.program import Buckets, Card, Context, Replicas, Requirements
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerState(State):
-    """Of each fragment; `summing` is None before its first turn."""
+    """The state of each fragment; `summing` is None before its first turn."""
 
     anchors: tuple[Tensor, ...]
     momenta: tuple[Tensor, ...]
@@ -29,20 +29,20 @@ class EagerState(State):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagerDiLoCo(OuterAlgorithm):
-    """Every rank i steps alone; at its n-th turn, every H steps, its own difference is new and the others' are one turn old:
+    """Every rank i steps alone. At its n-th turn, every H steps, the others' differences are one turn old:
 
         D_i[n] = a_i - w_i,   D = D_i[n] / p + (mean_j D_j[n-1] - D_i[n-1] / p),   D_j[0] = 0
         m_i <- mu m_i + D,   a_i <- a_i - outer_lr (D + mu m_i),   w_i <- a_i
 
-    (`nesterov=False`: a_i <- a_i - outer_lr m_i.) So a sum has a whole period, under whose local steps it is hidden, and
-    anchors differ between ranks. The parameters can be cut into P fragments: fragment f has its turn after t steps,
-    t mod H = floor(f H / P). Staleness 0 (of a rank's own updates); others' differences are one period old.
+    (`nesterov=False`: a_i <- a_i - outer_lr m_i.) So a sum is hidden under the local steps of a whole period, and
+    anchors differ between ranks. The parameters can be cut into P fragments: fragment f has its turn after t steps, t
+    mod H = floor(f H / P). Staleness 0 (of a rank's own updates); others' differences are one period old.
 
-    Sums that come a period late bear less momentum, as any late gradient does. On the digits the default outer step ends at a
-    test loss of 1.12, and outer_lr=0.5, outer_momentum=0.3 at 0.10; `DiLoCo` ends at 0.09 (records/digits-margins.json).
+    Late sums need less momentum, as late gradients do. On the digits the default outer step ends at a test loss of
+    1.12, and outer_lr=0.5, outer_momentum=0.3 at 0.10. `DiLoCo` ends at 0.09 (records/digits-margins.json).
 
-    The end of a run takes a last outer step, with what the sum in flight adds to the rank's own difference, and averages the
-    parameters: without loss, whatever the collective, which compresses differences only.
+    At the end of a run a last outer step uses the others' differences of the last turn. Then the parameters are
+    averaged. That sum is exact for any collective: only differences are compressed.
 
     Paper: kale2025eager.
     """
@@ -90,7 +90,7 @@ class EagerDiLoCo(OuterAlgorithm):
             yield from average(self.collective, num_done)
 
     def _take_turn(self, ctx: Context, fragment: _Fragment, step: int) -> Program:
-        """An outer step with the sum of the turn before; its own sum is for the next."""
+        """Take an outer step with the sum of the turn before, and start the sum for the next turn."""
         outer = fragment.outer
         difference = yield from outer.pack_difference(step)
         own = outer.values(difference.flat) / ctx.num_workers
@@ -104,7 +104,7 @@ class EagerDiLoCo(OuterAlgorithm):
         yield from outer.unpack(before)
 
     def _take_last_turn(self, fragment: _Fragment) -> Program:
-        """An outer step with the others' differences of the last turn. What the rank has learned since then is kept."""
+        """Take an outer step with the others' differences of the last turn. Keep the local steps since then."""
         assert fragment.summing is not None
         outer = fragment.outer
         total = yield Wait(fragment.summing)
@@ -116,19 +116,13 @@ class EagerDiLoCo(OuterAlgorithm):
         yield UnpackParameters(packed)
 
     def _fragments(self, ctx: Context) -> Program:
-        """One for each bucket: fewer than P where there are fewer parameters."""
-        assert ctx.layout is not None
+        """One for each bucket. There are fewer than P if there are fewer parameters."""
+        outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx)
         resumed: EagerState | None = ctx.resumed
-        found = []
-        for number in range(len(ctx.layout.buckets)):
-            outer: OuterOptimizer = yield from OuterOptimizer.begin(self, number)
-            fragment = _Fragment(outer, torch.zeros_like(outer.anchor))
-            if resumed is not None:
-                outer.load(resumed.anchors[number], resumed.momenta[number])
-                fragment.own.copy_(resumed.own[number])
-                fragment.summing = outer.load_sum(resumed.summing[number])
-            found.append(fragment)
-        return found
+        if resumed is None:
+            return [_Fragment(outer, torch.zeros_like(outer.anchor)) for outer in outers]
+        known = zip(outers, resumed.own, resumed.summing, strict=True)
+        return [_Fragment(outer, own.clone(), outer.load_sum(summing)) for outer, own, summing in known]
 
 
 @final

@@ -35,10 +35,10 @@ class SendOrder(StrEnum):
 class LayerwiseSGD(CollectiveAlgorithm):
     """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   all-reduce of bucket l during the backward of buckets l+1, l+2, ...
 
-    The same update as `SynchronousSGD`, bit-identical if sums are taken in rank order. Only backward can hide communication.
-    Staleness 0. `bucket_bytes=0` is the paper's one message for each parameter; one bucket is SynchronousSGD. With `lanes`, that many
-    all-reduces run at the same time, bucket b on lane b mod `lanes`. With `"priority"` each bucket has its own lane, and the bucket
-    that forward needs first sends first.
+    The same update as `SynchronousSGD`, bit-identical if sums are taken in rank order. Only backward can hide
+    communication. Staleness 0. `bucket_bytes=0` is the paper's one message for each parameter; one bucket is
+    SynchronousSGD. With `lanes`, that many all-reduces run at the same time, bucket b on lane b mod `lanes`. With
+    `"priority"` each bucket has its own lane, and the bucket that forward needs first sends first.
 
     Paper: daily2016leveraging, section 4.2; its layer-wise and task-wise orders. Priority: jayarajan2019priority.
     """
@@ -106,5 +106,6 @@ class LayerwiseSGD(CollectiveAlgorithm):
         """Return what to start when the gradients of a bucket are final."""
         work, number = AllReduce(bucket, self.collective), bucket.bucket or 0
         if self.order == SendOrder.PRIORITY:
-            return Start(work, lane=FREE, priority=len(bucket.layout.buckets) - 1 - number)  # the last bucket holds the first layers
+            # The last bucket has the first layers.
+            return Start(work, lane=FREE, priority=len(bucket.layout.buckets) - 1 - number)
         return work if self.lanes == 1 else Start(work, lane=number % self.lanes)

@@ -18,10 +18,11 @@ from workbench.program import Card, Context, Elasticity, Replicas
 class LocalSGD(CollectiveAlgorithm):
     """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]),   and w_i[t+1] = mean_j w_j[t+1] after every H-th step
 
-    Post-local SGD: the first `after` steps are those of `SynchronousSGD`, and local ones are counted from there. Momentum
-    stays with its rank and is not averaged. Every rank has the same weight, for any number of samples. With every=1, plain SGD and
-    full batches it is `SynchronousSGD` up to rounding. The run's last step always averages. Staleness 0 (of a rank's own updates);
-    one parameter vector while averaging. Parameters are averaged without loss; see `DiLoCo` for compression.
+    Post-local SGD: the first `after` steps are those of `SynchronousSGD`, and local ones are counted from there.
+    Momentum stays with its rank and is not averaged. Every rank has the same weight, for any number of samples. With
+    every=1, plain SGD and full batches it is `SynchronousSGD` up to rounding. The run's last step always averages.
+    Staleness 0 (of a rank's own updates); one parameter vector while averaging. Parameters are averaged without loss;
+    see `DiLoCo` for compression.
 
     Paper: stich2018local, Alg. 1; lin2018postlocal (post-local).
     """

@@ -15,9 +15,9 @@ from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
 class NoCommunication(Algorithm):
     """w_i[t+1] = w_i[t] - lr * g_i(w_i[t]) on each rank i, without messages
 
-    The same compute as `SynchronousSGD` and no sum: the upper bound of every algorithm's throughput. The replicas drift apart,
-    so its accuracy is that of one worker with its share of the data, and says nothing about a cluster. With one worker it is
-    `SynchronousSGD`. Staleness 0; no memory.
+    The same compute as `SynchronousSGD` and no sum: the upper bound of every algorithm's throughput. The replicas drift
+    apart, so its accuracy is that of one worker with its share of the data, and says nothing about a cluster. With one
+    worker it is `SynchronousSGD`. Staleness 0; no memory.
 
     Paper: daily2016leveraging, section 5 ("no comm").
     """

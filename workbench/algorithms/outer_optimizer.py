@@ -1,7 +1,7 @@
 """Local steps with an outer optimizer: what DiLoCo, StreamingDiLoCo and EagerDiLoCo share.
 
-A rank's parameters w_i start from an anchor a. From time to time the outer optimizer moves the anchor by the mean over ranks of
-how far they went, and the rank continues from there.
+A rank's parameters w_i start from an anchor a. Every H steps the outer optimizer moves the anchor by the mean over
+ranks of a - w_i, and the ranks continue from the new anchor.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, PackParameters, Program, Ticket, UnpackParameters
-from workbench.program import Elasticity
+from workbench.program import Context, Elasticity
 
 CLASS_OF = MappingProxyType({"fragments": "StreamingDiLoCo", "delay": "StreamingDiLoCo", "mix": "StreamingDiLoCo", "eager": "EagerDiLoCo"})
 
 
 class OuterAlgorithm(CollectiveAlgorithm, ABC):
-    """An algorithm with an outer optimizer. Each algorithm declares these settings itself, with its defaults.
+    """An algorithm with an outer optimizer. Each algorithm declares these settings, with its own defaults.
 
     Attributes:
         every: H, the number of steps from one outer step to the next.
         outer_lr: learning rate of the outer optimizer.
         outer_momentum: mu, its momentum.
-        nesterov: whether that is Nesterov's momentum.
+        nesterov: use Nesterov's momentum.
         collective: sums the differences.
     """
 
@@ -42,7 +42,7 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
     nesterov: bool
 
     def __new__(cls, **settings: Any) -> Self:
-        """Refuse a setting that another of these algorithms has, and name that one."""
+        """Refuse a setting of another of these algorithms, and name that algorithm."""
         for name in settings:
             if name in CLASS_OF and name not in cls.__dataclass_fields__:
                 raise ConfigError(f"{cls.__name__} has no setting {name}: use {CLASS_OF[name]}")
@@ -52,11 +52,11 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
         check_collective(self.collective)
         check_whole("every", self.every, 1)
         if not (self.outer_lr > 0 and 0 <= self.outer_momentum < 1):
-            raise ConfigError(f"outer_lr={self.outer_lr}, outer_momentum={self.outer_momentum}: above 0, and in [0, 1)")
+            raise ConfigError(f"outer_lr={self.outer_lr} must be above 0, and outer_momentum={self.outer_momentum} in [0, 1)")
 
     @property
     def elasticity(self) -> Elasticity:
-        """To the mean of those that remain, which is the new anchor; the outer momentum begins at 0 again."""
+        """The mean of the ranks that remain is the new anchor. The outer momentum starts again at 0."""
         return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
@@ -66,7 +66,7 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
 @final
 @dataclass(slots=True)
 class OuterOptimizer:
-    """SGD with momentum, of one bucket of n parameters, with the mean difference D in place of a gradient:
+    """SGD with momentum on one bucket of n parameters, with the mean difference D in place of a gradient:
 
         D_i = a - w_i,   D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m)
 
@@ -74,7 +74,7 @@ class OuterOptimizer:
 
     Attributes:
         algorithm: the settings.
-        bucket: its number.
+        bucket: the bucket's number.
         anchor: a, (n,).
         momentum: m, (n,).
     """
@@ -86,14 +86,26 @@ class OuterOptimizer:
 
     @classmethod
     def begin(cls, algorithm: OuterAlgorithm, bucket: int = 0) -> Program:
-        """The outer optimizer whose anchor are the rank's parameters."""
+        """An outer optimizer with the rank's parameters as its anchor."""
         packed = yield PackParameters(bucket=bucket)
         piece = packed.layout.buckets[bucket]
         anchor = packed.flat[: piece.tail - piece.start].clone()
         return cls(algorithm, bucket, anchor, torch.zeros_like(anchor))
 
+    @classmethod
+    def begin_each(cls, algorithm: OuterAlgorithm, ctx: Context) -> Program:
+        """One outer optimizer for each bucket, in the resumed state if there is one."""
+        assert ctx.layout is not None
+        found: list[OuterOptimizer] = []
+        for number in range(len(ctx.layout.buckets)):
+            outer: OuterOptimizer = yield from cls.begin(algorithm, number)
+            if ctx.resumed is not None:
+                outer.load(ctx.resumed.anchors[number], ctx.resumed.momenta[number])
+            found.append(outer)
+        return found
+
     def load(self, anchor: Tensor, momentum: Tensor) -> None:
-        """Continue from these. They are copied: another run may read the same state."""
+        """Set anchor and momentum to copies of these. Another run may read the same state."""
         self.anchor.copy_(anchor)
         self.momentum.copy_(momentum)
 
@@ -106,14 +118,14 @@ class OuterOptimizer:
         return flat[self.anchor.numel() :]
 
     def pack_difference(self, step: int) -> Program:
-        """D_i, packed as a gradient, to be summed."""
+        """D_i, packed as a gradient."""
         packed: Gradient = yield PackParameters(bucket=self.bucket, step=step)
         parameters = self.values(packed.flat)
         torch.sub(self.anchor, parameters, out=parameters)
         return packed
 
     def mean(self, total: Tensor) -> Tensor:
-        """D, (n,), of a sum over ranks."""
+        """D, (n,), from a sum over ranks."""
         return self.values(total) / self.tail(total)[WEIGHT]
 
     def step(self, mean: Tensor) -> None:
@@ -136,7 +148,7 @@ class OuterOptimizer:
         yield UnpackParameters(packed)
 
     def load_sum(self, ticket: Ticket | None) -> Ticket | None:
-        """A sum that was in flight when the run stopped. The command that stopped that run is not for this one."""
+        """Continue a sum that was in flight when a run stopped, without the command that stopped that run."""
         if ticket is None:
             return None
         total = ticket.value.clone()
@@ -150,7 +162,7 @@ def sum_flat(value: Gradient, collective: Collective) -> Program:
 
 
 def average(collective: Collective, step: int) -> Program:
-    """Make all ranks equal at the end of a run, without loss: collectives compress differences only."""
+    """Average the parameters over ranks at the end of a run. The sum is exact: only differences are compressed."""
     packed = yield PackParameters(step=step)
     yield UnpackParameters((yield AllReduce(packed, collective.exact)))
 
@@ -158,4 +170,4 @@ def average(collective: Collective, step: int) -> Program:
 def check_whole(name: str, value: int, least: int) -> None:
     """Raise `ConfigError` unless a setting is a whole number of at least that."""
     if not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value}: a whole number, {least} or more")
+        raise ConfigError(f"{name}={value}: give a whole number, {least} or more")

@@ -1,8 +1,9 @@
 """Parameter servers: the base of the algorithms that have them, and both sides of an exchange.
 
-The gradient is cut into `shards` buckets, and each has a server. A worker pushes a shard of its gradient, with the version of the
-parameters from which it was computed. The server replies with that shard's parameters and their version, in the order in which
-pushes arrive. Servers are separate ranks after the workers, or run next to the workers of the first ranks.
+The gradient is cut into `shards` buckets, and each has a server. A worker pushes a shard of its gradient, with the
+version of the parameters from which it was computed. The server replies with that shard's parameters and their version,
+in the order in which pushes arrive. Servers are separate ranks after the workers, or run next to the workers of the
+first ranks.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class ServerAlgorithm(Algorithm, ABC):
 
     Attributes:
         shards: M, parts of the parameters, each with a server; a parameter is not split, so there may be fewer.
-        dedicated: servers are the last `shards` ranks and compute no gradients; else shard j's server runs next to rank j's worker.
+        dedicated: servers are the last `shards` ranks and compute no gradients; else shard j's server runs next to rank
+            j's worker.
     """
 
     shards: int = 1
@@ -167,9 +169,10 @@ class WorkerPort:
         ]
 
     def push_pull(self, step: int, versions: dict[int, int], flags: int = 0) -> Program:
-        """Push one minibatch's gradient to the servers of the shards in `versions`; pull their parameters into the replica.
+        """Push a minibatch's gradient to the servers of the shards in `versions`.
 
-        Shards are pushed during backward, unless the gradient must be clipped as a whole first.
+        Pull their parameters into the replica. Shards are pushed during backward, unless the gradient must be clipped
+        as a whole first.
 
         Args:
             versions: shard -> version of its parameters; afterwards those that were pulled.
@@ -238,12 +241,15 @@ def _leave(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -
 
 @final
 class ServerPort:
-    """A server's side of an exchange: receives pushes of its shard, sends replies. A local variable of the server's program."""
+    """A server's side of an exchange: receives pushes of its shard, sends replies.
+
+    A local variable of the server's program.
+    """
 
     def __init__(self, algorithm: ServerAlgorithm, ctx: Context, shard: int) -> None:
         assert ctx.layout is not None
         self.layout, self.shard = ctx.layout, shard
-        self.num_workers = algorithm.roles(ctx.num_workers).num_computing  # without workers that left before their last push
+        self.num_workers = algorithm.roles(ctx.num_workers).num_computing  # fewer after a worker has left
         self._posted: Ticket | None = None  # of a receive that no push has answered
         self._next_push = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True, departures=True)
         self._sending: dict[int, Ticket] = {}
@@ -267,7 +273,10 @@ class ServerPort:
         return self._next_push
 
     def next_push_within(self, timeout_s: float | None) -> Program:
-        """The answer to that request; None if there is none after `timeout_s`. The receive is then left to the next call."""
+        """The answer to that request; None if there is none after `timeout_s`.
+
+        The receive is then left to the next call.
+        """
         self._posted = self._posted or (yield Start(self._next_push))
         found = yield WaitAny((self._posted,), timeout_s=timeout_s)
         if found is None:
@@ -334,7 +343,7 @@ def like_of(layout: Layout, shard: int) -> Tensor:
 
 
 def clip(gradient: Gradient, norm: float) -> None:
-    """Scale a rank's share so that the mean gradient over its own samples has at most this norm (all parameters together)."""
+    """Scale a rank's share so that the mean gradient over its own samples has at most this norm, over all parameters."""
     bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
     total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / gradient.tail(0)[WEIGHT].clamp_min(1e-30)
     scale = torch.clamp(norm / (total + 1e-6), max=1.0)

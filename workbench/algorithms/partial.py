@@ -1,4 +1,4 @@
-"""Partial all-reduce: a round begins when enough ranks have a gradient; a late rank takes part in a later one."""
+"""Partial all-reduce: a round begins when enough ranks have a gradient. A late gradient goes into a later round."""
 
 from __future__ import annotations
 
@@ -34,20 +34,24 @@ class Quorum(StrEnum):
 class PartialAllReduce(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * sum_{(i,s) in S_t} g_i,s(w[s]) / |S_t|,   S_t: each rank's gradients not yet used when round t begins
 
-    Eager-SGD. Round t begins when `quorum` ranks have their gradient of step t: a number, a share of p, or a `Quorum`. All
-    ranks take part in its all-reduce, while they compute: with their gradient, with older ones that came too late for their
-    rounds, or with nothing. A late rank then applies the rounds it missed, in order, and continues with the step that follows:
-    the minibatches between are not computed. So all ranks apply the same sums in the same order, no gradient is used twice, a
-    fast rank waits for the quorum alone, and each minibatch of a round has the same weight. With the quorum p it is
-    `SynchronousSGD`; then staleness is 0, else without a bound: late gradients are used, and left over only at the end.
+    Eager-SGD. Round t begins when `quorum` ranks have their gradient of step t. A quorum is a number, a share of p, or
+    a `Quorum`. All ranks take part in the round's all-reduce while they compute. A rank gives its gradient, older
+    gradients that were too late for their rounds, or zero. A late rank then applies the rounds that it missed, in
+    order, and continues with the step after them. It does not compute the minibatches in between.
 
-    Every rank runs its rounds next to its worker, and rank 0 a coordinator that counts ready ranks; control messages have one
-    byte. Every rank ends every step, by applying its round: parameters are equal there on all ranks. `dropped` marks the steps
-    whose minibatch this rank did not compute, or whose gradient was left over. One gradient buffer a round not yet applied.
+    So all ranks apply the same sums in the same order, and no gradient is used twice. A fast rank waits for the quorum
+    only. Each minibatch of a round has the same weight. With a quorum of p it is `SynchronousSGD`, and staleness is 0.
+    Otherwise staleness has no bound: late gradients are used, except those that are left over at the end of the run.
 
-    Where a rank leaves, the others continue as fewer, from the last step that any of them has finished; only that rank's own gradients are
-    lost, those that no finished step had used: the others keep what they give to a round until it is over, and give it again. A quorum
-    that is a number must be one of those that remain. A process that takes the rank's place begins with the next round.
+    Every rank runs its rounds next to its worker. Rank 0 also runs a coordinator that counts the ready ranks. A control
+    message has one byte. A rank ends a step by applying its round, so parameters are then equal on all ranks. `dropped`
+    marks the steps whose minibatch this rank did not compute, and a gradient that was left over. A rank needs one
+    gradient buffer for each round that is not yet applied.
+
+    If a rank leaves, the others continue as fewer ranks, from the last step that any of them has finished. Only
+    gradients of the rank that left are lost: those that no finished step had used. The others keep a copy of what they
+    give to a round until it is over, and give it again. A quorum that is a number must not exceed the number of ranks
+    that remain. A process that takes the rank's place begins with the next round.
 
     Paper: li2020eager, Alg. 1 and 2 (solo and majority).
     """
@@ -67,8 +71,8 @@ class PartialAllReduce(CollectiveAlgorithm):
         check_collective(self.collective)
         if self.collective.calls_library:
             raise ConfigError(
-                f"rounds run next to other messages of the same rank, and {self.collective} may use the library's own all-reduce, "
-                "which cannot: use Ring(), or give it inner=Ring()"
+                f"{self.collective} may use the library's own all-reduce, which cannot run next to other messages of a rank: "
+                "use Ring(), or give it inner=Ring()"
             )
         quorum = self.quorum
         legal = quorum in list(Quorum) if isinstance(quorum, str) else (quorum >= 1 if isinstance(quorum, int) else 0 < quorum <= 1)
@@ -76,12 +80,12 @@ class PartialAllReduce(CollectiveAlgorithm):
             raise ConfigError(f"quorum={quorum!r}: a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}")
         if self.collective.keeps_residual and not self._is_synchronous:
             raise ConfigError(
-                f"{self.collective} adds what it left out to the next sum, and nobody knows beforehand how many ranks a round has: "
+                f"{self.collective} keeps a residual, and the number of gradients in a round is not known beforehand: "
                 "use quorum='all', or a codec without feedback, such as Ring(codec=Linear8())"
             )
 
     def num_ready(self, num_ranks: int) -> int:
-        """How many ranks begin a round.
+        """The number of ready ranks that begins a round.
 
         >>> [PartialAllReduce(quorum=quorum).num_ready(4) for quorum in ("solo", "majority", "all", 2, 0.6)]
         [1, 3, 4, 2, 3]
@@ -104,12 +108,12 @@ class PartialAllReduce(CollectiveAlgorithm):
 
     @property
     def restart(self) -> Restart:
-        """Its rounds and their coordinator run next to the worker, and may be using what that has handed over."""
+        """Rounds run next to the worker, and may be using a gradient that it has given to them."""
         return Restart.FROM_CHECKPOINT if self._is_synchronous else Restart.FROM_PARAMETERS
 
     @property
     def elasticity(self) -> Elasticity:
-        """Parameters are equal at a step's end; a rank that is late takes those of one that is not."""
+        """Parameters are equal at a step's end. A late rank takes those of another rank."""
         return Elasticity.SHRINKS if self._is_synchronous else Elasticity.SHRINKS_ALWAYS
 
     @property
@@ -130,11 +134,11 @@ class PartialAllReduce(CollectiveAlgorithm):
     def worker(self, ctx: Context) -> Program:
         if ctx.num_steps is None:
             raise ConfigError(
-                "PartialAllReduce must know its number of steps when it begins, and a loop of your own does not say it: train a Problem "
-                "with Settings(steps=...), or use an algorithm whose ranks take their steps together, such as SynchronousSGD"
+                "PartialAllReduce must know its number of steps when it begins, and a Trainer does not: train a Problem with "
+                "Settings(steps=...), or use an algorithm whose ranks take their steps together, such as SynchronousSGD"
             )
         assert ctx.layout is not None
-        on_host = ctx.layout.device.type == "cuda"  # a token from a GPU would wait for the work that it was given before
+        on_host = ctx.layout.device.type == "cuda"  # a token on the GPU would wait for the work that is queued there
         token = torch.zeros(1, dtype=torch.uint8, device="cpu" if on_host else ctx.layout.device)
         resumed: PartialState = ctx.resumed or PartialState()
         ctx.resumed = shared = _SharedGradients(waiting=deque(resumed.waiting))
@@ -145,7 +149,7 @@ class PartialAllReduce(CollectiveAlgorithm):
         while step < ctx.num_steps:
             begun = step
             shared.waiting.append((yield Backward(begun)))
-            if not shared.done:  # its round has not taken place without it
+            if not shared.done:  # its round has not yet taken place
                 yield Send(0, token, tag=READY, stamp=begun)
             while step == begun or shared.done:
                 yield Recv(ctx.rank, like=token, tag=DONE)
@@ -161,7 +165,7 @@ class PartialAllReduce(CollectiveAlgorithm):
             yield Discard(shared.waiting.popleft())
 
     def _rounds(self, ctx: Context, num_steps: int, shared: _SharedGradients, token: Tensor) -> Program:
-        """One all-reduce a round, with whatever this rank then has."""
+        """One all-reduce a round, with the gradients that this rank then has."""
         notices: list[Ticket] = []
         for number in range(ctx.first_step, num_steps):
             yield Recv(0, like=token, tag=GO)
@@ -176,7 +180,7 @@ class PartialAllReduce(CollectiveAlgorithm):
             yield Wait(ticket)
 
     def _coordinate(self, ctx: Context, num_steps: int, token: Tensor) -> Program:
-        """Begin a round when enough ranks are ready for it; end when every rank has said that it is at its end."""
+        """Begin a round when enough ranks are ready for it. End when every rank has reported its end."""
         number, num_ready, num_ended = ctx.first_step, 0, 0
         while num_ended < ctx.num_workers:
             stamp = (yield Recv(ANY, like=token, tag=READY, stamped=True)).stamp
@@ -194,7 +198,7 @@ class PartialAllReduce(CollectiveAlgorithm):
 @final
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """A sum to apply, what this rank put into it, and buffers that are free then."""
+    """A sum to apply, the (rank, version) of this rank's gradients in it, and buffers that are free afterwards."""
 
     total: Gradient
     own: tuple[tuple[int, int], ...]
@@ -204,7 +208,7 @@ class _Round:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialState(State):
-    """Between two steps: this rank's gradients that wait for a round."""
+    """The gradients of this rank that wait for a round, between two steps."""
 
     waiting: tuple[Gradient, ...] = ()
 
@@ -215,10 +219,12 @@ class PartialState(State):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SharedGradients(State):
-    """What a rank's worker and its rounds share: gradients to be summed, and sums to be applied. Both change it as they run.
+    """What a rank's worker and its rounds share. Both change it as they run.
 
     Attributes:
-        given: (round, copy of what this rank gave to it), of rounds that this rank has not applied.
+        waiting: gradients to be summed.
+        done: rounds to be applied.
+        given: (round, copy of what this rank gave to it), for rounds that this rank has not applied.
         spare: memory for such copies.
     """
 
@@ -228,7 +234,7 @@ class _SharedGradients(State):
     spare: list[Gradient] = field(default_factory=list)
 
     def keep(self, number: int, gradient: Gradient) -> None:
-        """What goes to that round, which may never end; a sum is made in the gradient's own memory."""
+        """Keep a copy of what this rank gives to a round, because the sum overwrites it and the round may never end."""
         if self.spare:
             memory = self.spare.pop().flat
             memory.copy_(gradient.flat)
@@ -237,7 +243,7 @@ class _SharedGradients(State):
             self.given.append((number, gradient.copy()))
 
     def settle(self, step: int) -> None:
-        """That round is applied, and all before it."""
+        """Free the copies of this round and of those before it: they are applied."""
         while self.given and self.given[0][0] <= step:
             self.spare.append(self.given.popleft()[1])
 
@@ -247,15 +253,15 @@ class _SharedGradients(State):
 
 
 def _merged(ctx: Context, mine: list[Gradient], number: int) -> Gradient:
-    """The sum of this rank's gradients, in the memory of the first; zero, and of weight 0, where it has none."""
+    """The sum of this rank's gradients, in the memory of the first. Without a gradient: zero, with weight 0."""
     assert ctx.layout is not None
     if not mine:
         flat = torch.zeros(ctx.layout.numel, dtype=ctx.layout.dtype, device=ctx.layout.device)
         return Gradient(flat, ctx.layout, number, number)
     first = mine[0]
-    first.step = number  # the round's: ranks whose gradients are of different steps still sum in the same way
+    first.step = number  # the round's, because ranks may have gradients of different steps
     for other in mine[1:]:
-        word = torch.maximum(first.tail()[CONTROL], other.tail()[CONTROL])  # said twice, it is still the same word
+        word = torch.maximum(first.tail()[CONTROL], other.tail()[CONTROL])  # not the sum: one command may be in both
         first.flat.add_(other.flat)
         first.tail()[CONTROL] = word
     return first

@@ -1,4 +1,4 @@
-"""Pipe-SGD: the all-reduce of one step runs during the next steps' compute; gradients are applied K - 1 updates late."""
+"""Pipe-SGD: the all-reduce of a step runs during the next steps' compute. Gradients are applied K - 1 updates late."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class FirstSteps(StrEnum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipeState(State):
-    """The state between two steps: the all-reduces in flight, oldest first, and the gradient to repeat while the pipeline fills."""
+    """The state between two steps.
+
+    The all-reduces in flight, oldest first, and the gradient to repeat while the pipeline fills.
+    """
 
     in_flight: tuple[Ticket, ...] = ()
     spare: Gradient | None = None
@@ -36,16 +39,18 @@ class PipeState(State):
 class PipeSGD(CollectiveAlgorithm):
     """w[t] = w[t-1] - lr * mean_i g_i(w[t-K])
 
-    Gradient s is computed from w[s], so K = 1 is `SynchronousSGD`, and the staleness is K - 1. The first `warmup_steps` steps have
-    width 1. Then the pipeline fills: nothing is applied (`first="zero"`), or the last gradient of the warm-up (of at least one step) is
-    applied K - 1 times again (`"duplicate"`), so every step has an update. After the last step the K - 1 gradients in flight are
-    applied: every gradient is used. K gradient buffers, and one more while duplicates are applied.
+    Gradient s is computed from w[s], so K = 1 is `SynchronousSGD`, and the staleness is K - 1. The first `warmup_steps`
+    steps have width 1. Then the pipeline fills. With `first="zero"` nothing is applied. With `"duplicate"` the last
+    gradient of the warm-up (of at least one step) is applied K - 1 times again, so every step has an update. After the
+    last step the K - 1 gradients in flight are applied, so every gradient is used. K gradient buffers, and one more
+    while duplicates are applied.
 
-    All-reduces run one after the other on one lane, or at the same time on `lanes` lanes. d lanes are the d communication threads of
-    the paper's AGD(d). Each lane keeps its own memory of the collective (error feedback, PowerSGD).
+    All-reduces run one after the other on one lane, or at the same time on `lanes` lanes. d lanes are the d
+    communication threads of the paper's AGD(d). Each lane keeps its own memory of the collective (error feedback,
+    PowerSGD).
 
-    Paper: li2018pipesgd, Alg. 1 (K = 2 recommended); daily2016leveraging, section 4.3, calls K = d + 1 AGD(d): `DelayedSGD`.
-    BytePS fills its pipeline with duplicates.
+    Paper: li2018pipesgd, Alg. 1 (K = 2 recommended); daily2016leveraging, section 4.3, calls K = d + 1 AGD(d):
+    `DelayedSGD`. BytePS fills its pipeline with duplicates.
     """
 
     width: int = 2  # K, iterations in flight
@@ -95,7 +100,8 @@ class PipeSGD(CollectiveAlgorithm):
             lane = step % self.lanes
             in_flight.append((yield Start(AllReduce(gradient, self.collective, lane), lane=lane)))
             filling = len(in_flight) < self.width and step >= num_synchronous
-            while len(in_flight) >= (1 if step < num_synchronous else self.width):  # `while`: resumed with less width, several are due
+            # More than one after a resume with less width.
+            while len(in_flight) >= (1 if step < num_synchronous else self.width):
                 total = yield Wait(in_flight.popleft())
                 if duplicates and step == num_synchronous - 1:
                     spare = total.copy()  # `Apply` consumes its gradient

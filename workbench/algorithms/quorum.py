@@ -1,6 +1,6 @@
-"""How many gradients an update of `BackupSGD` waits for: always the same number, or one chosen from arrival times and gradient noise.
+"""The number of gradients that an update of `BackupSGD` waits for: fixed, or chosen from arrival times and noise.
 
-A quorum's `size` is the number for the present update. The server reports to it what arrives and what it answers.
+A quorum's `size` is the number for the present update. The server reports arrivals and its answers to the quorum.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from workbench.algorithms.parameter_server import body_of
 from workbench.gradients import Gradient
 from workbench.ops import Local, Program
 
-MEMORY = 20  # rounds that count
+MEMORY = 20  # rounds in the mean
 
 
 @final
 class FixedQuorum:
-    """N gradients for every update. It uses no report."""
+    """N gradients for every update. It ignores reports."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -45,12 +45,12 @@ class FixedQuorum:
 
 @final
 class OnlineQuorum:
-    """The N of least expected time to a goal, chosen anew for each update; all workers while times or noise are unknown.
+    """The N with the least expected time to a goal, chosen for each update. N is p while times or noise are unknown.
 
     Args:
         num_workers: p.
         noise_scale: S; None to measure it.
-        now_s: when all workers begin.
+        now_s: the time at which all workers begin.
     """
 
     def __init__(self, num_workers: int, noise_scale: float | None, now_s: float) -> None:
@@ -65,20 +65,20 @@ class OnlineQuorum:
         self._times.add(worker, now_s - self._answered[worker])
 
     def accepted(self, gradient: Gradient) -> Program:
-        """That gradient is one of the present update."""
+        """A gradient is part of the present update."""
         if self._measures:
             yield Local("sum", gradient.message_bytes, partial(self._noise.add, body_of(gradient)))
 
     def complete(self, total: Gradient, count: int) -> None:
-        """The present update is complete, with the sum of `count` gradients: choose N for the next."""
+        """Choose N for the next update. The present one is complete, with the sum of `count` gradients."""
         self._noise.close(body_of(total), count)
         times = self._times.means()
         self.size = self._num_workers if times is None else best_quorum(times, self._noise.value())
-        if self._measures:  # noise is measured between gradients: after a single one, nothing would be measured again
+        if self._measures:  # noise is measured between gradients: with N = 1 it would never be measured again
             self.size = min(max(self.size, 2), self._num_workers)
 
     def answered(self, worker: int, now_s: float) -> None:
-        """A worker was sent parameters, from which it takes its next gradient."""
+        """A worker was sent parameters for its next gradient."""
         self._answered[worker] = now_s
 
     def left(self, worker: int) -> None:
@@ -89,10 +89,11 @@ class OnlineQuorum:
 
 @final
 class ArrivalTimes:
-    """When the first, second, ... gradient comes, from what each worker last took, averaged over recent arrivals.
+    """Mean times until the first, second, ... gradient, from each worker's last time, over recent arrivals.
 
-    A round is what each worker last took, sorted; every arrival makes one, and the newest `MEMORY` times p of them count. Their sums
-    are kept, and for the oldest round to leave them the arrivals since: O(p) numbers, and two passes over p numbers for an arrival.
+    A round is the last time of each worker, sorted. Every arrival makes a round, and the newest `MEMORY` times p rounds
+    count. The sums over them are kept, with the oldest round and the arrivals since. That is O(p) numbers, and two
+    passes over p numbers for an arrival.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -100,12 +101,13 @@ class ArrivalTimes:
         self._num_unknown = num_workers
         self._most = MEMORY * num_workers
         self._newest = self._oldest = Round([])
-        self._arrivals: deque[tuple[float, float]] = deque()  # what a worker took before and then, of each round after the oldest
+        # (time before, time after), for each round after the oldest.
+        self._arrivals: deque[tuple[float, float]] = deque()
         self._sums = np.zeros(0)  # (p,) over the rounds that count
         self._num_rounds = 0
 
     def add(self, worker: int, seconds: float) -> None:
-        """A worker took so long, late or not."""
+        """Count the time that a worker took, late or not."""
         before = self._last.get(worker)
         self._num_unknown -= before is None and worker in self._last
         self._last[worker] = seconds
@@ -124,20 +126,20 @@ class ArrivalTimes:
             self._num_rounds -= 1
 
     def _begin(self) -> None:
-        """The first round: all workers have come."""
+        """Make the first round, when all workers have arrived."""
         known = [value for value in self._last.values() if value is not None]
         self._newest, self._oldest = Round(known), Round(known)
         self._arrivals.clear()
         self._sums, self._num_rounds = self._newest.seconds.copy(), 1
 
     def forget(self, worker: int) -> None:
-        """It has left: what counts are the rounds of the others, from here on."""
+        """Remove a worker that has left, and all rounds so far."""
         self._num_unknown -= self._last.pop(worker) is None
         self._arrivals.clear()
         self._num_rounds = 0
 
     def means(self) -> list[float] | None:
-        """Mean seconds until the k-th gradient, k = 1 to p; None until every worker has come once."""
+        """Mean seconds until the k-th gradient, k = 1 to p; None until every worker has arrived once."""
         if not self._num_rounds:
             return None
         found: list[float] = (self._sums / self._num_rounds).tolist()
@@ -146,17 +148,17 @@ class ArrivalTimes:
 
 @final
 class Round:
-    """What each worker last took, (p,) ascending in `seconds`."""
+    """The last time of each worker: `seconds`, (p,), ascending."""
 
     def __init__(self, seconds: Sequence[float]) -> None:
         self.seconds = np.sort(np.asarray(seconds, float))
 
     def replace(self, before: float, after: float) -> None:
-        """A worker took that long, and now this long."""
+        """Replace a worker's time."""
         seconds = self.seconds
         old = int(seconds.searchsorted(before))
         new = int(seconds.searchsorted(after))
-        if new > old:  # those between move down by one, over the place that is free
+        if new > old:  # the times in between move down by one
             seconds[old : new - 1] = seconds[old + 1 : new]
             seconds[new - 1] = after
         else:
@@ -172,7 +174,7 @@ class NoiseScale:
     |G|^2 ~ (k |mean|^2 - mean |g|^2) / (k - 1)   and   tr ~ (mean |g|^2 - |mean|^2) k / (k - 1).
 
     Args:
-        given: S where it is known.
+        given: S, if it is known.
     """
 
     def __init__(self, given: float | None = None, decay: float = 0.9) -> None:
@@ -181,12 +183,12 @@ class NoiseScale:
         self._signal = self._noise = 0.0
 
     def add(self, gradient: Tensor) -> None:
-        """One worker's gradient of the present update; all have the same weight."""
+        """Add one worker's gradient of the present update. All have the same weight."""
         if not gradient.is_meta:
             self._squares += float(gradient.double().square().sum())
 
     def close(self, total: Tensor, count: int) -> None:
-        """The update is complete with the sum of `count` gradients."""
+        """End the update, with the sum of `count` gradients."""
         if count > 1 and self._given is None and not total.is_meta:
             of_mean, mean_of = float(total.double().square().sum()) / count**2, self._squares / count
             self._signal = self._decay * self._signal + (1 - self._decay) * (count * of_mean - mean_of) / (count - 1)
@@ -194,7 +196,7 @@ class NoiseScale:
         self._squares = 0.0
 
     def value(self) -> float | None:
-        """S; None before anything is known, infinity where the gradients are nothing but noise."""
+        """S; None before the first measurement, infinity if gradients are only noise."""
         if self._given is not None:
             return self._given
         if self._noise <= 0:
@@ -203,7 +205,7 @@ class NoiseScale:
 
 
 def best_quorum(times: Sequence[float], noise_scale: float | None) -> int:
-    """The N of least expected time to a goal, t(N) (1 + S/N); all of them where S is not known yet.
+    """The N with the least expected time to a goal, t(N) (1 + S/N); p if S is not yet known.
 
     >>> best_quorum([1.0, 1.1, 1.2, 5.0], 10.0), best_quorum([1.0, 1.1, 1.2, 1.3], 10.0), best_quorum([1.0, 1.1], 0.0)
     (3, 4, 1)

@@ -25,9 +25,9 @@ class SerialState(State):
 class SerialSGD(Algorithm):
     """w[t+1] = w[t] - lr * g(w[t-d])
 
-    One worker. The last d gradients wait in a first-in-first-out queue. In the first d steps nothing is applied; the d gradients that
-    are left at the end are applied then. With the whole batch it is what `PipeSGD(width=d + 1)` does on p workers; d = 0 is
-    plain SGD. Staleness d; d + 1 gradient buffers.
+    One worker. The last d gradients wait in a first-in-first-out queue. In the first d steps nothing is applied; the d
+    gradients that are left at the end are applied then. With the whole batch it is what `PipeSGD(width=d + 1)` does on
+    p workers; d = 0 is plain SGD. Staleness d; d + 1 gradient buffers.
 
     Paper: daily2016leveraging, section 5 (serial); langford2009slow (delayed SGD).
     """

@@ -28,10 +28,10 @@ from workbench.program import Card, Context
 class SoftsyncSGD(ServerAlgorithm):
     """w[t+1] = w[t] - lr * (1/c) sum_{i of c} g_i / max(1, tau_i),   the first c = floor(p / n) gradients of any workers
 
-    A worker gets the present parameters at once, so no worker waits. tau_i is the gradient's own staleness, about n. `splits=1`
-    updates once for every p gradients. (That is not synchronous SGD: one update may have two gradients of a fast worker.)
-    `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. The gradients that are left at the end make one
-    last update.
+    A worker gets the present parameters at once, so no worker waits. tau_i is the gradient's own staleness, about n.
+    `splits=1` updates once for every p gradients. (That is not synchronous SGD: one update may have two gradients of a
+    fast worker.) `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. The gradients that are
+    left at the end make one last update.
 
     Args:
         splits: n, updates for every p gradients.

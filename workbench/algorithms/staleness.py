@@ -71,7 +71,10 @@ class Uniform(Staleness):
 @final
 @dataclass(frozen=True, slots=True)
 class Geometric(Staleness):
-    """P(s) = q (1-q)^s with q = 1 / (1 + mean): mostly fresh, sometimes very old. Larger values become `cut` (None: 8 times the mean)."""
+    """P(s) = q (1-q)^s with q = 1 / (1 + mean): mostly fresh, sometimes very old.
+
+    Larger values become `cut` (None: 8 times the mean).
+    """
 
     mean: float
     cut: int | None = None

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: DiLoCo by fragments of the parameters, each in its turn, with sums that are hidden under local steps."""
+"""Streaming DiLoCo: outer steps of one fragment of the parameters after another, with sums hidden under local steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.program import Buckets, Card, Context, Replicas, Requirements
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingState(State):
-    """Of each fragment; `summing` is None where no sum is in flight."""
+    """The state of each fragment; `summing` is None if no sum is in flight."""
 
     anchors: tuple[Tensor, ...]
     momenta: tuple[Tensor, ...]
@@ -28,17 +28,17 @@ class StreamingState(State):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingDiLoCo(OuterAlgorithm):
-    """Every rank i steps alone; fragment f of P has its turn after t steps, t mod H = floor(f H / P), and its outer step d later:
+    """Ranks step alone. Fragment f has its turn after t steps, t mod H = floor(f H / P), and its outer step at t + d:
 
         t:      D_i = a - w_i
         t + d:  D = mean_i D_i,   m <- mu m + D,   a <- a - outer_lr (D + mu m),   w_i <- mix w_i + (1 - mix) a
 
-    (`nesterov=False`: a <- a - outer_lr m.) A turn sends a P-th of the parameters. If d = `delay` is above 0, the sum is hidden
-    under d local steps, and a rank keeps a share of what it learned in them; the paper has mix=0.5. With fragments=1, delay=0,
-    mix=0 it is `DiLoCo`. Staleness 0 (of a rank's own updates).
+    (`nesterov=False`: a <- a - outer_lr m.) A turn sends 1 / P of the parameters. If d = `delay` is above 0, the sum is
+    hidden under d local steps. With `mix` above 0 a rank keeps a part of these steps; the paper uses mix=0.5. With
+    fragments=1, delay=0, mix=0 it is `DiLoCo`. Staleness 0 (of a rank's own updates).
 
-    The end of a run takes the outer steps in flight, and averages the parameters unless they are equal: without loss, whatever
-    the collective, which compresses differences only.
+    At the end of a run the outer steps in flight are taken. Then the parameters are averaged, unless they are equal.
+    That sum is exact for any collective: only differences are compressed.
 
     Paper: douillard2025streaming, Alg. 2.
     """
@@ -64,9 +64,9 @@ class StreamingDiLoCo(OuterAlgorithm):
         check_whole("fragments", self.fragments, 1)
         check_whole("delay", self.delay, 0)
         if self.delay > self.every:
-            raise ConfigError(f"delay={self.delay}: an outer step must be over before the next one begins, so at most every={self.every}")
+            raise ConfigError(f"delay={self.delay}: a fragment's outer step must end before its next turn: use at most every={self.every}")
         if not 0 <= self.mix <= 1:
-            raise ConfigError(f"mix={self.mix}: the share of a rank's own parameters, in [0, 1]")
+            raise ConfigError(f"mix={self.mix}: the share of a rank's own parameters is in [0, 1]")
 
     @property
     def requires(self) -> Requirements:
@@ -98,7 +98,7 @@ class StreamingDiLoCo(OuterAlgorithm):
             yield from average(self.collective, num_done)
 
     def _begin_turn(self, fragment: _Fragment, step: int) -> Program:
-        """Sum how far the ranks went; without a delay, take the outer step too."""
+        """Start the sum of the differences. Without a delay, take the outer step too."""
         difference = yield from fragment.outer.pack_difference(step)
         work = sum_flat(difference, self.collective)
         if self.delay:
@@ -118,19 +118,13 @@ class StreamingDiLoCo(OuterAlgorithm):
         yield from outer.unpack(total, self.mix)
 
     def _fragments(self, ctx: Context) -> Program:
-        """One for each bucket: fewer than P where there are fewer parameters."""
-        assert ctx.layout is not None
+        """One for each bucket. There are fewer than P if there are fewer parameters."""
+        outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx)
         resumed: StreamingState | None = ctx.resumed
-        found = []
-        for number in range(len(ctx.layout.buckets)):
-            outer: OuterOptimizer = yield from OuterOptimizer.begin(self, number)
-            fragment = _Fragment(outer)
-            if resumed is not None:
-                outer.load(resumed.anchors[number], resumed.momenta[number])
-                fragment.due = resumed.due[number]
-                fragment.summing = outer.load_sum(resumed.summing[number])
-            found.append(fragment)
-        return found
+        if resumed is None:
+            return [_Fragment(outer) for outer in outers]
+        known = zip(outers, resumed.due, resumed.summing, strict=True)
+        return [_Fragment(outer, due, outer.load_sum(summing)) for outer, due, summing in known]
 
 
 @final
@@ -139,7 +133,7 @@ class _Fragment:
     """A bucket of the parameters between two steps."""
 
     outer: OuterOptimizer
-    due: int = 0  # the number of steps after which the sum in flight is used
+    due: int = 0  # number of steps after which the sum in flight is used
     summing: Ticket | None = None
 
 

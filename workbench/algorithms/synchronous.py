@@ -16,8 +16,8 @@ from workbench.program import Card, Context
 class SynchronousSGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_i(w[t])
 
-    Every rank waits for the sum of all gradients before it updates. So all replicas stay equal, and the result is that of one process
-    with the whole batch. Nothing is overlapped: the baseline. Staleness 0.
+    Every rank waits for the sum of all gradients before it updates. So all replicas stay equal, and the result is that
+    of one process with the whole batch. Nothing is overlapped: the baseline. Staleness 0.
 
     Paper: daily2016leveraging, section 4.1 (network-wise SGD); li2018pipesgd (D-Sync).
     """

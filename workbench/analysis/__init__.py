@@ -1,4 +1,4 @@
-"""Runs to numbers: overlap, critical path, parts of collectives, summaries, time to accuracy, arrivals, staleness, Pareto fronts."""
+"""Numbers from runs: overlap, critical path, parts of collectives, summaries, arrivals, staleness, Pareto fronts."""
 
 from workbench.analysis.arrivals import arrivals
 from workbench.analysis.buckets import bucket_times

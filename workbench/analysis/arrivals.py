@@ -10,7 +10,7 @@ from workbench.trace.run import Run
 
 
 def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
-    """Return seconds from the begin of an iteration to the arrival of its k-th gradient, shape (updates, gradients), k ascending.
+    """Return the seconds until the k-th gradient of each iteration arrives, shape (updates, gradients), k ascending.
 
     An iteration begins when the last server has made the previous update, because a worker needs the parameters of
     all servers.
@@ -43,7 +43,7 @@ def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
 
 
 def share_of_updates_in_time(workers: int, backups: int, share: float) -> float:
-    """Return how often all but b of p independent workers have arrived by the time by which all arrive in a `share` of iterations.
+    """Return how often all but b of p independent workers are in time, if all p are in time in a `share` of iterations.
 
     F(T)^p = share;   P = sum_{j<=b} C(p, j) (1 - F)^j F^(p-j):   it does not depend on the distribution of arrival times. Derived here.
 

@@ -28,13 +28,13 @@ class BucketTimes:
     A step's origin is the mean of its begins on all ranks.
 
     Attributes:
-        forward_s, backward_s: until the last rank has ended forward; from then until the last rank has ended
-            backward. A sum needs both. begin_s, end_s: of each bucket's sum, since the step's forward began. It
-            begins when the last rank has called it and the previous
-                sum has ended.
-            communication_s: seconds from begin to end of each bucket's sum.
-            update_s: seconds of each bucket's update; an update of all buckets counts in equal parts.
-            step_s: from the origin to the end of the last update, mean over ranks.
+        forward_s, backward_s: until the last rank has ended forward; from then until the last rank has ended backward.
+            A sum needs both.
+        begin_s, end_s: of each bucket's sum, since the step's forward began. It begins when the last rank has called it
+            and the previous sum has ended.
+        communication_s: seconds from begin to end of each bucket's sum.
+        update_s: seconds of each bucket's update; an update of all buckets counts in equal parts.
+        step_s: from the origin to the end of the last update, mean over ranks.
     """
 
     forward_s: float

@@ -267,7 +267,10 @@ class _Groups:
 
 
 def _last_arrival(table: NDArray[Any]) -> Steps:
-    """Return, for each call of a collective, the call of the last rank to arrive; for other spans their own place, shape (N,)."""
+    """Return for each call of a collective the call of the last rank to arrive, shape (N,).
+
+    For other spans it is their own place.
+    """
     places = np.arange(len(table))
     groups = meetings(table)
     calls = np.flatnonzero(groups >= 0)
@@ -281,7 +284,10 @@ def _last_arrival(table: NDArray[Any]) -> Steps:
 
 
 def _free_since(table: NDArray[Any]) -> Floats:
-    """Return when each span began to work, shape (N,): its start, but for a collective not before the previous one on its lane ended."""
+    """Return when each span began to work, shape (N,).
+
+    That is its start, but for a collective not before the previous one on its lane ended.
+    """
     free_s = table["start_s"].astype(np.float64)
     calls = np.flatnonzero(np.isin(table["kind"], [CODES[kind] for kind in COLLECTIVES]))
     calls = calls[np.lexsort((table["end_s"][calls], table["start_s"][calls], table["lane"][calls], table["rank"][calls]))]

@@ -34,7 +34,7 @@ def learning_rate(run: Run) -> float | None:
 
 
 def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """Return a sentence if runs differ in updates per global batch and their learning rates do not compensate for it; else ""."""
+    """Return a sentence if runs differ in updates per global batch and their learning rates do not compensate; else ""."""
     known = []
     for run, label in zip(runs, labels, strict=True):
         updates, rate = updates_per_batch(run), learning_rate(run)
@@ -56,7 +56,7 @@ def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
 
 
 def notes_of(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
-    """Return the footnotes of a table of runs: failures, whose parameters are evaluated, meanings of columns, learning rates."""
+    """Return the footnotes of a table of runs: failures, evaluated parameters, meanings of columns, learning rates."""
     found = [f"{label}: {run.trouble}" for run, label in zip(runs, labels, strict=True) if run.trouble]
     found += [f"{label}: {run.waiting}" for run, label in zip(runs, labels, strict=True) if run.waiting]
     found += [f"{label}: {run.evaluated}." for run, label in zip(runs, labels, strict=True) if run.evaluated and run.evaluations()]

@@ -9,7 +9,7 @@ from workbench.trace.run import Run
 
 
 def distinct_labels(runs: Sequence[Run], *, repetitions: bool = True) -> list[str]:
-    """Return a label for each run: its algorithm, and as many of its settings as distinguish it from runs with the same label.
+    """Return a label for each run: its algorithm, and the settings that distinguish it from runs of the same algorithm.
 
     Args:
         runs: the runs that are shown together.

@@ -34,7 +34,7 @@ TEXTS: MappingProxyType[str, Callable[[Any], str]] = MappingProxyType(
         "created": lambda value: str(value)[:19].replace("T", " "),
     }
 )
-TITLES = MappingProxyType({"label": "method", "loss": "test loss", "seconds": "training", "bytes_sent": "sent"})
+TITLES = MappingProxyType({"label": "algorithm", "loss": "test loss", "seconds": "training", "bytes_sent": "sent"})
 CONDITION = re.compile(r"\s*([\w.-]+?)\s*(!=|>=|<=|==|=|>|<|~)\s*(.*?)\s*")
 ORDER: MappingProxyType[str, Callable[[Any, Any], bool]] = MappingProxyType(
     {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -152,7 +152,10 @@ def _troubles(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def row_of(run: StoredRun) -> dict[str, Any]:
-    """Return the entries of `run.json`, flat: settings of the algorithm as "set.width", settings of the run by their own names."""
+    """Return the entries of `run.json`, flat.
+
+    Settings of the algorithm are "set.width" and so on; settings of the run have their own names.
+    """
     info = run.info
     algorithm, problem, sweep = (info.get(name) or {} for name in ("method", "problem", "sweep"))
     own = {
@@ -205,7 +208,7 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """Return steps taken; accuracy and loss of the last evaluation; training loss, mean over the last tenth of the steps.
+    """Return steps taken, accuracy and loss of the last evaluation, and training loss over the last tenth of the steps.
 
     Further: seconds of training; samples; bytes sent by all ranks. None for values that were not recorded.
     """

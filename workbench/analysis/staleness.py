@@ -1,4 +1,4 @@
-"""Staleness of gradients, bucket by bucket: as servers recorded it, and as if parameters were read when a step begins."""
+"""Staleness of gradients by bucket: as servers recorded it, and as if parameters were read when a step begins."""
 
 from __future__ import annotations
 

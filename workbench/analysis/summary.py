@@ -110,7 +110,7 @@ def num_warm_up(num_steps: int) -> int:
 
 
 def step_seconds(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return durations of the steps after the warm-up, of all ranks, shape (N,): differences of consecutive rows, without evaluation."""
+    """Return the durations of the steps after the warm-up, of all ranks, without evaluations, shape (N,)."""
     found: list[float] = []
     for rows in run.metrics.values():
         ends = [(row["step"], row["seconds"]) for row in rows if "evaluation" not in row]
@@ -142,7 +142,7 @@ def time_to_loss(run: Run, target: float) -> float | None:
 
 
 COLUMNS = (
-    Column("label", "method"),
+    Column("label", "algorithm"),
     Column("accuracy", "accuracy", percent),
     Column("loss", "test loss", three_digits),
     Column("seconds", "training", seconds),
@@ -156,7 +156,7 @@ COLUMNS = (
     Column("runtime", "runtime"),
 )
 TIME_COLUMNS = (
-    Column("label", "method"),
+    Column("label", "algorithm"),
     Column("runtime", "runtime"),
     Column("seconds", "training", seconds),
     Column("step", "step"),

@@ -91,10 +91,10 @@ class Column:
 class Table:
     """Rows with columns. `rows` holds the exact values (None if missing); the columns say how they are shown.
 
-    >>> print(Table([{"method": "PipeSGD", "step_s": 0.0125}], (Column("method", "method"), Column("step_s", "step", seconds))))
-    method   step
-    -------  -------
-    PipeSGD  12.5 ms
+    >>> print(Table([{"method": "PipeSGD", "step_s": 0.0125}], (Column("method", "algorithm"), Column("step_s", "step", seconds))))
+    algorithm   step
+    ---------  -------
+    PipeSGD    12.5 ms
     """
 
     rows: Sequence[dict[str, Any]]

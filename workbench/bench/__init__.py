@@ -37,9 +37,9 @@ class BenchOptions:
 
     Attributes:
         rounds: number of pairs of measurements for a ratio.
-            ranks: numbers of ranks; empty for the benchmark's own.
-            only: measure cases whose name contains one of these words; empty for all.
-            say: called with progress messages.
+        ranks: numbers of ranks; empty for the benchmark's own.
+        only: measure cases whose name contains one of these words; empty for all.
+        say: called with progress messages.
     """
 
     rounds: int = 30

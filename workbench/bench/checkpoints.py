@@ -38,7 +38,10 @@ def run(how: BenchOptions) -> Iterator[Row]:
 
 
 def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: int) -> dict[str, list[float]]:
-    """Return seconds of a step for each way and round, of the slowest rank: a block has one checkpoint, until it is on the disk."""
+    """Return the slowest rank's seconds of a step, for each way and round.
+
+    A block has one checkpoint, until it is on the disk.
+    """
     from functools import partial
 
     import torch

@@ -1,4 +1,7 @@
-"""All-reduces next to the library's own, called directly, and next to the wire; in the foreground, as synchronous algorithms wait."""
+"""All-reduces compared with the library's own and with the wire.
+
+They run in the foreground, as in synchronous algorithms.
+"""
 
 from __future__ import annotations
 

@@ -66,7 +66,10 @@ def runs_in(folder: str) -> Iterator[None]:
 
 
 def driven(cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]) -> dict[str, list[float]]:
-    """Return median seconds of a step on the engines and under a bare mpiexec, in turn; a first round does not count."""
+    """Return median seconds of a step on the engines and under a bare mpiexec, in turn.
+
+    The first round does not count.
+    """
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
     from workbench.trace.run import Run
 

@@ -37,7 +37,7 @@ SLACK = 0.1  # share of a gradient by which a memory count may be off
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
-    """Measure small parameters, traces and memory on gloo ranks; notebooks on MPI ranks; requests and records in this process."""
+    """Measure small parameters, traces and memory on gloo ranks, notebooks on MPI ranks, and requests in this process."""
     if how.wanted("a request"):
         taken = alternate({"request": _requests()}, how.rounds)["request"]
         each = [seconds / REQUESTS for seconds in taken]

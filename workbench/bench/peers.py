@@ -43,7 +43,7 @@ def fp16_hook() -> tuple[Any, Any]:
 
 
 def power_sgd_hook(rank: int) -> tuple[Any, Any]:
-    """Return DDP's PowerSGD hook with error feedback and warm start, from its third step on: DDP reorders its buckets before.
+    """Return DDP's PowerSGD hook with error feedback and warm start, from its third step on (DDP reorders its buckets).
 
     Use it with one bucket: with several, ranks start the sums that follow other sums in different orders, and gloo
     aborts.
@@ -54,7 +54,7 @@ def power_sgd_hook(rank: int) -> tuple[Any, Any]:
 
 
 def flat_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], all_reduce: Callable[[Tensor], object]) -> Step:
-    """Return a step with gradients as views of one buffer, which is summed after backward and divided: a hand-written loop."""
+    """Return a step of a hand-written loop: gradients are views of one buffer, which is summed after backward and divided."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     flat = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
     begin = 0

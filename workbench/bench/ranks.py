@@ -68,7 +68,7 @@ def world(runtime: RuntimeName, folder: str, timeout_s: float = 120.0) -> Transp
 
 
 def bind(rank: int, number: int) -> int:
-    """Bind all threads of a rank to its share of the cores, as launchers on clusters do if they can; return the number of cores.
+    """Bind a rank's threads to its share of the cores, as cluster launchers do. Return the number of cores.
 
     Without it, the compute threads of two ranks are often put on one core, while messages are handled on the other.
     """

@@ -23,10 +23,14 @@ class Row:
     """One of our measurements divided by another.
 
     Attributes:
-        case: the conditions: "50 MB MLP, 2 ranks, gloo". what: our way. over: the peer or the limit. kind: whether
-            `over` is another program or a physical limit. unit: of `ours` and `theirs`, which are medians. ratio,
-            low, high: median of ours over theirs, round by round, with its 95 % bootstrap interval; for one round all
-            are equal. below, above: the required range of the ratio, if any.
+        case: the conditions: "50 MB MLP, 2 ranks, gloo".
+        what: our way.
+        over: the peer or the limit.
+        kind: whether `over` is another program or a physical limit.
+        unit: of `ours` and `theirs`, which are medians.
+        ratio, low, high: median of ours over theirs, round by round, with its 95 % bootstrap interval; for one round
+            all are equal.
+        below, above: the required range of the ratio, if any.
     """
 
     case: str
@@ -50,7 +54,7 @@ class Row:
 
     @property
     def word(self) -> Word:
-        """Whether the requirement holds for the whole interval, for none of it, or neither."""
+        """The requirement is "met" if it holds in the whole interval, "missed" if in none of it, else "open"; "" if none."""
         if self.below is not None:
             return "met" if self.high < self.below else "missed" if self.low >= self.below else "open"
         if self.above is not None:

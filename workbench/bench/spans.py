@@ -69,7 +69,10 @@ def write_trace(root: Path, num_ranks: int = NUM_RANKS, num_steps: int = NUM_STE
 
 
 def _steps(num_ranks: int, num_steps: int, random: np.random.Generator) -> list[tuple[str, str, Floats, Floats, int, int, int]]:
-    """Return the spans of a step, in order of their ends: kind, lane, (steps, ranks) starts and ends, bucket, bytes, way to the peer."""
+    """Return the spans of a step, in order of their ends.
+
+    Kind, lane, (steps, ranks) starts and ends, bucket, bytes, way to the peer.
+    """
     found: dict[tuple[str, int], tuple[str, Floats, Floats, int, int]] = {}
 
     def noise(mean_s: float) -> Floats:
@@ -105,7 +108,7 @@ def _steps(num_ranks: int, num_steps: int, random: np.random.Generator) -> list[
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
-    """Measure seconds on one core: of each part in a process that has imported what it needs, of all together, and of a fresh process."""
+    """Measure seconds on one core: of each part with its imports done, of all parts, and of a fresh process."""
     case = "1 000 448 spans, 64 ranks"
     if not how.wanted(case):
         return

@@ -51,7 +51,7 @@ def _seconds(command: list[str], env: dict[str, str] | None = None) -> float:
 
 
 def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
-    """Measure ranks that have imported torch and met, by `Cluster` and by bare mpiexec in turn; a first round does not count."""
+    """Measure ranks that have imported torch and met, by `Cluster` and bare mpiexec in turn, without the first round."""
     from workbench.clusters import Cluster
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 

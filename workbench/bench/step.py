@@ -88,7 +88,10 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
 
 
 def rows_of(case: str, times: dict[str, list[float]]) -> Iterator[Row]:
-    """Yield each of our ways over its peer; layer-wise over DDP at its best, at its own best and at each bucket size."""
+    """Yield each of our ways over its peer.
+
+    Layer-wise SGD over torch DDP: each at its best bucket size, and both at each bucket size.
+    """
     from statistics import median
 
     by_hand = next(name for name in times if name.endswith("after backward"))

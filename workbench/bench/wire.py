@@ -1,4 +1,4 @@
-"""Step times with a wire as the bound: hosts of an emulated network, where communication takes from half to four times the compute.
+"""Step times limited by the wire: an emulated network, where communication takes 0.5 to 4 times the compute.
 
 The lower limit of an algorithm is the larger of two times: the wire's time for the bytes sent, and the processors'
 time for compute, codec and sockets, for all ranks together. For a synchronous algorithm that hides sums under
@@ -67,9 +67,10 @@ class Measured:
 
     Attributes:
         times: way -> seconds of a step in each round, of the slowest rank; also "compute", "forward" and the codecs'
-            work. socket_s: the machine's seconds to send, transport and receive one sum's bytes, with all of its
-            cores. gradient_bytes: size of the model's gradient. sent_bytes: way with a codec -> mean bytes that a
-            rank sends in a step, whatever the pieces.
+            work.
+        socket_s: the machine's seconds to send, transport and receive one sum's bytes, with all of its cores.
+        gradient_bytes: size of the model's gradient.
+        sent_bytes: way with a codec -> mean bytes that a rank sends in a step, whatever the pieces.
     """
 
     times: dict[str, list[float]]
@@ -167,7 +168,10 @@ def _settle(trainers: Iterable[Trainer]) -> None:
 
 
 def codec_work(name: str, flat: Any, number: int) -> Step:
-    """Return a rank's encoding, decoding and adding in one sum of `Direct`: all blocks but its own, its own p - 1 times, and the sums."""
+    """Return a rank's encoding, decoding and adding in one sum of `Direct`.
+
+    It encodes the p - 1 other blocks, adds p - 1 messages to its own block, and encodes and decodes sums.
+    """
     import torch
 
     from workbench import codecs
@@ -188,10 +192,11 @@ def codec_work(name: str, flat: Any, number: int) -> Step:
 
 
 def work_of_sockets(runtime: RuntimeName, folder: str) -> float:
-    """Return busy seconds of this machine in one of gloo's own sums of a gradient, divided by its cores; all ranks call it.
+    """Return busy seconds of this machine in one of gloo's own sums of a gradient, divided by its cores.
 
-    All hosts of an emulated network are this machine, and its kernel handles sockets in any process, so the whole
-    machine is measured. gloo sleeps while it waits, so only work is counted, including that of other programs.
+    All ranks call it. All hosts of an emulated network are this machine, and its kernel handles sockets in any process,
+    so the whole machine is measured. gloo sleeps while it waits, so only work is counted, including that of other
+    programs.
     """
     import torch
 

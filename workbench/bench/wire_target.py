@@ -55,7 +55,10 @@ def run(how: BenchOptions) -> Iterator[Row]:
 
 
 def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> dict[str, list[tuple[float, float]]]:
-    """Return each way's (seconds at its end, loss of this rank's samples) of each step; all from the same weights and samples."""
+    """Return (seconds at its end, loss of this rank's samples) of each step of each way.
+
+    All start with the same weights and take the same samples.
+    """
     import torch
 
     from workbench import problems
@@ -161,7 +164,7 @@ def target_rows(case: str, found: list[list[dict[str, list[tuple[float, float]]]
 
 
 def _servers(how: BenchOptions) -> Iterator[Row]:
-    """Measure Pipe-SGD next to synchronous SGD with a parameter server on one of the hosts, each in its own training, in turn."""
+    """Measure Pipe-SGD and synchronous SGD with a parameter server on one of the hosts, in separate trainings, in turn."""
     cases = {ratio: f"one server, {title(SERVER_HOSTS, 'torch', ratio)}" for ratio in SERVER_RATIOS}
     cases = {ratio: name for ratio, name in cases.items() if how.wanted(name)}
     if not cases:

@@ -26,8 +26,8 @@ CHUNKS = 4
 def candidates(workers: int, *, num_bytes: int, codecs: Sequence[str] = ("truncate16", "linear8")) -> list[Algorithm]:
     """Return the grid of candidates.
 
-    It holds synchronous SGD, layer-wise SGD and DeAR by buckets, Pipe-SGD by width, each with and without the codecs
-    in a ring's hops, and servers with b backup workers.
+    It has synchronous SGD, layer-wise SGD by bucket size and Pipe-SGD by width, each with and without the codecs in a
+    ring's hops. It also has DeAR by bucket size, and servers with b backup workers.
 
     Args:
         num_bytes: size of a gradient; buckets larger than half of it are left out.

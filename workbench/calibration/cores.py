@@ -33,7 +33,7 @@ class Slowness:
         compute: forward, backward, update.
         local: summing, encoding, decoding.
         wire: bytes on the wire.
-            hop: the core time at a message's end: system calls, waking a thread.
+        hop: the core time at a message's end: system calls, waking a thread.
     """
 
     compute: float = 1.0
@@ -70,9 +70,11 @@ def slowness_in(run: Run, *, cores: float, threads: int, wire_part: float, s_per
     """Return the mean slowdown of each kind of work in this simulated run.
 
     Args:
-        cores: number of cores that all its ranks share. threads: compute threads of a rank. wire_part: the part of a
-            core that sending a rank's bytes wants. s_per_byte: seconds of a byte on the wire in this run. The bytes
-            of a communication span are sent at its end, after its wait.
+        cores: number of cores that all its ranks share.
+        threads: compute threads of a rank.
+        wire_part: the part of a core that sending a rank's bytes wants.
+        s_per_byte: seconds of a byte on the wire in this run. The bytes of a communication span are sent at its end,
+            after its wait.
     """
     num_seconds, counts = _moments(run, s_per_byte)
     spent, done = np.zeros(4), np.zeros(4)
@@ -88,7 +90,7 @@ def slowness_in(run: Run, *, cores: float, threads: int, wire_part: float, s_per
 
 
 def _moments(run: Run, s_per_byte: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return seconds after the warm-up, (M,), and the number of computing ranks, local works and sending ranks in each, (M, 3)."""
+    """Return the seconds after the warm-up, (M,), and (computing ranks, local works, sending ranks) in each, (M, 3)."""
     table, kinds = run.spans.table, run.spans.kind_names
     forward = table[kinds == "forward"]
     usual = forward["start_s"][forward["step"] >= num_warm_up(len(run.metrics[0]))]

@@ -27,11 +27,11 @@ class Setting:
 
     Attributes:
         workers: number of ranks.
-            line_bytes_per_s: the nominal rate of the link; None: the measured link.
-            latency_s: latency in addition to the measured one.
-            cores: number of cores that all ranks share; None: each rank has enough.
-            name: name of the network in tables.
-            assumed: whether the cores were assumed, not given.
+        line_bytes_per_s: the nominal rate of the link; None: the measured link.
+        latency_s: latency in addition to the measured one.
+        cores: number of cores that all ranks share; None: each rank has enough.
+        name: name of the network in tables.
+        assumed: whether the cores were assumed, not given.
     """
 
     workers: int
@@ -126,7 +126,7 @@ def effective_costs(
 
 
 def core_slowdown(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> Slowness:
-    """Return the slowdown if p ranks of k threads compute at the same time on c cores: p k / c; the same for other work."""
+    """Return the slowdown if p ranks of k threads compute at the same time on c cores, p k / c, and that of other work."""
     workers, cores = setting.workers, setting.cores or setting.workers
     each = max(1.0, workers / cores)
     wire = max(1.0, workers * wire_part(calibration, algorithm, setting) / cores)
@@ -160,11 +160,11 @@ def core_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run
 def core_s_per_byte(calibration: Calibration, network: Network) -> float:
     """Return core seconds for a byte over this network.
 
-    On a quicker link than the measured one, communication takes the same share of a core as there; on a slower one,
-    the same core time for each byte. A quicker link delivers bytes in larger pieces (`tbf` passes a burst, and a TCP
-    window is as long in seconds), and the receiver polls as often, so communication takes a share of a core while it
-    lasts. But a piece is at least a packet. On the emulated network a rank's own processor time is 5 to 6 ns for a
-    byte at 100, 200 and 400 Mbit/s, and 3.5 ns at 800.
+    On a faster link than the measured one, communication takes the same share of a core as on the measured one. On a
+    slower link it takes the same core time for each byte. The reason: a faster link delivers bytes in larger pieces,
+    because `tbf` passes a burst, and a TCP window is as long in seconds. The receiver polls as often. But a piece is at
+    least a packet. On the emulated network a rank's own processor time is 5 to 6 ns for a byte at 100, 200 and
+    400 Mbit/s, and 3.5 ns at 800.
     """
     measured = calibration.line.s_per_byte.value
     scale = network.bandwidth_bytes_per_s * measured if measured > 0 else 1.0

@@ -78,7 +78,10 @@ def fit(
 
 
 def _busy(compute: Compute, origin: Origin) -> list[str]:
-    """Return a note if compute varies so much that other load is the likeliest cause; a record of wall time cannot tell."""
+    """Return a note if compute varies so much that other load is the likeliest cause.
+
+    A record of wall time cannot tell.
+    """
     if origin.runtime == "simulated":
         return []
     seconds = compute.forward_s + compute.backward_s
@@ -223,7 +226,7 @@ def _median_error(values: Floats) -> float:
 
 
 def ready_to_shares(ready: Sequence[tuple[int, float]], bucket_of: Sequence[int], numel: Sequence[int]) -> tuple[float, ...]:
-    """Return backward_shares of each parameter from when its bucket was ready; within a bucket in proportion to the elements.
+    """Return each parameter's backward_shares, from the time of its bucket, divided in proportion to the elements.
 
     Args:
         ready: (bucket, part of backward after which it was final) of every step.

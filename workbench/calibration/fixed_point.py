@@ -20,7 +20,9 @@ ROUNDS, ALIKE = 6, 0.02  # most simulations until slowdown and run agree; their 
 
 
 def midmean(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """Return the mean of the middle half: nearly as robust as a median, and right if long and short steps alternate, as in a pipeline.
+    """Return the mean of the middle half.
+
+    It is nearly as robust as a median, and right if long and short steps alternate, as in a pipeline.
 
     >>> midmean(np.array([1.0, 3.0, 1.0, 3.0, 100.0, 1.0, 3.0, 0.0]))
     2.0
@@ -36,9 +38,9 @@ class Simulated:
     """A run and the seconds of its steps.
 
     Attributes:
-        slow: slowdown of each kind of work by shared cores. orders: for an algorithm whose messages meet at an
-            interface: the seconds of a step, divided by `step_s`, if messages share it
-                fairly, and if each waits for those before it.
+        slow: slowdown of each kind of work by shared cores.
+        orders: for an algorithm whose messages meet at an interface: the seconds of a step, divided by `step_s`, if
+            messages share it fairly, and if each waits for those before it.
     """
 
     run: Run

@@ -73,10 +73,10 @@ def from_profile(
 
     Args:
         profile: the path of a Chrome trace (also .gz), a `torch.profiler.profile` that has ended, or several, one for
-                each rank. With all ranks it is known which rank waited for which.
-            batch_size: samples of a worker in a step; a profile does not contain it.
-            workers: number of ranks, if the profile does not contain it (`distributedInfo`).
-            cores, latency_s, line_bytes_per_s, seed: as for `calibrate`; threads: of a rank.
+            each rank. With all ranks it is known which rank waited for which.
+        batch_size: samples of a worker in a step; a profile does not contain it.
+        workers: number of ranks, if the profile does not contain it (`distributedInfo`).
+        cores, latency_s, line_bytes_per_s, seed: as for `calibrate`; threads: of a rank.
 
     Raises:
         ConfigError: the file is not such a trace, or has no steps, shapes or DDP; the message says how to make one.

@@ -39,14 +39,12 @@ def calibrate(
 
     Args:
         run: a run, its folder or its name; its algorithm must sum over all ranks, by the library or by messages.
-            problem: the problem of the run. It gives the shapes of the parameters if the record has none. It is also
-            used to measure each
-                parameter's share of compute here, in about a second.
-            cores: number of cores that all ranks shared; None: those of their host if they ran on one, from the
-                trace.
-            latency_s: latency of a hop, if the run has messages of one size only.
-            line_bytes_per_s: nominal rate of the link, to compute the share of it that carries gradients.
-            seed: of the resampling for the uncertainty.
+        problem: the problem of the run. It gives the shapes of the parameters if the record has none. It is also used
+            to measure each parameter's share of compute here, in about a second.
+        cores: number of cores that all ranks shared; None: those of their host if they ran on one, from the trace.
+        latency_s: latency of a hop, if the run has messages of one size only.
+        line_bytes_per_s: nominal rate of the link, to compute the share of it that carries gradients.
+        seed: of the resampling for the uncertainty.
 
     Raises:
         ConfigError: the run has no trace, too few steps, no sums, or no shapes; the message says what to do.

@@ -61,9 +61,9 @@ class Calibration:
 
         Args:
             line_bytes_per_s: nominal rate of the other network, as `line.line_bytes_per_s` is of the measured one.
-                latency_s: latency of a message in addition to the measured one.
-                messages: for an algorithm that sends messages itself; otherwise for the library's own sums.
-                codec: the codec whose encoding and decoding count.
+            latency_s: latency of a message in addition to the measured one.
+            messages: for an algorithm that sends messages itself; otherwise for the library's own sums.
+            codec: the codec whose encoding and decoding count.
         """
         line = self.line
         rate = 1 / line.s_per_byte.value if line_bytes_per_s is None else line_bytes_per_s * line.efficiency

@@ -1,4 +1,4 @@
-"""Observations in a record of real steps, before the fit: seconds of compute by rank and step, seconds of communication."""
+"""Observations in a record of real steps, before the fit: seconds of compute and of communication."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Periods:
 
     Attributes:
         step: the step in which it began.
-            seconds: its length.
-            num_messages: messages that a rank sent in it, one after another.
-            wire_bytes: bytes that a rank sent in it.
-            waiting_s: for its collectives, from the first rank's call to the last one's.
+        seconds: its length.
+        num_messages: messages that a rank sent in it, one after another.
+        wire_bytes: bytes that a rank sent in it.
+        waiting_s: for its collectives, from the first rank's call to the last one's.
     """
 
     step: Ints
@@ -71,9 +71,9 @@ class Observed:
     Attributes:
         compute: by rank and step, after the warm-up.
         periods: periods of the library's own sums, or of messages if the algorithm sends them itself (`messages`).
-            messages: whether they are messages. local: seconds of each piece of local work for a byte of float32
-            values, by kind ("sum", "encode", "decode"). ready: for a run by buckets: (number of the bucket, part of
-            backward after which it was final), of every step.
+        messages: whether they are messages.
+        local: seconds of each piece of local work for a byte of float32 values, by kind ("sum", "encode", "decode").
+        ready: for a run by buckets: (number of the bucket, part of backward after which it was final), of every step.
     """
 
     compute: Compute
@@ -96,7 +96,7 @@ def observe(run: Run) -> Observed:
 
 
 def observe_spans(spans: Spans, num_workers: int, name: str) -> Observed:
-    """Return the observations in spans, without the slower steps at the beginning, and without the last, whose end is unknown.
+    """Return the observations in spans, without the slow first steps, and without the last, whose end is unknown.
 
     Args:
         num_workers: number of ranks; the spans may be of some of them.

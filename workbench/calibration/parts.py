@@ -25,7 +25,7 @@ class Estimate:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The source of a calibration: the record, its algorithm, runtime and number of ranks, and the number of steps used."""
+    """The source of a calibration: the record, its algorithm, runtime, number of ranks and number of steps."""
 
     source: str
     method: str
@@ -37,7 +37,7 @@ class Origin:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """The model: (name, shape) of each parameter in order of registration, bytes of an element, samples of a worker in a step."""
+    """The model: (name, shape) of each parameter in order of registration, bytes of an element, samples of a worker."""
 
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     batch_size: int
@@ -88,11 +88,11 @@ class Line:
 
     Attributes:
         latency_s: alpha of a hop in the library's own sums.
-            message_latency_s: alpha of a message that an algorithm sends itself, with its handling in Python.
-            s_per_byte: beta.
-            sum_s_per_byte: gamma, for float32 values.
-            codecs: (name, seconds to encode a byte of float32 values, to decode one).
-            line_bytes_per_s: nominal rate of the link, if known: 1 / beta is a share of it, headers take the rest.
+        message_latency_s: alpha of a message that an algorithm sends itself, with its handling in Python.
+        s_per_byte: beta.
+        sum_s_per_byte: gamma, for float32 values.
+        codecs: (name, seconds to encode a byte of float32 values, to decode one).
+        line_bytes_per_s: nominal rate of the link, if known: 1 / beta is a share of it, headers take the rest.
     """
 
     latency_s: Estimate

@@ -1,4 +1,4 @@
-"""Predict a step with another algorithm, other numbers of workers or another network, by a simulation with a calibration."""
+"""Predict a step with another algorithm, number of workers or network, by a simulation with a calibration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from workbench.algorithms import names as method_names
+from workbench.algorithms import names as algorithm_names
 from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up, step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
@@ -38,14 +38,14 @@ class Prediction:
 
     Attributes:
         step_s: mean seconds over steps; `usual_s` is the mean without the longest and shortest quarters. low_s,
-            high_s: quantiles (10 and 90 %) of the mean of a few steps, with the model's own error
-            (`calibration.model_error`). cores: the measured cores, and those assumed here. other_step_s: if the cores
-            were assumed, about the seconds of a step with the other assumption: the measured machine's shared cores,
-            or a
-                host for each rank; None: there is no other.
-            saved_s: how much shorter a step would be if wire, latency or stragglers cost nothing, or, without
-                stragglers, compute. The largest one is the bound.
-            overlap: hidden share of the communication; None without communication.
+        high_s: quantiles (10 and 90 %) of the mean of a few steps, with the model's own error
+            (`calibration.model_error`).
+        cores: the measured cores, and those assumed here.
+        other_step_s: if the cores were assumed, about the seconds of a step with the other assumption: the measured
+            machine's shared cores, or a host for each rank; None: there is no other.
+        saved_s: how much shorter a step would be if wire, latency or stragglers cost nothing, or, without stragglers,
+            compute. The largest one is the bound.
+        overlap: hidden share of the communication; None without communication.
     """
 
     method: str
@@ -100,7 +100,7 @@ class Prediction:
 
 
 COLUMNS = (
-    Column("method", "method"),
+    Column("method", "algorithm"),
     Column("workers", "workers"),
     Column("network", "network"),
     Column("step_s", "step", seconds),
@@ -146,15 +146,15 @@ def predict(
     steps and the model's own error (`calibration.model_error`).
 
     Args:
-        network: a network, its name in `workbench.costs`, or None for the measured one. bandwidth_bytes_per_s:
-            instead, another nominal rate of the measured network (125e6 for 1 Gbit/s). latency_s: latency of the link
-            in addition to the measured one; a network has its own. cores: a number that all ranks share; "measured":
-            those of the calibration; "own": each rank has a host with enough cores. None:
-                "measured" for as many workers on the measured network, otherwise "own". `Prediction.cores` says
-                which.
-            steps: steps to simulate, with the warm-up.
-            draws: draws of the calibration for the band; with 0, the band holds the variation of steps and the
-                model's error.
+        network: a network, its name in `workbench.costs`, or None for the measured one.
+        bandwidth_bytes_per_s: instead, another nominal rate of the measured network (125e6 for 1 Gbit/s).
+        latency_s: latency of the link in addition to the measured one; a network has its own.
+        cores: a number that all ranks share; "measured": those of the calibration; "own": each rank has a host with
+            enough cores. None: "measured" for as many workers on the measured network, otherwise "own".
+            `Prediction.cores` says which.
+        steps: steps to simulate, with the warm-up.
+        draws: draws of the calibration for the band; with 0, the band holds the variation of steps and the model's
+            error.
 
     Raises:
         ConfigError: the network is unknown, the calibration has none, or the algorithm cannot run on this number of
@@ -169,7 +169,7 @@ def predict_at(
 ) -> Prediction:
     """Predict under the conditions of `make_setting`."""
     if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"algorithm={algorithm!r}: an algorithm, such as PipeSGD(width=2); there are {', '.join(method_names())}")
+        raise ConfigError(f"algorithm={algorithm!r}: an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}")
     steps = affordable(calibration, algorithm, setting, steps)
     heavy = messages_per_step(calibration, algorithm, setting) * steps > HEAVY
     found = simulated(calibration, algorithm, setting, steps, seed)
@@ -202,7 +202,7 @@ def predict_at(
 
 
 def _in_proportion(calibration: Calibration, draw: Mapping[str, float], mean_s: float, saved_s: dict[str, float], messages: bool) -> float:
-    """Return seconds of a step for another draw, to first order: the share of a step by each cause changes in proportion."""
+    """Return the seconds of a step for another draw, to first order: the share of each cause changes in proportion."""
     pace, line = calibration.pace, calibration.line
     latency = "message_latency_s" if messages else "latency_s"
     computed = ("forward_s", "backward_s", "update_s", "other_s")

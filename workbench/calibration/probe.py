@@ -32,11 +32,13 @@ class Probe:
     """Measurements, equal on all ranks: medians of some rounds, the mean over ranks.
 
     Attributes:
-        num_workers: number of ranks. sums: (bytes of the value, seconds) of the library's own all-reduce. messages:
-            (bytes, seconds) of a message to the right and one from the left at the same time, as a ring sends them.
-            sum_s_per_byte: seconds to add a byte of float32 values. codecs: (name, seconds to encode a byte of
-            float32 values, to decode one). cpu_s_per_byte: core seconds for a byte that a rank sends, with its
-            receipt.
+        num_workers: number of ranks.
+        sums: (bytes of the value, seconds) of the library's own all-reduce.
+        messages: (bytes, seconds) of a message to the right and one from the left at the same time, as a ring sends
+            them.
+        sum_s_per_byte: seconds to add a byte of float32 values.
+        codecs: (name, seconds to encode a byte of float32 values, to decode one).
+        cpu_s_per_byte: core seconds for a byte that a rank sends, with its receipt.
     """
 
     num_workers: int

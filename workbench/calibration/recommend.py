@@ -1,4 +1,4 @@
-"""Recommend an algorithm, width, bucket size, codec and number of backups, with the reason: the best of a grid, mostly by bounds."""
+"""Recommend an algorithm, width, bucket size, codec and number of backups, with the reason: the best of a grid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Choice:
 
     Attributes:
         steps_to_loss: None if no run shows it.
-            loss_s: seconds to the loss, or None.
+        loss_s: seconds to the loss, or None.
     """
 
     algorithm: Algorithm
@@ -52,10 +52,11 @@ class Recommendation:
     """The best choice, then the runners-up.
 
     Attributes:
-        reason: the reason, in a few sentences. num_candidates, num_simulated: size of the grid, and how many of it
-            were simulated: the others cannot be better. convergence: source of the steps to the loss; None: ranked by
-            the time of a step. num_left_out: candidates that might be better and were not simulated, because the time
-            was over. not_reached: recipes whose runs did not reach the loss; they are not candidates.
+        reason: the reason, in a few sentences.
+        num_candidates, num_simulated: size of the grid, and how many of it were simulated: the others cannot be better.
+        convergence: source of the steps to the loss; None: ranked by the time of a step.
+        num_left_out: candidates that might be better and were not simulated, because the time was over.
+        not_reached: recipes whose runs did not reach the loss; they are not candidates.
     """
 
     choices: tuple[Choice, ...]
@@ -101,7 +102,7 @@ class Recommendation:
 
 
 COLUMNS = (
-    Column("label", "method"),
+    Column("label", "algorithm"),
     Column("codec", "codec"),
     Column("step_s", "step", seconds),
     Column("low_s", "10 %", seconds),
@@ -137,13 +138,16 @@ def recommend(
     If steps to a loss are not known, a step that drops b of p gradients counts p / (p - b) times.
 
     Args:
-        workers, network, bandwidth_bytes_per_s, latency_s, cores: the conditions, as for `predict`. among: the
-            candidates; None: `candidates.candidates`, with the codecs whose cost is in the calibration. convergence:
-            steps that each recipe needs to a loss, from runs; other recipes are left out. None: every step counts the
-            same. exact: only algorithms that do not change the numbers. runners_up: number of further choices to
-            return. draws: draws of the calibration for the band of the best choice. budget_s: no further candidate is
-            simulated after this time; the result says how many were left out. progress: called after each candidate
-            with the number simulated, the largest possible number, and the most seconds left.
+        workers, network, bandwidth_bytes_per_s, latency_s, cores: the conditions, as for `predict`.
+        among: the candidates; None: `candidates.candidates`, with the codecs whose cost is in the calibration.
+        convergence: steps that each recipe needs to a loss, from runs; other recipes are left out. None: every step
+            counts the same.
+        exact: only algorithms that do not change the numbers.
+        runners_up: number of further choices to return.
+        draws: draws of the calibration for the band of the best choice.
+        budget_s: no further candidate is simulated after this time; the result says how many were left out.
+        progress: called after each candidate with the number simulated, the largest possible number, and the most
+            seconds left.
 
     Raises:
         ConfigError: no candidate is left, or the conditions are unknown.

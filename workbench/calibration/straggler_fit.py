@@ -22,8 +22,8 @@ def fit_distribution(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, s
     """Fit the distribution of one rank's seconds over their median, from (N,) independent samples.
 
     Candidates are lognormal, shifted exponential and Pareto, compared by their largest likelihood (Akaike: all have
-    two parameters, one of them the median). If a sample of this size lies that far from the best in fewer than 5 % of
-    cases (Kolmogorov-Smirnov), the samples themselves are the distribution.
+    two parameters, one of them the median). If a sample of the best one would differ from it by as much in fewer
+    than 5 % of cases (Kolmogorov-Smirnov), the samples themselves are the distribution.
 
     Returns:
         the distribution (or none), the factor of the median that gives the seconds it multiplies, and how it was

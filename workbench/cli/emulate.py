@@ -136,7 +136,7 @@ def _wait(processes: list[subprocess.Popen[Any]]) -> int:
 
 
 def _terminal_signals_all() -> bool:
-    """Whether Ctrl-C reaches the command too: a terminal sends it to the whole foreground process group."""
+    """Return True if Ctrl-C reaches the command too: a terminal sends it to the whole foreground process group."""
     try:
         with open("/dev/tty") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_read() -> bool:
-    """Whether standard output has a reader.
+    """Return True if standard output has a reader.
 
     If it has none, redirect it, so that the interpreter's last flush cannot fail.
     """
@@ -139,16 +139,13 @@ def _parser() -> argparse.ArgumentParser:
 
     add_kernels_options(add("kernels", help="list or install the package's Jupyter kernels"))
 
-    for title, aliases, what in (
-        ("algorithms", ["methods"], "methods"),
-        ("collectives", [], "collectives"),
-        ("codecs", [], "codecs"),
-    ):
+    for title in ("algorithms", "collectives", "codecs"):
+        aliases = ["methods"] if title == "algorithms" else []  # the older name
         listing = commands.add_parser(title, aliases=aliases, help=f"list the {title}, or describe one")
         listing.add_argument("name", nargs="?", help="describe this one")
         listing.add_argument("--markdown", action="store_true", help="print the table as Markdown")
         listing.add_argument("--json", action="store_true", help="print a JSON array; with a name, an object")
-        listing.set_defaults(command=_catalogue, what=what)
+        listing.set_defaults(command=_catalogue, what=title)
     add_doctor_options(add("doctor", help="try what works on this machine, and say how to fix the rest"))
     add_bench_options(add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit"))
     problems = commands.add_parser("problems", help="list the problems, or describe one")

@@ -107,7 +107,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object per row")
 
 
-# -- calibrate -----------------------------------------------------------------------------------------------------------
+# -- calibrate ----------------------------------------------------------------------------------------
 
 
 def _calibrate(options: argparse.Namespace) -> int:
@@ -182,7 +182,7 @@ def _probe_here(options: argparse.Namespace) -> int:
     return 0
 
 
-# -- predict and recommend -----------------------------------------------------------------------------------------------
+# -- predict and recommend ----------------------------------------------------------------------------------------
 
 
 def _predict(options: argparse.Namespace) -> int:

@@ -110,7 +110,7 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
 
 
 def _progress(folder: Path, options: argparse.Namespace) -> Any:
-    """Return a function that updates a progress line on the terminal; it does nothing with --json or without a terminal."""
+    """Return a function that updates a progress line on the terminal; without a terminal or with --json it does nothing."""
     if options.json or not sys.stderr.isatty():
         return lambda: None
     from workbench.trace.follow import Follower

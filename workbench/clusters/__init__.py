@@ -1,4 +1,4 @@
-"""Where ranks live: MPI engines behind a notebook, and plain mpiexec for the command line.
+"""Where ranks run: MPI engines for a notebook, and plain mpiexec for the command line.
 
 `Cluster` needs ipyparallel and `mpi_install` does not. So each name is imported when it is first used.
 """

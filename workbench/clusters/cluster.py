@@ -1,4 +1,4 @@
-"""`Cluster`: ranks that stay alive between trainings, behind a notebook."""
+"""`Cluster`: ranks for a notebook, which stay alive between trainings."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ RETURN_S = 5.0  # how long ranks may take to return from a run that is over
 
 @final
 class Cluster:
-    """`n` ranks of one world behind this program or notebook. Each rank is an IPython engine.
+    """`n` ranks of one world for this program or notebook. Each rank is an IPython engine.
 
     The ranks end with `stop()`, with the `with` block, when the object is garbage collected, and when the program or
-    kernel ends or is killed. No process stays behind. After `detach()` the ranks end by `workbench cluster stop`, or
+    kernel ends or is killed. No process is left. After `detach()` the ranks end by `workbench cluster stop`, or
     with the process that attaches to them.
 
     Args:
         n: number of ranks. It may exceed the number of cores.
         runtime: library that carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo, NCCL).
-            None: MPI where the launcher has it.
+            None: MPI if the launcher has it.
         launcher: where the ranks run.
             "local": on this machine, in one MPI world. "torch": on this machine, without MPI.
             "ssh:hostA:2,hostB:2": on hosts that share the folder of runs.
@@ -119,7 +119,7 @@ class Cluster:
 
     @property
     def ready(self) -> bool:
-        """Whether the ranks have started and are alive. Never waits."""
+        """Return True if the ranks have started and are alive. Never waits."""
         return self.state in ("ready", "training")
 
     def wait(self, timeout_s: float | None = None) -> Cluster:

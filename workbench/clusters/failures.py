@@ -59,7 +59,7 @@ def consequence(error: BaseException) -> int:
 
 
 def describe_exits(failed: Mapping[int, BaseException], engines: Engines, folder: Path, wait_s: float) -> dict[int, str]:
-    """rank -> how its process ended, if a lost process ended the run and its exit status is known within `wait_s` seconds."""
+    """rank -> how its process ended, if that ended the run and the exit status is known within `wait_s` seconds."""
     if not failed or consequence(first_cause(failed)[1]) != 1:
         return {}
     return {rank: describe_exit(folder, rank, status) for rank, status in exit_statuses(engines, folder, wait_s).items()}

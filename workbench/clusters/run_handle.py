@@ -62,7 +62,7 @@ class RunHandle(Views):
 
     @property
     def done(self) -> bool:
-        """Whether every rank has returned."""
+        """Return True if every rank has returned."""
         return self._over.is_set()
 
     def overdue(self, within_s: float) -> bool:
@@ -250,7 +250,7 @@ class RunHandle(Views):
         self._views.append(view)
 
     def _finish_views(self) -> None:
-        """Draw the final state at once, not at the views' next refresh: a notebook that ends here keeps the whole curve."""
+        """Draw the final state at once, not at the next refresh: a notebook that ends here keeps the whole curve."""
         while self._views:
             with suppress(WorkbenchError):  # the folder was removed meanwhile: the views show that themselves
                 self._views.pop().settle()

@@ -53,7 +53,7 @@ class Start:
 
     @property
     def done(self) -> bool:
-        """Whether the start has ended, with success or with an error."""
+        """Return True if the start has ended, with success or with an error."""
         return self._over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> list[dict[str, Any]]:

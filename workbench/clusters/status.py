@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None, caption: str) -> Table:
-    """Return one row per rank: host, process, state, device, last step, seconds since its heartbeat, memory, bytes sent.
+    """Return a row for each rank: host, process, state, device, last step, seconds since its heartbeat, memory, bytes sent.
 
     Args:
         engines: the cluster's engines.
@@ -49,7 +49,8 @@ def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None
     """
     if engines.detached:
         return entry_table(registry.find_entry(engines.id))
-    connected = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)  # an MPI world ends as one
+    # An MPI world ends as one.
+    connected = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)
     present = set(engines.client.ids) if connected else set()
     begun = {rank: _of_run(run, rank) for rank in range(len(ranks))} if run is not None else {}
     training = run is not None and not _is_over(run) and any("ended" not in begun[rank] for rank in begun) and bool(present)
@@ -105,7 +106,7 @@ def _ask(engines: Engines, present: set[int]) -> dict[int, dict[str, Any]]:
 
 
 def _is_over(run: Path) -> bool:
-    """Whether the run's record says that it is over. The ranks' own files may look recent after a kill."""
+    """Return True if the run's record says that it is over. The ranks' own files may look recent after a kill."""
     try:
         return read_info(run).get("status") in OVER
     except RunNotFound:

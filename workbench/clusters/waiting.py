@@ -136,7 +136,8 @@ def interrupt_ranks(client: Any, ranks: Sequence[int], timeout_s: float = SIGNAL
             errors.append(error)
         over.set()
 
-    threading.Thread(target=send, name="workbench-signal", daemon=True).start()  # the client's own wait has no time limit
+    # The client's own wait has no time limit.
+    threading.Thread(target=send, name="workbench-signal", daemon=True).start()
     targets = f"ranks {', '.join(map(str, ranks))}"
     with Waiting(f"{targets} to be interrupted") as waiting:
         if not waiting.until(over.wait, timeout_s):

@@ -11,30 +11,31 @@ from torch import Generator, Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec(ABC):
-    """Writes 1-D floating-point values as bytes. It has settings and no state: the encoder's caller keeps an error-feedback residual.
+    """Writes 1-D floating-point values as bytes.
 
-    Codecs compute in float32: float64 values are rounded to it first. A NaN or an infinity never becomes a finite
-    number: values with the same scale are decoded to NaN, so that divergence is visible.
+    It has settings and no state: the encoder's caller keeps an error-feedback residual. Codecs compute in float32:
+    float64 values are rounded to it first. A NaN or an infinity never becomes a finite number: values with the same
+    scale are decoded to NaN, so that divergence is visible.
     """
 
     @property
     def unbiased(self) -> bool:
-        """Whether the mean of the decoded values, over the noise, is the value itself."""
+        """Return True if the mean of the decoded values, over the noise, is the value itself."""
         return False
 
     @property
     def stochastic(self) -> bool:
-        """Whether `encode` draws from its generator."""
+        """Return True if `encode` draws from its generator."""
         return False
 
     @property
     def contracts(self) -> bool:
-        """Whether the mean squared error is below the squared values: error feedback needs this to stay bounded."""
+        """Return True if the mean squared error is below the squared values, as error feedback needs."""
         return True
 
     @property
     def reencodes(self) -> bool:
-        """Whether a sum of decoded messages may be encoded again at about the same loss."""
+        """Return True if a sum of decoded messages may be encoded again at about the same loss."""
         return True
 
     @abstractmethod
@@ -68,7 +69,10 @@ class Codec(ABC):
         total.add_(self.decode(wire, total))
 
     def encode_sum(self, wire: Tensor, values: Tensor, out: Tensor, noise: Generator | None = None) -> None:
-        """out <- `encode(values + decode(wire))`. `values` are overwritten with undefined content. `out` is not `wire`."""
+        """out <- `encode(values + decode(wire))`; then `values` are undefined.
+
+        `out` is not `wire`.
+        """
         self.add(wire, values)
         self.encode_into(values, out, noise)
 
@@ -108,7 +112,10 @@ class SummableCodec(Codec, ABC):
 
     @abstractmethod
     def encode_shared(self, values: Tensor, scale: Tensor, num_ranks: int, noise: Generator | None = None) -> Tensor:
-        """Encode (n,) -> (n,) integers; `num_ranks` of them add without overflow. `scale` has 1 element and is equal on all ranks."""
+        """Encode (n,) -> (n,) integers; `num_ranks` of them add without overflow.
+
+        `scale` has 1 element and is equal on all ranks.
+        """
 
     @abstractmethod
     def decode_shared(self, total: Tensor, scale: Tensor, num_ranks: int, like: Tensor) -> Tensor:

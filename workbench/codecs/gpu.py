@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def kernels(values: Tensor) -> ModuleType | None:
-    """Return `triton_kernels` if these values are float32, contiguous, and on a GPU that Triton supports; otherwise None.
+    """Return `triton_kernels` if these values are float32, contiguous, and on a GPU that Triton supports; else None.
 
     Triton comes with torch's builds for CUDA. It is imported and tried at the first such values.
     """

@@ -64,7 +64,7 @@ def times(values: Tensor, factors: Tensor, group: int | None, out: Tensor | None
 
 
 def largest(values: Tensor, group: int | None) -> Tensor:
-    """Return the largest magnitude of each group, (n,) -> (groups,) float32, at least `SMALLEST`; NaN if one is not finite."""
+    """Return each group's largest magnitude, (n,) -> (groups,) float32, at least `SMALLEST`; NaN if not finite."""
     found = torch.empty(num_groups(values.numel(), group), device=values.device)
     for piece in pieces(values, group):
         keep_largest(values[piece.span], piece, found)
@@ -72,7 +72,7 @@ def largest(values: Tensor, group: int | None) -> Tensor:
 
 
 def keep_largest(part: Tensor, piece: Piece, found: Tensor) -> None:
-    """Write the largest magnitudes of a piece's groups into `found`; a group in several pieces is combined piece by piece."""
+    """Write the largest magnitudes of a piece's groups into `found`; combine a group that is in several pieces."""
     rows, here = part.view(piece.num, -1), found[piece.groups]
     magnitudes = torch.maximum(rows.amax(1), rows.amin(1).neg_())  # both propagate a NaN
     if piece.begins:
@@ -135,7 +135,7 @@ def pieces(values: Tensor, group: int | None) -> Iterator[Piece]:
 
 
 def tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield equal parts of tensors of one length, at most `TILE` values each, and an equal part of the scratch memory."""
+    """Yield equal parts of tensors of one length, at most `TILE` values each, with as much scratch memory."""
     first, room = tensors[0], scratch(tensors[0])
     size = TILE if first.device.type == "cpu" else max(first.numel(), 1)
     for parts in zip(*(tensor.split(size) for tensor in tensors), strict=True):
@@ -144,9 +144,10 @@ def tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def scratch(values: Tensor, name: str = "values") -> Tensor:
-    """Return scratch memory: on a CPU (TILE,) float32 of the calling thread, the same at each call; elsewhere (n,) new values.
+    """Return scratch memory.
 
-    Its content is valid within one call of a codec. Two at a time have two names.
+    On a CPU it is (TILE,) float32 of the calling thread, the same at each call. Elsewhere it is (n,) new values. Its
+    content is valid within one call of a codec. Two at a time have two names.
     """
     if values.device.type != "cpu":
         return torch.empty(values.numel(), device=values.device)

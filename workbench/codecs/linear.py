@@ -61,7 +61,10 @@ class Linear8(Codec):
 
     @property
     def contracts(self) -> bool:
-        """To nearest, no error exceeds its value. Stochastic, n values err by n (M/127)**2 / 4, less than M**2 in small groups."""
+        """To nearest, no error exceeds its value.
+
+        Stochastic, n values err by n (M/127)**2 / 4, less than M**2 in small groups.
+        """
         return not self.stochastic or (self.group is not None and self.group < 4 * LEVELS**2)
 
     def wire_bytes(self, numel: int) -> int:

@@ -125,7 +125,7 @@ class SharedInt(SummableCodec):
         return int(2 ** (self.bits - 1) - 1) // num_ranks
 
 
-def SharedInt8(*, rounding: Literal["nearest", "stochastic"] = "nearest") -> SharedInt:  # noqa: N802 - reads as the class it stands for
+def SharedInt8(*, rounding: Literal["nearest", "stochastic"] = "nearest") -> SharedInt:  # noqa: N802 - named as a class
     """`SharedInt` of 8 bits.
 
     >>> SharedInt8()

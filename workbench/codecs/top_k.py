@@ -25,7 +25,7 @@ class TopK(Codec):
 
     Args:
         fraction: k / n of each message, rounded to the nearest k, and at least one value.
-            k: a fixed number instead.
+        k: a fixed number instead.
 
     Paper: stich2018sparsified, definition 2.1 (k-contraction, top_k); lin2018deep (deep gradient compression).
     """

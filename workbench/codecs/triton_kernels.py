@@ -1,6 +1,6 @@
-"""Triton kernels for a GPU: 16-bit truncation and 8-bit levels, encoded, decoded and summed. The only importer of triton.
+"""Triton kernels for a GPU: 16-bit truncation and 8-bit levels, encoded, decoded and summed.
 
-They give the bits that `Truncate16` and `Linear8` give on a CPU. This needs:
+The only importer of triton. The kernels give the bits that `Truncate16` and `Linear8` give on a CPU. This needs:
 
 - no multiply-add is fused (`enable_fp_fusion=False`), quotients are IEEE's (`div_rn`), subnormal numbers are kept;
 - rounding to nearest is to even: by adding 3 * 2**22, or, for the high half of a float32, in integers;
@@ -79,9 +79,10 @@ def restore(wire: Tensor, out: Tensor, *, group: int | None, add: bool = False) 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The division of grouped values among programs: `rows` groups for one, or one group for several, in chunks of `columns`.
+    """The division of grouped values among programs.
 
-    The size of a single group is rounded up to a multiple of 16: Triton then knows the alignment of its chunks.
+    A program has `rows` groups, or a group has several programs, in chunks of `columns`. The size of a single group is
+    rounded up to a multiple of 16: Triton then knows the alignment of its chunks.
     """
 
     group: int
@@ -244,7 +245,10 @@ def _as_scale(largest):
 
 @triton.jit
 def _rounded(x, scale):
-    """Compute round(127 x / M), 0 for NaN; 127 / M as torch computes it, 1 / M first. The level is in the last byte of the sum."""
+    """Compute round(127 x / M), 0 for NaN; 127 / M as torch computes it, 1 / M first.
+
+    The level is in the last byte of the sum.
+    """
     level = x * (tl.div_rn(1.0, scale) * LEVELS) + ROUNDS
     return tl.where(level == level, level.to(tl.int32, bitcast=True), 0).to(tl.int8)
 

@@ -102,8 +102,8 @@ def find(name: str) -> type[Collective]:
 def get(name: str) -> Collective:
     """Return a collective by name, optionally with a codec after a colon.
 
-    The codec is for its hops ("ring:truncate16"), or once around the sum ("once:linear8"). A codec once around the sum may
-    have error feedback: "once:top-k+feedback".
+    The codec is for its hops ("ring:truncate16"), or once around the sum ("once:linear8"). A codec once around the sum
+    may have error feedback: "once:top-k+feedback".
 
     >>> get("halving-doubling"), get("ring")
     (HalvingDoubling(), Ring())

@@ -30,12 +30,13 @@ NEW_S_PER_BYTE = 1e-9  # to map it
 class Auto(Collective):
     """argmin over `candidates` of `seconds`: latency decides for short values, bandwidth for long ones.
 
-    The choice depends only on the value's bytes, p and `ctx.link`. These are equal on all ranks, so all make the same choice. If
-    candidates take the same time, the first one is chosen. One choice is made for all buckets of a gradient.
+    The choice depends only on the value's bytes, p and `ctx.link`. These are equal on all ranks, so all make the same
+    choice. If candidates take the same time, the first one is chosen. One choice is made for all buckets of a gradient.
 
-    On real ranks, the library's own all-reduce is measured with the link (`native_s`), and also the ratio of a ring's time to its
-    formula (`slowdown`). The library's all-reduce is used unless a candidate's formula is `MARGIN` times as fast, or on a slow wire
-    `WIRE_MARGIN` times: formulas predict wires better than processors. With a codec, or in a simulation, the library is not a candidate.
+    On real ranks, the library's own all-reduce is measured with the link (`native_s`), and also the ratio of a ring's
+    time to its formula (`slowdown`). The library's all-reduce is used unless a candidate's formula is `MARGIN` times as
+    fast, or on a slow wire `WIRE_MARGIN` times: formulas predict wires better than processors. With a codec, or in a
+    simulation, the library is not a candidate.
 
     A plain `Ring()` among the candidates gets as many `chunks` as keep its messages at 8 MiB or less.
 
@@ -111,7 +112,7 @@ class Auto(Collective):
         if ctx.num_workers == 1:
             return self.candidates[0]  # there is nothing to choose, and no link
         if ctx.link is None:
-            raise ConfigError("Auto chooses by what the network costs, which is not known here: name one, such as Ring() or Tree()")
+            raise ConfigError("Auto needs the cost of the network, which is unknown here: name a collective, such as Ring() or Tree()")
         flat = flat_of(value)
         num_bytes = flat.numel() * flat.element_size()
         try:

@@ -51,12 +51,12 @@ class Collective(ABC):
 
     @property
     def needs_link(self) -> bool:
-        """Whether it needs the network's costs in `ctx.link`."""
+        """Return True if it needs the network's costs in `ctx.link`."""
         return False
 
     @property
     def lossy(self) -> bool:
-        """Whether the result differs from the sum by more than rounding.
+        """Return True if the result differs from the sum by more than rounding.
 
         A lossy collective cannot be inside another compression, whose messages must be summed exactly.
         """
@@ -64,7 +64,7 @@ class Collective(ABC):
 
     @property
     def exact(self) -> Collective:
-        """The same sum without loss, for values that must not be compressed, such as parameters; itself if it is not lossy."""
+        """The same sum without loss, for values such as parameters; itself if it is not lossy."""
         if not self.lossy:
             return self
         if "codec" in {item.name for item in fields(self)}:
@@ -84,22 +84,25 @@ class Collective(ABC):
 
     @property
     def keeps_residual(self) -> bool:
-        """Whether the loss of one sum is added to the next sum of the same value; all ranks must then take part in each."""
+        """Return True if the loss of a sum is added to the next sum of that value.
+
+        Then all ranks must take part in each.
+        """
         return False
 
     @property
     def calls_library(self) -> bool:
-        """Whether it may call the library's own all-reduce, which must not run during other messages of the same rank."""
+        """Return True if it may call the library's own all-reduce, which cannot run during other messages of a rank."""
         return False
 
     @property
     def splits(self) -> bool:
-        """Whether it has two halves: `reduce_scatter` and `all_gather`."""
+        """Return True if it has two halves: `reduce_scatter` and `all_gather`."""
         return False
 
     @property
     def fixed_schedule(self) -> bool:
-        """Whether its messages depend only on the rank, the number of ranks and the value's size.
+        """Return True if its messages depend only on the rank, the number of ranks and the value's size.
 
         A simulation without values then records them once and repeats the schedule.
         """
@@ -114,7 +117,7 @@ class Collective(ABC):
         """Sum `value` over all ranks, in place, and return it. Start it in the same order on every rank."""
 
     def reduce_scatter(self, ctx: Context, value: Value) -> Request | Program:
-        """Do the first half: rank r then has the sum of block r (`gradients.block_bounds`); the other blocks are undefined.
+        """Do the first half: rank r gets the sum of block r (`gradients.block_bounds`); other blocks are undefined.
 
         Raises:
             ConfigError: it has no halves.
@@ -131,7 +134,7 @@ class Collective(ABC):
 
     @abstractmethod
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """Return the bytes that `rank` sends for one bucket of `numel` elements, the last `tail` of them uncompressed: the closed form."""
+        """Return the bytes that `rank` sends for a bucket of `numel` elements, the last `tail` uncompressed."""
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         """Return the mean of `bytes_sent` over the ranks, which may differ much, as a root and a leaf do."""
@@ -147,10 +150,10 @@ class Collective(ABC):
         )
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """Return the seconds for `num_bytes` of float32 values by the alpha-beta-gamma model, without encoding and decoding.
+        """Return the seconds for `num_bytes` of float32 by the alpha-beta-gamma model, without encoding and decoding.
 
-        p ranks, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte`. With a codec, n beta
-        counts the encoded bytes. The formulas are written without a codec.
+        p ranks, n bytes, alpha = `latency_s`, beta = 1 / `bandwidth_bytes_per_s`, gamma = `sum_s_per_byte`. With a
+        codec, n beta counts the encoded bytes. The formulas are written without a codec.
 
         Paper: thakur2005optimization (the cost model).
         """
@@ -195,7 +198,7 @@ class Native(Collective):
 
 
 def native_bytes(num_workers: int, message_bytes: float) -> float:
-    """2 (p-1)/p n: the least that a rank must send in an all-reduce of n bytes over p ranks (patarasuk2009bandwidth)."""
+    """2 (p-1)/p n: the least that a rank must send to all-reduce n bytes over p ranks (patarasuk2009bandwidth)."""
     return 2 * (num_workers - 1) / num_workers * message_bytes
 
 
@@ -203,8 +206,9 @@ def flat_of(value: Value) -> Tensor:
     """Return the 1-D tensor of a gradient or tensor; it shares memory."""
     if isinstance(value, Gradient):
         return value.flat
-    return value if value.dim() == 1 and value.is_contiguous() else value.view(-1)  # a view of a view takes a microsecond
+    # A view of a view takes a microsecond.
+    return value if value.dim() == 1 and value.is_contiguous() else value.view(-1)
 
 
 def _no_halves(collective: Collective) -> ConfigError:
-    return ConfigError(f"{collective} sums in one piece: where the two halves are taken apart use Ring() or Native()")
+    return ConfigError(f"{collective} has no separate halves: use Ring() or Native()")

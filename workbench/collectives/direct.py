@@ -25,13 +25,13 @@ AHEAD = 2  # receives posted in advance: the next one, so that no sender waits
 class Direct(Collective):
     """Rank j receives block j of every rank, sums, and sends the sum to every rank: 2 (p-1)/p n bytes and messages, as a ring.
 
-    In turn d = 1 ... p - 1 rank i sends block i + d to rank i + d and receives from rank i - d. So each link carries one message in
-    each direction. The sums are sent in the same turns. A message does not wait for what has arrived, as in each hop of a ring; if
-    processors are busy with gradients, that wait is most of a ring's overhead. On hosts in a chain, prefer a ring. Rank j adds the
-    blocks of j - 1, j - 2, ... (mod p) in this order.
+    In turn d = 1 ... p - 1 rank i sends block i + d to rank i + d and receives from rank i - d. So each link carries
+    one message in each direction. The sums are sent in the same turns. A message does not wait for what has arrived, as
+    in each hop of a ring; if processors are busy with gradients, that wait is most of a ring's overhead. On hosts in a
+    chain, prefer a ring. Rank j adds the blocks of j - 1, j - 2, ... (mod p) in this order.
 
-    With a codec each rank's block is encoded once. The owner of a block encodes its sum once, and keeps the decoded message. A block
-    travels in `chunks` pieces; with 2 or more the wire does not wait for the last sum.
+    With a codec each rank's block is encoded once. The owner of a block encodes its sum once, and keeps the decoded
+    message. A block travels in `chunks` pieces; with 2 or more the wire does not wait for the last sum.
 
     Paper: thakur2005optimization (the pairwise exchange).
     """
@@ -142,7 +142,7 @@ class Direct(Collective):
         return 2 * (num_workers - 1) / num_workers * total
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """Return 2 (p-1) h + s if s < h, otherwise (p-2) (s - h) more, for h = alpha + n beta / p and s = n gamma / p of one message.
+        """Return 2 (p-1) h + s if s < h, else (p-2) (s - h) more, with h = alpha + n beta / p and s = n gamma / p.
 
         With c chunks there are c times as many messages, each 1 / c as long; s of the last one is hidden.
         """

@@ -21,12 +21,12 @@ FOLD_IN, FIRST = 0, 1  # hops
 class HalvingDoubling(Collective):
     """Reduce-scatter by recursive halving, all-gather by recursive doubling, on the largest power of two q of ranks.
 
-    In the rounds of halving, ranks at distance q/2, q/4, ..., 1 exchange halves of what they still sum; rank i ends with block i of q.
-    Doubling reverses these rounds. If p > q, the ranks 0, 2, 4, ... of the p - q first pairs give their value to ranks 1, 3, 5, ... at
-    the beginning, and receive the sum at the end.
+    In the rounds of halving, ranks at distance q/2, q/4, ..., 1 exchange halves of what they still sum; rank i ends
+    with block i of q. Doubling reverses these rounds. If p > q, the ranks 0, 2, 4, ... of the p - q first pairs give
+    their value to ranks 1, 3, 5, ... at the beginning, and receive the sum at the end.
 
-    With a codec each message that is summed is encoded again. A complete block is encoded once, by its owner, and the same message
-    is forwarded in later rounds.
+    With a codec each message that is summed is encoded again. A complete block is encoded once, by its owner, and the
+    same message is forwarded in later rounds.
 
     Paper: thakur2005optimization ("Rabenseifner's algorithm").
     """
@@ -99,13 +99,16 @@ class HalvingDoubling(Collective):
         return total
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """The mean over the kinds of ranks: folded into another, summing for two, alone. In a kind they differ by an element a round."""
+        """The mean over the kinds of ranks: folded into another, summing for two, alone.
+
+        In a kind they differ by an element a round.
+        """
         extra = Place.of(0, num_workers).extra
         kinds = ((0, extra), (1, extra), (2 * extra, num_workers - 2 * extra))
         return sum(many * self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank, many in kinds if many) / num_workers
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
-        """2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma; if q < p, another 2 (alpha + n beta) + n gamma for the folded ranks."""
+        """2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma; if q < p, 2 (alpha + n beta) + n gamma more."""
         q = Place.of(0, num_workers).size
         share = (q - 1) / q * num_bytes
         wire_s = num_bytes * wire_share(self.codec, num_bytes) / link.bandwidth_bytes_per_s
@@ -142,11 +145,11 @@ class Place:
 
     @property
     def stands_for_two(self) -> bool:
-        """Whether another rank is folded into this one."""
+        """Return True if another rank is folded into this one."""
         return self.index < self.extra and not self.folded
 
     def rounds(self) -> Iterator[tuple[int, range, range]]:
-        """Yield each round of halving: the partner's rank, the blocks that this rank keeps, the blocks that the partner keeps.
+        """Yield each round of halving: the partner's rank, the blocks that this rank keeps, and those of the partner.
 
         >>> list(Place.of(2, 4).rounds())
         [(0, range(2, 4), range(0, 2)), (3, range(2, 3), range(3, 4))]

@@ -1,4 +1,4 @@
-"""All-reduce in two levels: within groups of neighbouring ranks (a machine, for example), then among one leader of each group."""
+"""All-reduce in two levels: in groups of neighbouring ranks (a machine), then among one leader of each group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.rng import derive_seed
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Hierarchical(Collective):
-    """Each group of `group` consecutive ranks sums at its first rank, its leader. The leaders sum, and send the sum back.
+    """Each group of `group` consecutive ranks sums at its first rank. These leaders sum, and send the sum back.
 
     With group = 1 it is `outer`; with one group of all ranks it is `inner`. The last group may be smaller.
 
@@ -46,7 +46,9 @@ class Hierarchical(Collective):
         if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
             raise ConfigError(f"outer={self.outer}: leaders sum by messages among themselves: use Ring(), Tree() or HalvingDoubling()")
         if isinstance(getattr(self.outer, "inner", None), Native) and isinstance(getattr(self.outer, "plain", None), SummableCodec | None):
-            raise ConfigError(f"outer={self.outer} has the library sum, over all ranks and not leaders alone: use it with inner=Ring()")
+            raise ConfigError(
+                f"outer={self.outer} has the library's own sum, over all ranks and not only leaders: use it with inner=Ring()"
+            )
         if self.codec is not None:
             for name, level in (("inner", self.inner), ("outer", self.outer)):
                 if not hasattr(level, "codec") or level.codec is not None:

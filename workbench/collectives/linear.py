@@ -17,7 +17,8 @@ from workbench.program import Context
 class Linear(Rooted):
     """((g_0 + g_1) + g_2) + ...: the sum in rank order, for every length and every cut into buckets.
 
-    Slow: rank 0 receives and sends (p-1) n bytes. Without a codec it is exactly reproducible: the reference for the others.
+    Slow: rank 0 receives and sends (p-1) n bytes. Without a codec it is exactly reproducible: the reference for the
+    others.
     """
 
     def reduce(self, ctx: Context, value: Value) -> Program:

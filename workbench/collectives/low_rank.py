@@ -28,17 +28,18 @@ class PowerSGD(Collective):
 
         P = orth(sum_i M_i orth(Q));   Q_i = M_i^T P,  Q = sum_i Q_i;   sum_i M_i ~ P Q^T;   e_i = M_i - P Q_i^T
 
-    This is one step of power iteration, warm-started: (n + m) r numbers instead of n m. A tensor with more dimensions is the matrix
-    (first, rest). Tensors that would not get smaller (biases, thin matrices) are summed uncompressed, in one message with P and the tail.
-    `alternate` sends one factor a step, in turns, in one message:
+    This is one step of power iteration, warm-started: (n + m) r numbers instead of n m. A tensor with more dimensions
+    is the matrix (first, rest). Tensors that would not get smaller (biases, thin matrices) are summed uncompressed, in
+    one message with P and the tail. `alternate` sends one factor a step, in turns, in one message:
 
         even t:  P = sum_i M_i orth(Q),  sum_i M_i ~ P orth(Q)^T;      odd t:  Q = sum_i M_i^T orth(P),  sum_i M_i ~ orth(P) Q^T
 
-    orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less is exact (with `alternate` and a
-    constant sum, each pair of an even and an odd step is). `ctx.memory` keeps Q, P and e_i by parameter. A NaN or an infinity reaches
-    every rank, and is not kept. e_i is the loss of this rank's own M_i, not an equal share of the loss of the sum: both add up to the
-    same, but equal shares would grow without limit where ranks' gradients differ. Residuals are in units of the applied mean
-    (`collectives.memory`). `alternate` counts the sums of a bucket, not steps.
+    orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less is exact (with
+    `alternate` and a constant sum, each pair of an even and an odd step is). `ctx.memory` keeps Q, P and e_i by
+    parameter. A NaN or an infinity reaches every rank, and is not kept. e_i is the loss of this rank's own M_i, not an
+    equal share of the loss of the sum: both add up to the same, but equal shares would grow without limit where ranks'
+    gradients differ. Residuals are in units of the applied mean (`collectives.memory`). `alternate` counts the sums of
+    a bucket, not steps.
 
     Args:
         rank: r; at most a matrix's smaller side.
@@ -104,7 +105,10 @@ class PowerSGD(Collective):
         return value
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """Return the bytes of an uncompressed step (before `start_step`). `bytes_of` has the compressed ones, which depend on shapes."""
+        """Return the bytes of an uncompressed step (before `start_step`).
+
+        `bytes_of` has the compressed ones, which depend on shapes.
+        """
         return self.inner.bytes_sent(rank, num_workers, numel, itemsize)
 
     def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
@@ -154,7 +158,10 @@ class PowerSGD(Collective):
         yield Local("decode", nbytes, restore)
 
     def _turn(self, ctx: Context, piece: BucketSlice) -> int:
-        """Return 0 and 1 in turns, for each sum of this bucket on this lane. (With two lanes one of them would have all the even steps.)"""
+        """Return 0 and 1 in turns, for each sum of this bucket on this lane.
+
+        (With two lanes one of them would have all the even steps.)
+        """
         return count_sum(ctx.memory, f"low-rank.sums/{piece.index}") % 2
 
     def _matrices(self, ctx: Context, value: Gradient, slots: list[Slot], share: float | Tensor) -> list[Tensor]:
@@ -225,7 +232,7 @@ def _name(side: str, slot: Slot) -> str:
 
 
 def _project(side: str, matrices: list[Tensor], others: list[Tensor], raw: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """(P or Q of all matrices and the raw tensors in one message, this rank's P or Q, the bases of the other factor)."""
+    """(P or Q of all matrices with the raw tensors in one message, this rank's P or Q, bases of the other factor)."""
     bases = [torch.linalg.qr(other).Q for other in others]
     factors = [(matrix if side == "p" else matrix.T) @ basis for matrix, basis in zip(matrices, bases, strict=True)]
     return torch.cat([item.reshape(-1) for item in (*factors, *raw)]), factors, bases

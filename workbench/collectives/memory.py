@@ -1,15 +1,15 @@
 """What collectives keep from step to step in `Context.memory`, and what of it stays valid when the ranks change.
 
-Residuals are in units of the applied mean: a sum S of shares of total weight W is applied as S / W. A rank sends C(v) of
-v = g + a e, where the share a is the expected W. The summed tail tells W; then
+Residuals are in units of the applied mean: a sum S of shares of total weight W is applied as S / W. A rank sends C(v)
+of v = g + a e, where the share a is the expected W. The summed tail tells W; then
 
     e <- (v - C(v)) / W + (1 - a / W) e,
 
-so what is applied and what all ranks keep always add up to what was owed. A rank of weight 0 sends nothing of e and keeps it.
-So does every rank for a parameter that no rank used, and for a sum that is not finite.
+so what is applied and what all ranks keep always add up to what was owed. A rank of weight 0 sends nothing of e and
+keeps it. So does every rank for a parameter that no rank used, and for a sum that is not finite.
 
-If |1 - a / W| exceeds 1 in every step, e grows without a bound. If W is not known in advance (a `Trainer` whose ranks count their
-samples), a = q w, with w the rank's own weight and q its smallest recent W / w: see `share_of`.
+If |1 - a / W| exceeds 1 in every step, e grows without a bound. If W is not known in advance (a `Trainer` whose ranks
+count their samples), a = q w. w is the rank's own weight, and q its smallest recent W / w: see `share_of`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from workbench.program import LANE_PREFIX, Context
 ONCE_RESIDUAL, LOW_RANK_RESIDUAL = "once.residual", "low-rank.residual"  # the error of this rank's own values
 ONCE_OWNER = "once.owner"  # the codec's error of the sum of this rank's block
 WEIGHT_RATIO = "weight-ratio"  # q: the weight of a sum over this rank's own weight in it
-OWN = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # different on each rank; all else is equal on all ranks
-RATIO_GROWTH = 1 / 16  # of q in a sum, at most; e stays bounded if W / w changes by a factor below 43, Euler's number over this
+OWN = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # different on each rank; others are equal
+# The most that q grows in a sum. e stays bounded if W / w changes by a factor below 43 = Euler's number / this.
+RATIO_GROWTH = 1 / 16
 
 
 # -- the names in a memory -----------------------------------------------------------------------------------------
 
 
 def forget_blocks(memory: MutableMapping[str, Tensor]) -> None:
-    """Drop what belongs to a number of ranks, which has changed: blocks are cut elsewhere, and sums have other weights."""
+    """Drop what depends on the number of ranks, which has changed: blocks and weights of sums are others."""
     for name in [name for name in memory if plain_name(name).startswith((ONCE_OWNER, WEIGHT_RATIO))]:
         del memory[name]
 
 
 def of_all_ranks(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what is equal on all ranks, for a rank that joins later: the factors with which a low-rank sum starts, and counts."""
+    """Return what is equal on all ranks, for a rank that joins later: start factors of low-rank sums, and counts."""
     return {name: value for name, value in memory.items() if not plain_name(name).startswith(OWN)}
 
 
@@ -88,8 +89,8 @@ def count_sum(memory: MutableMapping[str, Tensor], name: str) -> int:
 def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) -> float | Tensor:
     """Return the expected weight of the sum: how much of a residual in units of the mean belongs in this rank's share.
 
-    That is `total_weight` if it is known in advance. Else it is this rank's own weight times the ratio that `remember_weight`
-    keeps, at first the number of ranks. It is 0 on a rank of weight 0, and 1 without a tail.
+    That is `total_weight` if it is known in advance. Else it is this rank's own weight times the ratio that
+    `remember_weight` keeps, at first the number of ranks. It is 0 on a rank of weight 0, and 1 without a tail.
 
     Args:
         name: of what is summed.
@@ -110,9 +111,10 @@ def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) 
 
 
 def remember_weight(ctx: Context, name: str, tail: Tensor, share: float | Tensor) -> None:
-    """Keep the ratio of a sum's weight to this rank's own, for the share of the next sum. Needed if no `total_weight` is known.
+    """Keep the ratio of a sum's weight to this rank's own, for the share of the next sum.
 
-    A ratio that falls is taken at once, for a share above W makes a residual grow. One that rises is taken in small steps.
+    Needed if no `total_weight` is known. A ratio that falls is taken at once, for a share above W makes a residual
+    grow. One that rises is taken in small steps.
 
     Args:
         tail: summed.
@@ -154,7 +156,10 @@ class Outcome:
     on_device: tuple[Tensor, Tensor] | None = None
 
     def settle(self, residual: Tensor, left: Tensor, share: float | Tensor, begin: int = 0) -> None:
-        """Update `residual` in place to what is still owed. `left` is v - C(v) of the values from `begin` on, in any shape."""
+        """Update `residual` in place to what is still owed.
+
+        `left` is v - C(v) of the values from `begin` on, in any shape.
+        """
         if self.on_device is not None:
             weight, mask = self.on_device
             owed = residual * (1 - share / weight) + left / weight
@@ -169,9 +174,10 @@ class Outcome:
 
 
 def outcome_of(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int], ...] = ()) -> Outcome:
-    """Return the outcome for a bucket's summed tail and values. `spans`: each parameter's place, in the order of the tail's counts.
+    """Return the outcome for a bucket's summed tail and values.
 
-    Without a tail (a plain tensor) the sum is applied unchanged.
+    `spans`: each parameter's place, in the order of the tail's counts. Without a tail (a plain tensor) the sum is
+    applied unchanged.
     """
     if total.is_meta or not total.numel():
         return Outcome(1.0)

@@ -57,14 +57,15 @@ class Once(Collective):
     | "gather" | C(g_i) to all ranks; each computes the sum | (p-1) w(n) |
     | with a `SummableCodec` | its scale, then its integers, through `inner` | those of `inner` for n integers |
 
-    None chooses "encoded", or "gather" if the codec is a poor one for sums (`TopK`, `Sign`). Sums are taken in rank order, in the
-    value's dtype. Every rank decodes the same bytes, its own included: replicas stay bit-identical. Unlike a codec in a ring's hops,
-    the error does not grow with each hop: each g_i is encoded once, and with "encoded" so is the sum. One rank alone encodes and
-    decodes too. Tails travel uncompressed with the last block's messages, or with the scales.
+    None chooses "encoded", or "gather" if the codec is a poor one for sums (`TopK`, `Sign`). Sums are taken in rank
+    order, in the value's dtype. Every rank decodes the same bytes, its own included: replicas stay bit-identical.
+    Unlike a codec in a ring's hops, the error does not grow with each hop: each g_i is encoded once, and with "encoded"
+    so is the sum. One rank alone encodes and decodes too. Tails travel uncompressed with the last block's messages, or
+    with the scales.
 
-    With `ErrorFeedback` a rank's error is added to its next gradient; with "encoded", so is the owner's error of a block's sum.
-    Residuals are in units of the applied mean (`collectives.memory`), and stay if no rank used a parameter. They are in
-    `ctx.memory` by bucket: every value of a bucket must have the same layout.
+    With `ErrorFeedback` a rank's error is added to its next gradient; with "encoded", so is the owner's error of a
+    block's sum. Residuals are in units of the applied mean (`collectives.memory`), and stay if no rank used a
+    parameter. They are in `ctx.memory` by bucket: every value of a bucket must have the same layout.
 
     Paper: the two exchanges of seide2014onebit, tang2021onebitadam.
     """
@@ -265,7 +266,9 @@ class Once(Collective):
         if residual is None:
             residual = ctx.memory[name] = torch.zeros_like(like)
         if residual.shape != like.shape or residual.dtype != like.dtype:
-            raise ConfigError(f"{name} has {residual.numel()} values of a step before, and now there are {like.numel()}: keep the layout")
+            raise ConfigError(
+                f"{name} has {residual.numel()} values from an earlier step, but this sum has {like.numel()}: keep the layout"
+            )
         return residual
 
     def _settle(self, ctx: Context, piece: Piece, outcome: Outcome, residual: Tensor, left: Tensor | None, share: float | Tensor) -> None:
@@ -288,7 +291,8 @@ class Once(Collective):
                 yield Piece(flat[:size], flat[size:], f"bucket-{bucket.index}", value.step, spans_of(bucket), value.total_weight)
             return
         flat, name = value.view(-1), f"tensor-{value.numel()}"
-        calls = count_sum(ctx.memory, f"once.calls/{name}") if self.plain.stochastic else 0  # a tensor has no step that selects its noise
+        # A tensor has no step to select noise by.
+        calls = count_sum(ctx.memory, f"once.calls/{name}") if self.plain.stochastic else 0
         yield Piece(flat, flat[:0], name, calls)
 
 
@@ -301,7 +305,10 @@ def check_inner(inner: Any) -> None:
 
 
 def _exchange(ctx: Context, messages: list[Tensor], sizes: list[int]) -> Program:
-    """Send message j to rank j and receive `sizes[i]` bytes of each rank i, in rank order. Empty messages are not sent."""
+    """Send message j to rank j and receive `sizes[i]` bytes of each rank i, in rank order.
+
+    Empty messages are not sent.
+    """
     p, rank = ctx.num_workers, ctx.rank
     arrived, sending = list(messages), []  # this rank's own message is not sent
     for distance in range(1, p):  # at each distance, every rank receives from one rank

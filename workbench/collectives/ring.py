@@ -20,13 +20,13 @@ from workbench.program import Context
 class Ring(Collective):
     """p - 1 hops sum and p - 1 hops distribute; each rank sends 2 (p-1)/p n bytes.
 
-    In hop h rank i sends block (i - h - 1) mod p to i + 1 and receives block (i - h - 2) mod p. While h < p - 1, it adds what it
-    receives. So block i is complete at rank i after p - 1 hops, and is then passed round. Blocks differ by one element at most, and
-    may be empty.
+    In hop h rank i sends block (i - h - 1) mod p to i + 1 and receives block (i - h - 2) mod p. While h < p - 1, it
+    adds what it receives. So block i is complete at rank i after p - 1 hops, and is then passed round. Blocks differ by
+    one element at most, and may be empty.
 
-    With a codec each summing hop decodes, sums and encodes again. A complete block is encoded once, by its owner, which keeps the
-    decoded message; the same message is then forwarded. A block travels in `chunks` pieces: one is encoded, decoded and summed
-    while the next is on the wire.
+    With a codec each summing hop decodes, sums and encodes again. A complete block is encoded once, by its owner, which
+    keeps the decoded message; the same message is then forwarded. A block travels in `chunks` pieces: one is encoded,
+    decoded and summed while the next is on the wire.
 
     Paper: li2018pipesgd; patarasuk2009bandwidth (the algorithm).
     """
@@ -86,7 +86,8 @@ class Ring(Collective):
                 if hop + 1 < last:
                     sending.append((yield from wire.start_send(right, message, hop + 1)))
                 yield from wire.put(part, message)
-            yield from wire.finish(sending.popleft())  # with two ranks a later hop overwrites the block, so it must have left
+            # With two ranks a later hop overwrites the block, so it must have left.
+            yield from wire.finish(sending.popleft())
 
     def _send_chunk(self, wire: Wire, right: int, hop: int, part: tuple[int, int]) -> Program:
         """Send this rank's values of a chunk. In the first distributing hop they are the whole sum."""
@@ -123,8 +124,9 @@ class Ring(Collective):
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma.
 
-        With c chunks the next hop begins when the first chunk has passed this one, or the wire or the processor is done with its
-        block: max(alpha + (n beta + n gamma) / (p c), n beta / p, n gamma / p) later. The last hop takes alpha + n beta / p.
+        With c chunks the next hop begins when the first chunk has passed this one, or the wire or the processor is done
+        with its block: max(alpha + (n beta + n gamma) / (p c), n beta / p, n gamma / p) later. The last hop takes alpha
+        + n beta / p.
         """
         p, c = num_workers, self.chunks
         if p == 1:

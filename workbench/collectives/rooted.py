@@ -18,7 +18,8 @@ SUMMING, SPREADING = 0, 1  # hops
 class Rooted(Collective):
     """Reduce to rank 0, then broadcast from it: two halves that `Hierarchical` also uses separately.
 
-    With a codec each rank encodes its sum once. Rank 0 encodes the whole sum once, and the same message is then forwarded.
+    With a codec each rank encodes its sum once. Rank 0 encodes the whole sum once, and the same message is then
+    forwarded.
     """
 
     codec: Codec | None = None

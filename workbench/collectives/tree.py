@@ -17,8 +17,8 @@ from workbench.program import Context
 class Tree(Rooted):
     """Rank i's parent is i without its lowest set bit; sums go up the tree, and the whole sum down it.
 
-    2 ceil(log2 p) messages one after the other: the fastest for short values. Each rank but 0 sends n bytes up, and n to
-    each of its children.
+    2 ceil(log2 p) messages one after the other: the fastest for short values. Each rank but 0 sends n bytes up, and n
+    to each of its children.
 
     Paper: thakur2005optimization (the binomial trees of reduce and broadcast).
     """

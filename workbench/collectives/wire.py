@@ -1,8 +1,9 @@
 """Messages of ranges of a value: the only place where a collective meets a codec.
 
-A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself: nothing is
-copied, and sums are taken in place. With a codec, the range's parameters are encoded. The range's part of the tail follows in the
-same message, uncompressed, because weights, control flags and counts must be summed exactly (`gradients`).
+A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself:
+nothing is copied, and sums are taken in place. With a codec, the range's parameters are encoded. The range's part of
+the tail follows in the same message, uncompressed, because weights, control flags and counts must be summed exactly
+(`gradients`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from workbench.ops import Local, Program, Recv, Send, Start, Ticket, Value, Wait
 from workbench.program import Context
 from workbench.rng import derive_seed
 
-NUM_TAGS = 900  # of hops; messages of one tag keep their order, so hops may share them. Tags from here to 999 are the algorithm's own
+# Tags of hops, which may share one: its messages keep their order. Tags from 900 to 999 are the algorithm's.
+NUM_TAGS = 900
 ALIGNMENT = 8  # bytes; a codec may view its message as numbers, which must not begin between two of them
 
 
@@ -37,7 +39,8 @@ class Wire:
     Attributes:
         flat: (n,) the bucket's buffer: parameters, then its tail.
         body: number of parameters.
-        bucket, step: select the noise of a stochastic codec. For a plain tensor: -1, and the number of earlier sums of such tensors.
+        bucket, step: select the noise of a stochastic codec. For a plain tensor: -1, and the number of earlier sums of
+            such tensors.
     """
 
     ctx: Context
@@ -65,7 +68,7 @@ class Wire:
         return (yield Local("encode", self._size(start, stop), partial(self._encode, self.codec, start, stop, hop)))
 
     def adopt(self, start: int, stop: int, message: Tensor) -> Program:
-        """Keep what all others will decode of the message that the owner made of its sum; otherwise replicas would drift apart."""
+        """Keep what the others will decode from the owner's message of its sum, so that replicas stay equal."""
         if self.codec is not None:
             yield from self.put((start, stop), message)
 
@@ -89,7 +92,10 @@ class Wire:
             yield Local("decode", self._size(cuts[0], cuts[-1]), partial(self._put, self.codec, cuts, message))
 
     def join(self, cuts: Sequence[int], *messages: Tensor) -> Tensor:
-        """Return one message of several, in order. Together they are the ranges between these cuts, which `put` has filled."""
+        """Return one message of several, in order.
+
+        Together they are the ranges between these cuts, which `put` has filled.
+        """
         return self.like(cuts) if self.codec is None else torch.cat(messages)
 
     def start_send(self, to: int, message: Tensor, hop: int) -> Program:
@@ -155,7 +161,7 @@ class Wire:
                 part.view(torch.uint8).copy_(wire)
 
     def _sections(self, codec: Codec, cuts: Sequence[int], message: Tensor) -> Iterator[tuple[Tensor, bool, Tensor]]:
-        """Return the ranges between cuts in order, parameters and tail apart: (slice of the buffer, whether it is encoded, its bytes)."""
+        """Return (slice of the buffer, is encoded, bytes) for each range between cuts, parameters and tail apart."""
         begin = 0
         for start, stop in pairwise(cuts):
             cut = max(start, min(stop, self.body))

@@ -25,10 +25,11 @@ class Compute:
     """Forward, backward and update of one full minibatch. With fewer samples, forward and backward take less time.
 
     Attributes:
-        forward_s, backward_s, update_s: seconds without stragglers. stragglers: distributions that slow forward and
-            backward; several multiply, and each draws its own numbers. forward_shares, backward_shares: each
-            parameter's share of the pass, in order of registration; empty: in proportion to its elements.
-            fixed_share: share of forward and backward that does not depend on the number of samples; the rest is in
+        forward_s, backward_s, update_s: seconds without stragglers.
+        stragglers: distributions that slow forward and backward; several multiply, and each draws its own numbers.
+        forward_shares, backward_shares: each parameter's share of the pass, in order of registration; empty: in
+            proportion to its elements.
+        fixed_share: share of forward and backward that does not depend on the number of samples; the rest is in
             proportion to it.
     """
 
@@ -71,11 +72,13 @@ class Compute:
 
     @property
     def timed(self) -> bool:
-        """Whether the time of work depends on when it begins."""
+        """Return True if the time of work depends on when it begins."""
         return any(distribution.timed for distribution in self.stragglers)
 
     def time_share(self, share_of_batch: Number) -> Number:
-        """Return the share of a full minibatch's forward and backward seconds that a share of its samples takes; 0 samples take 0.
+        """Return the share of a full minibatch's forward and backward seconds that this share of its samples takes.
+
+        No samples take no time.
 
         >>> Compute(forward_s=1.0, backward_s=2.0, fixed_share=0.5).time_share(0.5)
         0.75

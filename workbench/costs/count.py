@@ -19,7 +19,7 @@ from workbench.problems.base import Problem, fetch
 
 
 def count_compute(problem: Problem, batch_size: int | None = None, *, flops_per_s: float) -> Compute:
-    """Count forward and backward of one minibatch, and each parameter's share, on a device with this rate of operations.
+    """Count forward and backward of a minibatch, and each parameter's share, on a device with this rate.
 
     A multiplication and an addition are two operations, as vendors count them. Only matrix products and convolutions
     count. Backward is twice forward, for the gradients of inputs and of weights. It is once forward for a layer whose

@@ -160,7 +160,7 @@ class _Bench:
         self._num_steps += 1
 
     def look(self, batch: Batch, size: int) -> tuple[Array | None, Array]:
-        """Return each parameter's shares of forward (None: no module was called) and of backward, in order of registration."""
+        """Return each parameter's shares of forward (None: no module was called) and of backward, as registered."""
         marks: list[tuple[int, Any]] = []  # first entry: below 0 a phase begins, otherwise a module or a parameter
 
         def note(event: int, *_: object) -> None:
@@ -226,7 +226,7 @@ def _of_backward(arrived: Array) -> Array:
 
 
 def _middle(shares: list[Array]) -> tuple[float, ...]:
-    """Return the median over steps of the time spent up to each parameter, from the last one on, as shares that sum to 1."""
+    """Return the median time up to each parameter, from the last one on, as shares that sum to 1."""
     if not shares:
         return ()
     up_to = np.median([np.cumsum(row[::-1])[::-1] for row in shares], axis=0)

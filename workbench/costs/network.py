@@ -17,7 +17,7 @@ class Route:
 
     Attributes:
         latency_s: alpha, from the last byte sent to the last byte received.
-            stages: (number, seconds a byte) of each interface and switch port on the way; routes may share a number.
+        stages: (number, seconds a byte) of each interface and switch port on the way; routes may share a number.
     """
 
     latency_s: float
@@ -30,12 +30,14 @@ class Network:
     """Equal full-duplex links, one network interface for each worker.
 
     Attributes:
-        latency_s: alpha, of one message. bandwidth_bytes_per_s: 1 / beta, of one interface in one direction.
-            sum_s_per_byte: gamma, to add a received byte. encode_s_per_byte, decode_s_per_byte: of a codec, for a
-            byte of uncompressed values. fair: whether concurrent connections share an interface's rate, as TCP's tend
-            to (max-min fair). Otherwise messages are served in order
-                of arrival. In both cases the messages of one connection are sent one after another.
-            name: name in tables.
+        latency_s: alpha, of one message.
+        bandwidth_bytes_per_s: 1 / beta, of one interface in one direction.
+        sum_s_per_byte: gamma, to add a received byte.
+        encode_s_per_byte, decode_s_per_byte: of a codec, for a byte of uncompressed values.
+        fair: whether concurrent connections share an interface's rate, as TCP's tend to (max-min fair). Otherwise
+            messages are served in order of arrival. In both cases the messages of one connection are sent one after
+            another.
+        name: name in tables.
     """
 
     latency_s: float

@@ -101,8 +101,8 @@ def names() -> tuple[str, ...]:
 def get(text: str) -> AnyNetwork:
     """Return a network by name, or a topology.
 
-    A topology is: ranks of a host and the network between them, "+", interfaces of a host and their network, and
-    after "/" the number of hosts on a leaf switch and its oversubscription. Blanks and capitals do not matter.
+    A topology has up to three parts: ranks of a host and the network between them; after "+", interfaces of a host and
+    their network; after "/", the hosts on a leaf switch and its oversubscription. Blanks and capitals do not matter.
 
     >>> get("ethernet-10g").name
     '10 Gbit/s Ethernet'

@@ -20,12 +20,15 @@ class Topology:
     Every stage is full duplex: each direction has its own capacity.
 
     Attributes:
-        between: one network interface of a host, and alpha between hosts. inside: one rank's port to the others of
-            its host, and alpha there; needed if a host has several ranks. ranks_per_host: ranks that share the host's
-            interfaces. hosts_per_switch: neighbouring hosts on one leaf switch; None: one switch for all.
-            oversubscription: bandwidth of a leaf's hosts, divided by that of its uplinks: 4 for "4:1". nics_per_host:
-            interfaces of a host; neighbouring ranks share one. rates: (host, factor) or (host, factor out, factor in)
-            of hosts whose interfaces are slower or faster than `between`. name: name in tables.
+        between: one network interface of a host, and alpha between hosts.
+        inside: one rank's port to the others of its host, and alpha there; needed if a host has several ranks.
+        ranks_per_host: ranks that share the host's interfaces.
+        hosts_per_switch: neighbouring hosts on one leaf switch; None: one switch for all.
+        oversubscription: bandwidth of a leaf's hosts, divided by that of its uplinks: 4 for "4:1".
+        nics_per_host: interfaces of a host; neighbouring ranks share one.
+        rates: (host, factor) or (host, factor out, factor in) of hosts whose interfaces are slower or faster than
+            `between`.
+        name: name in tables.
 
     Example:
         >>> from workbench.costs import ethernet_10g, nvlink_3
@@ -53,7 +56,7 @@ class Topology:
                 raise ConfigError(f"Topology({what}={value!r}): a whole number, 1 or more")
         if self.ranks_per_host > 1 and self.inside is None:
             raise ConfigError(
-                f"Topology: {self.ranks_per_host} ranks share a host, and the network between them is missing: give inside=, "
+                f"Topology: {self.ranks_per_host} ranks share a host: give the network between them, inside=, "
                 "such as workbench.costs.nvlink_3 or workbench.costs.shared_memory"
             )
         if self.ranks_per_host % self.nics_per_host:
@@ -101,7 +104,7 @@ class Topology:
 
     @property
     def fair(self) -> bool:
-        """Whether connections share stages fairly, from `between`."""
+        """Return True if connections share stages fairly, from `between`."""
         return self.between.fair
 
     def local_s(self, kind: str, num_bytes: float) -> float:
@@ -115,7 +118,7 @@ class Topology:
         return rank // self.ranks_per_host
 
     def route(self, sender: int, receiver: int) -> Route:
-        """Return the route: inside a host from port to port; between hosts out, up and down if the leaves differ, and in."""
+        """Return the route: from port to port in a host; otherwise out, up and down if the leaves differ, and in."""
         here, there = self.host_of(sender), self.host_of(receiver)
         if here == there:
             inside = self.inside or self.between  # the loopback of a single rank
@@ -145,19 +148,19 @@ class Topology:
     # -- the library's own collectives -----------------------------------------------------------------------------
 
     def all_reduce_s(self, num_bytes: float, num_workers: int) -> float:
-        """Return the seconds of the quicker of two all-reduces: a ring through all ranks, or two levels.
+        """Return the seconds of the faster of two all-reduces: a ring through all ranks, or two levels.
 
         The two levels are a reduce-scatter inside each host, rings between the hosts, and an all-gather inside (full
-        hosts only). There are p ranks on H hosts with g = p / H, n bytes, alpha, beta of the slowest way from a host
-        to the next (its interfaces, or an uplink where leaves differ), alpha', beta' inside, m = n / p: uplink where
-        leaves differ), alpha', beta' inside, m = n / p:
+        hosts only). There are p ranks on H hosts, with g = p / H ranks each, n bytes, and m = n / p. alpha and beta are
+        those of the slowest way from a host to the next: its interfaces, or an uplink if leaves differ. alpha' and
+        beta' are those inside a host.
 
             ring        2 (p-1) max(alpha + m beta, alpha' + m beta') + (p-1) m gamma
             two levels  2 (g-1) (alpha' + n/g beta') + (g-1) n/g gamma,   and between hosts, where k ranks share an interface,
                         with a = alpha + m beta:   (H-1) max(a + m gamma, k m beta) + (H-2) max(a, k m beta) + a + (k-1) m beta
 
         The ring has the time of `Ring()` by messages; the second has the time of its halves inside and between hosts.
-        Sums on quick links are counted here, although they run while slow links still send.
+        Sums on fast links are counted here, although they run while slow links still send.
 
         Source: thakur2005optimization (the cost model); the second is common on hosts with several GPUs.
         """
@@ -172,7 +175,7 @@ class Topology:
         return self._quicker(num_bytes, num_workers, (False,))
 
     def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
-        """Return the seconds of binomial trees over leaf switches, their hosts and their ranks: ceil(log2 k) (alpha + n beta) of each."""
+        """Return the seconds of trees over leaf switches, hosts and ranks: ceil(log2 k) (alpha + n beta) of each."""
         within, hosts = min(self.ranks_per_host, num_workers), self._num_hosts(num_workers)
         leaves, each = (-(-hosts // self.hosts_per_switch), min(hosts, self.hosts_per_switch)) if self.hosts_per_switch else (1, hosts)
         seconds = _rounds(leaves) * (self.between.latency_s + num_bytes * self._host_to_host(hosts))
@@ -231,7 +234,7 @@ class Topology:
         return max(slow + usual)
 
     def _host_to_host(self, hosts: int, sharing: int = 1, crossing: int = 1) -> float:
-        """Return the seconds a byte of each flow, from every host to the next: `sharing` on an interface, `crossing` on an uplink."""
+        """Return each flow's seconds a byte from host to host: `sharing` on an interface, `crossing` on an uplink."""
         per_byte = sharing * self._interface(hosts)
         if self.hosts_per_switch is not None and hosts > self.hosts_per_switch:
             per_byte = max(per_byte, crossing * self._uplink_per_byte)

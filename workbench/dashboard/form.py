@@ -27,7 +27,7 @@ class AlgorithmForm:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        known = describe("methods", name)
+        known = describe("algorithms", name)
         notes = comments_of(algorithms.find(name))
         self.fields = {setting["name"]: field_of(setting, notes.get(setting["name"], "")) for setting in known["settings"]}
         self._begin = {key: field.value for key, field in self.fields.items()}

@@ -60,7 +60,7 @@ class Entry:
 
     @property
     def status(self) -> str:
-        """Status of the training: starting, running, paused, finished, stopped or failed; simulating before its first step."""
+        """Status of the training: simulating, starting, running, paused, finished, stopped or failed."""
         if self.error is not None:
             return "stopped" if isinstance(self.error, Cancelled) else "failed"
         if self.handle is not None:

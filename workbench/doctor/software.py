@@ -65,7 +65,7 @@ def _versions(names: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _has_files(name: str) -> bool:
-    """Whether a file of the distribution's RECORD exists. The import name may differ (pyzmq installs zmq)."""
+    """Return True if a file of the distribution's RECORD exists. The import name may differ (pyzmq installs zmq)."""
     distribution = metadata.distribution(name)
     record = distribution.read_text("RECORD") or ""  # from Python 3.12 on, `files` omits missing files
     paths = [Path(row[0]) for row in csv.reader(record.splitlines()) if row and row[0]]
@@ -74,7 +74,7 @@ def _has_files(name: str) -> bool:
 
 
 def one_installation(folder: Path = PACKAGE) -> Iterator[Finding]:
-    """Check whether another distribution has written into the package's folder: an unrelated package has the same import name."""
+    """Check for files of another distribution in the package's folder: one has the same import name."""
     found = mixed(folder)
     if found is not None:
         yield Finding("installation", "fault", *found)

@@ -2,9 +2,9 @@
 
 Each attempt at a cell has a file, and only the process that made it writes to it.
 
-The newest attempt is the cell's state. To take over the cell of a process that is gone, another process makes the
-file of the next attempt, and only one process can make it. So several processes, on machines that share the
-folder, can run one sweep.
+The newest attempt is the cell's state. If a process is gone, another process can take over
+its cell: it makes the file of the next attempt. Only one process can make that file. So several processes, on machines
+that share the folder, can run one sweep.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def beat(attempt: Attempt) -> None:
 
 
 def is_alive(attempt: Attempt) -> bool:
-    """Return True if the process of a running attempt is alive, or, on another machine, has touched the file recently."""
+    """Return True if an attempt's process is alive, or on another machine has touched the file recently."""
     record = attempt.record
     if record.get("host") == socket.gethostname():
         return process_is_alive(record)

@@ -17,7 +17,8 @@ from workbench.naming import parse_value, unknown
 from workbench.run_spec import OPTION_GROUPS, check_train, train_options
 
 ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
-NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}  # {pipe-sgd: {width: 2}} also gives settings
+# {pipe-sgd: {width: 2}} also gives settings.
+NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}
 REPEATED = ("stragglers",)  # options that may be repeated: their value may be a list
 REFUSED = ("json", "resume")  # options of `workbench train` that do not define a run
 
@@ -188,7 +189,7 @@ def _list(content: dict[str, Any], entry: str, where: str) -> list[dict[str, Any
 
 
 def _matches(values: dict[str, Any], pattern: dict[str, Any]) -> bool:
-    """Whether the values match a pattern; a list in it matches any of its values."""
+    """Return True if the values match a pattern; a list in it matches any of its values."""
     return all(
         name in values and (values[name] == wanted or (isinstance(wanted, list) and values[name] in wanted))
         for name, wanted in pattern.items()

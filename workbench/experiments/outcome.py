@@ -116,7 +116,7 @@ def state_of(cell: Cell, attempt: Attempt | None, store: Path) -> CellState:
 
 
 def _has_results(cell: Cell, attempt: Attempt, store: Path) -> bool:
-    """Whether the results of a finished cell are still in the store."""
+    """Return True if the results of a finished cell are still in the store."""
     if cell.notebook is not None:
         return notebook_of(attempt).is_file()
     return bool(attempt.runs) and all((store / name / "run.json").is_file() for name in attempt.runs)

@@ -1,6 +1,6 @@
 """A papermill engine for notebooks that start clusters: `papermill --engine workbench in.ipynb out.ipynb`.
 
-Papermill's own engine leaves a notebook's processes behind when it is terminated. It saves five megabytes with
+Papermill's own engine leaves a notebook's processes running when it is terminated. It saves five megabytes with
 every live figure. It marks all cells of a notebook as completed when the time limit is reached. This engine
 avoids all three.
 """

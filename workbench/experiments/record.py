@@ -49,7 +49,7 @@ def begin_record(output: Path, notebook: str, kernel: str, parameters: dict[str,
 
 
 def end_record(output: Path, record: dict[str, Any], error: BaseException | None) -> None:
-    """Write how a notebook ended: "finished", "failed", "timed out", "terminated" (SIGTERM) or "interrupted" (Ctrl-C)."""
+    """Write how a notebook ended: finished, failed, timed out, terminated (SIGTERM) or interrupted (Ctrl-C)."""
     end = {"status": _status(error), "error": _describe(error), "ended": datetime.now(UTC).isoformat()}
     _write(record_path(output), {**record, **end})
 

@@ -1,4 +1,4 @@
-"""Runs the cells of a grid. It continues where it stopped, skips finished cells, and leaves no process behind."""
+"""Runs the cells of a grid. It continues where it stopped, skips finished cells, and leaves no process."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ def sweep(
     """Run all cells of a grid that are not finished, each in its own processes. Returns when all have ended.
 
     A cell that a sweep of the same name has finished is not run again, if its runs are still in the store. A cell
-    that was interrupted is run again. After Ctrl-C or a kill no process stays behind, and the same call
-    continues.
+    that was interrupted is run again. After Ctrl-C or a kill no process is left, and the same call continues.
 
     Args:
         grid: a YAML file, the content of such a file, or a `Grid`.

@@ -1,4 +1,4 @@
-"""Parses a cell: where it runs, and which commands of the kernel stand above it."""
+"""Parses a cell: where it runs, and which kernel commands are written above it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks behind a notebook: the first cell that runs on ranks starts them, and commands control them."""
+"""The ranks of a notebook: the first cell that runs on ranks starts them, and commands control them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Ranks:
     # -- cells -----------------------------------------------------------------------------------------------------
 
     def transform(self, lines: list[str]) -> list[str]:
-        """Return the cell that IPython runs: a `%%local` cell after a call of `prepare`, any other cell as a call of `run`."""
+        """Return the cell for IPython: a `%%local` cell after a call of `prepare`, any other as a call of `run`."""
         text = "".join(lines)
         if not text.strip() or text.startswith("__ranks__."):
             return lines
@@ -199,7 +199,7 @@ class Ranks:
     # -- commands --------------------------------------------------------------------------------------------------
 
     def command(self, name: str, argument: str) -> None:
-        """Run a command that stands above a cell. An installer runs once, in the notebook's own process.
+        """Run a kernel command that is written above a cell. An installer runs once, in the notebook's own process.
 
         Raises:
             ConfigError: the argument is not valid.

@@ -45,7 +45,7 @@ The same command continues where it stopped. Its folder holds `index.html`: the 
 
 
 def write_artefact(key: str, path: Path) -> Path:
-    """Write an archive: notebooks, sizes, claims, records, figures, card, package versions, and an appendix with instructions.
+    """Write an archive: notebooks, sizes, claims, records, figures, card, package versions, and instructions.
 
     Its folder has the layout of $WORKBENCH_SHARE. Equal content gives equal bytes.
 

@@ -1,4 +1,4 @@
-"""Compares algorithms with torch's DistributedDataParallel: step times and parameters, for the same model and batches."""
+"""Compare algorithms with torch's DistributedDataParallel: step times and parameters, same model and batches."""
 
 from __future__ import annotations
 

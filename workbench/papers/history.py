@@ -14,7 +14,8 @@ from workbench.papers.claims import Claim, read_claims
 
 GIT_S = 20.0
 PACKAGE = Path(resources.__file__).parent
-GENERATED = tuple(f":(exclude){path}" for path in ("*/records/*", "*/figures/*", "README.md", "*/card.md"))  # of the folder of papers
+# In papers/.
+GENERATED = tuple(f":(exclude){path}" for path in ("*/records/*", "*/figures/*", "README.md", "*/card.md"))
 
 
 def git(folder: Path, *arguments: str) -> str | None:

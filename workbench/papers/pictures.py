@@ -30,7 +30,7 @@ def tagged_figures(executed: Path) -> dict[str, Any]:
 
 
 def draw_pictures(outcomes: Sequence[Outcome], records: Path, size: Size, site: str) -> list[str]:
-    """Draw figures into `figures/`, for notebooks whose record decides and that ran now or have no figure yet.
+    """Draw figures into `figures/`, for notebooks with a deciding record that ran now or have no figure yet.
 
     Args:
         outcomes: the notebooks.
@@ -64,7 +64,7 @@ def draw_pictures(outcomes: Sequence[Outcome], records: Path, size: Size, site: 
 
 
 def _decides(records: Path, key: str, notebook: str, size: Size, site: str) -> bool:
-    """Whether the record of this size and site decides the verdicts of its notebook."""
+    """Return True if the record of this size and site decides the verdicts of its notebook."""
     try:
         of_notebook = [record for record in read_records(records, key) if record.facts["notebook"] == notebook]
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Finds by training which step sizes are stable: modes of a quadratic on both sides of the predicted limit for a delay."""
+"""Find stable step sizes by training: modes of a quadratic on both sides of the predicted limit for a delay."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Reproduction:
     say: Callable[[str], None] = print
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Execute the notebooks. A failed one does not stop the others. No rank and no kernel stays behind.
+        """Execute the notebooks. A failed one does not stop the others. No rank and no kernel is left.
 
         Raises:
             ConfigError: another process writes into these folders, or records would go to `papers/` before the

@@ -13,7 +13,8 @@ from workbench.papers.plan import keys_with_claims
 from workbench.papers.records import Record, read_records
 from workbench.papers.verdicts import Verdict, judge
 
-MEASURED = ("reproduced", "same direction at reduced scale", "not reproduced", "underpowered")  # verdicts that need a record
+# Verdicts that need a record.
+MEASURED = ("reproduced", "same direction at reduced scale", "not reproduced", "underpowered")
 
 
 @final

@@ -56,7 +56,7 @@ def _in_place(path: Path, generated: str) -> str:
 
 
 def verdicts(papers: Sequence[Paper]) -> str:
-    """Return the headlines, and the claims of each paper in a table of its own.
+    """Return the headlines, and a table of claims for each paper.
 
     With records of several sites, a last table shows each site's verdicts.
     """

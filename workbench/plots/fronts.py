@@ -15,7 +15,7 @@ SYMBOLS = ("circle", "diamond", "square", "x")
 
 
 def front(algorithms: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x: str, y: str) -> go.Figure:
-    """Draw a point for each algorithm, bars from its lowest to its highest repetition on both axes, and the Pareto front of the means.
+    """Draw a point and a bar over repetitions for each algorithm, and the Pareto front of the means.
 
     Args:
         algorithms: name -> (cost, gain) of every repetition.

@@ -213,7 +213,7 @@ def _dress(number: int, item: Panel, title: str, factor: float, longest_s: float
 
 
 def _said(item: Panel) -> str:
-    """Return a note if bars stand for several spans, with the way to see each span; "" if each bar is a span."""
+    """Return a note if bars merge several spans, with the way to see each span; "" if each bar is a span."""
     num_bars, shown = len(item.table), sorted(item.bounds)
     if item.num_spans == num_bars:
         return ""

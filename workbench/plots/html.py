@@ -1,4 +1,4 @@
-"""Notebooks as HTML pages that show their figures offline: the notebook keeps the data, the page holds plotly.js once."""
+"""Notebooks as HTML pages with figures that work offline: the notebook keeps the data, the page has plotly.js once."""
 
 from __future__ import annotations
 

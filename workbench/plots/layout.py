@@ -52,11 +52,11 @@ class Panel:
 
     Attributes:
         table: (N,) span table, with times since the window's begin.
-            joined: the spans of each bar (see `plots.merged_bars`).
-            bars: the bar of each span of the run; -1 if it is not shown.
-            rows: vertical places.
-            bounds: step -> its begin on the first rank shown, since the window's begin.
-            begin_s, length_s: begin and length of the window.
+        merged: the spans of each bar (see `plots.merged_bars`).
+        bars: the bar of each span of the run; -1 if it is not shown.
+        rows: vertical places.
+        bounds: step -> its begin on the first rank shown, since the window's begin.
+        begin_s, length_s: begin and length of the window.
     """
 
     table: NDArray[Any]

@@ -18,7 +18,7 @@ from workbench.plots.style import CYCLE, LINE_PIXELS, TEMPLATE, TOP_PIXELS, fade
 from workbench.trace.run import Run, as_runs
 from workbench.trace.views import XAxis, YAxis
 
-MAX_POINTS = 1000  # about the resolution of a screen; the faint curve behind has half of it
+MAX_POINTS = 1000  # about the resolution of a screen; the faint raw curve has half of it
 HEIGHT = 430
 Floats = NDArray[np.float64]
 
@@ -80,7 +80,7 @@ def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = 
 
 @cache
 def _two_panels() -> go.Figure:
-    """Return the empty figure, made once: Plotly needs ten milliseconds for it, and a live view draws five times a second."""
+    """Return the empty figure, made once: Plotly needs 10 ms for it, and a live view draws five times a second."""
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.1)
     return figure.update_layout(template=TEMPLATE, hovermode="closest", showlegend=True)
 
@@ -128,7 +128,7 @@ def _show_trouble(figure: go.Figure, runs: Sequence[Run]) -> None:
 
 
 def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return label -> runs that differ only in their seed, have ended, and have equal length; any other run is alone."""
+    """Return label -> runs that differ only in their seed, have ended, and have equal length. Other runs are alone."""
     together: dict[str, list[Run]] = defaultdict(list)
     for label, run in zip(distinct_labels(runs, repetitions=False), runs, strict=True):
         together[label].append(run)
@@ -167,7 +167,7 @@ def y_axis(y: YAxis, log_y: bool = False) -> dict[str, Any]:
 
 
 def decimate(xs: Floats, ys: Floats, max_points: int = MAX_POINTS) -> tuple[Floats, Floats]:
-    """Return at most `max_points` (at least 4) points: the first, the last, and the lowest and highest of equal intervals between.
+    """Return at most `max_points` (at least 4) points: the first, the last, and the extremes of equal intervals.
 
     >>> decimate(np.arange(100.0), np.zeros(100), 4)[0].tolist()
     [0.0, 1.0, 99.0]
@@ -182,7 +182,7 @@ def decimate(xs: Floats, ys: Floats, max_points: int = MAX_POINTS) -> tuple[Floa
 
 
 def moving_average(ys: Floats, window: int) -> Floats:
-    """Return each value's mean with its neighbours, `window` values in all; fewer near the ends, equally many on both sides.
+    """Return each value's mean with its neighbours, `window` values in all, and fewer near the ends.
 
     >>> moving_average(np.array([1.0, 2.0, 6.0, 2.0]), 3)
     array([1.        , 3.        , 3.33333333, 2.        ])
@@ -198,7 +198,10 @@ def moving_average(ys: Floats, window: int) -> Floats:
 
 
 def _merge(members: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return x, mean, lowest and highest of several curves, at the first curve's x that all have reached; infinite losses are left out."""
+    """Return x, mean, lowest and highest of several curves, at the first curve's x that all have reached.
+
+    Infinite losses are left out.
+    """
     finite = [(xs[np.isfinite(ys)], ys[np.isfinite(ys)]) for xs, ys in members]
     filled = [(xs, ys) for xs, ys in finite if len(xs)]
     if len(filled) <= 1:

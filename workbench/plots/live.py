@@ -128,7 +128,7 @@ class LiveCurves:
             self.finish()
 
     def settle(self) -> None:
-        """Update once more, and `finish` if all runs have ended: a notebook that ends here must keep the complete curve.
+        """Update once more, and `finish` if all runs have ended, so that a notebook that ends here has the whole curve.
 
         If the thread has finished already, send the plain figure again from the running cell. Without a browser, as
         under papermill, output that a thread sends for a finished cell is lost.
@@ -209,7 +209,10 @@ def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
 
 
 def as_data(figure: go.Figure) -> dict[str, Any]:
-    """Return the figure as a notebook stores it. (`update_display` of the figure itself would add an output, not replace one.)"""
+    """Return the figure as a notebook stores it.
+
+    (`update_display` of the figure itself would add an output, not replace one.)
+    """
     return {PLOTLY: json.loads(figure.to_json())}
 
 

@@ -28,18 +28,18 @@ Floats = NDArray[np.float64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MergedBars:
-    """Bars, and the spans that each bar stands for.
+    """Bars, and the spans that each bar merges.
 
     Attributes:
-        table: (B,) span table. A bar of several spans has the bytes of all, and the step of the first span that
-            begins in it. counts: (B,) how many spans begin in each bar; 0 if all began in an earlier column. spans_s:
-            (B,) total time of its spans within the bar. last_step: (B,) step of the last span that begins in it. low,
-            high: (B,) its place in the height of its lane, from 0 at the bottom to 1. `high - low` is its spans'
-            share of the column's time in
-                all the lane's rows. They are 0 and 1 if each bar is one span in its own row.
-            rows: (B,) number of rows of its lane: the mean number of concurrent spans in the fullest column of any
-                rank.
-            place: (N,) the bar in which each span begins.
+        table: (B,) span table. A bar of several spans has the bytes of all, and the step of the first span that begins
+            in it.
+        counts: (B,) how many spans begin in each bar; 0 if all began in an earlier column.
+        spans_s: (B,) total time of its spans within the bar.
+        last_step: (B,) step of the last span that begins in it.
+        low, high: (B,) its place in the height of its lane, from 0 at the bottom to 1. `high - low` is its spans' share of
+            the column's time in all the lane's rows. They are 0 and 1 if each bar is one span in its own row.
+        rows: (B,) number of rows of its lane: the mean number of concurrent spans in the fullest column of any rank.
+        place: (N,) the bar in which each span begins.
     """
 
     table: NDArray[Any]
@@ -122,7 +122,7 @@ def _as_they_are(table: NDArray[Any]) -> MergedBars:
 
 
 def _long(kind: Whole, lengths_s: Floats, alone: NDArray[np.bool_], most: int, length_s: float) -> NDArray[np.bool_]:
-    """Return which spans of lanes without concurrent spans stand out by their length, shape (N,)."""
+    """Return which spans of lanes without concurrent spans are unusually long, shape (N,)."""
     usual_s = np.zeros(len(KINDS))
     for code in np.unique(kind).tolist():
         usual_s[code] = np.median(lengths_s[kind == code])
@@ -133,7 +133,7 @@ def _long(kind: Whole, lengths_s: Floats, alone: NDArray[np.bool_], most: int, l
 
 
 def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most: int, length_s: float) -> int:
-    """Return the largest number of columns that needs at most `most` bars, by the kinds of spans that begin or end in each."""
+    """Return the largest number of columns that needs at most `most` bars, by the kinds of spans in each column."""
     fine = np.append(start_s, end_s) / length_s * COLUMNS
     cell = np.append(lane, lane) * COLUMNS + np.clip(fine, 0, COLUMNS - 1).astype(np.int64)
     there = np.zeros((int(lane.max()) + 1) * COLUMNS, np.int64)
@@ -153,7 +153,7 @@ def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most:
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lane:
-    """The bars of one lane, by column and kind, and the bar in which each of its spans begins, numbered over all lanes."""
+    """The bars of one lane, by column and kind, and the bar in which each of its spans begins, over all lanes."""
 
     kind: Whole
     begin_s: Floats

@@ -42,9 +42,9 @@ export default { render };
 class MovingFigure:
     """A Plotly figure as a widget: `draw` sends the complete figure, so a missed drawing does not matter.
 
-    The figure is sent as the text of a hidden label. anywidget, and with it Plotly's `FigureWidget`, ignores all
-    later messages if the browser took more than two seconds to load its five megabytes, as on a busy machine; it then
-    shows its first drawing only. A label loads at once. Any thread may draw, one at a time.
+    The figure is sent as the text of a hidden label, which loads at once. Plotly's `FigureWidget` is not used: if the
+    browser takes more than two seconds to load its five megabytes, it ignores all later messages (anywidget). Any thread
+    may draw, one at a time.
     """
 
     def __init__(self, figure: go.Figure | None = None) -> None:

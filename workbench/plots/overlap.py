@@ -18,7 +18,10 @@ LABEL_SIGNS = 34  # letters in a line: longer names would leave no room for the 
 
 
 def overlap_bars(runs: Sequence[Run]) -> go.Figure:
-    """Draw one stacked bar for each run, means over ranks and the steps after the warm-up; a bar's length is the time of a step."""
+    """Draw a stacked bar for each run: means over ranks and the steps after the warm-up.
+
+    A bar's length is the time of a step.
+    """
     runs = as_runs(runs)
     found = [steady_overlap(run) for run in runs]
     names = ["<br>".join(map(safe, textwrap.wrap(label, LABEL_SIGNS))) for label in distinct_labels(runs)]

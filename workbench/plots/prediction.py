@@ -1,4 +1,4 @@
-"""A measured run above its calibration's prediction for the same algorithm, on one time axis from the begin of a step."""
+"""A measured run above its calibration's prediction, on one time axis that begins with a step."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def compare_with_prediction(
     seconds of the steps shown.
 
     Args:
-        run: a run with a trace. calibration: None: `workbench.calibration.calibrate(run)`. With its `problem=`, each
-            parameter's share of compute is measured too. The
-                calibration of another run shows how far it extrapolates.
-            algorithm: the run's algorithm; needed if its record does not hold all its settings.
-            network, bandwidth_bytes_per_s: as for `workbench.calibration.predict`; None: as measured.
-            steps, ranks, links, critical: as for `timeline`; the steps are those of the run.
+        run: a run with a trace.
+        calibration: None: `workbench.calibration.calibrate(run)`. With its `problem=`, each parameter's share of
+            compute is measured too. The calibration of another run shows how far it extrapolates.
+        algorithm: the run's algorithm; needed if its record does not hold all its settings.
+        network, bandwidth_bytes_per_s: as for `workbench.calibration.predict`; None: as measured.
+        steps, ranks, links, critical: as for `timeline`; the steps are those of the run.
 
     Raises:
         ConfigError: no trace of these steps, no calibration, or unknown settings of the algorithm; the message says

@@ -76,7 +76,10 @@ class LiveTimeline:
             return self._shown is not None
 
     def follow(self) -> Thread:
-        """Draw every `INTERVAL_S` in a separate thread, less often if drawing takes long, until the run has ended; then call `finish`."""
+        """Draw every `INTERVAL_S` in a separate thread until the run has ended, and then call `finish`.
+
+        Draw less often if drawing takes long.
+        """
         thread = Thread(target=self._follow, name="workbench-live-timeline", daemon=True)
         thread.start()
         return thread

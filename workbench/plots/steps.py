@@ -27,7 +27,9 @@ Floats = NDArray[np.float64]
 
 
 def per_step(run: Run, steps: slice | None = None) -> go.Figure:
-    """Draw each step's computation, hidden and exposed communication and idle time (means over ranks) above its critical path.
+    """Draw the parts of each step (means over ranks) above its critical path.
+
+    The parts are computation, hidden and exposed communication, and idle time.
 
     Args:
         run: a run with a trace.

@@ -40,13 +40,13 @@ Series = Mapping[Any, float | Sequence[float]]  # x -> y, or y of every repetiti
 
 
 def scaling(curves: Mapping[str, Series], *, title: str = "Scaling") -> go.Figure:
-    """Draw speed-up next to efficiency over the number of workers, with a band from the lowest to the highest repetition.
+    """Draw speed-up and efficiency over the number of workers, with a band from the lowest to the highest repetition.
 
     Args:
         curves: name -> workers -> samples a second, or those of every repetition. A name without values keeps its
-                colour for other figures. All are compared with one worker's share of the best mean rate at the fewest
-                workers.
-            title: title of the figure.
+            colour for other figures. All are compared with one worker's share of the best mean rate at the fewest
+            workers.
+        title: title of the figure.
 
     Raises:
         ConfigError: there are no rates.
@@ -89,9 +89,12 @@ def curves_of(
     Args:
         curves: name -> x -> y, or the y of every repetition.
         points: the same, with the same names: simulated or measured values, drawn as circles in the colour of their
-            line. title, x, y: titles of the figure and its axes. log_x, log_y: logarithmic axes. marks: name -> x of
-            a point of that line to mark, for example its best. reference: y of a horizontal line. circles: name of
-            the points in the legend.
+            line.
+        title, x, y: titles of the figure and its axes.
+        log_x, log_y: logarithmic axes.
+        marks: name -> x of a point of that line to mark, for example its best.
+        reference: y of a horizontal line.
+        circles: name of the points in the legend.
     """
     figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
     colors = {name: CYCLE[position % len(CYCLE)] for position, name in enumerate(curves)}
@@ -131,12 +134,14 @@ def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of 
 
 
 def stacked_bars(groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, title: str, of: str = "a step") -> go.Figure:
-    """Draw a stacked bar for each entry, in groups next to each other: each has its own axis, entries are in the same rows.
+    """Draw a stacked bar for each entry, in groups next to each other.
+
+    Each group has its own axis. An entry is in the same row of each group.
 
     Args:
         groups: group -> entry -> part -> seconds, with the same parts.
-            title: title of the figure.
-            of: what takes the seconds.
+        title: title of the figure.
+        of: what takes the seconds.
 
     Raises:
         ConfigError: there are no entries.
@@ -190,8 +195,10 @@ def heat_map(
     Args:
         values: (len(ys), len(xs)); None for a missing value.
         xs, ys: values of the parameters; `ys` from top to bottom.
-        title, x, y: titles of the figure and its axes. around: for positive values, the value that is white; larger
-            values are blue, smaller ones red, by their ratio. None: larger is darker. number: format of the numbers.
+        title, x, y: titles of the figure and its axes.
+        around: for positive values, the value that is white; larger values are blue, smaller ones red, by their ratio.
+            None: larger is darker.
+        number: format of the numbers.
     """
     shown = np.array([[np.nan if value is None else value for value in row] for row in values], float)
     ratios = shown if around is None else np.log(shown / around)

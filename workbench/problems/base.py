@@ -26,7 +26,7 @@ def supervised(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch
 
 
 def accuracy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-    """Return (number of correct predictions, number of predictions): argmax over dimension 1 of the output, compared with the targets.
+    """Return (correct predictions, predictions): argmax over dimension 1 of the output, compared with the targets.
 
     Raises:
         ConfigError: the targets are not class numbers (regression, for example).
@@ -50,15 +50,15 @@ class Problem:
         model: makes the module. Called on every rank after the seed is set; rank 0's weights are then sent to all.
         loss: `loss(output, target)` -> mean over the batch, for data of (input, target) pairs; or, with
             `whole_batch=True`, `loss(model, batch)` -> mean.
-        train, test: a map-style `Dataset` (a list of samples is one), a tuple of tensors or arrays with equal first
-                dimension, or a function that returns either (then every rank loads its own data, and nothing large is
-                sent). `test` may be None.
-            name: name in records and tables.
+        train, test: a map-style `Dataset` (a list of samples is one), or a tuple of tensors or arrays with equal first
+            dimension. Or a function that returns either: then every rank loads its own data, and nothing large is sent.
+            `test` may be None.
+        name: name in records and tables.
         whole_batch: see `loss`.
         correct: `correct(model, batch)` -> (number correct, number judged), for accuracy; None for no accuracy.
-            batch_size: default samples of a worker in a step.
-            optimizer: default function from parameters to optimizer.
-            note: one line shown with every result (for example, that data are synthetic).
+        batch_size: default samples of a worker in a step.
+        optimizer: default function from parameters to optimizer.
+        note: one line shown with every result (for example, that data are synthetic).
 
     Example:
         >>> import torch
@@ -153,7 +153,7 @@ class Sampler:
     """The samples of each rank at each step: a pure function of (seed, step, rank).
 
     Every epoch is a fresh permutation, cut into global batches of `batch_size * num_workers`. A global batch is cut
-    into contiguous, nearly equal shares in order of rank, so one process with the whole batch sees the same samples
+    into contiguous, nearly equal shares in order of rank. So one process with the whole batch sees the same samples
     at the same steps. The last batch of an epoch is shorter. If it has fewer samples than ranks, the last ranks get
     none: their gradient has weight 0, and they still take part in every exchange.
     """
@@ -194,7 +194,7 @@ class Sampler:
         return found
 
     def total_weight(self, step: int) -> float:
-        """Return the samples of all ranks at this step divided by a full global batch: the sum of their gradients' weights."""
+        """Return the samples of all ranks at this step, divided by a full global batch: the sum of their weights."""
         return (self.samples_before(step + 1) - self.samples_before(step)) / self.global_batch
 
     def samples_before(self, step: int) -> int:

@@ -26,7 +26,7 @@ def gpt2_synthetic(model_size: str = "small", *, context: int = CONTEXT, samples
     Args:
         model_size: small, medium, large or xl.
         context: tokens of a sample, and context length of the model, up to 1024.
-            samples: number of samples.
+        samples: number of samples.
 
     Raises:
         ConfigError: unknown size, or more context than GPT-2 has.

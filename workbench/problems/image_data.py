@@ -71,7 +71,9 @@ SOURCES = MappingProxyType(
 
 
 def find_folder(name: str, folder: str | Path | None) -> str:
-    """Return the absolute folder that holds `place`; the place itself, or a folder between the two, is accepted as well.
+    """Return the absolute folder that holds `place`.
+
+    The place itself, or a folder between the two, is accepted as well.
 
     Raises:
         DataMissing: no folder was given, or files are missing.
@@ -124,7 +126,7 @@ def random_images(image: tuple[int, ...], num_classes: int, samples: int) -> tup
 
 
 def random_image_moments(num_channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of the synthetic images, by channel: of the sum of two uniform numbers in [0, 127]."""
+    """Return mean and deviation of the synthetic images, by channel: sums of two uniform numbers in [0, 127]."""
     return (127 / 255,) * num_channels, (math.sqrt((128**2 - 1) / 6) / 255,) * num_channels
 
 
@@ -149,7 +151,7 @@ def load_images(name: str, folder: str, train: bool) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=2)
 def synthetic_images(image: tuple[int, ...], num_classes: int, samples: int, part: str) -> tuple[Tensor, Tensor]:
-    """Return images (samples, *image) uint8 and labels (samples,) int64: one random picture for each class, with strong noise."""
+    """Return images (samples, *image) uint8 and labels (samples,) int64: a random picture a class, plus noise."""
     pictures = generator(0, "synthetic-pictures").integers(0, 128, (num_classes, *image), dtype=np.uint8)
     random = generator(0, f"synthetic-{part}")
     labels = random.integers(0, num_classes, samples)

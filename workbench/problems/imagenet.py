@@ -38,8 +38,8 @@ def imagenet_alexnet(*, folder: Folder = None, synthetic: bool = False, classes:
     Args:
         folder: holds `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`.
         synthetic: use random images of the network's shape, `samples` for training and a quarter as many for tests.
-            classes: number of classes of synthetic images; in a folder, the number of folders in `train`.
-            samples: number of synthetic training images.
+        classes: number of classes of synthetic images; in a folder, the number of folders in `train`.
+        samples: number of synthetic training images.
 
     Raises:
         DataMissing: the folder does not exist, or has another layout; the message says what is expected.

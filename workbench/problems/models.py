@@ -13,7 +13,7 @@ from workbench.errors import ConfigError
 
 
 def mlp(num_inputs: int, hidden: Sequence[int], num_classes: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Fully connected ReLU network; inputs of any shape with `num_inputs` elements a sample, (B, ...) -> (B, num_classes)."""
+    """Fully connected ReLU network, for inputs with `num_inputs` elements a sample: (B, ...) -> (B, num_classes)."""
     layers: list[nn.Module] = [nn.Flatten()]
     for wide, narrow in zip([num_inputs, *hidden], hidden, strict=False):
         layers += [nn.Linear(wide, narrow), nn.ReLU()]
@@ -28,7 +28,7 @@ def cnn(
     num_classes: int,
     dtype: torch.dtype = torch.float32,
 ) -> nn.Sequential:
-    """Stacked 3x3 convolutions, all but the first of stride 2, then one hidden layer: (B, C, H, W) -> (B, num_classes)."""
+    """Stacked 3x3 convolutions, of stride 2 except the first, and a hidden layer: (B, C, H, W) -> (B, num_classes)."""
     layers: list[nn.Module] = []
     num_channels, height, width = image
     for index, num_out in enumerate(channels):

@@ -36,7 +36,7 @@ def digits_pixelcnn(*, width: int = 24, blocks: int = 2, kernel: int = 5, dtype:
         width: channels of the residual stream; even, since blocks work on half of them.
         blocks: residual blocks.
         kernel: size of the first convolution, odd; those in blocks are 3 x 3.
-            dtype: dtype of the parameters.
+        dtype: dtype of the parameters.
     """
     check_dtype(dtype)
     return _pixelcnn("digits-pixelcnn", _network(1, DIGIT_LEVELS, width, blocks, kernel, dtype), digit_levels, lr=1e-3)
@@ -59,7 +59,7 @@ def cifar10_pixelcnn(
     """
     positive_ints("levels", levels)
     if levels < 2 or 256 % levels:
-        raise ConfigError(f"levels={levels}: a divisor of 256, from 2 on")
+        raise ConfigError(f"levels={levels}: give a divisor of 256, 2 or more")
     if synthetic and folder is not None:
         raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two")
     where = None if synthetic else find_folder("cifar10", folder)
@@ -74,7 +74,7 @@ def _network(channels: int, levels: int, width: int, blocks: int, kernel: int, d
     if width % (2 * channels):
         raise ConfigError(f"width={width} does not divide by {2 * channels}: choose width={max(1, width // (2 * channels)) * 2 * channels}")
     if kernel % 2 == 0:
-        raise ConfigError(f"kernel={kernel}: an odd size has a middle; choose {kernel + 1}")
+        raise ConfigError(f"kernel={kernel}: give an odd size, such as {kernel + 1}")
     return partial(PixelCNN, channels, levels, width, blocks, kernel, dtype)
 
 
@@ -167,7 +167,7 @@ def digit_levels(train: bool) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=2)
 def colour_levels(folder: str | None, levels: int, train: bool) -> tuple[Tensor, Tensor]:
-    """Return levels of CIFAR-10's colours (N, 3, 32, 32) uint8, and the same as int64; of synthetic images without a folder."""
+    """Return levels of CIFAR-10's colours (N, 3, 32, 32) uint8, and as int64; without a folder, of synthetic images."""
     if folder is None:
         source = SOURCES["cifar10"]
         samples = SYNTHETIC_SAMPLES // (1 if train else 4)

@@ -33,14 +33,15 @@ def shards_by_label(labels: Sequence[int], num_workers: int) -> list[list[int]]:
 def sharded(problem: Problem, shards: Sequence[Sequence[int]], *, batch_size: int, steps: int, seed: int) -> Problem:
     """Return the same problem, where worker r draws from `shards[r]` only.
 
-    The sampler shuffles all samples and gives each worker its share (`problems.base.Sampler`). This problem's
-    training set holds the samples that a run of `steps` steps draws in its only epoch, ordered so that the share of
-    rank r at any step is from shard r. Train it with the same number of workers, batch size, steps and seed;
+    The sampler shuffles all samples and gives each worker its share (`problems.base.Sampler`). The returned
+    problem's training set has the samples that a run of `steps` steps draws in its only epoch. Their order puts the
+    share of rank r at any step in shard r. Train it with the same number of workers, batch size, steps and seed;
     otherwise the shards mix.
 
     Args:
-        problem: the problem with the samples. shards: for each worker, the places of its samples in the training set;
-            drawn from in random order, repeatedly. batch_size, steps, seed: those of the run, as in `Settings`.
+        problem: the problem with the samples.
+        shards: for each worker, the places of its samples in the training set; drawn from in random order, repeatedly.
+        batch_size, steps, seed: those of the run, as in `Settings`.
 
     Raises:
         ConfigError: a shard is empty.

@@ -34,10 +34,10 @@ def text_transformer(
 
     Args:
         context: bytes of a sample, and context length of the model.
-            width: size of the residual stream; a multiple of `heads`.
-            layers, heads: number of transformer blocks, and of attention heads in each.
-            num_bytes: how much of the text is used: the first 9/10 for training, the rest for tests.
-            dtype: dtype of the parameters.
+        width: size of the residual stream; a multiple of `heads`.
+        layers, heads: number of transformer blocks, and of attention heads in each.
+        num_bytes: how much of the text is used: the first 9/10 for training, the rest for tests.
+        dtype: dtype of the parameters.
 
     Accuracy is the share of correctly predicted bytes. 437,760 parameters by default.
     """
@@ -123,7 +123,7 @@ def load_windows(train: bool, context: int, num_bytes: int) -> tuple[Tensor, Ten
 
 
 def load_text(num_bytes: int) -> bytes:
-    """Return the first `num_bytes` of Python's help on its syntax, topics in alphabetical order (466 kB in Python 3.11)."""
+    """Return the first `num_bytes` of Python's help on its syntax, by topic (466 kB in Python 3.11)."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

@@ -1,4 +1,7 @@
-"""The only importer of torchvision: its compiled operators do not load with every torch, its models and data sets do."""
+"""The only importer of torchvision.
+
+Its compiled operators do not load with every torch; its models and data sets do.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,10 @@ def mnist_mlp(*, folder: Folder = None, synthetic: bool = False, hidden: Sequenc
 
 
 def mnist_cnn(*, folder: Folder = None, synthetic: bool = False, channels: Sequence[int] = (16, 32), hidden: int = 128) -> Problem:
-    """3x3 convolutions and one hidden layer on MNIST; see `mnist_mlp` for the arguments. 809,034 parameters by default."""
+    """3x3 convolutions and a hidden layer on MNIST, 809,034 parameters by default.
+
+    See `mnist_mlp` for the arguments.
+    """
     source = SOURCES["mnist"]
     network = partial(cnn, source.image, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], source.num_classes)
     return _from_source("mnist", "cnn", network, folder, synthetic, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5))
@@ -57,7 +60,10 @@ def cifar10_cnn(
     channels: Sequence[int] = (32, 64, 64),
     hidden: int = 128,
 ) -> Problem:
-    """3x3 convolutions and one hidden layer on CIFAR-10; see `cifar10_resnet18` for the arguments. 582,026 parameters by default."""
+    """3x3 convolutions and a hidden layer on CIFAR-10, 582,026 parameters by default.
+
+    See `cifar10_resnet18` for the arguments.
+    """
     source = SOURCES["cifar10"]
     network = partial(cnn, source.image, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], source.num_classes)
     return _from_source("cifar10", "cnn", network, folder, synthetic, augment, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5))
@@ -67,11 +73,11 @@ def cifar10_resnet18(*, folder: Folder = None, synthetic: bool = False, augment:
     """ResNet-18 on CIFAR-10 (50,000 colour images of 32 x 32, ten classes).
 
     Args:
-        folder: the folder with `cifar-10-batches-py/`, as unpacked from the published archive. synthetic: use random
-            images of the same shape. augment: shift and mirror training images at random (`CropAndFlip`). small_stem:
-            begin with a 3x3 convolution of stride 1 without pooling, as is usual for 32 x 32. False: torchvision's
-            own 7x7 stem of
-                stride 2 with pooling, made for 224 x 224, which leaves 1 x 1 at the end.
+        folder: the folder with `cifar-10-batches-py/`, as unpacked from the published archive.
+        synthetic: use random images of the same shape.
+        augment: shift and mirror training images at random (`CropAndFlip`).
+        small_stem: begin with a 3x3 convolution of stride 1 without pooling, as is usual for 32 x 32. False:
+            torchvision's own 7x7 stem of stride 2 with pooling, made for 224 x 224, which leaves 1 x 1 at the end.
 
     Raises:
         DataMissing: the files are not in `folder`; the message says which are expected, and where to get them.
@@ -80,7 +86,7 @@ def cifar10_resnet18(*, folder: Folder = None, synthetic: bool = False, augment:
 
 
 def cifar100_resnet18(*, folder: Folder = None, synthetic: bool = False, augment: bool = True, small_stem: bool = True) -> Problem:
-    """ResNet-18 on CIFAR-100 (a hundred classes, `cifar-100-python/` in the folder); arguments as for `cifar10_resnet18`."""
+    """ResNet-18 on CIFAR-100 (`cifar-100-python/` in the folder); arguments as for `cifar10_resnet18`."""
     return _resnet18("cifar100", folder, synthetic, augment, small_stem)
 
 

@@ -19,7 +19,7 @@ NUM_INPUTS, NUM_CLASSES = 512, 10
 
 
 def wide_mlp(*, megabytes: float = 50.0, layers: int = 4, samples: int = 4096, dtype: torch.dtype = torch.float32) -> Problem:
-    """ReLU network with `layers` equally wide inner layers and `megabytes` (1e6 bytes) of parameters, on synthetic data.
+    """ReLU network of `layers` equally wide inner layers and `megabytes` (1e6 bytes) of parameters, on synthetic data.
 
     Inputs are normal random numbers; the label is the largest of ten fixed random projections of them.
 

@@ -174,7 +174,7 @@ class Accumulation:
             raise _too_early(slot)
         if self.late and slot.bucket in self.late:
             raise ConfigError(
-                f"{slot.name} was used before its update was applied, since the module that holds it ran no hook in the forward pass. "
+                f"{slot.name} was used before its update was applied, because its module ran no hook in the forward pass. "
                 "Where torch.compile made the forward pass, give the Trainer what it made: Trainer(torch.compile(model), ...), or call "
                 "model.compile(). Where another module uses the parameter, call its own module. Or use an algorithm that updates before "
                 "the forward pass (LayerwiseSGD)"
@@ -304,7 +304,7 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 
 @final
 class LossScale:
-    """Dynamic loss scaling for fp16: halved if a gradient overflows (the step is skipped), doubled after 2,000 good steps."""
+    """Dynamic loss scaling for fp16: halved if a gradient overflows (the step is skipped), doubled after 2,000 steps."""
 
     growth_steps = 2000
 

@@ -34,11 +34,14 @@ class GradientGuard:
     """Checks one rank's gradients, and the sums that it applies.
 
     Args:
-        replica: the rank's replica. policy: "stop" raises `Diverged`. "skip" leaves the gradient out. "clip" scales
-            it to `max_norm`, or leaves it out if it is not finite. rank: the rank that errors name. max_norm: a
-            larger global norm of the gradient (the mean over the rank's samples) is also bad. Buckets are then sent
-            after backward. deferred: do not wait for the device. A bad gradient is left out whatever the policy, and
-            reported later. None: on a GPU.
+        replica: the rank's replica.
+        policy: "stop" raises `Diverged`. "skip" leaves the gradient out. "clip" scales it to `max_norm`, or leaves it
+            out if it is not finite.
+        rank: the rank that errors name.
+        max_norm: a larger global norm of the gradient (the mean over the rank's samples) is also bad. Buckets are then
+            sent after backward.
+        deferred: do not wait for the device. A bad gradient is left out whatever the policy, and reported later. None:
+            on a GPU.
     """
 
     def __init__(self, replica: Replica, policy: str, rank: int, max_norm: float | None = None, *, deferred: bool | None = None) -> None:
@@ -310,7 +313,7 @@ class DeferredCheck:
 
 
 def entries_of(found: Sequence[GradientReport], loss: float | None) -> dict[str, Any]:
-    """Return the entries of a metrics row: the loss (None if a bad gradient explains it), and what was skipped or clipped.
+    """Return entries of a metrics row: the loss (None if a bad gradient explains it), and what was skipped or clipped.
 
     Raises:
         Diverged: the run must stop.

@@ -108,7 +108,10 @@ class LocalTraining:
         return self._test is not None
 
     def evaluated_parameters(self) -> Tensor:
-        """Return the parameters to evaluate, flat: the server's copy if this rank holds a complete one; averages if they are kept."""
+        """Return the parameters to evaluate, flat.
+
+        The server's copy if this rank holds a complete one. The averages, if they are kept.
+        """
         replica = self.replica
         if replica.has_server_copy and all(replica.server_copy.updates):
             values = replica.server_copy.evaluated()
@@ -219,7 +222,10 @@ class LocalTraining:
 
 
 def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, device: torch.device) -> Replica:
-    """Build the problem's model and optimizer with the algorithm's layout; refuse settings that the algorithm cannot honour."""
+    """Build model and optimizer with the algorithm's layout.
+
+    Refuse settings that the algorithm cannot honour.
+    """
     torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
     model = problem.model()
     if not isinstance(model, torch.nn.Module):

@@ -27,7 +27,7 @@ def compiler_is_loaded() -> bool:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Within it, making, saving or loading an optimizer does not import torch's compiler, which takes two seconds in each process.
+    """Make, save or load an optimizer without the import of torch's compiler, which takes two seconds in each process.
 
     torch imports the compiler to exclude these methods from it. That is unnecessary before the compiler is imported.
     """
@@ -47,7 +47,7 @@ def uncompiled() -> Iterator[None]:
 
 
 def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | None:
-    """Return the step of one of torch's own optimizers with its hooks, without the graph breaks that import the compiler.
+    """Return the step of one of torch's own optimizers with its hooks, without graph breaks that import the compiler.
 
     None for another optimizer, or if the step was replaced.
     """
@@ -110,8 +110,8 @@ class Updater:
         return self._clip_norm is not None
 
     def remember(self, step: int) -> None:
-        """Record the present settings of the optimizer: the update with this step's gradient uses them, even if it comes later."""
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # silences a schedule that advances before the first update
+        """Record the optimizer's present settings for the update with this step's gradient, which may come later."""
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # no warning of a schedule before the first update
         self.of_step[step] = [{name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups]
 
     def step(self, bucket: int | None, lr_scale: float, of: int = -1) -> None:
@@ -191,7 +191,7 @@ class Updater:
         return [len(group["params"]) for group in self.optimizer.param_groups]
 
     def _narrow_groups(self) -> list[list[list[Tensor]]]:
-        """For each bucket and parameter group, list the group's parameters in that bucket: a step on few of many is then cheap."""
+        """List each parameter group's parameters in each bucket, so that a step on few of many parameters is cheap."""
         bucket_of = {id(param): slot.bucket for param, slot in zip(self._parameters, self._layout.slots, strict=True)}
         return [
             [[param for param in group["params"] if bucket_of.get(id(param)) == piece.index] for group in self.optimizer.param_groups]
@@ -327,7 +327,7 @@ class TrainedParameters:
         for place, param in self._held():
             if param.requires_grad and id(param) not in self._laid_out:
                 raise ConfigError(
-                    f"the optimizer has got {self._name(place, param)} since the Trainer was made, which lays out gradients once: {AFTER}"
+                    f"the optimizer got {self._name(place, param)} after the Trainer was made, which lays out gradients once: {AFTER}"
                 )
         self._refresh(list(self._model.parameters()))
 
@@ -335,4 +335,4 @@ class TrainedParameters:
         name = next((name for name, other in self._model.named_parameters() if other is param), None)
         place = next((place for place, other in self._held() if other is param), None)
         what = f"{name} of the model" if name else f"the optimizer's {self._name(place, param)}" if place else "a parameter"
-        return f"{what} has requires_grad=True now, and was frozen when the Trainer was made, which lays out gradients once: {AFTER}"
+        return f"{what} was unfrozen after the Trainer was made, which lays out gradients once: {AFTER}"

@@ -41,7 +41,7 @@ def unpack(packed: Gradient, parameters: Sequence[Tensor]) -> int:
 
 @final
 class Average:
-    """Exponential moving average of parameters, for evaluation: a[t] = decay a[t-1] + (1 - decay) w[t] after each update.
+    """Exponential moving average of parameters, for evaluation: a[t] = decay a[t-1] + (1 - decay) w[t] for each update.
 
     Paper: chen2016revisiting, section 2 (decay 0.9999).
     """

@@ -37,7 +37,10 @@ def compute_threads(num_threads: int) -> Iterator[None]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[nn.Module]:
-    """Set every module to evaluation mode within the block, then restore each module's mode: frozen parts stay frozen."""
+    """Set every module to evaluation mode within the block, then restore each module's mode.
+
+    Frozen parts stay frozen.
+    """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -117,7 +120,7 @@ class Replica:
     # -- gradients ---------------------------------------------------------------------------------------------
 
     def backward(self, step: int, micros: Sequence[Micro], hooks: Hooks) -> tuple[Gradient, Tensor | None]:
-        """Return this rank's share of the mean gradient at its present parameters, and its mean loss (a scalar, or None).
+        """Return this rank's share of the mean gradient at its present parameters, and its mean loss (scalar or None).
 
         Without micro-batches (a rank without samples in a short last batch) the gradient is zero and has weight 0.
         Each bucket is given to `hooks.bucket` when its gradients are final, in bucket order.

@@ -1,7 +1,8 @@
 """Runtimes: what answers the requests of an algorithm's program.
 
-An algorithm is a generator that yields requests (`workbench.ops`). A runtime answers them: on real ranks (torch.distributed or MPI) or
-on a simulated cluster. The folders, from the bottom to the top; each may import only those above its line:
+An algorithm is a generator that yields requests (`workbench.ops`). A runtime answers them: on real ranks
+(torch.distributed or MPI) or on a simulated cluster. The folders, from the bottom to the top; each may import only
+those above its line:
 
     reference     every request answered literally, for all ranks in one process: read it first
     liveness      deadlines, failure detection, watchdog, membership

@@ -1,7 +1,7 @@
-"""The reference runtime: every request of `workbench/ops.py` answered as its docstring says, for all ranks in one process.
+"""The reference runtime: answers every request of `workbench/ops.py` as its docstring says, in one process.
 
-Read this runtime first. It has no communication library, no model and no cost model. Parameters are one vector, a gradient is a
-formula, and the optimizer is heavy-ball SGD. The tests compare algorithms and the other runtimes with it.
+Read this runtime first. It has no communication library, no model and no cost model. Parameters are one vector, a
+gradient is a formula, and the optimizer is heavy-ball SGD. The tests compare algorithms and the other runtimes with it.
 
 It is strict where the other runtimes are fast:
 
@@ -9,10 +9,11 @@ It is strict where the other runtimes are fast:
 - A gradient that was applied or discarded becomes NaN.
 - After a reduce-scatter, the blocks of other ranks are NaN.
 
-Each program has its own virtual clock, so a test can compute `Now` and the order of events by hand. With `shuffle`, the next program
-to run is drawn at random. No result of an algorithm may depend on that order.
+Each program has its own virtual clock, so a test can compute `Now` and the order of events by hand. With `shuffle`, the
+next program to run is drawn at random. No result of an algorithm may depend on that order.
 
-`ReferenceRuntime.run` is the loop. `_try` answers one request. `_start` and `_communicate` handle background work and messages.
+`ReferenceRuntime.run` is the loop. `_try` answers one request. `_start` and `_communicate` handle background work and
+messages.
 
 >>> from workbench.algorithms.synchronous import SynchronousSGD
 >>> runtime = ReferenceRuntime(SynchronousSGD(), 2, lambda rank, step, parameters: parameters * 0 + 1 + rank, sizes=(2,), lr=1.0, start=0.0)
@@ -74,7 +75,8 @@ class Rank:
     velocity: Tensor
     layout: Layout
     updates: list[int]
-    backwards: list[tuple[int, Tensor]] = field(default_factory=list)  # (step, parameters at which the gradient was computed)
+    # (step, parameters at which the gradient was computed).
+    backwards: list[tuple[int, Tensor]] = field(default_factory=list)
     applied: list[Applied] = field(default_factory=list)
     ends: list[ops.EndStep] = field(default_factory=list)
     seen: list[Tensor] = field(default_factory=list)  # parameters at each EndStep
@@ -114,7 +116,8 @@ class ReferenceRuntime:
 
     Args:
         gradient: (rank, step, parameters) -> this rank's mean gradient.
-        sizes: number of elements of each parameter. The first is used first in forward, and its gradient is ready last in backward.
+        sizes: number of elements of each parameter. The first is used first in forward, and its gradient is ready last
+            in backward.
         start: the initial parameters: one number, or a tensor with one number for each coordinate.
         costs: seconds of each request on the virtual clock.
         shuffle: seed of a random order of the programs. None: the program with the earliest clock runs next.
@@ -232,7 +235,10 @@ class ReferenceRuntime:
                     self.processes.append(lane[0])
 
     def _try(self, process: Process) -> None:
-        """Answer the request of a process if its answer is known. `run` then resumes the process in the order of the clocks."""
+        """Answer the request of a process if its answer is known.
+
+        `run` then resumes the process in the order of the clocks.
+        """
         request, here, costs = process.request, self.ranks[process.rank], self.costs
         answer: Any = None
         match request:
@@ -308,7 +314,7 @@ class ReferenceRuntime:
         return gradient
 
     def _by_bucket(self, here: Rank, request: ops.Backward) -> Program:
-        """Call `before_forward` for each bucket in forward order, compute the gradient, call `on_bucket` in backward order."""
+        """Call `before_forward` for each bucket in forward order, compute, and call `on_bucket` in backward order."""
         num_buckets = len(here.layout.buckets)
         if request.before_forward is not None:
             for bucket in reversed(range(num_buckets)):

@@ -33,7 +33,7 @@ def all_reduce_s(collective: Collective, num_bytes: float, num_workers: int, net
 
 
 def codec_s(collective: Collective, num_bytes: float, num_workers: int, network: Network) -> float:
-    """Return encoding and decoding on the critical path of one sum, with e and d = `encode_s_per_byte`, `decode_s_per_byte`.
+    """Return a codec's seconds on the critical path of a sum; e and d = `encode_s_per_byte`, `decode_s_per_byte`.
 
     Derived here.
 
@@ -72,11 +72,12 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
 
 
 def gather_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
-    """Return p (alpha + m beta) + (p-1) m gamma, m = n/M: a server receives p gradients of its shard through one interface and sums them.
+    """Return p (alpha + m beta) + (p-1) m gamma, m = n/M.
 
-    It receives one gradient after another, so each has its latency. It sums before it receives the next, so sums are
-    not hidden. All M servers work at the same time. The servers after the first lag by a message each, because a
-    worker has one interface too; `scatter_s` hides that.
+    A server receives p gradients of its shard through one interface and sums them. It receives one gradient after
+    another, so each has its latency. It sums before it receives the next, so sums are not hidden. All M servers work at
+    the same time. The servers after the first lag by a message each, because a worker has one interface too;
+    `scatter_s` hides that.
 
     Derived here.
     """
@@ -85,9 +86,10 @@ def gather_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) ->
 
 
 def scatter_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
-    """Return M alpha + (p + M - 1) m beta, m = n/M: a server sends its replies one after another, and a worker takes its shards in turn.
+    """Return M alpha + (p + M - 1) m beta, m = n/M.
 
-    With one server it is alpha + p n beta. Derived here.
+    A server sends its replies one after another, and a worker takes its shards in turn. With one server it is alpha + p
+    n beta. Derived here.
     """
     message_s, _ = _message(num_bytes, link, shards)
     return shards * link.latency_s + (num_workers + shards - 1) * message_s

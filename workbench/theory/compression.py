@@ -9,7 +9,7 @@ from workbench.errors import ConfigError
 
 
 def break_even_bandwidth(saved_bytes: float, codec_s: float) -> float:
-    """Return the bandwidth at which encoding and decoding take the time that they save on the wire; below it the codec pays.
+    """Return the bandwidth at which a codec takes the time that it saves on the wire. Below it the codec pays.
 
     `saved_bytes` are those of one rank's critical path. Infinite for a codec that takes no time.
 
@@ -20,7 +20,7 @@ def break_even_bandwidth(saved_bytes: float, codec_s: float) -> float:
 
 
 def ring_break_even_bandwidth(num_workers: int, ratio: float, encode_s_per_byte: float, decode_s_per_byte: float) -> float:
-    """Return that bandwidth for a ring with a codec in every hop, without latency: 2 (p-1)/p n beta (1 - 1/r) = `collectives.codec_s`.
+    """Return that bandwidth for a ring with a codec in each hop: 2 (p-1)/p n beta (1 - 1/r) = `collectives.codec_s`.
 
     It does not depend on n.
 

@@ -1,4 +1,4 @@
-"""Asynchrony as momentum: with memoryless compute times, p asynchronous workers act on average like one with momentum 1 - 1/p."""
+"""Asynchrony as momentum: with memoryless compute times, p workers act on average like one with momentum 1 - 1/p."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def quadratic_paths(staleness: ArrayLike, step: float) -> NDArray[np.float64]:
 
     Args:
         staleness: (R, T) of T updates in R repetitions; parameters before the first update are 1.
-            step: eta.
+        step: eta.
 
     Returns:
         (R, T + 1)

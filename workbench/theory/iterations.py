@@ -25,9 +25,11 @@ class Iterations:
     """I(N) = I_inf (1 + N_c / N): iterations to a goal with N workers' gradients in each.
 
     Attributes:
-        limit: I_inf, with gradients without noise. critical_workers: N_c, at which half of the iterations are due to
-            noise: the gradient noise scale in batches of one worker. limit_error, critical_workers_error: standard
-            errors; None if two points fix the line exactly, or if nothing was fitted.
+        limit: I_inf, with gradients without noise.
+        critical_workers: N_c, at which half of the iterations are due to noise: the gradient noise scale in batches of
+            one worker.
+        limit_error, critical_workers_error: standard errors; None if two points fix the line exactly, or if nothing was
+            fitted.
 
     The form is mccandlish2018empirical's (there in steps against batch size).
 
@@ -45,7 +47,7 @@ class Iterations:
 
 
 def fit_iterations(points: Iterable[tuple[float, float]]) -> Iterations:
-    """Fit iterations over 1/N by a straight line through measured (N, iterations), with standard errors from the residuals.
+    """Fit iterations over 1/N by a straight line through measured (N, iterations), with standard errors.
 
     Two points leave no residuals, so there are no errors. Errors of N_c are to first order.
 
@@ -89,7 +91,8 @@ class BackupChoice:
     Attributes:
         total: N + b.
         backups: the b with the smallest time; the smaller one if equal.
-        num_gradients, iterations, step_s, total_s: for b = 0, 1, ...: N, I(N), the mean time of the N-th arrival, and their product.
+        num_gradients, iterations, step_s, total_s: for b = 0, 1, ...: N, I(N), the mean time of the N-th arrival, and
+            their product.
     """
 
     total: int
@@ -117,7 +120,7 @@ def best_backups(total: int, iterations: Callable[[int], float], arrival: OrderS
         total: N + b machines.
         iterations: I, from N; an `Iterations`, or any function.
         arrival: the distribution of a gradient's seconds; any object with `expected_order_statistic`.
-            overhead_s: overhead of a step that does not depend on N: gather, update, scatter.
+        overhead_s: overhead of a step that does not depend on N: gather, update, scatter.
 
     Every step is drawn again for every worker. A simulated straggler is not cancelled and begins the next step late,
     so simulated steps take a little longer than here.

@@ -23,9 +23,9 @@ class Schedule:
 
     Attributes:
         ready_s: when its gradients are final.
-            begin_s, end_s: begin and end of its all-reduce.
-            applied_s: end of its update, or of the one update of all buckets.
-            step_s: length of the step.
+        begin_s, end_s: begin and end of its all-reduce.
+        applied_s: end of its update, or of the one update of all buckets.
+        step_s: length of the step.
     """
 
     ready_s: tuple[float, ...]
@@ -127,7 +127,7 @@ def dear_s(
     gather_s: Sequence[float],
     update_s: Sequence[float],
 ) -> float:
-    """Return a step of DeAR in the long run: buckets are gathered during the forward that needs them, and scattered during backward.
+    """Return a step of DeAR in the long run: buckets are gathered during forward, and scattered during backward.
 
     When all are scattered, the gathers run in the order of forward (the reverse of backward's). Forward of a bucket
     begins when the bucket has arrived and is applied, and the layers before it are done. Backward follows, with the

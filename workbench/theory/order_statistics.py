@@ -111,7 +111,7 @@ def exponential_order_statistic(shift_s: float, scale_s: float, which: int, of: 
 
 
 def pareto_order_statistic(minimum_s: float, shape: float, which: int, of: int) -> float:
-    """Return minimum Gamma(m+1) Gamma(m-k+1-1/a) / (Gamma(m-k+1) Gamma(m+1-1/a)), the k-th of m Pareto times of shape a.
+    """Return minimum Gamma(m+1) Gamma(m-k+1-1/a) / (Gamma(m-k+1) Gamma(m+1-1/a)): k-th of m Pareto times, shape a.
 
     >>> [round(pareto_order_statistic(1.0, 2.5, which, 100), 2) for which in (100, 96)]
     [9.41, 3.52]
@@ -134,9 +134,9 @@ def uniform_order_statistic(low_s: float, high_s: float, which: int, of: int) ->
 
 
 def blom(mean_s: float, deviation_s: float, which: int, of: int) -> float:
-    """Return Blom's approximation for a normal distribution, as recalled: mean + deviation Phi^-1((k - 3/8) / (m + 1/4)).
+    """Return Blom's approximation for a normal distribution: mean + deviation Phi^-1((k - 3/8) / (m + 1/4)).
 
-    The error is at most 0.03 deviations.
+    As recalled. The error is at most 0.03 deviations.
 
     >>> [round(blom(0.0, 1.0, which, 100), 2) for which in (100, 96)]
     [2.5, 1.68]

@@ -58,7 +58,9 @@ def stability_limit(delay: int, momentum: float = 0.0) -> float:
 
 
 def spectral_radius(step: float, delay: int, momentum: float = 0.0) -> float:
-    """Return the factor by which parameters grow in an update, in the long run, at eta lambda = `step`: the largest root's modulus.
+    """Return the factor by which parameters grow in an update, in the long run, at eta lambda = `step`.
+
+    It is the largest root's modulus.
 
     >>> spectral_radius(0.5, 0)
     0.5

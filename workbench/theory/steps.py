@@ -23,7 +23,7 @@ def synchronous_s(compute_s: float, communication_s: float) -> float:
 
 
 def pipe_s(compute_s: float, communication_s: float, width: int = 2) -> float:
-    """Return Pipe-SGD's step with one processor and one interface for each worker: max(c, m) from width 2 on, c + m with width 1.
+    """Return Pipe-SGD's step with one processor and interface a worker: c + m with width 1, max(c, m) from width 2 on.
 
     As recalled from li2018pipesgd: T max(l_up + l_comp, l_comm). A width above 2 makes no step shorter, and gradients
     staler.
@@ -37,7 +37,9 @@ def pipe_s(compute_s: float, communication_s: float, width: int = 2) -> float:
 
 
 def pipe_unlimited_s(compute_s: float, communication_s: float, width: int) -> float:
-    """Return Pipe-SGD's step with as many processors and interfaces as steps in flight: (c + m) / K. As recalled from li2018pipesgd.
+    """Return Pipe-SGD's step with a processor and an interface for each step in flight: (c + m) / K.
+
+    As recalled from li2018pipesgd.
 
     >>> pipe_unlimited_s(3.0, 2.0, width=2)
     2.5
@@ -75,7 +77,7 @@ def per_layer_pipe_s(compute_s: float, communication_s: Sequence[float]) -> floa
 
 
 def parameter_server_step_s(compute_s: float, update_s: float, communication_s: float) -> float:
-    """Return PS-Sync's step: workers compute (c without the update); servers gather, update and scatter, without overlap.
+    """Return PS-Sync's step without overlap: workers compute (c without the update), servers gather, update, scatter.
 
     Derived here.
 
@@ -118,7 +120,7 @@ def smallest_useful_delay(compute_s: float, communication_s: float, wire_s: floa
         return 0
     floor = max(compute_s, wire_s)
     if floor == 0:
-        raise ConfigError("without compute and bandwidth every longer delay is quicker: give compute_s or wire_s")
+        raise ConfigError("without compute and bandwidth every longer delay is faster: give compute_s or wire_s")
     return max(1, math.ceil(communication_s / floor * (1 - 1e-12)))
 
 

@@ -51,7 +51,10 @@ def open_append(path: Path) -> int:
 
 
 def append(file: int, lines: list[str]) -> None:
-    """Append whole lines in one write, so that readers see whole lines. A line that a full disk cuts is removed again."""
+    """Append whole lines in one write, so that readers see whole lines.
+
+    A line that a full disk cuts is removed again.
+    """
     data, done = "".join(lines).encode(), 0
     try:
         while done < len(data):

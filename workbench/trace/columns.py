@@ -159,7 +159,7 @@ def _digits(words: Any, first: Whole, stop: Whole) -> Whole | None:
 
 
 def _value(digits: Words) -> Whole:
-    """Return the numbers of eight digits, one digit a byte, highest first, shape (N,): combine pairs, then fours, then all."""
+    """Return numbers of eight digits, a byte each, highest first, shape (N,): combine pairs, fours, then all."""
     pairs = digits * np.uint64(10) + (digits >> np.uint64(8))
     mask = np.uint64(0x000000FF000000FF)
     left = (pairs & mask) * np.uint64(100 + (1_000_000 << 32))

@@ -1,4 +1,4 @@
-"""Profiles of torch.profiler as a run: one rank for each file, one lane for each GPU stream, or for each host thread that worked."""
+"""Profiles of torch.profiler as a run: a rank for each file, a lane for each GPU stream or working host thread."""
 
 from __future__ import annotations
 

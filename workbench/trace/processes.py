@@ -1,9 +1,9 @@
 """Which processes wrote a record, whether they are alive, and so whether a run that says "running" is.
 
-A killed process cannot write that it was killed. A run names the process that made it, and each rank names its own process in its
-trace. A run is "killed" if all its processes were on this machine and are gone. Processes of other machines cannot be looked up:
-such a run is "lost" if its folder has not changed for a long time. These statuses are not written to `run.json`, so a run
-that is seen again is running again.
+A killed process cannot write that it was killed. A run names the process that made it, and each rank names its own
+process in its trace. A run is "killed" if all its processes were on this machine and are gone. Processes of other
+machines cannot be looked up: such a run is "lost" if its folder has not changed for a long time. These statuses are not
+written to `run.json`, so a run that is seen again is running again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workbench.trace.text import open_file, parse_json
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # identifies this start of the machine, on Linux
 SAME_START_S = 1.0  # two processes with one number began further apart than this
 OVER = ("finished", "failed", "stopped", "killed")  # statuses of a run without processes
-YOUNG_S = 10.0  # a folder changed so recently is in use: ranks write every second, and processes end one after the other
+YOUNG_S = 10.0  # a folder that changed more recently is in use: ranks write every second
 SILENT_S = 600.0  # without a write of ranks on other machines
 HEAD_BYTES = 4096
 WHY = {
@@ -42,9 +42,10 @@ def this_process() -> dict[str, Any]:
 
 
 def when_begun(pid: int | None = None) -> dict[str, Any]:
-    """When a process began (None: this one): the start of the machine, and seconds since then. Empty where the system does not tell.
+    """When a process began (None: this one): the start of the machine, and seconds since then.
 
-    This clock is never set. `psutil`'s time since 1970 is computed from the time of day, and changes when that is set.
+    Empty if the system does not tell. This clock is never set. `psutil`'s time since 1970 is computed from the time
+    of day, and changes when that is set.
     """
     with suppress(OSError, ValueError, IndexError):
         return {"process_begun": [BOOT_ID.read_text().strip(), _state_and_start(pid or os.getpid())[1]]}
@@ -52,7 +53,10 @@ def when_begun(pid: int | None = None) -> dict[str, Any]:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether a process exists and has not ended. A zombie has ended: without its parent it may never be collected."""
+    """Return True if a process exists and has not ended.
+
+    A zombie has ended: without its parent it may never be collected.
+    """
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -60,7 +64,10 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def process_is_alive(record: Mapping[str, Any]) -> bool:
-    """Whether the process of a record of `this_process` is alive, on this machine. False if the record does not tell."""
+    """Return True if the process of a record of `this_process` is alive, on this machine.
+
+    False if the record does not tell.
+    """
     try:
         process = psutil.Process(record["pid"])
         if (begun := record.get("process_begun")) and (now := when_begun(process.pid)):
@@ -73,7 +80,10 @@ def process_is_alive(record: Mapping[str, Any]) -> bool:
 
 
 def writer_is_alive(header: Mapping[str, Any]) -> bool:
-    """Whether the process that wrote a trace's header is alive. A process that began later has taken its number."""
+    """Return True if the process that wrote a trace's header is alive.
+
+    A process that began later has taken its number.
+    """
     if "process_begun" in header:
         return process_is_alive(header)
     try:
@@ -102,7 +112,7 @@ def start_of(pid: int) -> float:
 
 
 def _state_and_start(pid: int) -> tuple[str, float]:
-    """The letter of a process's state, and when it began: since the machine's start where the system tells, since 1970 elsewhere."""
+    """The letter of a process's state, and its begin: since the machine's start if known, else since 1970."""
     if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -126,7 +136,7 @@ def pid_namespace() -> str:
 
 
 def with_true_status(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
-    """`run.json`, with status "killed" or "lost" and the reason as its error where the file still says that the run is running."""
+    """`run.json`, with status "killed" or "lost" and the reason, if the file still says that the run is running."""
     if info.get("status") in OVER:
         return info
     status = status_by_processes(folder, info)

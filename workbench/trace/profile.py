@@ -150,7 +150,7 @@ def optimizer_ends(events: list[Event]) -> list[float]:
 
 
 def step_bounds(profile: Profile) -> list[tuple[float, float]]:
-    """Return begin and end of each step, in microseconds: of each `ProfilerStep`, or from one optimizer step to the next.
+    """Return begin and end of each step, in µs: of each `ProfilerStep`, or from one optimizer step to the next.
 
     Raises:
         ConfigError: the profile has neither.
@@ -181,7 +181,7 @@ class Call(NamedTuple):
 
 
 def calls(events: list[Event]) -> list[Call]:
-    """Return the calls of communication libraries, by begin: NCCL's kernels if there are any, else calls of gloo and MPI on the host."""
+    """Return the calls of communication libraries, by begin: NCCL's kernels, or else gloo's and MPI's calls."""
     kernels = [event for event in events if event.get("cat") in ON_DEVICE and is_nccl(event)]
     return [_kernel_call(event) for event in kernels] or [_host_call(event) for event in events if library_of(event)]
 

@@ -23,7 +23,7 @@ from workbench.trace.text import open_file, parse_json, read_json, whole_lines
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """One rank's trace as recorded: header, spans on its own clock, clock measurements (at_s, offset_s), unreadable lines.
+    """One rank's trace as recorded: header, spans on its clock, clock measurements (at_s, offset_s), bad lines.
 
     Spans are rows in memory, or columns if they were read from a complete file.
     """

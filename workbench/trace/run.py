@@ -199,7 +199,7 @@ class Run(Views):
         return read_events(self.folder)
 
     def updates(self) -> list[dict[str, Any]]:
-        """Each server update: rank, bucket, update (its number), seconds, staleness (of each gradient in it), sources, dropped."""
+        """Each server update: rank, bucket, update (number), seconds, staleness (by gradient), sources, dropped."""
         found = [{"rank": rank, **row} for rank, rows in self.events.items() for row in rows if "update" in row]
         return sorted(found, key=lambda row: (row["seconds"], row["rank"]))
 
@@ -262,7 +262,7 @@ class Run(Views):
         return dict(sorted(table.items()))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Return each evaluation, summed over ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (None without one).
+        """Return each evaluation over all ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (or None).
 
         An evaluation by a single rank for all counts at once. Otherwise it counts when every rank has reported its
         share. If a run continued with fewer ranks, it counts when those have reported, and the bytes of the others
@@ -305,7 +305,7 @@ class Run(Views):
         return ranks
 
     def steps(self) -> list[dict[str, Any]]:
-        """Return each step over all ranks: step, seconds (of the last rank to end it), samples, bytes_sent (sum), loss (sample mean).
+        """Return each step over all ranks: step, seconds (of the last), samples, bytes_sent (sum), loss (mean).
 
         A rank without a row of the step counts with the bytes it had sent before.
         """

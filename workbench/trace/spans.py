@@ -118,7 +118,7 @@ class Spans:
         steps: slice | None = None,
         kinds: Iterable[str] | None = None,
     ) -> Spans:
-        """Return the spans of these ranks, steps (a slice of step numbers, end excluded) and kinds; None selects all."""
+        """Return the spans of these ranks, steps (a slice without its end) and kinds; None selects all."""
         keep = np.ones(len(self.table), bool)
         if ranks is not None:
             keep &= np.isin(self.table["rank"], list(ranks))

@@ -1,7 +1,7 @@
 """The run store: a folder of run folders, each with a `run.json` that is always complete.
 
-A writer may be killed at any moment, and the disk may fill. So `run.json` is replaced atomically, and rows are only appended. A running
-run keeps a few kB in reserve, so that its end can be recorded on a full disk.
+A writer may be killed at any moment, and the disk may fill. So `run.json` is replaced atomically, and rows are only
+appended. A running run keeps a few kB in reserve, so that its end can be recorded on a full disk.
 """
 
 from __future__ import annotations
@@ -169,7 +169,10 @@ def write_info(folder: Path, info: dict[str, Any]) -> None:
 
 
 def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
-    """Change entries of a run's `run.json`, under a lock, so that concurrent changes are not lost. Returns the new content."""
+    """Change entries of a run's `run.json`, under a lock, so that concurrent changes are not lost.
+
+    Returns the new content.
+    """
     with locked(folder):
         info = {**read_info(folder), **changes}
         write_info(folder, info)
@@ -179,8 +182,8 @@ def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
 def list_runs(root: Path | None = None) -> RunListing:
     """All runs of a store, oldest first. A folder that cannot be read is skipped and named in `damaged`.
 
-    A run whose `run.json` says "running" though its processes are gone has the status "killed" or "lost" (see `processes`).
-    `.index.jsonl` caches what was read, and may be removed at any time (see `index`).
+    A run whose `run.json` says "running" though its processes are gone has the status "killed" or "lost" (see
+    `processes`). `.index.jsonl` caches what was read, and may be removed at any time (see `index`).
     """
     root = Path(root) if root is not None else runs_root()
     names = sorted(name for name in os.listdir(root) if not name.startswith(".")) if root.is_dir() else []

@@ -1,4 +1,4 @@
-"""The last steps of a run, without reading all of it: for a running training, and for a rank that takes another's place."""
+"""The last steps of a run, without reading all of it: for a running training, and for a new process of a rank."""
 
 from __future__ import annotations
 

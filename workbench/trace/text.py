@@ -1,4 +1,4 @@
-"""Read JSON from files of any origin: invalid, too deep or too long content is a `ValueError`, and costs little time and memory."""
+"""Read JSON from any file: invalid, too deep or too long content is a `ValueError`, with little time and memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse_json(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("values inside values, too many of them to be a record") from None
+        raise ValueError("too many nested values for a record") from None
 
 
 def read_json(path: Path) -> Any:
@@ -52,7 +52,7 @@ def parse_value(text: str) -> Any:
     try:
         return json.loads(text, parse_int=_whole)
     except RecursionError:
-        raise ValueError("values inside values, too many of them to be a record") from None
+        raise ValueError("too many nested values for a record") from None
 
 
 def open_file(path: Path) -> Any:
@@ -61,7 +61,8 @@ def open_file(path: Path) -> Any:
     Raises:
         OSError: there is none, or it is no regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe without a writer would block
+    # Opening a pipe without a writer would block.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(f"{path} is no file")

@@ -35,11 +35,11 @@ class Views(ABC):
         return _analysis("run_overlap", self, steps)
 
     def critical_path(self, steps: slice | None = None) -> Any:
-        """Return the chain of spans, over ranks and messages, that ends each step: see `workbench.analysis.critical_path`."""
+        """Return the chain of spans, over ranks and messages, that ends each step: see `analysis.critical_path`."""
         return _analysis("run_critical_path", self, steps)
 
     def parts(self, steps: slice | None = None) -> Any:
-        """Return seconds of waiting, wire, decoding, summing and encoding in collectives, by rank: see `workbench.analysis.parts`."""
+        """Return each rank's seconds of waiting, wire, decoding, summing and encoding: see `analysis.parts`."""
         return _analysis("run_parts", self, steps)
 
     def timeline(self, steps: slice | None = None, **options: Any) -> Any:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROUND_TRIPS = 30
 MEASURE_S = 0.5  # time of one measurement's bytes at the nominal rate
-START_S, START_TRIPS = 0.1, 12  # time before it, in which TCP finds the rate: from ten frames on, doubled each round trip
+START_S, START_TRIPS = 0.1, 12  # warm-up, in which TCP finds the rate: from ten frames on, doubled each round trip
 PAYLOAD = 1448 / 1514  # share of TCP's payload in a full frame
 TIMEOUT_S = 60.0
 

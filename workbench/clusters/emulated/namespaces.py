@@ -5,8 +5,8 @@ Run as a script, it reads the specification as one line of JSON from its standar
 host, connects them, and answers with one line of JSON. Then it waits until its standard input is closed or its
 starter is gone.
 
-Nothing has a name in a file system. This process is the first of its process namespace. When it ends, for whatever
-reason, the kernel ends every process in the namespace, and then the namespaces and their interfaces disappear.
+Nothing has a name in a file system. This process is the first of its process namespace. When it ends, for any reason,
+the kernel ends every process in the namespace, and then removes the namespaces and their interfaces.
 
 It imports nothing of the package, so it is small and starts quickly.
 """
@@ -89,7 +89,7 @@ def why_not(user: int) -> str:
 
 
 def private_mounts(hosts: list[dict[str, Any]]) -> None:
-    """Mount a /proc of these processes, a shared memory that ends with them, and an /etc/hosts with the hosts' names."""
+    """Mount /proc of these processes, a shared memory that ends with them, and /etc/hosts with the hosts' names."""
     mount("none", "/", flags=PRIVATE_RECURSIVE)
     try:
         mount("proc", "/proc", "proc")
@@ -102,7 +102,8 @@ def private_mounts(hosts: list[dict[str, Any]]) -> None:
     names = Path(PLACE, "hosts")
     lines = []
     for host in hosts:
-        lines += [f"{host['address']} {host['name']}\n", f"::ffff:{host['address']} {host['name']}.ipv6\n"]  # for IPv6 sockets
+        # For IPv6 sockets.
+        lines += [f"{host['address']} {host['name']}\n", f"::ffff:{host['address']} {host['name']}.ipv6\n"]
     names.write_text("127.0.0.1 localhost\n" + "".join(lines))
     mount(str(names), "/etc/hosts", flags=BIND)
 

@@ -229,7 +229,7 @@ class EmulatedNetwork:
 
     @property
     def alive(self) -> bool:
-        """Whether the network exists."""
+        """Return True if the network exists."""
         return self._finalizer.alive and self._maker.poll() is None
 
     def close(self) -> None:

@@ -69,7 +69,8 @@ class Switch:
             except OSError:  # no more frames, or the port's host ends
                 return
             seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2][:16])
-            waited_ns = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)  # wrong if the system time was set meanwhile
+            # Wrong if the system time was set meanwhile.
+            waited_ns = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)
             due = time.monotonic_ns() + self._latency_ns - max(0, min(waited_ns, self._latency_ns))
             to = frame[HEADER_BYTES : HEADER_BYTES + 6]
             for destination in self._where.get(to, others if to == BROADCAST else ()):

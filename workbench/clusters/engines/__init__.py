@@ -1,4 +1,4 @@
-"""ipyparallel's controller and engines: the processes behind a `Cluster`.
+"""ipyparallel's controller and engines: the processes of a `Cluster`.
 
 - `engines`: starts them, watches them, detaches from them, attaches to them, and ends them.
 - `engine_process`: an engine's process; ipyparallel's own with a faster start.

@@ -9,7 +9,9 @@ controller starts.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
+import gc
 import json
 import os
 import pickle
@@ -87,6 +89,7 @@ def main() -> None:
     if sys.platform == "linux":
         app.start_nanny = fork_nanny()
     faulthandler.enable()
+    atexit.register(gc.freeze)  # the interpreter's end would search all of torch's objects for garbage: 0.7 s of a core
     import workbench.runtimes.rank.main  # noqa: F401 - for its effect: torch takes seconds to import
 
     wait_for_controller()

@@ -176,7 +176,7 @@ class Engines:
 
     @property
     def alive(self) -> bool:
-        """Whether the process that started the engines is alive. mpiexec ends when one of its ranks ends."""
+        """Return True if the process that started the engines is alive. mpiexec ends when one of its ranks ends."""
         return self._cluster is not None and self.launcher.alive(self.engine_set)
 
     def begin_training(self, folder: Path) -> None:

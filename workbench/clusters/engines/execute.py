@@ -24,7 +24,8 @@ def execute_with_output(client: Any, rank: int, code: str, on_message: Callable[
         "silent": False,
         "ident": identities[0],
         "metadata": {"label": None},
-        "message_future_hook": lambda future: future.iopub_callbacks.append(on_message),  # called before the code is sent
+        # Called before the code is sent.
+        "message_future_hook": lambda future: future.iopub_callbacks.append(on_message),
     }
     future = client.send_execute_request(client[rank]._socket, code, **options)
     return AsyncResult(client, future, fname="execute", targets=targets, owner=True)

@@ -25,7 +25,8 @@ class Launcher(ABC):
     engine_set: str | type = "mpi"  # ipyparallel's launcher of the engines
     controller: str | type = "local"  # ipyparallel's launcher of the controller
     is_mpi = True  # whether the engines are ranks of one MPI world
-    starts_at_once = False  # whether engines may start before the controller: they find its address in the cluster's folder
+    # Whether engines may start before the controller: they find its address in the cluster's folder.
+    starts_at_once = False
     is_here = True  # whether the engines run on this machine, whose cores then limit their number
     oversubscribe = True  # whether there may be more engines than cores; it also holds when the cluster is scaled
 
@@ -41,7 +42,7 @@ class Launcher(ABC):
 
     @property
     def reachable(self) -> bool:
-        """Whether other machines can attach to a detached cluster and end it: no process of it runs on this machine."""
+        """Return True if other machines can attach to a detached cluster, because none of its processes runs here."""
         return not isinstance(self.controller, str)  # a controller in a job
 
     def check_num_ranks(self, num_ranks: int) -> None:  # noqa: B027 - nothing to do for most

@@ -62,7 +62,7 @@ def choose_runtime(given: str | None, launcher: Launcher) -> RuntimeName:
 
 
 def _needs_mpi(given: Where) -> bool:
-    """Whether the launcher needs an MPI."""
+    """Return True if the launcher needs an MPI."""
     return not isinstance(given, Launcher) and given not in ("torch", "processes")
 
 

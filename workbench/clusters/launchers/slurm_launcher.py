@@ -273,7 +273,7 @@ class StepLauncher(MPILauncher):
 
     @property
     def _on_node(self) -> bool:
-        """Whether this process runs on a node of the job, and not on the machine that called salloc."""
+        """Return True if this process runs on a node of the job, and not on the machine that called salloc."""
         return "SLURMD_NODENAME" in os.environ or "SLURM_NODEID" in os.environ
 
     @cached_property

@@ -1,15 +1,15 @@
-"""A fork server: a process that has imported what takes long, and forks itself for each process that needs these imports.
+"""A fork server: a process with slow imports done, which forks itself for each process that needs them.
 
 It computes nothing, so its children begin with one thread and clean libraries: a thread pool does not survive a fork.
 When the parent ends, for any reason, the server ends its children and itself. When the server ends, its children
 get SIGTERM (Linux).
 
-`RankForkServer` is forked off a command, for the ranks of `workbench train`. `experiments.fork_cells` starts one as a new
-interpreter, for the cells of a sweep.
+`RankForkServer` is forked off a command, for the ranks of `workbench train`. `experiments.fork_cells` starts one as a
+new interpreter, for the cells of a sweep.
 
-Parent and server exchange JSON. The parent sends `[number, arguments, environment, output]` to start a child, `[number]`
-to kill one, and `[]` to end all of them and the server. The server sends `[number, pid, status]` when a child has begun
-(status null) and when it has ended.
+Parent and server exchange JSON. The parent sends `[number, arguments, environment, output]` to start a child,
+`[number]` to kill one, and `[]` to end all of them and the server. The server sends `[number, pid, status]` when a
+child has begun (status null) and when it has ended.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server is gone and can start no more children."""
+        """Return True if the server is gone and can start no more children."""
         while self.receive():
             pass
         return self._is_closed
@@ -163,7 +163,8 @@ class RankForkServer:
             here.close()
             os.setsid()  # a terminal's Ctrl-C does not reach it
             null = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):  # a reader that waits for the end of the parent's output must not wait for the server
+            # A reader that waits for the end of the parent's output must not wait for the server.
+            for stream in (0, 1, 2):
                 os.dup2(null, stream)
             begin(serve(there))
         there.close()
@@ -197,7 +198,7 @@ def serve(channel: Connection) -> list[str]:
     gc.freeze()  # imported objects stay in memory pages that all children share
     try:
         return _Server(channel).run()
-    except BaseException:  # noqa: BLE001 - neither server nor child may continue as the program from which it was forked
+    except BaseException:  # noqa: BLE001 - server and child must never continue the caller's program
         traceback.print_exc()
         os._exit(1)
 

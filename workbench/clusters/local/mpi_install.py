@@ -94,7 +94,7 @@ class MPIVersion:
 
 
 def find_mpi(prefix: str | Path | None = None, *, oversubscribe: bool = True) -> MPIInstall:
-    """Return the MPI to use: the one under `prefix`, else a system MPI that mpi4py works with, else the interpreter's own.
+    """Return the MPI to use: under `prefix`, else a system MPI that mpi4py works with, else the interpreter's own.
 
     Args:
         prefix: a folder that holds `bin/mpiexec`, or the path of an mpiexec. None: look for one.

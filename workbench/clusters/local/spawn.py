@@ -220,7 +220,7 @@ def _give_grace(processes: list[Process]) -> None:
 
 
 def _end(processes: list[Process]) -> None:
-    """End the ranks' process groups, so that no process stays behind."""
+    """End the ranks' process groups, so that no process is left."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:

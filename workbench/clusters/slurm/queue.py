@@ -98,7 +98,7 @@ class State:
 
     @property
     def alive(self) -> bool:
-        """Whether the job runs or may still run."""
+        """Return True if the job runs or may still run."""
         return self.name in ALIVE
 
     def __str__(self) -> str:

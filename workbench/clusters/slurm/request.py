@@ -13,7 +13,8 @@ from workbench.errors import ConfigError
 
 Starter = Literal["mpiexec", "pmix", "pmi2"]
 Place = Literal["here", "job"]
-TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")  # minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS
+# Minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
+TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")
 WARN_S = 60  # seconds between Slurm's warning and the time limit
 FORM = "'slurm:partition=debug,time=00:30:00,nodes=2,gpus-per-task=1'"
 OWN = {"time": "time_limit", "gpus-per-task": "gpus_per_rank", "gpus-per-rank": "gpus_per_rank"} | {

@@ -1,7 +1,7 @@
 """What a rank of a cluster leaves in the run's folder in addition to its record: what it printed, and how it ended.
 
-An engine that trains answers no request, and a closed notebook loses its answer. Files in the folder are read on every host
-that shares it, at any time. The heartbeat itself is written by `runtimes.liveness.failure_detector`.
+An engine that trains answers no request, and a closed notebook loses its answer. Files in the folder are read on every
+host that shares it, at any time. The heartbeat itself is written by `runtimes.liveness.failure_detector`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def write_whole(path: Path, content: dict[str, Any]) -> None:
 
 
 def state_of_rank(folder: Path, rank: int) -> Literal["training", "stopped", "silent", "gone"] | None:
-    """State of a rank, from its process on this machine or its heartbeat elsewhere; None if it takes no part in the run."""
+    """State of a rank, from its process on this machine or its heartbeat elsewhere; None if it is not in the run."""
     row = read_heartbeat(folder, rank)
     if row is None:
         return None
@@ -76,7 +76,10 @@ def state_of_rank(folder: Path, rank: int) -> Literal["training", "stopped", "si
 
 
 def describe_ranks(folder: Path, num_ranks: int) -> str:
-    """States of all ranks: "rank 1 is stopped (SIGSTOP: kill -CONT 4711 on h continues it) at step 17; rank 0 is alive at step 17"."""
+    """States of all ranks, as text.
+
+    "rank 1 is stopped (SIGSTOP: kill -CONT 4711 on h continues it) at step 17; rank 0 is alive at step 17".
+    """
     parts = []
     for rank in range(num_ranks):
         state, row = state_of_rank(folder, rank), read_heartbeat(folder, rank)

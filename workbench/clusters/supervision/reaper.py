@@ -22,7 +22,8 @@ import psutil
 
 POLL_S = 0.5
 GRACE_S = 2.0
-AT_END = "at-end.json"  # in the cluster's folder: a command to run when its owner is gone, such as one that cancels its job
+# In the cluster's folder: a command to run when its owner is gone, such as one that cancels its job.
+AT_END = "at-end.json"
 COMMAND_S = 60.0
 ROUNDS = 20  # a process may start while the others are being ended
 

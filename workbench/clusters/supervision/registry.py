@@ -1,4 +1,4 @@
-"""The registry of clusters on this machine: a folder for each, with a record of its kind and of the process that owns it.
+"""The registry of clusters on this machine: a folder for each, with its kind and the process that owns it.
 
 A detached cluster has no reaper and no owner. Its folder says which process detached it and when.
 `workbench cluster list` names it until a process attaches to it or ends it.
@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def is_here(self) -> bool:
-        """Whether its controller was started on this machine."""
+        """Return True if its controller was started on this machine."""
         return bool(self.record["host"] == socket.gethostname())
 
     @property
@@ -66,12 +66,12 @@ class Entry:
 
     @property
     def in_job(self) -> bool:
-        """Whether its ranks are in a batch job; then processes here do not show whether they are alive."""
+        """Return True if its ranks are in a batch job; then processes here do not show whether they are alive."""
         return (self.folder / AT_END).exists()
 
     @property
     def state(self) -> str:
-        """ "owned by process 12", "detached", "lost" (its processes have ended), "left over" (no owner), or "on host x"."""
+        """ "owned by process 12", "detached", "lost" (its processes ended), "left over" (no owner), or "on host x"."""
         if not self.is_here:
             return f"on host {self.record['host']}"
         if self.owner is not None:

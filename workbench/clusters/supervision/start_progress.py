@@ -20,7 +20,7 @@ def count(num_ranks: int) -> str:
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel."""
+    """Return True if this process is a notebook's kernel."""
     return "ipykernel.zmqshell" in sys.modules
 
 
@@ -49,7 +49,7 @@ class Progress:
 
     @property
     def shows_line(self) -> bool:
-        """Whether no other line about the start is needed: this one is updated, or all are silent."""
+        """Return True if no other line about the start is needed: this one is updated, or all are silent."""
         return self._silent or self._watched or self._display is not None
 
     def ready(self, number: int, waits: str | None = None) -> None:

@@ -28,7 +28,7 @@ class Stragglers(ABC):
 
     @property
     def timed(self) -> bool:
-        """Whether `finish_s` depends on when work begins."""
+        """Return True if `finish_s` depends on when work begins."""
         return False
 
     @abstractmethod

@@ -177,7 +177,7 @@ class Empirical(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmpiricalByRank(Stragglers):
-    """The same by rank: rank r draws from row r (rows are reused for more ranks), so different machines stay different."""
+    """The same by rank: rank r draws from row r (rows repeat for more ranks), so different machines stay different."""
 
     rows: tuple[tuple[float, ...], ...]
 

@@ -63,7 +63,7 @@ BLOCK_STEPS = 256
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeVarying(Stragglers):
-    """A machine that is slow stays slow for a while: the logarithm is a stationary AR(1) process over steps, one for each worker.
+    """A machine that is slow stays slow for a while: its logarithm is a stationary AR(1) process over steps.
 
     factor = exp(sigma x[t] - sigma^2 / 2),   x[t] = c x[t-1] + sqrt(1 - c^2) e[t],   e standard normal
 
@@ -127,7 +127,7 @@ class Windows(Stragglers):
     Attributes:
         windows: (begin_s, end_s, factor) of each, in order and not overlapping.
         period_s: period after which they repeat, counted from 0; infinite: never.
-            ranks: slow ranks; empty: all.
+        ranks: slow ranks; empty: all.
     """
 
     windows: tuple[tuple[float, float, float], ...]
@@ -193,8 +193,8 @@ class Failures(Stragglers):
 
     Attributes:
         mean_between_s: mean time that a worker is up, in virtual seconds.
-            repair_s: from a failure until the worker is up.
-            ranks: ranks that fail; empty: all.
+        repair_s: from a failure until the worker is up.
+        ranks: ranks that fail; empty: all.
     """
 
     mean_between_s: float

@@ -1,7 +1,8 @@
 """Checkpoint files in a run's folder: for each rank a rank file, and a record with its checksum.
 
-A rank file is written atomically, and its record after it. So a rank file with a record is complete, whenever the process is killed.
-A checkpoint is complete when the records of all its ranks exist; to find this out, no rank waits for another.
+A rank file is written atomically, and its record after it. So a rank file with a record is complete, whenever the
+process is killed. A checkpoint is complete when the records of all its ranks exist; to find this out, no rank waits for
+another.
 
     checkpoint-00001.pt, checkpoints/stop-rank-00001.json   of rank 1, written by a stop
     checkpoints/step-00000004-rank-00001.pt, .json          of rank 1, written after step 4 while the run continued (where ranks are
@@ -68,7 +69,7 @@ def record_path(part: Path) -> Path:
 
 
 def lacks_record(part: Path) -> bool:
-    """Whether a rank file has no record."""
+    """Return True if a rank file has no record."""
     return not record_path(part).exists()
 
 

@@ -22,10 +22,11 @@ from workbench.replica.replica import Replica
 def take_checkpoint(
     algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep, memory: Mapping[str, Tensor], sampler: Sampler | None = None
 ) -> dict[str, Any]:
-    """All that is needed to continue after this step: tensors and plain values that `torch.load(weights_only=True)` reads.
+    """All that is needed to continue after this step, as values that `torch.load(weights_only=True)` reads.
 
-    The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before training continues.
-    Gradients in flight are left out if chance decides what is in flight (`Restart.FROM_PARAMETERS`).
+    The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before
+    training continues. Gradients in flight are left out if chance decides what is in flight
+    (`Restart.FROM_PARAMETERS`).
     """
     return {
         "step": end.step,
@@ -45,7 +46,9 @@ def position_of(sampler: Sampler, step: int) -> dict[str, Any]:
 
 
 def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: Context) -> None:
-    """Set replica and context to a checkpoint's state. The algorithm's settings may differ, but not the layout of gradients.
+    """Set replica and context to a checkpoint's state.
+
+    The algorithm's settings may differ, but not the layout of gradients.
 
     Raises:
         ConfigError: the checkpoint is of another algorithm, number of ranks, model or bucket size.
@@ -70,7 +73,10 @@ def continue_from_state(ctx: Context, end: EndStep) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """State of the generators that a problem's code may use: torch's, Python's, NumPy's. All else is drawn by step and rank."""
+    """State of the generators that a problem's code may use: torch's, Python's, NumPy's.
+
+    All else is drawn by step and rank.
+    """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - its state is saved, nothing is drawn
     return {

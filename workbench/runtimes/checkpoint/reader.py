@@ -1,7 +1,7 @@
 """Write and read a rank file: a tree as `take_checkpoint` makes it. Anything else is `Damaged`.
 
-`torch.load(weights_only=True)` runs no code of the file, but it decompresses it and allocates what the file says. Our files are not
-compressed, so a file whose entries are larger than the file is refused.
+`torch.load(weights_only=True)` runs no code of the file, but it decompresses it and allocates what the file says. Our
+files are not compressed, so a file whose entries are larger than the file is refused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ KINDS: dict[str, type] = {
     "memory": dict,
 }
 IN_REPLICA = ("model", "updates", "loss_scale", "master")
-REPLICATED = ("optimizer", "schedule", "average")  # and parameters; or "alike", a checksum of them, if rank 0's file has them for all
+# Entries besides the parameters. "alike" replaces them by a checksum, if they are in rank 0's file.
+REPLICATED = ("optimizer", "schedule", "average")
 MOST_WORDS = 300  # characters of a library's error
 
 
 def save_rank_file(tree: dict[str, Any], file: BinaryIO) -> None:
-    """Write a rank's state, for `write_rank_file`. Its checksum is of all bytes, so torch's checksum of each tensor is switched off."""
+    """Write a rank's state, for `write_rank_file`.
+
+    Its checksum is of all bytes, so torch's checksum of each tensor is switched off.
+    """
     if not hasattr(torch.serialization, "set_crc32_options"):  # before torch 2.6
         torch.save(tree, file)
         return
@@ -92,7 +96,7 @@ def find_flaws(saved: Any) -> Iterator[str]:
 
 
 def _is_inflated(tensor: Tensor) -> bool:
-    """Whether a copy takes more memory than the file holds for it, as with strides of 0."""
+    """Return True if a copy takes more memory than the file holds for it, as with strides of 0."""
     return tensor.layout == torch.strided and tensor.nbytes > tensor.untyped_storage().nbytes()
 
 

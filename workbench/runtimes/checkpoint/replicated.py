@@ -1,7 +1,7 @@
 """State that is equal on all ranks is written once, in rank 0's file. The other ranks' files have a checksum of it.
 
-So model and optimizer state are written once, not by each rank. The checksum detects a rank with other values: different kinds
-of machines may differ in a last bit.
+So model and optimizer state are written once, not by each rank. The checksum detects a rank with other values:
+different kinds of machines may differ in a last bit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SUM = "alike"
 
 
 def is_replicated(algorithm: Algorithm) -> bool:
-    """Whether parameters and optimizer state are equal on all ranks after every step."""
+    """Return True if parameters and optimizer state are equal on all ranks after every step."""
     return algorithm.elasticity.shrinks and algorithm.replicas == Replicas.EVERY_STEP and not algorithm.asynchronous
 
 
 def without_replicated(saved: dict[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    """A rank's state without what rank 0's file holds: `parameters`, by their names in the model's state, and the optimizer."""
+    """A rank's state without what rank 0's file holds: `parameters` (names in the state) and the optimizer."""
     replica = saved["replica"]
     own = {name: value for name, value in replica["model"].items() if name not in parameters}
     kept = {name: value for name, value in replica.items() if name not in REPLICATED}
@@ -70,4 +70,5 @@ def _sums(tensor: Tensor) -> tuple[int, int]:
     whole = octets.numel() // 8 * 8
     if octets.storage_offset() % 8:
         octets = octets.clone()
-    return int(octets[:whole].view(torch.int64).sum()), int(octets[whole:].sum(dtype=torch.int64))  # sums modulo 2^64, so in any order
+    # Sums modulo 2^64, so in any order.
+    return int(octets[:whole].view(torch.int64).sum()), int(octets[whole:].sum(dtype=torch.int64))

@@ -44,7 +44,9 @@ def restore(folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Cont
 def restore_state(
     folder: Path, algorithm: Algorithm, replica: Replica, ctx: Context, interpreter: Interpreter
 ) -> tuple[dict[str, Any], list[str]]:
-    """The same without data: replica, algorithm and randomness. On another number of ranks, from the state that all had in common.
+    """The same without data: replica, algorithm and randomness.
+
+    On another number of ranks, from the state that all had in common.
 
     Returns:
         What this rank's file has (rank 0's, on another number of ranks), and notes for the user.
@@ -81,7 +83,7 @@ def fits(path: Path) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path} is whole, but does not fit this run's model, optimizer or algorithm ({brief_error(error)}). "
+            f"{path} is undamaged, but does not fit this run's model, optimizer or algorithm ({brief_error(error)}). "
             "Resume with those that it was trained with, or train again from the start"
         ) from error
 
@@ -108,7 +110,8 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
             except Damaged as error:
                 found["damaged"].append(str(error))
         everyone = agree(found)
-        damaged = list(dict.fromkeys(note for one in everyone for note in one["damaged"]))  # several ranks read rank 0's file
+        # Several ranks read rank 0's file.
+        damaged = list(dict.fromkeys(note for one in everyone for note in one["damaged"]))
         runs = sorted({run for one in everyone for run in one["runs"]})
         if len(runs) > 1:
             damaged.append(f"its files are of several runs: {', '.join(runs)}")
@@ -163,7 +166,7 @@ def _on_other_ranks(checkpoint: Checkpoint, algorithm: Algorithm, replica: Repli
                 reason += " there: write checkpoints where they have been averaged, with checkpoint_every= a multiple of every="
     if reason:
         raise ConfigError(
-            f"{checkpoint.folder.name} was trained on {checkpoint.num_ranks} ranks, and here are {ctx.num_workers}. Another number of "
+            f"{checkpoint.folder.name} was trained on {checkpoint.num_ranks} ranks, and this run has {ctx.num_workers}. Another number of "
             f"ranks can continue only from state that is equal on all ranks, and {reason}. Resume it on {checkpoint.num_ranks} ranks"
         )
     return {**read_rank_file(checkpoint.rank_file(0)), "num_workers": ctx.num_workers}

@@ -108,7 +108,8 @@ class CheckpointWriter:
         """Write a file.
 
         Args:
-            lacks: parameters that rank 0 writes for all ranks, as it does the optimizer; None: this rank writes its own.
+            lacks: parameters that rank 0 writes for all ranks, as it does the optimizer; None: this rank writes its
+                own.
         """
         begin = time.perf_counter()
         try:

@@ -49,7 +49,8 @@ class CommandReader:
     """Reads the file as it grows: as long as there is no new command, a look costs one call to the file system.
 
     Attributes:
-        commands: read so far. A line that is no command of the table above is kept as {}, so that all readers count the same.
+        commands: read so far. A line that is no command of the table above is kept as {}, so that all readers count the
+            same.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +59,10 @@ class CommandReader:
         self._offset = 0
 
     def poll(self) -> int:
-        """Read what is new; return how many commands there are. A line that is being written is left for the next look."""
+        """Read what is new; return how many commands there are.
+
+        A line that is being written is left for the next look.
+        """
         try:
             if os.stat(self._path).st_size <= self._offset:
                 return len(self.commands)

@@ -58,7 +58,9 @@ class RunController:
         return max(self._reader.poll(), self.num_taken)
 
     def agree(self, end: EndStep, *, left: bool) -> Agreed:
-        """Agree on the commands that no rank has carried out, and take over settings that change. All ranks call it at one place.
+        """Agree on the commands that no rank has carried out, and take over settings that change.
+
+        All ranks call it at one place.
 
         Args:
             end: the last step of this rank.
@@ -78,7 +80,9 @@ class RunController:
             self._interpreter.clock.set_paused(False)
 
     def answer_requests(self, admit: Admit) -> None:
-        """Answer each process that has asked to join since the ranks last met. At most one is admitted: it does not know the others.
+        """Answer each process that has asked to join since the ranks last met.
+
+        At most one is admitted: it does not know the others.
 
         Args:
             admit: admits a process as a rank, or lets it wait.
@@ -141,7 +145,7 @@ class RunController:
         return agreed
 
     def _gather(self, step: int, left: bool) -> tuple[list[Command], list[dict[str, Any]]]:
-        """Return the new commands, from the rank that has read furthest (a shared file may lag), and where each rank is."""
+        """Return the new commands, from the rank that has read most (a shared file may lag), and each rank's state."""
         self._reader.poll()
         versions = self._replica.server_copy.updates if self._replica.has_server_copy else None
         mine = {"commands": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}

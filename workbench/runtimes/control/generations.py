@@ -4,8 +4,8 @@ A run is a sequence of generations. In each, every rank runs one program of one 
 step to another. A new generation begins when a setting changes, when ranks leave or join, and after
 a checkpoint for which asynchronous ranks had to synchronize.
 
-`decide` gives the instructions that follow at a boundary. It is a pure function, so all ranks that
-know the same decide the same, and real and simulated ranks too. Ranks *in step* end each step together; *asynchronous* ranks
+`decide` gives the instructions that follow at a boundary. It is a pure function, so all ranks that know the same decide
+the same, and real and simulated ranks too. Ranks *in step* end each step together; *asynchronous* ranks
 (`Algorithm.asynchronous`) meet only when all their programs have ended.
 
 | boundary | ranks | what is known there | instructions |
@@ -137,14 +137,15 @@ def first_sync_point(generation: Generation, furthest_step: int) -> int:
     """Return the step before which asynchronous ranks meet first.
 
     Args:
-        furthest_step: the first step of the rank that is furthest: a stop can leave asynchronous ranks at different steps.
+        furthest_step: the first step of the rank that is furthest: a stop can leave asynchronous ranks at different
+            steps.
     """
     every = generation.checkpoint_every if needs_sync_point(generation.algorithm) else None
     return sync_point_after(furthest_step, every, generation.end_of_run)
 
 
 def needs_sync_point(algorithm: Algorithm) -> bool:
-    """Return True if all ranks must meet for a checkpoint: they are asynchronous, and end the run with equal replicas."""
+    """Return True if all ranks must meet for a checkpoint: if they are asynchronous, and equal at the run's end."""
     return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
 
 
@@ -228,7 +229,7 @@ class Agreed:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsAnswered:
-    """Processes that asked to join were answered; `Generation.waiting` names one that is to join at the programs' end."""
+    """Processes that asked to join were answered. `Generation.waiting` names one to join at the programs' end."""
 
     agreed: Agreed
 

@@ -1,7 +1,8 @@
 """Other settings for a running algorithm: what may change, and the algorithm with a change.
 
-No algorithm knows of it. Its program is closed at a step's end. The program with the new settings begins from the state in the
-`EndStep`, as a resumed run does: gradients in flight are completed and kept. A learning rate changes without that.
+No algorithm knows of it. Its program is closed at a step's end. The program with the new settings begins from the state
+in the `EndStep`, as a resumed run does: gradients in flight are completed and kept. A learning rate changes without
+that.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from workbench.naming import build, check_kinds, did_you_mean
 from workbench.program import Algorithm, Restart
 from workbench.runtimes.execution.progress import check_lanes
 
-LAID_OUT = ("bucket_bytes", "shards", "dedicated", "fragments")  # the layout of gradients, and which ranks serve: fixed from the begin
+LAID_OUT = ("bucket_bytes", "shards", "dedicated", "fragments")  # layout of gradients, and serving ranks: fixed
 
 
 def changeable(algorithm: Algorithm) -> list[str]:
@@ -42,8 +43,9 @@ def changed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progr
     """Return the algorithm with other settings, and the new learning rate if there is one.
 
     Args:
-        changes: names of `changeable` and values; objects may be written out, as `encoded` does. `codec` is put into the
-            collective; `delay` is d = K - 1 of Pipe-SGD, the constant staleness of `StaleSGD`, the bound of `AdaptiveDelaySGD`.
+        changes: names of `changeable` and values; objects may be written out, as `encoded` does. `codec` is put into
+            the collective; `delay` is d = K - 1 of Pipe-SGD, the constant staleness of `StaleSGD`, the bound of
+            `AdaptiveDelaySGD`.
 
     Raises:
         ConfigError: a name that cannot be set, or a value that cannot be; says what can.
@@ -64,7 +66,7 @@ def changed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progr
     if progress == "library" and collective is not None and not isinstance(collective, Native):
         raise ConfigError(f"{collective} with progress={progress!r}, which is for the library's own sums: this run keeps Native()")
     if _laid_out(new, num_ranks) != _laid_out(algorithm, num_ranks):
-        raise ConfigError(f"{_said(changes)} would change how gradients lie in memory, or how they are applied: start another run for it")
+        raise ConfigError(f"{_said(changes)} would change the layout of gradients, or how they are applied: start another run")
     return new, None if lr is None else float(lr)
 
 
@@ -104,22 +106,25 @@ def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
     if not (isinstance(value, str) and value.endswith(")")):
         return value
     known: dict[str, Callable[..., Any]] = {}
-    for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):  # the last one: of what it is now
+    # The last one: of the present value.
+    for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):
         classes = {key: item for key, item in vars(module).items() if isinstance(item, type) and hasattr(item, "__dataclass_fields__")}
         known |= {key: item for key, item in classes.items() if key in getattr(module, "__all__", ()) or item.__module__ == module.__name__}
     return build(value, known)
 
 
 def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
-    can, method = changeable(algorithm), type(algorithm).__name__
+    can, class_name = changeable(algorithm), type(algorithm).__name__
     for name in values:
         if name in can:
             continue
         meant = did_you_mean(name, can, cutoff=0.6)
         if algorithm.restart != Restart.ANYWHERE:
-            raise ConfigError(f"{name}: of {method} only lr can change while it runs, for it begins more than its worker. stop() it first")
+            raise ConfigError(
+                f"{name} of {class_name}: only lr can change while it runs, because it has more than worker programs. stop() it first"
+            )
         why = "cannot change while it runs: ranks began with it" if name in LAID_OUT else "is no setting that can change while it runs"
-        raise ConfigError(f"{name} of {method} {why}: {meant}There are {', '.join(can)}")
+        raise ConfigError(f"{name} of {class_name} {why}: {meant}There are {', '.join(can)}")
 
 
 def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:
@@ -128,7 +133,7 @@ def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:
     if "delay" in values and "delay" not in own:
         ((name, value),) = _delayed(algorithm, values.pop("delay")).items()
         if name in values:
-            raise ConfigError(f"delay and {name} say the same of {type(algorithm).__name__}: give one of them")
+            raise ConfigError(f"delay and {name} are the same setting of {type(algorithm).__name__}: give one of them")
         values[name] = value
     if "codec" in values and "codec" not in own:
         values["collective"] = _coded(values.get("collective", getattr(algorithm, "collective", None)), values.pop("codec"))

@@ -1,10 +1,10 @@
 """The ranks of a run admit a process in the place of a rank that left.
 
-The process asks by a command to the run (`join`), on which all ranks agree as on any other command (decisions/0017). Asynchronous
-ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes what the process must know. All
-ranks and the process form new groups of the library. The lowest rank asks each whether it has met the others, and its answer
-counts for all. Then the process continues with the lowest rank's next step; minibatches in between are not computed. If the
-process has ended before that, the ranks continue as they were.
+The process asks by a command to the run (`join`), on which all ranks agree as on any other command (decisions/0017).
+Asynchronous ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes what the process
+must know. All ranks and the process form new groups of the library. The lowest rank asks each whether it has met the
+others, and its answer counts for all. Then the process continues with the lowest rank's next step; minibatches in
+between are not computed. If the process has ended before that, the ranks continue as they were.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class JoinState:
         )
 
     def begin(self, clock: RankClock, controller: RunController, *, trained: bool) -> float:
-        """Set this rank's clock and commands. Return the lowest rank's origin on its clock, minus this rank's on its own.
+        """Set this rank's clock and commands.
+
+        Return the lowest rank's origin on its clock, minus this rank's on its own.
 
         Args:
             trained: this rank has the optimizer of the lowest.
@@ -99,7 +101,9 @@ def place_of(rank: int, number: int) -> str:
 def admit(
     rank: int, number: int, here: JoinState, interpreter: Interpreter, timeout_s: float, saved: dict[str, Any] | None = None
 ) -> str | None:
-    """Admit a process as that rank. Return the reason if it failed, else None. All ranks call it, with nothing in flight.
+    """Admit a process as that rank.
+
+    Return the reason if it failed, else None. All ranks call it, with nothing in flight.
 
     Args:
         number: how many processes had asked for its place before.

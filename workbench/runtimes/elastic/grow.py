@@ -1,10 +1,10 @@
 """Synchronous ranks that have become fewer admit a process in the place of one that left.
 
-The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's end, each program takes one more
-step. It knows that this is its last, so it applies what is in flight. Then all ranks have what the process needs: the lowest
-rank's parameters, optimizer and position in the data, and the memories of collectives that are equal on all ranks. Some programs
-can end only at a step that they knew when they began (`Algorithm.restart`). They continue from the end of the first step: nothing
-is in flight there.
+The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's end, each program
+takes one more step. It knows that this is its last, so it applies what is in flight. Then all ranks have what the
+process needs: the lowest rank's parameters, optimizer and position in the data, and the memories of collectives that
+are equal on all ranks. Some programs can end only at a step that they knew when they began (`Algorithm.restart`). They
+continue from the end of the first step: nothing is in flight there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def join_refusal(rank: int, waiting: tuple[int, int] | None, members: Membership
         waiting: the rank of another process that waits to join.
     """
     if members is None or not members.shrinks:
-        return "these ranks do not continue without one that is killed: on_failure='shrink' lets them"
+        return "this run does not continue without a killed rank: use on_failure='shrink'"
     members.departures(now=True)
     if not 0 <= rank < members.num_ranks or not members.has_left(rank):
         return f"rank {rank} has not left"
@@ -49,7 +49,9 @@ def admit_waiting(
     here: JoinState,
     kept: State | None,
 ) -> bool:
-    """Meet the process that waits. Return True if it joined. All ranks call it after the same step, with nothing in flight.
+    """Meet the process that waits.
+
+    Return True if it joined. All ranks call it after the same step, with nothing in flight.
 
     Args:
         waiting: its rank, and how often it had asked before.

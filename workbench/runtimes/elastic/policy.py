@@ -21,7 +21,7 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
     check_shrinks(algorithm, on_failure)
     if on_failure == "shrink" and not transport.can_shrink:
         raise ConfigError(
-            f"{transport.library} ends here with the first rank that does: on_failure='shrink' needs runtime='torch' on CPUs, "
+            f"{transport.library} ends all ranks when one ends: on_failure='shrink' needs runtime='torch' on CPUs, "
             f"or Open MPI 5 under `mpiexec {' '.join(FAULT_TOLERANT)}`; else use on_failure='stop', and resume from the checkpoint"
         )
     if any(without) or shrinks:

@@ -1,10 +1,10 @@
-"""Synchronous ranks continue as fewer when one has left: `Settings.on_failure="shrink"`, or an algorithm that always does.
+"""Synchronous ranks continue as fewer when one has left: `on_failure="shrink"`, or an algorithm that always does.
 
-The remaining ranks come here from any call that failed. They agree on the members, and on the last step that any of them has finished.
-They make new groups of the library, and take the replica of the lowest rank that has finished that step. If replicas differ between
-steps (Local SGD), each rank that has finished it keeps its own, and then all take their mean. What was in flight is dropped: at most
-the gradients of the current step, and those that wait because of a delay. Gradients that wait for a quorum are kept (`State.unused`).
-Then the data are shared among fewer ranks.
+The remaining ranks come here from any call that failed. They agree on the members, and on the last step that any of
+them has finished. They make new groups of the library, and take the replica of the lowest rank that has finished that
+step. If replicas differ between steps (Local SGD), each rank that has finished it keeps its own, and then all take
+their mean. What was in flight is dropped: at most the gradients of the current step, and those that wait because of a
+delay. Gradients that wait for a quorum are kept (`State.unused`). Then the data are shared among fewer ranks.
 
 If another rank leaves during this, the remaining ranks notice it as at any time, and begin here again.
 """
@@ -94,7 +94,7 @@ class Shrinker:
         return step
 
     def _place(self, ctx: Context, members: Membership, last: int) -> dict[str, int]:
-        """Return the last step that this rank has finished, the last minibatch that it has not used, and its meetings and commands."""
+        """Return this rank's last finished step, its last unused minibatch, and its meetings and commands."""
         begun = max((gradient.step for gradient in leaves(_unused(ctx, last))), default=last)
         return {"step": last, "begun": begun, "num_texts": members.num_texts, "num_words": self._controller.num_taken}
 
@@ -121,7 +121,7 @@ class Shrinker:
         replica.write_parameters(share[:-1] / share[-1])
 
     def _take_replica(self, root: int, ctx: Context, *, keeps_own: bool) -> None:
-        """Take over the root's replica, and the memories of collectives that are equal on all ranks, unless this rank keeps its own."""
+        """Take over the root's replica, and memories that are equal on all ranks, unless this rank keeps its own."""
         replica, transport = self._worker.replica, self._transport
         deadline = self._interpreter.clock.deadline("the weights that all continue with")
         held = io.BytesIO()
@@ -158,7 +158,7 @@ def renumber_ranks(worker: LocalTraining, ctx: Context, transport: Transport, st
     worker.set_rank(transport.rank, transport.num_workers, (step + 1, samples))
     ctx.rank, ctx.num_workers = transport.rank, transport.num_workers
     forget_blocks(ctx.memory)
-    worker.replica.control_out = worker.replica.control_seen = 0  # rank 0 may be another one: it announces commands again
+    worker.replica.control_out = worker.replica.control_seen = 0  # a new rank 0 announces commands again
     for gradient in leaves(kept):
         for piece, flat in gradient.slices():  # parameters, and directly after them the weight
             flat[: piece.tail - piece.start + WEIGHT + 1].mul_(before / worker.sampler.global_batch)

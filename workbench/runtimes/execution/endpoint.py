@@ -1,4 +1,4 @@
-"""One program's endpoint of the communication library: answers communication requests, records their bytes and spans."""
+"""One program's endpoint of the communication library: answers requests, and records their bytes and spans."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class RankClock:
         if on and self._held_since is None:
             self._held_since = time.perf_counter()
         elif not on and self._held_since is not None:
-            self._held_s += time.perf_counter() - self._held_since  # first: a thread that reads in between waits longer, not shorter
+            # First, so that a concurrent reader waits longer, not shorter.
+            self._held_s += time.perf_counter() - self._held_since
             self._held_since = None
 
     def pause_seconds(self) -> float:
@@ -119,7 +120,7 @@ class Endpoint:
         """Answer a communication request on the calling thread, and wait until it is complete."""
         transport, clock = self._transport, self._clock
         begin = clock.now()
-        if type(request) is ops.AllReduce and request.collective is None:  # first, and without a pattern: short steps have most of these
+        if type(request) is ops.AllReduce and request.collective is None:  # first, because it is the most frequent one
             transport.all_reduce(flat_of(request.value), self._deadline("the all-reduce", clock.step))
             return self._book_sum(request.value, begin, clock.now())
         match request:
@@ -182,7 +183,10 @@ class Endpoint:
         return AnySourceRecv(self._mailbox, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
 
     def finish(self, ticket: Ticket, *, inside: bool = False) -> Any:
-        """Wait for a ticket of `start`, record it, and return its value. `inside`: wait inside the library, if possible."""
+        """Wait for a ticket of `start`, record it, and return its value.
+
+        `inside`: wait inside the library, if possible.
+        """
         if not ticket.done:
             deadline = self._deadline(f"{_sentence(ticket.request)} (step {self._clock.step})")
             ticket.runtime.wait_inside(deadline) if inside else ticket.runtime.wait(deadline)

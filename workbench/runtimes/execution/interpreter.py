@@ -1,4 +1,4 @@
-"""Runs one rank's program on a real communication library: answers its requests, keeps time, counts bytes, writes the trace.
+"""Run one rank's program on a real communication library: answer requests, keep time, count bytes, write the trace.
 
 Foreground requests run on the calling thread. `progress` runs what a program starts in the background.
 """
@@ -59,7 +59,8 @@ class Interpreter:
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
         self.context: Context | None = None  # of the program, once it runs
-        self.on_update: Callable[[ops.Apply, float], None] | None = None  # called with each update of a server here, on the server's thread
+        # Called on the server's thread, for each update.
+        self.on_update: Callable[[ops.Apply, float], None] | None = None
         self._minibatch = minibatch
         self._mailbox = Mailbox(transport)
         self._here = Endpoint(transport, self.clock, self._mailbox)
@@ -72,7 +73,10 @@ class Interpreter:
         return ProgressEngine(self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress)
 
     def reset_transport(self) -> None:
-        """Continue with other ranks on the transport: background work is abandoned, with its threads and its failures."""
+        """Continue with other ranks on the transport.
+
+        Background work is abandoned, with its threads and its failures.
+        """
         self._background.close()
         self.clock.failure = None
         self._mailbox = Mailbox(self.transport)
@@ -124,7 +128,10 @@ class Interpreter:
                 return self._own(request, 0)
 
     def _own(self, request: Request, task: int) -> Any:
-        """Answer a request that concerns only this rank's replica and clock; a server's requests come from another thread."""
+        """Answer a request that concerns only this rank's replica and clock.
+
+        A server's requests come from another thread.
+        """
         match request:
             case ops.Apply(gradient) if request.server_copy:
                 return self._apply_to_server_copy(request, gradient, task)
@@ -141,7 +148,7 @@ class Interpreter:
             case ops.UnpackParameters(value):
                 return self.replica.unpack_parameters(value)
             case ops.Now():
-                self.transport.streams.finish()  # on a GPU the time at which what was asked before is done, not asked for
+                self.transport.streams.finish()  # on a GPU: the time when earlier work ends, not when it was queued
                 now = self.clock.now()
                 self.recorder.event({"strand": task, "now": now})
                 return now
@@ -269,7 +276,7 @@ class Interpreter:
 
     def _wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> tuple[int, Any] | None:
         if not tickets:
-            raise ValueError("WaitAny of no tickets would wait for ever")
+            raise ValueError("WaitAny of no tickets never returns: give at least one")
         begin = self.clock.now()
         deadline = self.clock.deadline(f"any of {len(tickets)} background works")
         found = -1
@@ -310,7 +317,7 @@ class Interpreter:
 
 
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:
-    """Return the record of one update of a server: its number, and the staleness and source of each gradient, used or dropped."""
+    """Return the record of a server's update: number, and staleness and source of each gradient, used or dropped."""
     of, dropped = request.of or ((-1, request.gradient.version),), request.dropped
     alone = len(of) == 1  # nearly always: a server of an asynchronous algorithm writes one of these for every message
     return {

@@ -8,10 +8,12 @@
 | "thread" | on a lane's thread | on a lane's thread |
 | "library" | begun without blocking, and left to the library | refused |
 
-Two gloo sums in progress at once compete for one connection. On a slow network Pipe-SGD's steps were 4 to 7 % longer than with one
-sum after the other, so "auto" runs long sums on a lane's thread. Short sums hide each other's latency instead.
+Two gloo sums in progress at once compete for one connection. On a slow network Pipe-SGD's steps were 4 to 7 % longer
+than with one sum after the other. So "auto" runs long sums on a lane's thread. Short sums hide each other's latency
+instead.
 
-Free sub-programs wait for other ranks' work, not for bytes. Under "auto" and "thread" they share one thread; servers always do.
+Free sub-programs wait for other ranks' work, not for bytes. Under "auto" and "thread" they share one thread; servers
+always do.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ class ProgressEngine:
 
     @property
     def ticks(self) -> bool:
-        """Whether `tick` must be called now and then."""
+        """Return True if `tick` must be called now and then."""
         return self._progress == "tests"
 
     def tick(self) -> bool:
@@ -190,7 +192,7 @@ class ProgressEngine:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is in progress and every lane's thread has ended."""
+        """Return True if nothing is in progress and every lane's thread has ended."""
         return not self.transport.in_flight and all(lane.ended for lane in self._lanes.values())
 
     def close(self) -> None:
@@ -201,7 +203,7 @@ class ProgressEngine:
 
 
 def _is_long(work: Request) -> bool:
-    """Whether a sum is bound by the network. Equal on every rank, because lanes have separate connections."""
+    """Return True if a sum is bound by the network. Equal on every rank, because lanes have separate connections."""
     if not isinstance(work, ops.AllReduce):
         return False
     flat = flat_of(work.value)

@@ -89,7 +89,7 @@ class Task:
         self._num_waits = 0
 
     def ready(self) -> bool:
-        """Whether it can continue. Takes the result that it waited for."""
+        """Return True if it can continue. Takes the result that it waited for."""
         if self._stream is None:
             return self._is_ready()
         with self._streams.on(self._stream):
@@ -196,7 +196,8 @@ class Lane:
     """A thread that runs started sub-programs in the order in which they started, which is the same on every rank.
 
     Args:
-        inside: it may block in the library; the threads that wait for its sub-programs check for failures and have a deadline.
+        inside: it may block in the library; the threads that wait for its sub-programs check for failures and have a
+            deadline.
     """
 
     def __init__(self, clock: RankClock, *, inside: bool = False) -> None:
@@ -221,12 +222,12 @@ class Lane:
             del task  # else this thread would keep it, and its callback, until the next one
 
     def leave(self) -> None:
-        """End the thread after the submitted tasks, without waiting: this may run on that thread, in a garbage collection."""
+        """End the thread after the submitted tasks, without waiting: a garbage collection may run this on it."""
         self._queue.put(None)
 
     @property
     def ended(self) -> bool:
-        """Whether its thread has ended."""
+        """Return True if its thread has ended."""
         return not self._thread.is_alive()
 
     def close(self) -> None:
@@ -238,7 +239,8 @@ class Lane:
 class FairExecutor:
     """A thread that polls all free sub-programs and runs each as far as it can, the most urgent first.
 
-    Any order is valid, because active sub-programs have separate tags. One whose tags an older active one still uses waits for its end.
+    Any order is valid, because active sub-programs have separate tags. One whose tags an older active one still uses
+    waits for its end.
     """
 
     def __init__(self, clock: RankClock) -> None:
@@ -297,7 +299,7 @@ class FairExecutor:
 
     @property
     def ended(self) -> bool:
-        """Whether its thread has ended."""
+        """Return True if its thread has ended."""
         return not self._thread.is_alive()
 
     def close(self) -> None:

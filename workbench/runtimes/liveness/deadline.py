@@ -28,7 +28,7 @@ class PeerStatus(Protocol):
 
 
 class Deadline:
-    """A wait with an end: it checks for failed peers, reports after a while what it waits for, and gives up at the deadline.
+    """A wait with an end: it checks for failed peers, reports what it waits for, and gives up at the deadline.
 
     Args:
         what: what is waited for, for the message.

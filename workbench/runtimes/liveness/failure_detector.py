@@ -1,8 +1,8 @@
-"""Failure detector: each rank writes a heartbeat file into the run's folder every second, and its peers find out which ranks are gone.
+"""Failure detector: each rank writes a heartbeat file into the run's folder every second, and its peers read it.
 
-A killed rank cannot report its end. Its peers see a closed connection (its own, or that of a rank that left because of it), or no
-sign of it. So only this module decides whether a rank is gone. On one machine it looks up the process (a stopped process is not
-gone). For ranks on other machines it reads the time of the last heartbeat.
+A killed rank cannot report its end. Its peers see a closed connection (its own, or that of a rank that left because of
+it), or no sign of it. So only this module decides whether a rank is gone. On one machine it looks up the process (a
+stopped process is not gone). For ranks on other machines it reads the time of the last heartbeat.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def heartbeat_name(rank: int) -> str:
 
 
 def lost_connection(error: BaseException) -> bool:
-    """Whether a library's error only reports that a peer is gone."""
+    """Return True if a library's error only reports that a peer is gone."""
     ours = type(error).__module__.partition(".")[0] == "workbench"
     return isinstance(error, RuntimeError) and not ours and bool(CONNECTION.search(str(error)))
 
@@ -71,7 +71,8 @@ def step_under_way(folder: Path, rank: int) -> int:
     except OSError:
         return 0
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, TypeError, KeyError):  # the first line may be cut, and so may the last one of a killed rank
+        # The first line may be cut, or the last one of a killed rank.
+        with contextlib.suppress(ValueError, TypeError, KeyError):
             return int(json.loads(line)["step"]) + 1
     return 0
 
@@ -131,9 +132,11 @@ class FailureDetector:
         self._step, self._lost_s = step, lost_s
         self._here = Watchdog(folder, rank, step)
         self._known: dict[int, dict[str, Any]] = {}  # rank -> its first heartbeat
-        self._heard: dict[int, tuple[int, float]] = {}  # rank -> time of its last heartbeat, on the file's clock; when it was seen, on ours
+        # rank -> time of its last heartbeat (the file's clock), when it was seen (ours).
+        self._heard: dict[int, tuple[int, float]] = {}
         self._moved = (0, time.monotonic())  # this rank's step, and when it began
-        self._over, self._writing = threading.Event(), threading.RLock()  # reentrant: a garbage collection during a write may call `leave`
+        # Reentrant: a garbage collection may call `leave`.
+        self._over, self._writing = threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._run, name="workbench-heartbeat", daemon=True)
         self._mine = {"host": socket.gethostname(), "place": pid_namespace(), "pid": (pid := os.getpid()), "started_s": start_of(pid)}
 
@@ -180,7 +183,7 @@ class FailureDetector:
         self._here.note_wait(what)
 
     def describe_absent(self, what: str | None) -> str:
-        """Text on ranks that this rank waits for: ": rank 2 has not come (alive, in backward of step 3)"; "" if nothing is known.
+        """Text on ranks that this rank waits for, such as ": rank 2 has not come (alive, in backward of step 3)", or "".
 
         Args:
             what: what this rank waits for.
@@ -200,7 +203,7 @@ class FailureDetector:
         return ": " + ", ".join(lines[:MOST_NAMED]) + more
 
     def leads(self) -> bool:
-        """Whether all lower ranks are gone, so that this rank keeps the run's record."""
+        """Return True if all lower ranks are gone, so that this rank keeps the run's record."""
         return all((row := read_heartbeat(self.folder, rank)) is not None and state_of(row) == "gone" for rank in range(self.rank))
 
     def forget(self, peer: int) -> None:
@@ -267,7 +270,10 @@ class FailureDetector:
         return f"rank {peer} is gone {at}: {end}: host or network failed"
 
     def _silent(self, peer: int, *, idle: bool) -> bool:
-        """Whether a rank has not written for `lost_s`. The file's time is of another clock, so only its changes count."""
+        """Return True if a rank has not written for `lost_s`.
+
+        The file's time is of another clock, so only its changes count.
+        """
         now = time.monotonic()
         try:
             with self._path(peer).open() as file:  # opening makes a network file system refresh its cache
@@ -311,6 +317,7 @@ class FailureDetector:
             reason = self._look((self.rank + distance) % self.num_ranks)
             if reason is not None and not self._over.is_set() and self.announce is not None:
                 self.announce = None
-                with contextlib.suppress(RuntimeError):  # the process that holds announcements may be the one that is gone
+                # The process that holds announcements may be the one that is gone.
+                with contextlib.suppress(RuntimeError):
                     announce(reason)
                 return

@@ -58,9 +58,9 @@ def single_interrupt(bound: Callable[[], bool] = lambda: False) -> Iterator[Call
 
 @contextmanager
 def deferred_interrupt(reason: str) -> Iterator[None]:
-    """Within the block a SIGINT waits for the block's end and then raises `KeyboardInterrupt(reason)`. A second one acts at once.
+    """Within the block a SIGINT waits for the block's end and then raises `KeyboardInterrupt(reason)`.
 
-    Outside the main thread, or if SIGINT is ignored already, nothing changes.
+    A second one acts at once. Outside the main thread, or if SIGINT is ignored already, nothing changes.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):

@@ -1,8 +1,8 @@
 """Membership of a run that continues without some ranks: which have left, and texts that the remaining ranks gather.
 
-The failure detector finds out that a rank is gone, because a communication library may report no death. The first rank that finds it
-out writes a file into the run's folder, and this file counts for all. A rank that was given up by mistake finds its own name there
-and must not continue.
+The failure detector finds out that a rank is gone, because a communication library may report no death. The first rank
+that finds it out writes a file into the run's folder, and this file counts for all. A rank that was given up by mistake
+finds its own name there and must not continue.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # to look whether a run continues needs no torch
 LOOK_S = 0.1  # between two reads of the files
 LEAVE_S = 5.0  # how long the lowest rank waits for the others before it removes the files
 FOLDER = "members"
-ENDS_ALONE = "async_mpi_finalize"  # of Open MPI: MPI_Finalize waits for no other rank; else it may wait for a dead one without an end
-FAULT_TOLERANT = ("--with-ft", "ulfm", "--mca", ENDS_ALONE, "1")  # options of its mpiexec, so that ranks survive a killed one
+ENDS_ALONE = "async_mpi_finalize"  # Open MPI: MPI_Finalize does not wait for other ranks, which may be dead
+FAULT_TOLERANT = ("--with-ft", "ulfm", "--mca", ENDS_ALONE, "1")  # mpiexec options: ranks survive a killed one
 LEFT_TEXT = "\0left"  # in place of the text of a rank that has left
 
 
@@ -105,14 +105,14 @@ class Membership:
         return self.gone
 
     def has_left(self, rank: int) -> bool:
-        """Whether that rank has left."""
+        """Return True if that rank has left."""
         return any(departure.rank == rank for departure in self.departures())
 
     def failure(self) -> str | None:
         """Why this run cannot continue; None if it can."""
         for departure in self.departures():
             if departure.rank == self.rank:
-                return f"rank {self.rank} itself was given up ({departure.why}), and the others continued without it: it cannot return"
+                return f"the others removed rank {self.rank} ({departure.why}), and continued without it: it cannot return"
             done_without = self._remain is not None and departure.rank not in self._remain
             if not self.losable[departure.rank] and not done_without:
                 return f"rank {departure.rank} has left ({departure.why}), and no process can take its place: resume from a checkpoint"
@@ -128,7 +128,10 @@ class Membership:
         self.detector.ignored = frozenset(range(self.num_ranks)) - self._remain
 
     def readmit(self, rank: int) -> None:
-        """Another process takes the place of a rank that had left. Every rank calls this at the same point of the run."""
+        """Another process takes the place of a rank that had left.
+
+        Every rank calls this at the same point of the run.
+        """
         with self._lock:
             self._before += [departure for departure in self.gone if departure.rank == rank]
             self.gone = [departure for departure in self.gone if departure.rank != rank]
@@ -157,7 +160,9 @@ class Membership:
     # -- texts of all ranks ------------------------------------------------------------------------------------
 
     def gather_texts(self, text: str, deadline: Deadline, place: str = "") -> list[str]:
-        """Every rank's text in order of rank; `LEFT_TEXT` for a rank that left without one. All remaining ranks get the same.
+        """Every rank's text in order of rank; `LEFT_TEXT` for a rank that left without one.
+
+        All remaining ranks get the same.
 
         Args:
             place: a name, used once, where ranks come from different work and so have not counted the same gathers.
@@ -168,7 +173,8 @@ class Membership:
         found = [LEFT_TEXT] * self.num_ranks
         waiting = set(range(self.num_ranks))
         while waiting:
-            gone = {departure.rank for departure in self.departures()}  # before the texts are read: a rank writes its text before it leaves
+            # Before the texts: a rank writes its text before it leaves.
+            gone = {departure.rank for departure in self.departures()}
             for rank in sorted(waiting):
                 if (said := self.text(number, rank)) is not None:
                     found[rank] = said
@@ -197,7 +203,8 @@ class Membership:
 
     def record(self) -> list[dict[str, Any]]:
         """Departures for `run.json`, with seconds since the run began."""
-        known = dict.fromkeys([*self._before, *self.departures(now=True)])  # a rank that joined later may know one from both
+        # A rank that joined later may know one from both.
+        known = dict.fromkeys([*self._before, *self.departures(now=True)])
         return [asdict(row) for row in sorted(known, key=lambda departure: departure.seconds)]
 
     def leave(self) -> None:

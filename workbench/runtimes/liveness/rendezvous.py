@@ -1,4 +1,4 @@
-"""Rendezvous: no rank joins a library's group before all have started, because the group would wait for a rank that is gone."""
+"""Rendezvous: no rank joins a library's group before all have started, because the group would wait for ever."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ class Watchdog:
         folder: the run's folder.
         rank: this rank.
         step: the current step; -1 before the first.
-        bound: None, or a number while the rank's thread is in a library call that it cannot leave; another number in the next call.
+        bound: None, or a number while the rank's thread is in a library call that it cannot leave; another number in
+            the next call.
         timeout_s: limit for such a call. The process then ends, because nothing else ends the wait. None: no limit.
         activity: what the rank does now, such as "in backward"; "" if unknown.
     """
@@ -61,7 +62,10 @@ class Watchdog:
         return {"waits": waits, "does": "" if waits else self._activity(), "step": self.step()}
 
     def watch_library_call(self, within_s: float, absent: Callable[[str | None], str]) -> None:
-        """Report a library call that lasts, and what the others do (`absent`). End the process if the call lasts too long."""
+        """Report a library call that lasts, and what the others do (`absent`).
+
+        End the process if the call lasts too long.
+        """
         bound, step, now = self._bound(), self.step(), time.monotonic()
         if bound is None or self._waiting(within_s) is not None:
             self._blocked = None

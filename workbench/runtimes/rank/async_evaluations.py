@@ -1,6 +1,7 @@
 """Evaluations of asynchronous ranks: parameters are kept during the training, and rank 0 evaluates them after the run.
 
-If there are servers, these keep their shards at their own updates (`EvaluationSchedule`). Otherwise rank 0 keeps its own parameters.
+If there are servers, these keep their shards at their own updates (`EvaluationSchedule`). Otherwise rank 0 keeps its
+own parameters.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class AsyncEvaluations:
         self._pending = PendingEvaluations(folder)
         self._schedule = EvaluationSchedule(worker.due_steps()) if algorithm.requires.servers else None
         self._lock = Lock()  # servers run on separate threads
-        self._shards: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers on this rank that have reached it, by number
+        # step -> shard -> parameters, of servers here that have reached it.
+        self._shards: dict[int, dict[int, Tensor]] = {}
         self._reached_s: dict[int, float] = {}  # step -> when the last of these servers reached it
         self._updated_s: float | None = None  # the last update of a server on this rank
         if self._schedule is not None and worker.can_evaluate:
@@ -68,7 +70,10 @@ class AsyncEvaluations:
         self._pending.add(self._row(step), self._worker.snapshot())
 
     def gather(self) -> float | None:
-        """Send to rank 0 what servers on other ranks kept. All ranks call it. Return the time of the last update, None without any."""
+        """Send to rank 0 what servers on other ranks kept.
+
+        All ranks call it. Return the time of the last update, None without any.
+        """
         if self._schedule is None or not self._worker.can_evaluate:
             return None
         updated_s = None if self._updated_s is None else self._seconds(self._updated_s)
@@ -101,7 +106,10 @@ class AsyncEvaluations:
             self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
 
     def _left(self) -> list[int]:
-        """Return due steps that no update completed, because their gradients were dropped or lost: evaluated at the last parameters."""
+        """Return due steps that no update completed, because their gradients were dropped or lost.
+
+        They are evaluated at the last parameters.
+        """
         if self._schedule is None:
             return []
         progress = self._replica.server_copy.progress if self._replica.has_server_copy else []

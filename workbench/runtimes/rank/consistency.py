@@ -54,8 +54,8 @@ def facts_of_run(
     """Facts that must be equal on all ranks; those that explain other differences come first."""
     return {
         **versions(),
-        "method": str(algorithm),
-        "code of the method": code_digest(algorithm),
+        "algorithm": str(algorithm),
+        "code of the algorithm": code_digest(algorithm),
         **{f"setting {name}": str(value) for name, value in settings.as_record().items()},
         "problem": problem.name,
         "samples": str(len(data[0])),  # type: ignore[arg-type]  # it has a length

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 from workbench.resources import PACKAGE
 from workbench.units import MIB
 
-MOST_BYTES = 64 * MIB  # data in memory up to this size are digested whole; of larger data, and of data to load, a sample
+MOST_BYTES = 64 * MIB  # larger data, and data to load, are digested by a sample
 NUM_ROWS, NUM_ITEMS = 1024, 8
 NUM_TWICE = 2  # items that are loaded twice, to find out whether they are random
 
@@ -39,7 +39,7 @@ def package_digest() -> str:
 
 
 def code_digest(*functions: Any) -> str:
-    """Digest of the code of functions, methods, partials, classes and callable objects, without the values of closures."""
+    """Digest of the code of functions, methods, partials, classes and callables, without the values of closures."""
     return _digest(*(part for function in functions for part in _code_of(function)))
 
 
@@ -71,7 +71,10 @@ def _parts_of(code: CodeType) -> Iterator[bytes]:
 
 
 def data_digest(data: Dataset[Any] | None) -> str:
-    """Digest of a data set: of all its tensors if they are small, else of items spread over it. A text if there is no digest."""
+    """Digest of a data set: of all its tensors if they are small, else of items spread over it.
+
+    A text if there is no digest.
+    """
     if data is None:
         return "none"
     if isinstance(data, TensorDataset):
@@ -82,7 +85,7 @@ def data_digest(data: Dataset[Any] | None) -> str:
     try:
         with _own_randomness():
             first, again = ([_digest(*_bytes_of(data[place])) for place in some] for some in (places, places[:NUM_TWICE]))
-    except Exception as error:  # noqa: BLE001 - any error of the user's data set: ranks compare its text, and training raises it
+    except Exception as error:  # noqa: BLE001 - an error of the user's data: ranks compare its text; training raises it
         return f"cannot be read ({type(error).__name__}: {error})"
     return _digest(*map(str.encode, first)) if again == first[:NUM_TWICE] else "unknown: its items are random"
 

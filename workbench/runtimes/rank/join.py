@@ -70,7 +70,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         if shrinks:
             members.accept(ranks)
         if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
-            raise PeerFailed(f"rank {rank} was not taken in: one of ranks {ranks} left during the admission, or did not come. Try again")
+            raise PeerFailed(f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not come. Try again")
         return as_rank(transport, detector, step, leave, partial(_train, job, worker, transport, detector, saved, step))
 
 
@@ -121,7 +121,7 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
 
 
 def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
-    """Ask to be admitted until the run says where it is; return how often the place had been asked for, and what the run says.
+    """Ask to be admitted until the run answers. Return how often the place had been asked for, and the answer.
 
     Raises:
         ConfigError: the run admits no process, with the reason.
@@ -133,7 +133,7 @@ def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]
             number = num_join_requests(folder, rank)
             write_command(folder, {"join": rank})
         elif refused:
-            raise ConfigError(f"the run {folder.name} did not let rank {rank} in: {refused}")
+            raise ConfigError(f"the run {folder.name} did not admit rank {rank}: {refused}")
         deadline.pause()
     written: dict[str, Any] = torch.load(path, weights_only=True)
     return number, written

@@ -66,15 +66,16 @@ class Job:
 
 
 def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
-    """Train as one rank of the world in which this process was started (mpiexec, torchrun, an engine), or of a given transport.
+    """Train as one rank of the world that started this process (mpiexec, torchrun, an engine), or of a transport.
 
     Returns:
         {"rank", "steps", "seconds", "stopped"}: plain values.
 
     Raises:
-        WorkbenchError: the error of this rank. The other ranks raise `PeerFailed`, which names it, so no rank waits for this one.
+        WorkbenchError: the error of this rank. The other ranks raise `PeerFailed`, which names it, so no rank waits for
+            this one.
     """
-    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # without a transport no failure can be announced
+    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # no transport: no announcement
     with single_interrupt(lambda: not here or here[0].bound) as leave:
         if not here and job.runtime == "mpi":
             here.append(make_transport("mpi", job.settings.timeout_s, folder))
@@ -83,7 +84,7 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
             if not here:
                 wait_for_all(detector, job.settings.timeout_s, partial(failure_before_join, folder))
                 here.append(make_transport(job.runtime, job.settings.timeout_s, folder, detector.find_gone))
-            if job.runtime == "torch" or here[0].can_shrink:  # the launcher of a plain MPI ends all ranks with the first
+            if job.runtime == "torch" or here[0].can_shrink:  # a plain MPI's launcher ends all ranks
                 detector.announce = here[0].announce_failure
             return as_rank(here[0], detector, step, leave, partial(_train, job, here[0], detector, step))
 
@@ -187,7 +188,8 @@ def failure_before_join(folder: Path | None) -> str | None:
 def transport_here(timeout_s: float) -> Transport:
     """The transport of the launcher that started this process.
 
-    torch.distributed under torchrun or if its default group exists, MPI under mpiexec and in MPI engines, else a single process.
+    torch.distributed under torchrun or if its default group exists, MPI under mpiexec and in MPI engines, else a single
+    process.
 
     Raises:
         LaunchError: a plain `srun` started several processes.
@@ -202,12 +204,12 @@ def transport_here(timeout_s: float) -> Transport:
 
 
 def _refuse_plain_srun() -> None:
-    """Raise `LaunchError` under a plain `srun`: its processes do not know where to meet, so each would train alone, without an error."""
+    """Raise `LaunchError` under a plain `srun`: its processes cannot find each other, so each would train alone."""
     num_tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", 1))
     if num_tasks > 1:
         ranks = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"
         raise LaunchError(
-            f"srun started {num_tasks} processes, and this one does not know where to meet the others, so each would train alone. "
+            f"srun started {num_tasks} processes, which cannot find each other, so each would train alone. "
             f"On MPI: srun --mpi=pmix -n {num_tasks} python script.py (--mpi=pmi2 for MPICH). "
             "On gloo or NCCL: set MASTER_ADDR to the first node and MASTER_PORT to a free port of it, and "
             f"srun -n {num_tasks} bash -c '{ranks} exec python script.py'. "
@@ -238,8 +240,8 @@ def world_here() -> tuple[int, int]:
 def leave_world() -> None:
     """Destroy torch.distributed's default group before the process ends: its threads must not outlive the interpreter.
 
-    The object is kept. Callbacks of torch's hooks hold it on its own thread; if that thread dropped the last reference, it would
-    wait for its own end and abort.
+    The object is kept. Callbacks of torch's hooks hold it on its own thread; if that thread dropped the last reference,
+    it would wait for its own end and abort.
     """
     if torch.distributed.is_initialized():
         _LEFT.append(torch.distributed.group.WORLD)

@@ -1,7 +1,7 @@
 """Pending evaluations: their parameters are stored in the run's folder, not in memory, until they are made.
 
-Where ranks are at different steps, rank 0 evaluates at the end of the run (decision 12). If the run ends before, `evaluate_left` or
-`workbench evaluate RUN` makes the evaluations.
+Where ranks are at different steps, rank 0 evaluates at the end of the run (decision 12). If the run ends before,
+`evaluate_left` or `workbench evaluate RUN` makes the evaluations.
 
     evaluations/step-00000004.pt      the parameters after step 4, and the row that the evaluation completes
 """
@@ -84,8 +84,8 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
     info, made = run.info, {row["step"] for row in run.evaluations()}
     if info.get("status") not in (*OVER, "lost"):
         raise ConfigError(f"{folder.name} is {info.get('status')}: it makes its evaluations itself; stop it first, or wait")
-    for what, given in (("method", type(algorithm).__name__), ("problem", problem.name)):
-        recorded = (info.get(what) or {}).get("name")
+    for key, what, given in (("method", "algorithm", type(algorithm).__name__), ("problem", "problem", problem.name)):
+        recorded = (info.get(key) or {}).get("name")
         if recorded != given:
             raise ConfigError(f"{folder.name} was a run of {recorded}, and this is {given}: give the same {what} again")
     num_ranks = int(info.get("num_workers") or 1)
@@ -94,7 +94,7 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
         raise ConfigError(f"problem {problem.name} has no test data: there is nothing to evaluate")
     shapes, recorded = model_info(worker.replica.layout)["shapes"], (info.get("model") or {}).get("shapes")
     if recorded is not None and shapes != recorded:
-        raise ConfigError(f"{folder.name} trained a {problem.name} of other sizes: give the problem with the options that it had")
+        raise ConfigError(f"{folder.name} trained a {problem.name} of other sizes: give the problem with its options")
     num_made, file = 0, open_append(folder / metrics_name(0))
     try:
         for row, snapshot in PendingEvaluations(folder).take():

@@ -1,6 +1,7 @@
 """The loop around a rank's programs: it records their steps, and carries out what follows at their ends.
 
-`runtimes/control/generations.py` decides what follows: this loop describes a boundary, and `decide` answers with instructions.
+`runtimes/control/generations.py` decides what follows: this loop describes a boundary, and `decide` answers with
+instructions.
 """
 
 from __future__ import annotations
@@ -84,15 +85,16 @@ class TrainingLoop:
         self._writer = CheckpointWriter(worker, interpreter, folder)
         self._shrinker = Shrinker(worker, interpreter, controller, folder)
         self._transport, self._replica = interpreter.transport, worker.replica
-        self._peers = Deadline("", self._transport.peer_failure, None)  # asked at each step: a rank may wait for no other
+        # Asked at each step: a rank may wait for no other.
+        self._peers = Deadline("", self._transport.peer_failure, None)
         self._evaluations: AsyncEvaluations | None = None
         if controller.algorithm.asynchronous:
             self._evaluations = AsyncEvaluations(controller.algorithm, worker, interpreter, recorder, folder, self._seconds)
-        self._lagging = self._transport.device.type == "cuda"  # reading a loss at once would make the host wait for the device
+        self._lagging = self._transport.device.type == "cuda"  # reading a loss would wait for the device
         self._generation: Generation
         self._end = EndStep(-1)  # of the last step that this rank has finished
         self._paused_s = 0.0  # of evaluations
-        self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event after which its loss is known
+        self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event of its loss
 
     def run(self, ctx: Context, at: list[int], late: JoinState | None = None) -> dict[str, Any]:
         """Train until the end or a stop, and leave the model and the record in the run's folder.
@@ -126,7 +128,10 @@ class TrainingLoop:
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
 
     def _finish_asynchronous(self, evaluations: AsyncEvaluations, seconds: float, *, stopped: bool) -> int:
-        """Write the checkpoint of a stop, and evaluate: all ranks have equal parameters, and none waits. Returns the run's last step."""
+        """Write the checkpoint of a stop, and evaluate: all ranks have equal parameters, and none waits.
+
+        Returns the run's last step.
+        """
         last = self._end.step
         updated_s = evaluations.gather()
         if evaluations.has_servers and not stopped and self._transport.rank == 0:
@@ -343,7 +348,8 @@ class TrainingLoop:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.clock.now()
         interpreter.clock.activity = "in the evaluation"
-        share_tensors(worker.replica.float_buffers(), transport, interpreter)  # as torch DDP: rank 0's running statistics are the model's
+        # As in torch DDP, rank 0's running statistics.
+        share_tensors(worker.replica.float_buffers(), transport, interpreter)
         sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
         interpreter.clock.activity = ""
         end = interpreter.clock.now()

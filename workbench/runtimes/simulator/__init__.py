@@ -2,8 +2,9 @@
 
 A simulated process is one program of one worker. It yields requests; handlers answer them in virtual time.
 
-- `simulate` is the public function. `simulation` runs one simulation, and `HANDLERS` there names the handler of each request.
-  It carries out what `control/generations.py` decides. `checkpoints` and `evaluations` do two of the instructions.
+- `simulate` is the public function. `simulation` runs one simulation, and `HANDLERS` there names the handler of each
+  request. It carries out what `control/generations.py` decides. `checkpoints` and `evaluations` do two of the
+  instructions.
 - `state` holds the cluster and its processes, and the loop that runs a process from one request to the next.
 - `compute`, `communication` and `background` are the handlers. Each imports `state`; none imports `simulation`.
 - `fabric`, `fair_sharing` and `mailboxes` are the clock and the network. `pass_times` says how long workers compute.

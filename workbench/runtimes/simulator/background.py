@@ -61,7 +61,7 @@ def _queue(cluster: SimCluster, lane: deque[SimProcess], started: SimProcess) ->
 
     def end(value: Any, error: Exception | None) -> None:
         lane.popleft()
-        more = bool(lane)  # what `finish` starts begins by itself
+        more = bool(lane)  # a program that `finish` starts on this lane begins by itself
         finish(value, error)
         if more:
             lane[0].resume()
@@ -85,7 +85,7 @@ def wait_any(cluster: SimCluster, process: SimProcess, request: ops.WaitAny) -> 
     """Answer with the first ticket that is done, or with None when the time is over."""
     tickets = request.tickets
     if not tickets:
-        raise ValueError("WaitAny of no tickets would wait for ever")
+        raise ValueError("WaitAny of no tickets never returns: give at least one")
     if process.recorded is not None:
         return _wait_as_recorded(cluster, process, tickets, process.recorded.next_position())
     position = _first_done(tickets)

@@ -1,4 +1,4 @@
-"""Checkpoints of a simulated run, in memory: of each worker after a step, and where the run was stopped."""
+"""Checkpoints of a simulated run, in memory: of each worker after a step, and at a stop of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_complete(state: State | None) -> bool:
 
 
 def when_complete(state: State | None, action: Callable[[], None]) -> None:
-    """Call `action` when no ticket of a step's state is in flight any more."""
+    """Call `action` when all tickets of a step's state are complete."""
     in_flight = [item for item in leaves(state) if isinstance(item, Ticket) and not item.done]
 
     def one_is_done() -> None:
@@ -36,11 +36,11 @@ class SimCheckpoints:
     """The checkpoints of a simulation.
 
     Args:
-        contexts: of the workers' programs.
+        contexts: contexts of the workers' programs.
 
     Attributes:
-        kept: step -> what each worker needs to continue after it.
-        at_stop: what each worker needs to continue from where the run was stopped.
+        kept: step -> checkpoint of each worker.
+        at_stop: checkpoint of each worker where the run was stopped.
     """
 
     def __init__(self, algorithm: Algorithm, workers: list[SimWorker], contexts: list[Context]) -> None:
@@ -49,7 +49,7 @@ class SimCheckpoints:
         self.at_stop: list[dict[str, Any]] = [{} for _ in workers]
 
     def keep(self, worker: SimWorker, end: EndStep, place: int | None) -> None:
-        """Keep what the worker needs to continue from there, as part of the checkpoint of step `place`; None: of a stop."""
+        """Keep the worker's part of the checkpoint of step `place`; None: of a stop."""
         memory = self._contexts[worker.rank].memory
         saved = take_checkpoint(self._algorithm, worker.trained, len(self._workers), end, memory, worker.sampler)
         kept = self.at_stop if place is None else self.kept.setdefault(place, [{} for _ in self._workers])

@@ -1,8 +1,9 @@
 """Cached schedules of collectives: in a timing-only simulation a collective makes the same requests every time.
 
 What a rank of a ring sends, receives and sums depends only on its rank, the number of ranks and the size of the value
-(`Collective.fixed_schedule`). `record_schedule` runs its sub-program once, answers every request at once, and records the
-requests. A `SchedulePlayer` then repeats that schedule in virtual time: the same messages at the same times, without a generator.
+(`Collective.fixed_schedule`). `record_schedule` runs its sub-program once, answers every request at once, and records
+the requests. A `SchedulePlayer` then repeats that schedule in virtual time: the same messages at the same times,
+without a generator.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ share instructions."""
 
 @final
 class CommSchedule:
-    """The requests of a collective, from its beginning to its end. The simulator's own marker: yielded instead of the collective."""
+    """The requests of a collective, in order.
+
+    Only the simulator has this request: it is yielded instead of the collective.
+    """
 
     __slots__ = ("instructions", "num_slots")
 
@@ -45,8 +49,9 @@ class ScheduleCache:
     """The schedules of one rank.
 
     Args:
-        shared: instructions and whole schedules that are equal on several ranks; the same dictionary for all ranks of a simulation.
-        seconds: of local work, by kind and bytes; work that takes none is left out, unless it is `traced`.
+        shared: instructions and schedules that are equal on several ranks. All ranks of a simulation share this
+            dictionary.
+        seconds: called with kind and bytes of local work. Work of 0 seconds is left out, unless it is `traced`.
     """
 
     def __init__(
@@ -57,7 +62,7 @@ class ScheduleCache:
         self._known: dict[Any, CommSchedule | None] = {}
 
     def take(self, ctx: Context, request: Sum) -> Request | Program:
-        """Return what takes a sum (`program.lower`): a schedule if the collective has a fixed one, otherwise its sub-program."""
+        """Return what takes a sum (`program.lower`): a schedule if the collective has one, else its sub-program."""
         value, collective = request.value, request.collective
         assert isinstance(collective, Collective)
         chosen = replace(request, collective=collective.select(ctx, value))
@@ -82,12 +87,12 @@ class ScheduleCache:
 
 
 def _play(schedule: CommSchedule, value: Value) -> Program:
-    yield schedule  # type: ignore[misc]  # the simulator's own marker, which no algorithm sees
+    yield schedule  # type: ignore[misc]  # a request of the simulator only
     return value
 
 
 def record_schedule(work: Request | Program) -> CommSchedule | None:
-    """Return the schedule of a sub-program with only messages and local work; None of any other."""
+    """Return the schedule of a sub-program with only messages and local work; None for any other."""
     if isinstance(work, Request):
         return None
     instructions: list[Instruction] = []
@@ -106,7 +111,9 @@ def record_schedule(work: Request | Program) -> CommSchedule | None:
                 instructions.append((SEND, num_slots, to, tag, size_of(value)))
             case ops.Recv(source, like, tag, False) if source != ops.ANY:
                 instructions.append((RECEIVE, num_slots, source, tag, size_of(like)))
-                answer = Message(source, like if like.is_contiguous() else like.new_empty(like.numel()))  # one byte, expanded, is none
+                answer = Message(
+                    source, like if like.is_contiguous() else like.new_empty(like.numel())
+                )  # an expanded byte is not contiguous
             case ops.Wait(ticket) if ticket.key in slots:
                 instructions.append((WAIT, slots[ticket.key], 0, 0, None))
                 answer = ticket.value

@@ -1,6 +1,6 @@
-"""Handlers of requests that communicate: messages between two ranks, and collectives of all.
+"""Handlers of requests that communicate: messages between two ranks, and collectives of all ranks.
 
-A request that its program waits for has no ticket. A request that was started in the background has one.
+A request in the foreground has no ticket. A request that was started in the background has one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workbench.runtimes.simulator.fabric import LEFT
 from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess, complete
 from workbench.runtimes.transport.mailbox import STAMP_BYTES
 
-Load = tuple[torch.Tensor, int, bool]  # content, stamp, whether it has one
+Load = tuple[torch.Tensor, int, bool]  # content, stamp, whether it has a stamp
 Combine = Callable[[list[Any]], None]
 
 # -- messages --------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ def send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ti
     worker, fabric = process.worker, cluster.fabric
     flat = flat_of(request.value)
     num_bytes = int(flat.nbytes)
-    content = flat.clone() if worker.has_values else flat  # a network takes a copy
+    content = flat.clone() if worker.has_values else flat  # the program may overwrite its own
     load: Load = (content, 0, False)
     if request.stamp is not None:
         num_bytes += STAMP_BYTES
@@ -105,7 +105,7 @@ def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigEr
 
 
 def play(_: SimCluster, process: SimProcess, schedule: CommSchedule) -> Any:
-    """Pass the messages of a collective with a known schedule."""
+    """Send and receive the messages of a collective with a known schedule."""
     player = SchedulePlayer(process, schedule, process.resume)
     process.pending = player
     player.go()
@@ -125,7 +125,7 @@ def all_reduce(
 
 
 def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.ReduceScatter) -> Any:
-    """Sum over all ranks, each rank its own block."""
+    """Sum over all ranks. Each rank gets its own block."""
     _check_lowered(request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.reduce_scatter_s(size, p)
@@ -176,8 +176,8 @@ def _join(
     """Take part in a collective.
 
     Args:
-        channel: names the collectives that it is in step with.
-        num_bytes: that this rank sends.
+        channel: the n-th collectives of all ranks on one channel are the same collective.
+        num_bytes: bytes that this rank sends.
         combine: called once, with all ranks' values in order of rank.
     """
     cluster, worker = process.cluster, process.worker
@@ -218,7 +218,7 @@ def _sum(values: list[Any]) -> None:
 
 
 def _sum_blocks(values: list[Any]) -> None:
-    """Sum in rank order, each block into its own rank's memory; the other blocks' contents are lost."""
+    """Sum in rank order, each block into its own rank's memory. The contents of the other blocks are lost."""
     flats = [flat_of(value) for value in values]
     bounds = block_bounds(flats[0].numel(), len(flats))
     for block, mine in enumerate(flats):

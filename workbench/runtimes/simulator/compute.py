@@ -24,7 +24,10 @@ def backward(cluster: SimCluster, process: SimProcess, request: ops.Backward) ->
 
 
 def _begin_in_parts(cluster: SimCluster, process: SimProcess, request: ops.Backward) -> None:
-    """Compute forward bucket by bucket: a sub-program of `before_forward` runs to its end before the part that uses its bucket."""
+    """Compute forward bucket by bucket.
+
+    The sub-program of `before_forward` runs before the part that uses its bucket.
+    """
     worker, times, clock = process.worker, cluster.times, cluster.clock
     needed = [piece.index for piece in reversed(worker.replica.layout.buckets)]
 
@@ -78,7 +81,7 @@ class _Pass:
         self._gradient = self._process.worker.backward(self._request.step)
 
     def _launch(self, bucket: int) -> None:
-        """Begin what the program returns for a bucket with final gradients."""
+        """Start the work that the program returns for a bucket with final gradients."""
         assert self._request.on_bucket is not None and self._gradient is not None
         process = self._process
         work = self._request.on_bucket(process.worker.bucket_view(self._gradient, bucket))
@@ -102,7 +105,7 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
     end_s = now_s + cluster.times.compute.update_s * gradient.flat.numel() / gradient.layout.numel
     if request.server_copy:
         update = worker.apply_to_server_copy(gradient, request.lr_scale)
-        if process.task == 0:  # a server on a dedicated rank: its updates are its steps
+        if process.task == 0:  # a server on a dedicated rank: its steps are its updates
             worker.step = update - 1
         worker.recorder.events.append(update_event(request, bucket_of(gradient), update, end_s))
         if cluster.on_update is not None:
@@ -118,7 +121,7 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
 
 
 def _updated(process: SimProcess) -> None:
-    """A server has made its update: say whether the run was asked to stop, by any gradient that has come to this rank."""
+    """End a server's update. Answer True if any gradient that has reached this rank asked the run to stop."""
     process.resume(bool(process.worker.replica.server_copy.control_seen))
 
 

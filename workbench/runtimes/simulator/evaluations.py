@@ -1,7 +1,8 @@
 """Evaluations of a simulated run: at which parameters the model is evaluated, and when.
 
-An evaluation takes no virtual time and goes into rank 0's record, so asynchronous workers are evaluated at once. Workers end a
-step at different virtual times. So the mean of replicas that differ is taken when the last worker ends the step.
+An evaluation takes no virtual time and is written into rank 0's record, so asynchronous workers are evaluated at once.
+Workers end a step at different virtual times. So if replicas differ, their mean is taken when the last worker ends the
+step.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ class SimEvaluations:
         self._algorithm, self._workers = algorithm, workers
         self._clock, self._fabric = cluster.clock, cluster.fabric
         self._replicas: dict[int, list[Tensor]] = {}  # step -> parameters of the workers that have ended it
-        self._num_evaluated = 0  # steps that were evaluated, or before one that was
+        self._num_evaluated = 0  # steps up to the last evaluated one
         self._schedule = EvaluationSchedule(workers[0].due_steps() if algorithm.requires.servers else [])
-        self._shards: dict[int, dict[int, Tensor]] = {}  # step -> parameters of the servers that have completed it, by number
-        self._updated_s: float | None = None  # the last update of a server
+        # step -> shard -> parameters, of the servers that have completed it.
+        self._shards: dict[int, dict[int, Tensor]] = {}
+        self._updated_s: float | None = None  # time of the last update of a server
 
     def after_step(self, worker: SimWorker, step: int) -> None:
-        """Evaluate a step that a worker in step with the others has ended.
+        """Evaluate a step that a synchronous worker has ended.
 
-        At rank 0's parameters; where replicas differ between steps, at their mean. Where ranks end a step with equal parameters at
-        different times, at those of the first that ends it.
+        Usually rank 0's parameters are evaluated. If replicas differ between steps, it is their mean. If ranks end a
+        step with equal parameters at different times, it is the parameters of the first rank that ends it.
         """
         if self._algorithm.elasticity.shrinks_unasked:
             if step >= self._num_evaluated:
@@ -82,12 +84,12 @@ class SimEvaluations:
         end_s = seconds if self._updated_s is None else self._updated_s
         done = {row["step"] for row in first.recorder.rows if "evaluation" in row}
         for step in self._schedule.left(min(self._progress(), default=0.0)):
-            if step not in done:  # its gradients were dropped or lost, so no update came after
+            if step not in done:  # its gradients were dropped or lost, so no update followed
                 self._evaluate(step, end_s, parameters)
         self._evaluate(first.num_steps - 1, end_s, parameters)
 
     def _progress(self) -> list[float]:
-        """Of each shard: the steps that its server has completed."""
+        """The steps that its server has completed, for each shard."""
         copies = [worker.trained.server_copy for worker in self._workers if worker.trained.has_server_copy]
         return [max(server_copy.progress[shard] for server_copy in copies) for shard in range(len(self._workers[0].replica.layout.buckets))]
 

@@ -41,7 +41,7 @@ class Clock:
             action(argument)
 
 
-LEFT = object()  # in place of a message's value: the rank has left
+LEFT = object()  # instead of a message's value: the rank has left
 Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
 
 
@@ -49,14 +49,16 @@ Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call 
 class Fabric:
     """The network of a simulated cluster: collectives of all ranks, and messages between two.
 
-    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) at the same time, as
-    packets do. Each stage serves its messages in the order in which they met. The message arrives when its last stage is done. A
-    collective of the library begins when the last rank has joined and every stage is idle. It occupies all stages until it ends.
+    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) at the same
+    time, as packets do. Each stage serves its messages in the order in which they met. The message arrives when its
+    last stage is done. A collective of the library begins when the last rank has joined and every stage is idle. It
+    occupies all stages until it ends.
 
-    If the network is `fair`, connections that use a stage at the same time share its rate (`runtimes.simulator.fair_sharing`).
+    If the network is `fair`, connections that use a stage at the same time share its rate
+    (`runtimes.simulator.fair_sharing`).
 
     Attributes:
-        num_messages: that have met their receivers so far.
+        num_messages: messages so far that both sides have asked for.
         may_lose: ranks may leave.
         gone: rank -> when it left, in order of leaving. Its messages are lost.
     """
@@ -66,25 +68,26 @@ class Fabric:
         self.num_messages = self._num_offers = 0
         self._meetings: dict[tuple[str, int], list[tuple[float, Arrival]]] = defaultdict(list)
         self._counts: dict[tuple[str, int], int] = defaultdict(int)  # collectives each rank has joined on each channel
-        self._routes: dict[int, Route] = {}  # sender * num_workers + receiver -> how
+        self._routes: dict[int, Route] = {}  # sender * num_workers + receiver -> route
         self._free_s: dict[int, float] = {}  # stage -> when it is idle; not before `_all_free_s`
         self._all_free_s = self._last_free_s = 0.0
         self._fair = FairLinks(clock.at, self._let_go) if network.fair else None
-        self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []  # messages with a priority that wait for a stage
-        self._again_s = 0.0  # when `_dispatch` runs next; in the past where nothing waits
+        # (priority, number, message) that wait for a stage.
+        self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []
+        self._again_s = 0.0  # when `_dispatch` runs next; in the past if nothing waits
         self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
         self._asked: dict[Any, Any] = {}  # the same -> box of receives
         self._open_tags: set[int] = set()
         self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) that has asked for any rank's message
         self.may_lose = False
         self.gone: dict[int, float] = {}
-        self._num_departures_reported: dict[Any, int] = {}  # (key, tag, receiver) -> departures that its receives were told
+        self._num_departures_reported: dict[Any, int] = {}  # (key, tag, receiver) -> departures reported to it
         self._listening: dict[Any, Asked] = {}  # the same -> the last receive that a departure may answer
 
     # -- collectives -------------------------------------------------------------------------------------------
 
     def join(self, channel: str, arrival: Arrival, seconds: float, combine: Callable[[list[Any]], None]) -> None:
-        """Take part in the channel's next collective, which takes `seconds` from when all ranks have joined.
+        """Take part in the channel's next collective. It takes `seconds` after the last rank has joined.
 
         `combine` is called once, at the end, with every rank's value in order of rank.
         """
@@ -124,7 +127,7 @@ class Fabric:
         """Offer a message to rank `to`. It leaves when the receiver asks for it.
 
         Args:
-            key: names the programs that exchange messages.
+            key: the same for the programs that exchange these messages.
             sent: called with `argument` when the message has arrived.
         """
         if self.gone and (sender in self.gone or to in self.gone):
@@ -154,7 +157,10 @@ class Fabric:
             self._meet(offer, asked, to)
 
     def receive(self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
-        """Ask for a message from rank `source` (-1: the oldest from any); `received` is called with `argument`, sender and value."""
+        """Ask for a message from rank `source` (-1: the oldest from any).
+
+        `received` is called with `argument`, sender and value.
+        """
         there = self._open.get((key, tag, to)) if tag in self._open_tags else None
         if there is None and source < 0:
             there = self._opened(key, tag, to)
@@ -175,7 +181,10 @@ class Fabric:
             self._meet(offer, (received, argument), to)
 
     def receive_or_departure(self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
-        """Ask for the oldest message from any rank, or for the departure of a rank: then the value is `LEFT`."""
+        """Ask for the oldest message from any rank, or for the departure of a rank.
+
+        In that case the value is `LEFT`.
+        """
         box, asked = (key, tag, to), (received, argument)
         if self._num_departures_reported.get(box, 0) < len(self.gone):
             self._tell(box, asked)
@@ -184,13 +193,16 @@ class Fabric:
         self.receive(key, tag, -1, to, received, argument)
 
     def _tell(self, box: Any, asked: Asked) -> None:
-        """Answer a receive with the first departure that its key, tag and receiver have not had."""
+        """Answer a receive with the first departure that was not yet reported for its key, tag and receiver."""
         number = self._num_departures_reported.get(box, 0)
         self._num_departures_reported[box] = number + 1
         self.clock.at(self.clock.now_s, _tell_departure, (asked, list(self.gone)[number]))
 
     def leave(self, rank: int) -> None:
-        """Withdraw what this rank offers or asks for. A message to it is lost, as if it had been sent."""
+        """Withdraw the rank's offers and receives.
+
+        A message to it is lost, but its sender continues as if it had arrived.
+        """
         self.gone[rank] = self.clock.now_s
         lost: list[Offer] = []
         for box in [box for box in self._offers if rank in box[2:]]:
@@ -211,7 +223,7 @@ class Fabric:
                 self._tell(box, asked)
 
     def _withdraw(self, box: Any, asked: Asked) -> bool:
-        """Withdraw a receive from any rank. Return True if no message had met it."""
+        """Withdraw a receive from any rank. Return True if no message had been matched to it."""
         there = self._open.get(box)
         for position, (_, other) in enumerate(there.asked if there is not None else ()):
             if other[1] is asked[1]:
@@ -221,7 +233,7 @@ class Fabric:
         return False
 
     def _opened(self, key: Any, tag: int, to: int) -> AnySourceQueue:
-        """Keep offers in one queue from here on, so that any rank's can be asked for; those that wait already come first."""
+        """Keep offers of all ranks in one queue from now on. Those that already wait are first."""
         there, target = AnySourceQueue(), (key, tag, to)
         for box in [box for box in self._offers if (box[0], box[1], box[3]) == target]:
             there.offers.extend(every(self._offers.pop(box)))
@@ -252,7 +264,7 @@ class Fabric:
     def _transfer(self, offer: Offer, asked: Asked, to: int) -> None:
         clock, sender, num_bytes = self.clock, offer[0], offer[1]
         now = end = clock.now_s
-        if sender != to:  # what a rank sends itself touches no interface
+        if sender != to:  # a message to the same rank uses no interface
             route = self._routes.get(sender * self._num_workers + to) or self._route(sender, to)
             free, start = self._free_s, now if now > self._all_free_s else self._all_free_s
             for stage, per_byte in route.stages:
@@ -268,7 +280,7 @@ class Fabric:
         heappush(clock.events, (end, number, _arrive, (offer, asked)))
 
     def _share(self, meeting: tuple[Offer, Asked, int]) -> None:
-        """Send a message on links that are shared fairly, when no collective holds them."""
+        """Send a message on links that are shared fairly, when no collective occupies them."""
         offer, asked, to = meeting
         if self.clock.now_s < self._all_free_s:
             self.clock.at(self._all_free_s, self._share, meeting)
@@ -280,7 +292,10 @@ class Fabric:
         self.clock.at(self.clock.now_s + latency_s, _arrive, meeting)
 
     def _dispatch(self, _: None = None) -> None:
-        """Send the urgent messages with idle stages, the most urgent first. Run again when the next stage is idle."""
+        """Send the waiting messages whose stages are idle, the most urgent first.
+
+        Run again when the next stage is idle.
+        """
         waiting, now, again = [], self.clock.now_s, float("inf")
         while self._urgent:
             item = heappop(self._urgent)

@@ -1,4 +1,4 @@
-"""Simulated workers that lose their process: which failures a user may ask for, and what then happens."""
+"""Simulated workers whose process ends: the check of `failures=`, and the failures themselves."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def check_failures(algorithm: Algorithm, num_ranks: int, failures: Mapping[int, 
                 "choose a worker that serves nothing, not rank 0"
             )
         if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not math.isfinite(at_s) or at_s < 0:
-            raise ConfigError(f"failures={dict(failures)}: rank {rank} fails at {at_s!r}; say finite virtual seconds, 0 or more")
+            raise ConfigError(f"failures={dict(failures)}: rank {rank} fails at {at_s!r}; give finite virtual seconds, 0 or more")
 
 
 def plan_failures(cluster: SimCluster, failures: Mapping[int, float]) -> None:
-    """Let the clock end these ranks' processes."""
+    """End these ranks' processes at their virtual times."""
     cluster.fabric.may_lose = bool(failures)
     for rank, at_s in failures.items():
         cluster.clock.at(float(at_s), lambda rank: _lose(cluster, rank), rank)
@@ -42,5 +42,5 @@ def _lose(cluster: SimCluster, rank: int) -> None:
 
 
 def departures_of(cluster: SimCluster) -> list[dict[str, Any]]:
-    """The ranks that have left, as a run's record says it."""
+    """The ranks that have left, as a run's record holds them."""
     return [{"rank": rank, "seconds": seconds, "why": "as was planned"} for rank, seconds in cluster.fabric.gone.items()]

@@ -1,4 +1,4 @@
-"""Links that connections share fairly, as TCP does (`Network.fair`). The other choice is first come, first served."""
+"""Links that connections share fairly, as with TCP (`Network.fair`). Other links serve messages in order of arrival."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_BYTES = 1e-3  # fewer bytes than this are a rounding error: the message ha
 
 
 def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
-    """Return the max-min fair bytes a second of each connection: no rate can rise unless a rate that is no higher falls.
+    """Return the max-min fair bytes a second of each connection: a rate can rise only if a lower or equal one falls.
 
     All rates rise together until a stage is full. Rates on that stage stay; the others continue to rise.
 
@@ -24,7 +24,7 @@ def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
     {(0, 1): 2.0, (0, 2): 2.0, (0, 3): 2.0, (0, 4): 2.0, (5, 4): 6.0}
     """
     left: dict[int, float] = {}  # stage -> its free share
-    on: dict[int, dict[Connection, float]] = {}  # stage -> connections whose rates still rise -> share a byte a second
+    on: dict[int, dict[Connection, float]] = {}  # stage -> connections whose rates still rise -> seconds a byte
     for pair, route in routes.items():
         for stage, per_byte in route.stages:
             if per_byte > 0:
@@ -45,24 +45,28 @@ def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
 
 @final
 class FairLinks:
-    """Messages on links that are shared fairly. Those of one connection leave one after the other, the most urgent first.
+    """Messages on links that are shared fairly.
+
+    On one connection they leave one after the other, the most urgent first.
 
     Args:
         at: posts an action at a time.
-        done: called with a message's argument and its route's latency, when its last byte has left.
+        done: called with a message's argument and its route's latency when its last byte has left.
     """
 
     def __init__(self, at: Callable[[float, Callable[[Any], None], Any], None], done: Callable[[Any, float], None]) -> None:
         self._at, self._done = at, done
         self._now_s = 0.0
-        self._left: dict[Connection, float] = {}  # bytes of the message that is on its way
+        self._left: dict[Connection, float] = {}  # bytes of its present message that have not left
         self._said: dict[Connection, Any] = {}
         self._routes: dict[Connection, Route] = {}
         self._rates: dict[Connection, float] = {}
-        self._on: dict[int, dict[Connection, int]] = {}  # stage -> its connections under way, each with its place in `_left`
-        self._place: dict[Connection, int] = {}  # of each connection under way, in `_left`
+        # stage -> its active connections, each with its place in `_left`.
+        self._on: dict[int, dict[Connection, int]] = {}
+        self._place: dict[Connection, int] = {}  # place of each active connection in `_left`
         self._waiting: dict[Connection, list[Waiting]] = {}
-        self._num_met = self._num_begun = self._number = 0  # of messages; of those that began; of the look that counts
+        # Messages so far; messages begun; number of the valid `_look`.
+        self._num_met = self._num_begun = self._number = 0
 
     def begin(self, now_s: float, pair: Connection, route: Route, num_bytes: float, said: Any, priority: int) -> None:
         """Begin a message that both sides have asked for."""
@@ -77,7 +81,7 @@ class FairLinks:
         self._settle()
 
     def drained_s(self, now_s: float) -> float:
-        """Return when all present messages have left, if no more come."""
+        """Return the time at which all present messages have left, if no message follows."""
         other = FairLinks(lambda *_: None, lambda *_: None)
         other._now_s, other._num_met = self._now_s, self._num_met
         other._left, other._said, other._routes, other._rates = dict(self._left), dict(self._said), dict(self._routes), dict(self._rates)
@@ -134,10 +138,11 @@ class FairLinks:
                 changed.add(stage)
 
     def _share(self, changed: set[int]) -> None:
-        """Share again among the connections that a changed stage joins, directly or through others. No other rate can change.
+        """Share again among the connections that a changed stage connects, directly or through others.
 
-        In a ring no stage joins two messages, so this takes the same time for any number of workers. The numbers are bit-identical
-        to `fair_rates` of all connections, because a group's connections are in the same order.
+        No other rate can change. In a ring no two messages share a stage, so this takes the same time for any number of
+        workers. The numbers are bit-identical to `fair_rates` of all connections, because a group's connections are in
+        the same order.
         """
         todo = changed
         while todo:
@@ -163,7 +168,7 @@ class FairLinks:
         return max(0.0, min(left / self._rates[pair] for pair, left in self._left.items()))
 
     def _look(self, number: int) -> None:
-        """End the next message, unless another one has come or left since this was posted."""
+        """End the next message, unless another message began or ended after this was posted."""
         if number == self._number:
-            self._continue(self._soonest_s())  # not by the clock: adding so short a time to it may change nothing
+            self._continue(self._soonest_s())  # not by the clock: adding a very short time may not change it
             self._settle()

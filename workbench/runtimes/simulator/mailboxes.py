@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any, final
 
 Offer = tuple[int, int, Any, Callable[[Any], None], Any, int, int]
-"""A message that can be sent: sender, bytes, value, callback and its argument, number, priority. The callback runs when it has arrived.
-Offers and receives are plain tuples, because a simulation makes a hundred thousand of them a second."""
+"""A message that can be sent: sender, bytes, value, callback and its argument, number, priority. The callback runs on arrival. Offers
+and receives are plain tuples, because a simulation makes a hundred thousand of them in a second."""
 
 Asked = tuple[Callable[[Any, int, Any], None], Any]
-"""A receive: callback and its first argument. It is called with the sender and the value, too, when the message has arrived."""
+"""A receive: callback and its first argument. On arrival it is called with this argument, the sender and the value."""
 
 
 @final
 class AnySourceQueue:
-    """Offers and receives of one receiver and tag that has asked for any rank's message, the oldest first."""
+    """Offers and receives of a receiver and tag with receives from any rank, the oldest first."""
 
     __slots__ = ("asked", "offers")
 
@@ -44,7 +44,7 @@ class AnySourceQueue:
         return None
 
 
-# A box holds the waiting offers or receives of one route: one item as it is, several in a deque.
+# A box has the waiting offers or receives of one route: a single item itself, or several in a deque.
 
 
 def put(boxes: dict[Any, Any], box: Any, item: Any) -> None:

@@ -10,7 +10,7 @@ from workbench.problems.base import Sampler
 from workbench.runtimes.simulator.worker import ready_shares
 from workbench.settings import Settings
 
-KEPT_STEPS = 256  # steps whose factors are kept; a worker that lags further behind draws them again
+KEPT_STEPS = 256  # steps whose factors are kept; a slower worker draws them again
 
 
 @final
@@ -18,9 +18,10 @@ class PassTimes:
     """The compute times of all workers of a simulation.
 
     Attributes:
-        early: (bucket, share of backward after which its gradients are final), for buckets that are final before its end.
+        early: (bucket, share of backward after which its gradients are final), for buckets that are final before its
+            end.
         late: buckets that are final at the end of backward.
-        forward_parts: of the forward pass, by bucket.
+        forward_parts: shares of the forward pass, by bucket.
     """
 
     __slots__ = (
@@ -44,13 +45,13 @@ class PassTimes:
         self.early = tuple((bucket, share) for bucket, share in shares if share < 1)
         self.late = tuple(bucket for bucket, share in shares if share >= 1)
         self.forward_parts = compute.forward_parts(layout)
-        self._timed = compute.timed  # the time that work takes depends on when it begins
+        self._timed = compute.timed  # the duration of work depends on when it begins
         self._seed, self._sampler = settings.seed, sampler
         self._num_workers, self._num_computing = num_workers, num_computing
-        self._factors: dict[int, list[float]] = {}  # step -> of each worker
+        self._factors: dict[int, list[float]] = {}  # step -> factor of each worker
 
     def slowness(self, step: int, rank: int) -> float:
-        """The time of this worker's minibatch, over the usual time of a full one."""
+        """The time of this worker's minibatch, divided by the usual time of a full one."""
         factors = self._factors.get(step)
         if factors is None:
             factors = self._draw(step)
@@ -66,11 +67,11 @@ class PassTimes:
         return factors
 
     def finish_s(self, rank: int, seconds: float, begin_s: float) -> float:
-        """When this worker ends work of `seconds` that it begins at `begin_s`."""
+        """The time at which this worker ends work of `seconds` that begins at `begin_s`."""
         return self.compute.finish_s(self._seed, rank, begin_s, seconds) if self._timed else begin_s + seconds
 
     def passes_s(self, step: int, rank: int, part: float, begin_s: float) -> tuple[float, float]:
-        """When the last `part` of the forward pass ends that begins at `begin_s`, and when backward does."""
+        """The end times of forward and backward, if the last `part` of forward begins at `begin_s`."""
         slow = self.slowness(step, rank)
         forward_s, backward_s = self.compute.forward_s * slow * part, self.compute.backward_s * slow
         if self._timed:

@@ -1,4 +1,4 @@
-"""Answers of a recorded run that another run might not repeat: the order of messages, and the time of the clock."""
+"""Answers of a recorded run that depend on timing: the order of messages, and the time of the clock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from workbench.errors import ConfigError
 
 @final
 class RecordedAnswers:
-    """The answers of one program of one rank, in the order in which it asked.
+    """The answers to one program of one rank, in the order of its requests.
 
     Args:
         events: the rank's recorded events.
-        rank, task: of the program.
+        rank, task: rank and number of the program.
     """
 
     def __init__(self, events: list[dict[str, Any]], rank: int, task: int) -> None:
@@ -24,14 +24,15 @@ class RecordedAnswers:
         self._positions = deque(row["position"] for row in mine if "wait_any" in row)
         self._nows = deque(row["now"] for row in mine if "now" in row)
         self.position = -1  # of the last `WaitAny`
-        self.controls = {row["control"] for row in mine if "control" in row}  # steps after which the rank was asked to stop
+        # Steps after which the rank was asked to stop.
+        self.controls = {row["control"] for row in mine if "control" in row}
 
     def source(self) -> int:
-        """Return the sender that the next receive from any rank had; -1 after the record's end: no program waited for it."""
+        """Return the sender of the next receive from any rank; -1 at the record's end: no program waited for it."""
         return int(self._sources.popleft()) if self._sources else -1
 
     def next_position(self) -> int:
-        """Return the position of the ticket that the next `WaitAny` found; -1 if its time was over."""
+        """Return the position of the ticket that the next `WaitAny` found; -1 if it timed out."""
         self.position = int(self._next(self._positions, "WaitAny"))
         return self.position
 
@@ -41,5 +42,5 @@ class RecordedAnswers:
 
     def _next(self, answers: deque[Any], what: str) -> Any:
         if not answers:
-            raise ConfigError(f"the record holds no further answer to {what} of {self._name}: it is of another method, problem or setting")
+            raise ConfigError(f"no further answer to {what} in the record of {self._name}: its algorithm, problem or settings differ")
         return answers.popleft()

@@ -1,11 +1,12 @@
 """Replay a recorded run in one process, with its messages in the recorded order.
 
-The events of an asynchronous run contain what depends on timing: the sender of each receive from any rank, the ticket that each
-`WaitAny` found, the time of each `Now`, and when the run was asked to stop. A replay gives the same programs the same answers. So
-they compute bit-identical numbers, also if gradients were summed in order of arrival. The times of a replay have no meaning.
+The events of an asynchronous run contain what depends on timing: the sender of each receive from any rank, the ticket
+that each `WaitAny` found, the time of each `Now`, and when the run was asked to stop. A replay gives the same programs
+the same answers. So they compute bit-identical numbers, also if gradients were summed in order of arrival. The times of
+a replay have no meaning.
 
-Not bit-identical: sums of a library (the all-reduce of gloo and MPI adds in another order), and runs on a GPU or on another
-processor. A run whose settings were changed during the training cannot be replayed.
+Not bit-identical: sums of a library (the all-reduce of gloo and MPI adds in another order), and runs on a GPU or on
+another processor. A run whose settings were changed during the training cannot be replayed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     """Run a recorded run again, with the same algorithm, problem and settings.
 
     Raises:
-        ConfigError: the record is of something else, was not kept, or is of a run that was steered.
+        ConfigError: the run had another algorithm, problem or settings, its events were not recorded, or it was
+            steered.
     """
     run = run if isinstance(run, Run) else Run.load(run)
     name = (run.info.get("method") or {}).get("name")
@@ -53,23 +55,24 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         raise ConfigError(f"the run {run.id} is of {name}: it cannot be replayed as {type(algorithm).__name__}")
     recorded = run_info(algorithm, problem, settings, "", 1)["method"]["settings"]
     if recorded != (run.info["method"].get("settings") or {}):
-        raise ConfigError(f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, and not with {recorded}")
-    recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}  # the record of an older version lacks newer settings
+        raise ConfigError(f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, not with {recorded}")
+    # An older record lacks newer settings.
+    recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}
     if settings.as_record() != recorded:
         found = {key: value for key, value in settings.as_record().items() if recorded.get(key) != value}
         raise ConfigError(f"the run {run.id} had other settings: {', '.join(f'{key} was {recorded.get(key)!r}' for key in found)}")
     if run.info.get("resumed"):
-        raise ConfigError(f"the run {run.id} continued from {run.info['resumed']}: a replay starts at the first step, so replay that run")
-    if run.info.get("departures"):
-        raise ConfigError(f"ranks left the run {run.id}, and their records end before its end: it cannot be replayed")
-    if any(not row.get("stop") for row in run.info.get("steering", ())):
         raise ConfigError(
-            f"the run {run.id} was steered: a replay has one setting from its first step to its last, so it cannot be replayed"
+            f"the run {run.id} continued from {run.info['resumed']}: a replay starts at the first step; replay that run instead"
         )
+    if run.info.get("departures"):
+        raise ConfigError(f"the run {run.id} cannot be replayed: ranks left it, so their records are incomplete")
+    if any(not row.get("stop") for row in run.info.get("steering", ())):
+        raise ConfigError(f"the run {run.id} was steered: it cannot be replayed, because a replay has the same settings in all steps")
     if algorithm.restart == Restart.FROM_PARAMETERS:
-        raise ConfigError(f"{algorithm} cannot be replayed: what its worker hands to its rounds is in no message, and so in no record")
+        raise ConfigError(f"{algorithm} cannot be replayed: its worker gives gradients to rounds without a message, so no record has them")
     if algorithm.asynchronous and not run.events:
-        raise ConfigError(f"the run {run.id} has no events: without the order of its messages it cannot be replayed")
+        raise ConfigError(f"the run {run.id} cannot be replayed: it has no events, so the order of its messages is unknown")
     threads = int(run.headers.get(0, {}).get("threads", 1))
     free = Compute(forward_s=0.0, backward_s=0.0)
     simulation = Simulation(
@@ -78,6 +81,6 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     simulation.cluster.recorded = run.events
     stop_after = run.info.get("stop_after")
     if run.info.get("status") == "stopped" and not algorithm.asynchronous:
-        stop_after = run.info["result"]["last_step"]  # by hand, or there
+        stop_after = run.info["result"]["last_step"]  # by a command, or by `stop_after`
     replayed = simulation.run(stop_after=stop_after)
     return Replay(replayed, [worker.trained.read_parameters() for worker in simulation.workers])

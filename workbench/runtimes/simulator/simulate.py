@@ -44,14 +44,16 @@ def simulate(
         algorithm, problem: the same objects as for real ranks.
         workers: number of workers.
         network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
-        compute: costs of one worker. None: they are measured (`workbench.costs.measure_compute`) and noted with the run.
+        compute: costs of one worker. None: they are measured (`workbench.costs.measure_compute`) and recorded with the
+            run.
         timing_only: compute no gradients, only virtual time.
-        detail: "messages": every worker runs its program, and every message is an event. "formula": one program runs for all, and
-            a collective takes the seconds of its closed form from the arrival of the last worker (with `timing_only`). "auto": one
-            program if that gives the same run, which is when a symmetric algorithm sums with the library's all-reduce; otherwise
-            messages.
-        failures: rank -> virtual seconds at which its process ends: `{3: 2.5}`. Not rank 0, and only ranks without which the
-            algorithm continues: workers of algorithms with servers. `run.info["departures"]` says which ended.
+        detail: "messages": every worker runs its program, and every message is an event. "formula": one program runs
+            for all workers. A collective begins when the last worker has arrived, and takes the seconds of its closed
+            form. Needs `timing_only`, unless the collective is `Native()`. "auto": one program if the result is the
+            same, which is so if a symmetric algorithm sums with the library's all-reduce; otherwise messages.
+        failures: rank -> virtual seconds at which its process ends, such as `{3: 2.5}`. The algorithm must continue
+            without that rank, so it is a worker of an algorithm with servers, and not rank 0. `run.info["departures"]`
+            has those that ended.
         settings: those of `workbench.settings.Settings`.
 
     Raises:
@@ -88,13 +90,13 @@ def run_simulation(
     detail: Detail = "auto",
     failures: Mapping[int, float] | None = None,
 ) -> Run:
-    """Do what `simulate` does, with complete settings."""
+    """Simulate, with complete settings (`simulate`)."""
     if detail not in ("auto", "messages", "formula"):
         raise ConfigError(f"detail={detail!r}: choose one of auto, messages, formula")
     if settings.checkpoint_every is not None:
         raise ConfigError("checkpoint_every= is for real ranks: a simulated run is repeated from its seed, so leave it out")
     if settings.on_failure != "stop":
-        raise ConfigError("on_failure= is for real ranks: leave it out, and say which simulated workers fail by failures={rank: seconds}")
+        raise ConfigError("on_failure= is for real ranks: leave it out, and let simulated workers fail by failures={rank: seconds}")
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
     check_failures(algorithm, workers, failures or {})
@@ -102,7 +104,7 @@ def run_simulation(
     if detail == "formula":
         _check_formula(algorithm, network, timing_only=timing_only or native)
     if detail == "messages" or not algorithm.symmetric or not (native or detail == "formula"):
-        with collecting_new_objects():  # the simulation has no name here, so that it is gone at the end
+        with collecting_new_objects():  # no variable for the simulation: it is then freed at the end
             return Simulation(
                 algorithm,
                 problem,
@@ -136,26 +138,22 @@ def run_simulation(
 def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bool) -> None:
     """Raise `ConfigError` unless the algorithm's collectives have closed forms."""
     if not algorithm.symmetric:
-        raise ConfigError(
-            f"detail='formula': workers of {algorithm} do not all ask for the same; leave detail at 'auto', or say 'messages'"
-        )
+        raise ConfigError(f"detail='formula': workers of {algorithm} do not make the same requests; use detail='auto' or 'messages'")
     if not timing_only:
-        raise ConfigError(
-            f"detail='formula': {algorithm} sums message by message, which a formula cannot; say timing_only=True, or use Native()"
-        )
+        raise ConfigError(f"detail='formula': {algorithm} sums by messages, and a formula has none; use timing_only=True, or Native()")
     collective = getattr(algorithm, "collective", None)
     if isinstance(collective, Native) or collective is None:
         return
     if not isinstance(network, Network):
-        raise ConfigError(f"detail='formula': closed forms of {collective} are for equal links; say detail='messages' on {network}")
+        raise ConfigError(f"detail='formula': closed forms of {collective} are for equal links; use detail='messages' on {network}")
     if collective.lossy and network.encode_s_per_byte + network.decode_s_per_byte > 0:
-        raise ConfigError(f"detail='formula': {collective} has no closed form of its encoding on {network.name}; say detail='messages'")
+        raise ConfigError(f"detail='formula': {collective} has no closed form of its encoding on {network.name}; use detail='messages'")
     if algorithm.requires.num_lanes > 1:
         raise ConfigError(
-            f"detail='formula': messages of {algorithm.requires.num_lanes} lanes share the links, which no closed form knows; "
-            "say detail='messages', or lanes=1"
+            f"detail='formula': {algorithm.requires.num_lanes} lanes share the links, and there is no closed form for that; "
+            "use detail='messages', or lanes=1"
         )
     try:
         collective.seconds(1.0, 2, network)
     except ConfigError:
-        raise ConfigError(f"detail='formula': {collective} has no closed form of its time; say detail='messages'") from None
+        raise ConfigError(f"detail='formula': {collective} has no closed form of its time; use detail='messages'") from None

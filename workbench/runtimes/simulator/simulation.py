@@ -1,10 +1,11 @@
-"""A simulated cluster in one process: virtual time from a cost model, and real gradients or none at all.
+"""A simulated cluster in one process: virtual time from a cost model, and real gradients or none (timing only).
 
-The programs are those of real ranks. Work of a program and of what it starts takes virtual time. Gradients of a minibatch are
-computed (unless timing only), and sums are taken in rank order. So a run is a pure function of its inputs.
+The programs are those of real ranks. Their requests take virtual time. Gradients of minibatches are computed (unless
+timing only), and sums are taken in rank order. So a run is a pure function of its inputs.
 
-What follows at a step's end and at the programs' end is decided in `runtimes/control/generations.py`, as for real ranks. A simulated
-run has no commands, and no process joins it. Only a replay can be stopped by a command: its record says where.
+`runtimes/control/generations.py` decides what happens at a step's end and at the programs' end, as for real ranks. A
+simulated run has no commands, and no process joins it. Only a replay can be stopped by a command: its record says at
+which step.
 """
 
 from __future__ import annotations
@@ -94,10 +95,12 @@ HANDLERS: dict[type, Handler] = {  # `EndStep` is a simulation's own
 
 @final
 class Simulation:
-    """One run on `workers` simulated workers. Afterwards `workers` holds their replicas, and `checkpoints` what was kept.
+    """One run on `workers` simulated workers.
+
+    Afterwards `workers` has their replicas, and `checkpoints` the checkpoints.
 
     Args:
-        network, compute: what communication and computing cost, in virtual seconds.
+        network, compute: cost of communication and of computing, in virtual seconds.
         timing_only: no data and no tensors, only virtual time.
         check_in_flight: verify that no value changes between its request and its use by the network.
         failures: rank -> virtual seconds at which its process ends.
@@ -135,20 +138,21 @@ class Simulation:
         self.checkpoints = SimCheckpoints(algorithm, self.workers, self.contexts)
         self._evaluations = SimEvaluations(algorithm, self.workers, self.cluster)
         self._generations: list[Generation] = []  # of each worker
-        self._outcome: Stop | Finish | None = None  # how the run has ended
-        self._stop_heard = False  # by a worker of a run that is replayed
+        self._outcome: Stop | Finish | None = None  # how the run ended
+        self._stop_heard = False  # a worker of a replayed run has read a stop
         self._ended_s = 0.0
         self._shared_schedules: dict[Any, Any] = {}
-        self._schedules: dict[int, ScheduleCache] = {}  # rank -> those of its collectives, if there are no values
+        self._schedules: dict[int, ScheduleCache] = {}  # rank -> schedules of its collectives, if timing only
         if not timing_only:
             self.cluster.on_update = self._updated
 
     def run(self, resume: list[dict[str, Any]] | None = None, stop_after: int | None = None) -> Run:
-        """From the first step (or a checkpoint) to the last.
+        """Run from the first step (or a checkpoint) to the last.
 
         Args:
             resume: each rank's checkpoint.
-            stop_after: stop at the end of this step; `checkpoints.at_stop` can then be given to another simulation as `resume`.
+            stop_after: stop at the end of this step; `checkpoints.at_stop` can then be given to another simulation as
+                `resume`.
 
         Raises:
             Stalled: no process can continue; names what each rank waits for.
@@ -187,7 +191,7 @@ class Simulation:
         if waiting:
             named = "; ".join(f"rank {item.worker.rank}: {item.pending}" for item in waiting[:MAX_NAMED])
             named += f"; and {len(waiting) - MAX_NAMED} more" if len(waiting) > MAX_NAMED else ""
-            raise Stalled(f"nobody can move at {self.clock.now_s:.6f} virtual seconds. Pending: {named}")
+            raise Stalled(f"no process can continue at {self.clock.now_s:.6f} virtual seconds. Pending: {named}")
 
     def _context_of(self, worker: SimWorker, resume: list[dict[str, Any]] | None) -> Context:
         settings, layout = self.settings, worker.replica.layout
@@ -201,15 +205,15 @@ class Simulation:
         return ctx
 
     def _program_of(self, ctx: Context) -> Program:
-        """A worker's program; without values, collectives of a fixed schedule are answered from the cache."""
+        """A worker's program. If timing only, collectives with a fixed schedule are taken from the cache."""
         program = self.algorithm.worker(ctx)
         if self.algorithm.requires.servers and not isinstance(self.algorithm, CollectiveAlgorithm):
-            return program  # it names no collective: `lower` would take a tenth of the run to find none
+            return program  # it names no collective, and `lower` would take a tenth of the run
         schedules = self._schedules.get(ctx.rank)
         return lower(ctx, program, take_sum if schedules is None else schedules.take)
 
     def _note_end(self, value: Any, error: Exception | None) -> None:
-        """A worker's program has ended. The run ends with the last one, whatever time-outs follow."""
+        """Record the end of a worker's program. The run ends with the last one, even if time-outs are still pending."""
         self._ended_s = self.clock.now_s
 
     @property
@@ -240,7 +244,7 @@ class Simulation:
             ctx.num_steps = self._generations[-1].end_step
 
     def _end_step(self, cluster: SimCluster, process: SimProcess, end: EndStep) -> Any:
-        """Record a worker's step, and do what follows."""
+        """Record a worker's step, and carry out what is decided."""
         worker = process.worker
         evaluates = worker.end_step(end, cluster.clock.now_s)
         announced = process.recorded is not None and self._hears_stop(worker, process.recorded, end.step)
@@ -249,7 +253,10 @@ class Simulation:
         return self._follow(process, StepEnded(end=end, announced=announced, evaluates=evaluates))
 
     def _hears_stop(self, worker: SimWorker, recorded: RecordedAnswers, step: int) -> bool:
-        """Return True if a worker of a replayed asynchronous run is to end early. The record says when it announces a stop itself."""
+        """Return True if a worker of a replayed asynchronous run must end early.
+
+        The record has the steps at which it announced a stop.
+        """
         if not self._asynchronous:
             return False
         replica = worker.replica
@@ -261,7 +268,7 @@ class Simulation:
         return heard
 
     def _end_generation(self, processes: list[SimProcess]) -> None:
-        """Do what follows when all programs have ended."""
+        """Carry out what is decided when all programs have ended."""
         left = any(
             generation.has_steps_left(worker.rank, worker.last_end.step + 1)
             for worker, generation in zip(self.workers, self._generations, strict=True)
@@ -273,7 +280,7 @@ class Simulation:
             self._follow(process, Agreed(end=end, algorithm=self.algorithm, **agreed) if meet else ProgramEnded(end=end))
 
     def _follow(self, process: SimProcess, boundary: StepEnded | ProgramEnded | Agreed) -> Any:
-        """Carry out what `decide` says; return the answer to an `EndStep`."""
+        """Carry out what `decide` returns; return the answer to an `EndStep`."""
         instructions = decide(self._generations[process.worker.rank], boundary)
         answers = [self._carry_out(process, boundary.end, instruction) for instruction in instructions]
         return PENDING if PENDING in answers else None
@@ -304,7 +311,10 @@ class Simulation:
         return None
 
     def _checkpoint(self, process: SimProcess, end: EndStep, place: int | None) -> Any:
-        """Keep a checkpoint when the sums of the step's state are complete. The program waits for that, unless it stops."""
+        """Keep a checkpoint when the sums of the step's state are complete.
+
+        The program waits for it, unless it stops.
+        """
         when_complete(end.state, lambda: self.checkpoints.keep(process.worker, end, place))
         if place is None or is_complete(end.state):
             return None
@@ -319,7 +329,7 @@ class Simulation:
         process.run_next(self._program_of(ctx))
 
     def _updated(self, worker: SimWorker, request: Apply, end_s: float) -> None:
-        """A server of this worker makes an update."""
+        """Evaluate after an update by a server of this worker."""
         self._evaluations.after_update(worker, request, end_s)
 
     def _info(self) -> dict[str, Any]:
@@ -329,11 +339,12 @@ class Simulation:
         )
         stopped = self._stopped
         served = self.algorithm.requires.servers
-        done = first.num_steps if served and not stopped else first.last_step + 1  # rank 0 may have skipped its last
+        # Rank 0 may have skipped its last step.
+        done = first.num_steps if served and not stopped else first.last_step + 1
         status = "stopped" if stopped else "finished"
         held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:
-            info["notes"].append(f"every worker holds its own parameters: {held / MIB:.0f} MiB of versions in all")
+            info["notes"].append(f"every worker has its own parameters: {held / MIB:.0f} MiB in all")
         if self._failures:
             info["departures"] = departures_of(self.cluster)
         return {**info, "status": status, "result": {"steps": done, "seconds": self.seconds, "last_step": done - 1}}
@@ -341,14 +352,17 @@ class Simulation:
 
 @contextmanager
 def collecting_new_objects() -> Iterator[None]:
-    """Collect garbage only among objects that are made inside, and seldom: modules are left out, and most new objects stay."""
+    """Collect garbage rarely, and only among objects that are made inside.
+
+    Modules are not searched, and most new objects stay.
+    """
     usual = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(max(usual[0], YOUNG_OBJECTS) if usual[0] else 0, *usual[1:])
     try:
         yield
     finally:
-        gc.collect()  # a simulation is cycles: after `unfreeze` they would be old objects, which are seldom looked at
+        gc.collect()  # a simulation has cycles; after `unfreeze` they would be old objects, which are rarely collected
         gc.set_threshold(*usual)
         gc.unfreeze()
 
@@ -363,7 +377,7 @@ def run_info_of(
     compute: Any,
     sampler: Sampler,
 ) -> dict[str, Any]:
-    """What a simulated run's record says of it, however it was simulated."""
+    """The facts about a simulated run in its record, with either kind of simulation."""
     info = run_info(algorithm, problem, settings, "simulated", num_workers)
     notes = [*info["notes"], *trace_note(settings, num_steps_of(settings, sampler)), f"simulated: {network}", f"simulated: {compute}"]
     if sampler.num_samples < sampler.global_batch:

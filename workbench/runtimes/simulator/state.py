@@ -1,8 +1,9 @@
 """The state of a simulated cluster, and how a process runs from one request to the next.
 
-A process is a program of one worker: a generator of requests. `SimProcess.resume` asks it for requests until one takes time. A
-handler answers each request: a function `(cluster, process, request)` that returns the answer, or `PENDING`. In the latter case it
-resumes the process later, by the clock. `simulation.HANDLERS` names the handler of each type of request.
+A process is a program of one worker: a generator of requests. `SimProcess.resume` takes requests from it until one
+takes time. A handler answers each request. It is a function `(cluster, process, request)` that returns the answer, or
+`PENDING`. After `PENDING` it resumes the process later, by the clock. `simulation.HANDLERS` names the handler of each
+type of request.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ PENDING = object()  # a handler's answer to a request that takes time
 
 @final
 class SimCluster:
-    """What handlers answer requests with.
+    """The state that handlers share.
 
     Attributes:
-        clock, fabric: virtual time, and the network that messages pass.
-        network, times: what communication costs, and what computing costs.
+        clock, fabric: virtual time, and the simulated network.
+        network, times: the costs of communication, and the times of computing.
         handlers: type of request -> its handler.
-        processes: those that have not ended, in order of beginning.
-        recorded: rank -> recorded events of the run that is replayed; None where nothing is.
-        errors: of background work, as long as no `Wait` has raised them.
-        on_update: called with (worker, request, when it ends) of each update of a server's copy.
+        processes: processes that have not ended, in order of their beginning.
+        recorded: rank -> recorded events of the run that is replayed; None if this is no replay.
+        errors: errors of background work that no `Wait` has raised yet.
+        on_update: called with (worker, request, end time) for each update of a server's copy.
         check_in_flight: verify that no value changes between its request and its use by the network.
     """
 
@@ -67,7 +68,7 @@ class SimCluster:
         self._answers: dict[tuple[int, int], RecordedAnswers] = {}
 
     def answers_of(self, rank: int, task: int) -> RecordedAnswers | None:
-        """The recorded answers of a program; None where nothing is replayed."""
+        """The recorded answers to a program; None if this is no replay."""
         if self.recorded is None or task < 0:
             return None
         if (rank, task) not in self._answers:
@@ -80,13 +81,13 @@ class SimProcess:
     """A program of one worker: its own, or one that it started.
 
     Args:
-        then: called with what the program returns, and with None.
-        key: of its messages: 0 for the worker's own program and for a server that shares its tags.
-        task: which program of this worker it is, in order of starting; the worker's own is 0.
-        priority: of its messages among those that wait for an interface.
+        then: called with (returned value, None) at the program's end, or with (None, error).
+        key: key of its messages. It is 0 for the worker's own program, and for a server that shares its tags.
+        task: number of this program among the worker's programs, in order of starting. The worker's own is 0.
+        priority: priority of its messages that wait for an interface.
         free: it runs on no lane, and may still wait when the run is stopped.
-        channel: of its collectives.
-        background: an error of the program is given to `then`. Else it ends the simulation.
+        channel: channel of its collectives.
+        background: an error of the program is given to `then`. Otherwise it ends the simulation.
     """
 
     __slots__ = (
@@ -128,8 +129,8 @@ class SimProcess:
         self.then, self.background = then, background
         self.pending: Any = None  # the request that it waits for
         self.recorded = cluster.answers_of(worker.rank, task)
-        self.num_started = 0  # works in the background, as their keys count them
-        self.num_tasks = 0  # programs in the background
+        self.num_started = 0  # background work so far: the next key
+        self.num_tasks = 0  # background programs so far
         self.lanes: dict[int, deque[SimProcess]] = {}
         self.waiting_since_s = 0.0
         self.run_next(program)
@@ -148,7 +149,7 @@ class SimProcess:
                 self.pending = request = send(answer)
                 handler = handlers.get(request.__class__)
                 if handler is None:
-                    raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
+                    raise TypeError(f"{type(request).__name__} is not a request of the simulator")
                 answer = handler(cluster, self, request)
                 if answer is PENDING:
                     return
@@ -165,19 +166,19 @@ class SimProcess:
         self.resume(answer)
 
     def fail(self, error: Exception) -> None:
-        """End with an error: of background work it goes to `then`, else it ends the simulation."""
+        """End with an error. Background work gives it to `then`; otherwise it ends the simulation."""
         if not self.background or self not in self.cluster.processes:
             raise error
         self.close()
         self.then(None, error)
 
     def close(self) -> None:
-        """End here."""
+        """Close the program."""
         self._program.close()
         self.cluster.processes.pop(self, None)
 
     def halt(self) -> None:
-        """End with the worker's process: nothing follows."""
+        """End the program, because the worker's process ends. Nothing follows."""
         self.close()
         self.then = _ignore
 
@@ -195,4 +196,4 @@ def complete(cluster: SimCluster, ticket: Ticket, value: Any, error: Exception |
 
 
 def _ignore(value: Any, error: Exception | None) -> None:
-    """Take the value of a program whose process has ended: nothing needs it."""
+    """Ignore the end of a program whose process has ended."""

@@ -31,7 +31,7 @@ class SimWorker:
         self.num_steps = num_steps_of(settings, sampler)
         self.replica = replica
         self.recorder = MemoryRecorder(rank, settings.trace_steps)
-        self.traced = settings.trace_steps != 0  # whether any span is kept
+        self.traced = settings.trace_steps != 0  # any span is kept
         self.step = 0
         self.last_step = -1
         self.has_values = worker is not None
@@ -50,7 +50,7 @@ class SimWorker:
         """
         if isinstance(self.replica, Replica):
             return self.replica
-        raise ConfigError("a timing-only simulation holds no parameters: there is nothing to keep or to resume")
+        raise ConfigError("a timing-only simulation has no parameters: it has no checkpoints and cannot be resumed")
 
     def backward(self, step: int) -> Gradient:
         if self._worker is None:
@@ -74,7 +74,7 @@ class SimWorker:
         if self.has_values or bucket is None:
             server_copy.apply(gradient, lr_scale)
         else:
-            server_copy.updates[bucket] += 1  # nothing else is kept
+            server_copy.updates[bucket] += 1  # timing only: updates are only counted
         return max(server_copy.updates) if bucket is None else server_copy.updates[bucket]
 
     def end_step(self, end: EndStep, now_s: float) -> bool:
@@ -104,7 +104,7 @@ class SimWorker:
         return False
 
     def evaluated_parameters(self) -> Tensor | None:
-        """The parameters that an evaluation takes; None in a timing-only simulation."""
+        """The parameters to evaluate; None in a timing-only simulation."""
         return self._worker.evaluated_parameters() if self._worker is not None else None
 
     def due_steps(self) -> list[int]:
@@ -112,12 +112,12 @@ class SimWorker:
         return self._worker.due_steps() if self._worker is not None else []
 
     def join_shards(self, parts: dict[int, Tensor]) -> Tensor:
-        """Shards' parameters in the layout of `evaluated_parameters`."""
+        """The parameters of all shards, in the layout of `evaluated_parameters`."""
         assert self._worker is not None
         return self._worker.join_shards(parts)
 
     def evaluate(self, step: int, now_s: float, parameters: Tensor, bytes_sent: int) -> None:
-        """Evaluate the whole test set at these parameters, in no virtual time; `bytes_sent` is that of all workers."""
+        """Evaluate these parameters on the whole test set, in no virtual time. `bytes_sent` is the sum over workers."""
         if self._worker is not None and self._worker.can_evaluate:
             samples = self._worker.sampler.samples_before(step + 1)
             row = {"step": step, "seconds": now_s, "samples": samples, "bytes_sent": bytes_sent}
@@ -126,7 +126,7 @@ class SimWorker:
 
 @final
 class Taken(dict[int, tuple[int, int, int]]):
-    """step -> (samples of all workers up to its end, samples of each in it, number of first workers that take one more)."""
+    """step -> (samples of all workers up to its end, samples of each worker in it, number of workers with one more)."""
 
     def __init__(self, sampler: Sampler) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Taken(dict[int, tuple[int, int, int]]):
 
 
 class _Counted:
-    """Counts updates of buckets, in place of an optimizer."""
+    """Counts updates of buckets, instead of an optimizer."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -160,7 +160,7 @@ Buckets = dict[int | None, Tensor]
 
 
 def without_content(layout: Layout) -> Buckets:
-    """Return tensors on the meta device that all workers share: by bucket, and under None the whole gradient."""
+    """Return tensors on the meta device, for all workers: one for each bucket, and for None the whole gradient."""
     flat = torch.empty(layout.numel, dtype=layout.dtype, device="meta")
     return {None: flat, **{piece.index: flat[piece.start : piece.stop] for piece in layout.buckets}}
 
@@ -180,7 +180,7 @@ class Shapes(_Counted):
         return Gradient(self._buckets[None], self.layout, step, min(self.updates))
 
     def bucket_view(self, gradient: Gradient, bucket: int) -> Gradient:
-        """As `Gradient.bucket_view`, without the slice of a meta tensor, which takes microseconds."""
+        """Do what `Gradient.bucket_view` does, without slicing a meta tensor, which takes microseconds."""
         return Gradient(self._buckets[bucket], self.layout, gradient.step, gradient.version, bucket, owner=gradient)
 
     def discard(self, gradient: Gradient) -> None:

@@ -33,14 +33,17 @@ class Handle(ABC):
 
     @abstractmethod
     def poll(self) -> bool:
-        """Whether it is complete. Makes progress where the library needs that, and raises the operation's error."""
+        """Return True if it is complete.
+
+        Makes progress where the library needs that, and raises the operation's error.
+        """
 
     @abstractmethod
     def wait(self, deadline: Deadline) -> None:
         """Wait until it is complete."""
 
     def wait_inside(self, deadline: Deadline) -> None:
-        """Wait until it is complete, on a thread with no other duty: it may block in the library, which wakes only this thread."""
+        """Wait until it is complete, on a thread with no other duty, because it may block in the library."""
         self.wait(deadline)
 
 
@@ -116,12 +119,12 @@ class Transport(ABC):
         raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
 
     def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
-        """Number of ranks that reached it with that text, and one (rank, text) that reached it with another text, or None."""
+        """Number of ranks that reached it with that text, and one (rank, text) with another text, or None."""
         raise NotImplementedError(f"{self.library} has no barrier {number} for {text!r}")
 
     @property
     def bound(self) -> bool:
-        """Whether peers depend on a call of the calling thread that they cannot leave without it: an interrupt should wait."""
+        """Return True if peers are in a call that they cannot leave without this thread: an interrupt should wait."""
         return False
 
     def unusable(self) -> str:
@@ -146,18 +149,24 @@ class Transport(ABC):
         return self
 
     def abandon(self) -> None:  # noqa: B027 - most libraries need nothing
-        """A rank has left, so operations in progress will not end. Release threads that wait in the library, on every remaining rank."""
+        """A rank has left, so operations in progress will not end.
+
+        Release threads that wait in the library, on every remaining rank.
+        """
 
     @property
     def in_flight(self) -> bool:
-        """Whether an operation is in progress in the library, or a thread waits in it."""
+        """Return True if an operation is in progress in the library, or a thread waits in it."""
         return False
 
     def abort_waits(self) -> None:  # noqa: B027 - most libraries need nothing
         """Make every wait in the library return at once, with an error, at the end of the process."""
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
-        """Continue with these ranks alone, renumbered in this order. Each of them must call it. They meet at `place`, a new file."""
+        """Continue with these ranks alone, renumbered in this order.
+
+        Each of them must call it. They meet at `place`, a new file.
+        """
         raise NotImplementedError(f"{self.library} cannot continue with ranks {ranks} alone")
 
     def admit(self, ranks: list[int], place: Path, deadline: Deadline, agreed: Callable[[bool], bool]) -> bool:

@@ -1,8 +1,8 @@
 """Messages in a run with peers that may leave: one behaviour for all libraries when the other process is gone.
 
-gloo's behaviour, found by experiment: a send to a dead peer raises, and so does a receive that the peer had begun to answer. A receive
-from any rank that no rank had begun to answer stays valid. If the peer had announced a message before it died, every later receive
-from any rank with that tag raises. Then one receive is posted for each remaining rank.
+gloo's behaviour, found by experiment: a send to a dead peer raises, and so does a receive that the peer had begun to
+answer. A receive from any rank that no rank had begun to answer stays valid. If the peer had announced a message before
+it died, every later receive from any rank with that tag raises. Then one receive is posted for each remaining rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ GRACE_S = 5.0  # from a library's error until a departure must explain it
 
 @final
 class PeerHandle(Handle):
-    """A message to or from one rank. It completes without a message if that rank has left and the run continues without it.
+    """A message to or from one rank.
+
+    It completes without a message if that rank has left and the run continues without it.
 
     Args:
         begin: begins the operation; may raise.
@@ -58,7 +60,7 @@ class PeerHandle(Handle):
         return True
 
     def _is_gone(self) -> bool:
-        """Whether that rank has left.
+        """Return True if that rank has left.
 
         Raises:
             PeerFailed: it has left, and the run cannot continue without it.
@@ -86,7 +88,8 @@ class AnyHandle(Handle):
 
     Args:
         begin: (source, memory) -> a receive; source -1 is any rank.
-        fan: rank -> a receive from that rank, and its memory. Posted where a receive from any rank fails; shared with later receives.
+        fan: rank -> a receive from that rank, and its memory. Posted where a receive from any rank fails; shared with
+            later receives.
     """
 
     def __init__(

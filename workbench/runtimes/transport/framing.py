@@ -4,10 +4,10 @@
     bit 61          set in an announcement
     bit 62          set in every header: zeroed memory, which nothing was received into, is no header
 
-A message longer than the posted receive makes gloo abort the receiving process, and MPI truncates it. So an announcement goes
-first on each channel, and again before a change of length. It is as long as the shortest message. The receiver refuses an
-unexpected length before the message itself arrives. TCP and MPI keep messages in order and intact, so a header has no number
-and no checksum.
+A message longer than the posted receive makes gloo abort the receiving process, and MPI truncates it. So an
+announcement goes first on each channel, and again before a change of length. It is as long as the shortest message. The
+receiver refuses an unexpected length before the message itself arrives. TCP and MPI keep messages in order and intact,
+so a header has no number and no checksum.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Channel:
         self._announced: tuple[int, torch.dtype] | None = None
 
     def announcement(self, num_bytes: int, dtype: torch.dtype) -> int | None:
-        """Return the announcement to send before messages of `num_bytes` (with header); None if it was sent before. For the sender."""
+        """Return the announcement to send before messages of `num_bytes` (with header); None if it was sent before.
+
+        For the sender.
+        """
         if self._announced == (num_bytes, dtype):
             return None
         assert num_bytes < 1 << LENGTH_BITS, f"a message of {num_bytes} bytes cannot be announced"

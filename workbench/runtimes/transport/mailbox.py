@@ -41,9 +41,10 @@ def without_header(message: Tensor, dtype: torch.dtype) -> Tensor:
 class Mailbox:
     """One rank's messages to itself, and its posted receives from any rank.
 
-    A message to the rank itself never reaches the library (gloo refuses it). A receive from any rank polls the mailbox and the
-    library. If the mailbox is first, the library's receive stays posted, because it cannot be cancelled, and serves the next such
-    receive. At the end of a run, `parked` lists the receives that are still posted, so that a peer can send a message for each.
+    A message to the rank itself never reaches the library (gloo refuses it). A receive from any rank polls the mailbox
+    and the library. If the mailbox is first, the library's receive stays posted, because it cannot be cancelled, and
+    serves the next such receive. At the end of a run, `parked` lists the receives that are still posted, so that a peer
+    can send a message for each.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -95,11 +96,11 @@ class Mailbox:
     def start_recv(self, source: int, flat: Tensor, tag: int) -> Handle:
         """A receive of a message with a header from one other rank."""
         if self._transport.members is not None:
-            flat[:HEADER_BYTES].zero_()  # after a departure nothing is received, and old memory must not pass for a message
+            flat[:HEADER_BYTES].zero_()  # nothing comes after a departure; old memory must not look like a message
         return self._transport.start_recv(source, flat, tag)
 
     def has_left(self, rank: int) -> bool:
-        """Whether that rank has left."""
+        """Return True if that rank has left."""
         members = self._transport.members
         return members is not None and members.has_left(rank)
 
@@ -122,7 +123,7 @@ class Mailbox:
         self._told.clear()
 
     def is_reported(self, tag: int, rank: int) -> bool:
-        """Whether the receives of this tag have reported that `rank` has left."""
+        """Return True if the receives of this tag have reported that `rank` has left."""
         members = self._transport.members
         return members is not None and any(row.rank == rank for row in members.gone[: self._told.get(tag, 0)])
 
@@ -249,7 +250,8 @@ class AnySourceRecv(Handle):
             return True
         if self._remote is not None and self._remote[0].poll():
             if self._departures and self._mailbox.is_reported(self._tag, self._remote[0].source):  # type: ignore[attr-defined]  # as below
-                self._remote = self._mailbox.post_any(torch.empty_like(self.flat), self._tag)  # its sender's departure was reported before
+                # Its sender's departure was reported before.
+                self._remote = self._mailbox.post_any(torch.empty_like(self.flat), self._tag)
                 return False
             handle, flat = self._remote
             source = handle.source  # type: ignore[attr-defined]  # a receive's handle has one
@@ -279,7 +281,7 @@ class AnySourceRecv(Handle):
 
 
 def flush(mailbox: Mailbox, transport: Transport, deadline: Any) -> None:
-    """Complete parked receives at the end of a run: each rank sends a message for each parked receive of the previous rank."""
+    """Complete parked receives at the end of a run: each rank sends a message for each one of the previous rank."""
     mine = ";".join(f"{tag}:{size}" for tag, size in mailbox.parked())
     texts = transport.gather_texts(mine, deadline("all ranks to leave the run"))
     if LEFT_TEXT in texts:

@@ -28,14 +28,14 @@ class MeasuredLink:
     """A measured link, equal on all ranks: `collectives.Auto` chooses by it.
 
     Attributes:
-        latency_s, bandwidth_bytes_per_s, sum_s_per_byte: see `collectives.Link`. Measured while all ranks send and receive at once,
-            as in a sum, so with the processors and wires that they share.
+        latency_s, bandwidth_bytes_per_s, sum_s_per_byte: see `collectives.Link`. Measured while all ranks send and
+            receive at once, as in a sum, so with the processors and wires that they share.
         native_latency_s, native_s_per_byte: of the library's all-reduce: a line through a short one and one of 1 MiB.
         long_s_per_byte: of the library's all-reduce, per byte beyond 1 MiB, where libraries change their algorithm.
-        longest_s_per_byte: of the library's all-reduce, per byte of 64 MiB or more, where libraries allocate memory each time. None if
-            no sum is as long, or if measuring it would take too long.
-        slowdown: measured time of a long ring over its formula, which knows nothing of processors and memory. 1 if no sum is longer
-            than 1 MiB.
+        longest_s_per_byte: of the library's all-reduce, per byte of 64 MiB or more, where libraries allocate memory
+            each time. None if no sum is as long, or if measuring it would take too long.
+        slowdown: measured time of a long ring over its formula, which knows nothing of processors and memory. 1 if no
+            sum is longer than 1 MiB.
     """
 
     latency_s: float
@@ -58,8 +58,8 @@ class MeasuredLink:
 def measure_link(transport: Transport, deadline: Callable[[str], Deadline], num_bytes: float = LONG_BYTES) -> MeasuredLink | None:
     """Measure the link. All ranks must call it. None for one rank.
 
-    The fastest of several rounds counts, and for long sums the median, because a library's own times vary by a factor of two. The
-    slowest rank counts.
+    The fastest of several rounds counts, and for long sums the median, because a library's own times vary by a factor
+    of two. The slowest rank counts.
 
     Args:
         num_bytes: of the longest sum of the run: much longer ones are not measured.

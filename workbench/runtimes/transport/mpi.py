@@ -1,10 +1,10 @@
 """MPI through mpi4py, directly on tensor memory.
 
-Every wait can be interrupted. Before the library's fast, blocking collective, ranks pass a non-blocking barrier that is polled, so
-that all ranks are known to be there.
+Every wait can be interrupted. Before the library's fast, blocking collective, ranks pass a non-blocking barrier that is
+polled, so that all ranks are known to be there.
 
-With Open MPI's fault tolerance (User-Level Failure Mitigation, MPI Forum), operations with a killed rank end with an error on some
-ranks. One of them revokes the communicators, which releases the others, and all shrink them.
+With Open MPI's fault tolerance (User-Level Failure Mitigation, MPI Forum), operations with a killed rank end with an
+error on some ranks. One of them revokes the communicators, which releases the others, and all shrink them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MpiTransport(Transport):
         self.can_shrink = self._threads and is_fault_tolerant()  # the failure detector uses a thread
         if not self._threads:
             self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
-        self._failure: list[str] = []  # shared with the lanes' transports: each announcement arrives once, at the thread that polls first
+        self._failure: list[str] = []  # shared with the lanes' transports: an announcement arrives once
         self._announced: list[Any] = []
         self._last_failure = ""  # announced by this rank
         self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> the call that it reported
@@ -236,7 +236,8 @@ class MpiTransport(Transport):
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         me = self._ranks[self.rank]
-        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)  # all ranks open the other lanes again
+        # All ranks open other lanes again.
+        self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)
         self._collectives, self._failure, self._announced = self._comm, [], []
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(me), len(ranks)
 
@@ -263,7 +264,8 @@ class MpiTransport(Transport):
     def _to_host(self, flat: Tensor) -> Tensor:
         if not self._staged:
             if flat.is_cuda:
-                torch.cuda.current_stream(flat.device).synchronize()  # MPI reads the memory at once, not in stream order
+                # MPI reads the memory at once, not in stream order.
+                torch.cuda.current_stream(flat.device).synchronize()
             return flat
         host = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=torch.cuda.is_available())
         return host.copy_(flat)
@@ -275,7 +277,10 @@ class MpiTransport(Transport):
 
 @final
 class _Together:
-    """A context around a blocking collective. A class, because a generator's context manager takes as long as a short sum."""
+    """A context around a blocking collective.
+
+    A class, because a generator's context manager takes as long as a short sum.
+    """
 
     __slots__ = ("_deadline", "_num_bytes", "_transport")
 
@@ -312,7 +317,7 @@ def _join(communicator: Any, deadline: Deadline) -> None:
 
 
 def _check_not_alone() -> None:
-    """Raise if the launcher and the library belong to different MPIs: each rank then sees a world of one, without an error."""
+    """Raise if launcher and library belong to different MPIs: each rank would silently be alone in its world."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         started = int(os.environ.get(name, 0))
         if started and started != MPI.COMM_WORLD.Get_size():
@@ -325,7 +330,7 @@ def _check_not_alone() -> None:
 
 
 def is_cuda_aware() -> bool:
-    """Whether this process's MPI library accepts device pointers (MPIX_Query_cuda_support)."""
+    """Return True if this process's MPI library accepts device pointers (MPIX_Query_cuda_support)."""
     import ctypes
 
     try:

@@ -1,4 +1,4 @@
-"""Fault-tolerant MPI: ranks that survive a killed one (User-Level Failure Mitigation of the MPI Forum, in Open MPI 5)."""
+"""Fault-tolerant MPI: ranks that survive a killed one (User-Level Failure Mitigation, in Open MPI 5)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from workbench.errors import PeerFailed
 from workbench.runtimes.liveness.deadline import Deadline, on_a_thread
 from workbench.runtimes.liveness.membership import ENDS_ALONE
 
-FAULT_TOLERANCE = ("OMPI_MCA_mpi_ft_enable", f"OMPI_MCA_{ENDS_ALONE}")  # set by Open MPI's launcher if both options were given
+# Set by Open MPI's launcher if both options were given.
+FAULT_TOLERANCE = ("OMPI_MCA_mpi_ft_enable", f"OMPI_MCA_{ENDS_ALONE}")
 
 
 def is_fault_tolerant() -> bool:
-    """Whether this process's MPI continues, and can end, after a rank was killed.
+    """Return True if this process's MPI continues, and can end, after a rank was killed.
 
-    True for Open MPI 5 under `mpiexec` with all of `FAULT_TOLERANT`. Without its second half the fence in MPI_Finalize may wait for
-    the dead rank (open-mpi/ompi#9434).
+    True for Open MPI 5 under `mpiexec` with all of `FAULT_TOLERANT`. Without its second half the fence in MPI_Finalize
+    may wait for the dead rank (open-mpi/ompi#9434).
     """
     return all(os.environ.get(name, "") in ("1", "true") for name in FAULT_TOLERANCE) and hasattr(MPI.Comm, "Shrink")
 

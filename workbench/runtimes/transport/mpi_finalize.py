@@ -1,7 +1,8 @@
 """End a rank that hangs in MPI_Finalize after a failure, with a line that says why.
 
-MPI_Finalize waits for all ranks, also for one that still trains or is in a call that not all ranks make. It runs after Python's end, so
-a second process watches the rank: it reads a pipe that no process writes to and that closes when the rank is gone.
+MPI_Finalize waits for all ranks, also for one that still trains or is in a call that not all ranks make. It runs after
+Python's end, so a second process watches the rank: it reads a pipe that no process writes to and that closes when the
+rank is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ if not select.select([0], [], [], limit_s)[0]:
 
 
 def bound_finalize(rank: int, why: str) -> None:
-    """End this process by SIGALRM if it still runs after `FINALIZE_S`; mpiexec then ends the job. Called when the process ends."""
+    """End this process by SIGALRM if it still runs after `FINALIZE_S`; mpiexec then ends the job.
+
+    Called when the process ends.
+    """
     words = f"rank {rank} did not end in {FINALIZE_S:g} s (MPI_Finalize waits for all ranks), so a signal ends it: {why}\n"
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     reader, _ = os.pipe()  # only this process has the other end, which stays open until it is gone

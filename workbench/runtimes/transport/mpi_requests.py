@@ -66,7 +66,8 @@ class MpiHandle(Handle):
                 try:
                     deadline.pause()
                 except (PeerFailed, Stalled):
-                    if not self.poll():  # it may be complete after all; an abandoned request would match a later message
+                    # It may be complete after all; an abandoned request would match a later message.
+                    if not self.poll():
                         raise
         except BaseException:
             if self.finished_s is None:

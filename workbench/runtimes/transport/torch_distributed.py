@@ -23,12 +23,14 @@ from workbench.units import MIB
 
 FAILURE_KEY = "workbench/failure"
 NCCL_GRACE_S = 30.0
-LONG_BYTES, LONG_PARTS = 16 * MIB, 2  # gloo may leave the network idle between the steps of a long sum; two halves fill each other's gaps
+LONG_BYTES, LONG_PARTS = 16 * MIB, 2  # gloo leaves gaps between the steps of a long sum; two halves fill them
 CLOSE_S = 5.0  # how long a finished rank waits for the others before it destroys its groups
 
 
 def join_process_group(rank: int, num_workers: int, store_path: str | None, timeout_s: float) -> bool:
-    """Make the default process group if there is none, by a shared file or torchrun's environment. Returns whether it was made.
+    """Make the default process group if there is none, by a shared file or torchrun's environment.
+
+    Returns whether it was made.
 
     Raises:
         LaunchError: the ranks did not find each other.
@@ -59,7 +61,8 @@ def own_gpu(rank: int) -> str:
 def agreed_backend(store: dist.Store, rank: int, num_workers: int, gpu: str) -> str:
     """ "nccl" if each rank has its own GPU, else "gloo". All ranks must call it, and get the same answer.
 
-    The number of visible GPUs does not decide: a launcher may show each rank only its own GPU (`srun --gpus-per-task=1`).
+    The number of visible GPUs does not decide: a launcher may show each rank only its own GPU (`srun
+    --gpus-per-task=1`).
     """
     store.set(str(rank), gpu)
     if not gpu:
@@ -69,7 +72,10 @@ def agreed_backend(store: dist.Store, rank: int, num_workers: int, gpu: str) -> 
 
 
 def backend_of(group: dist.ProcessGroup | None) -> str:
-    """Backend of this rank's tensors. A group that was made without a backend's name has one for each kind of device."""
+    """Backend of this rank's tensors.
+
+    A group that was made without a backend's name has one for each kind of device.
+    """
     named = str(dist.get_backend(group))
     if named in ("gloo", "nccl"):
         return named
@@ -79,7 +85,10 @@ def backend_of(group: dist.ProcessGroup | None) -> str:
 
 @final
 class TorchTransport(Transport):
-    """A rank of the group `among` (None: the default group). It uses its own groups, so nothing mixes with the user's calls."""
+    """A rank of the group `among` (None: the default group).
+
+    It uses its own groups, so nothing mixes with the user's calls.
+    """
 
     def __init__(
         self,
@@ -90,7 +99,8 @@ class TorchTransport(Transport):
     ) -> None:
         self._on_default_group = True
         self.rank, self.num_workers = dist.get_rank(among), dist.get_world_size(among)
-        self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)  # rank in `among` -> rank of the default group
+        # Rank in `among` -> rank of the default group.
+        self._ranks = dist.get_process_group_ranks(among or dist.group.WORLD)
         self._store = dist.distributed_c10d._get_default_store()
         place = FAILURE_KEY if among is None else f"{FAILURE_KEY}/{'-'.join(map(str, self._ranks))}"
         run = (self._store.add(f"{place}/runs", 1) - 1) // self.num_workers  # equal on all ranks
@@ -125,7 +135,8 @@ class TorchTransport(Transport):
         self._waiters = Waiters()
         self._works = Works()
         self.outlives_peers = self.can_shrink = backend == "gloo" and among is None
-        self._fans: dict[tuple[int, int], Any] = {}  # (tag, bytes) -> receives from each rank, where one from any rank fails
+        # (tag, bytes) -> receives from each rank, where one from any rank fails.
+        self._fans: dict[tuple[int, int], Any] = {}
 
     @classmethod
     def join_later(cls, rank: int, num_workers: int, num_lanes: int, timeout_s: float) -> TorchTransport:
@@ -275,7 +286,7 @@ class TorchTransport(Transport):
 
     @property
     def _may_lose(self) -> bool:
-        """Whether the run continues after some departures, so that messages to such a rank are dropped."""
+        """Return True if the run continues after some departures, so that messages to such a rank are dropped."""
         return self.members is not None and any(self.members.losable)
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
@@ -371,7 +382,8 @@ class TorchTransport(Transport):
         deadline = Deadline("all ranks to leave the run", self.peer_failure, CLOSE_S)
         try:
             self._store.add(key, 1)
-            while int(self._store.get(key)) < self.num_workers:  # `get`, because `add(key, 0)` makes a file store longer
+            # `get`, because `add(key, 0)` makes a file store longer.
+            while int(self._store.get(key)) < self.num_workers:
                 deadline.check()
                 time.sleep(1e-4)
             return self.peer_failure() is None
@@ -386,7 +398,10 @@ class TorchTransport(Transport):
 
 
 def abort(group: dist.ProcessGroup) -> None:
-    """Abort NCCL's operations in a group that lost a rank. Else torch's watchdog would end this process minutes later."""
+    """Abort NCCL's operations in a group that lost a rank.
+
+    Else torch's watchdog would end this process minutes later.
+    """
     ends = getattr(dist.distributed_c10d, "_abort_process_group", None)  # of torch 2.6 and newer
     if ends is not None:
         with suppress(RuntimeError, ValueError):  # it is gone already

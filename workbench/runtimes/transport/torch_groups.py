@@ -1,7 +1,8 @@
 """gloo groups that are made during a run: of some of its ranks, or with a rank that joined later.
 
-torch's `new_group` numbers groups by how many the process has made. Ranks that saw different failures do not agree on that number.
-It also waits half an hour for a rank that has ended. Here ranks meet by a file in the run's folder, under a name that all know.
+torch's `new_group` numbers groups by how many the process has made. Ranks that saw different failures do not agree on
+that number. It also waits half an hour for a rank that has ended. Here ranks meet by a file in the run's folder, under
+a name that all know.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Meeting:
         self._num_made = 0
 
     def groups(self, number: int, deadline: Deadline) -> list[dist.ProcessGroup]:
-        """Make that many groups; every rank calls it. If a rank is gone meanwhile, this call ends, though not the library's call."""
+        """Make that many groups; every rank calls it.
+
+        If a rank is gone meanwhile, this call ends, though not the library's call.
+        """
         names = [f"group-{self._num_made + more}" for more in range(number)]
         self._num_made += number
         made = on_a_thread(lambda: [self._group(name) for name in names], deadline.check)
@@ -48,7 +52,7 @@ class Meeting:
     def _group(self, name: str) -> dist.ProcessGroup:
         store, size, gloo = dist.PrefixStore(f"{name}/", self.store), len(self._ranks), dist.ProcessGroup.BackendType.GLOO
         group, backend = dist.ProcessGroup(store, self._place, size), dist.ProcessGroupGloo(store, self._place, size, self._timeout)
-        backend._set_default_timeout(LIMIT)  # of messages: a shorter one would close connections and hide why the others left
+        backend._set_default_timeout(LIMIT)  # a shorter one would close connections, and hide why others left
         group._set_default_backend(gloo)
         group._register_backend(torch.device("cpu"), gloo, backend)
         dist.distributed_c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(self._ranks)}

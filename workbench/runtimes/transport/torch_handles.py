@@ -68,7 +68,10 @@ class WorkHandle(Handle):
 
 @final
 class Works:
-    """gloo's collectives in progress. They call Python at their end, which must not happen while the interpreter ends."""
+    """gloo's collectives in progress.
+
+    They call Python at their end, which must not happen while the interpreter ends.
+    """
 
     def __init__(self) -> None:
         self._handles: weakref.WeakSet[WorkHandle] = weakref.WeakSet()  # a work holds its handle until it completes
@@ -79,7 +82,7 @@ class Works:
         return handle
 
     def pending(self) -> bool:
-        """Whether one is in progress."""
+        """Return True if one is in progress."""
         return any(handle.finished_s is None for handle in list(self._handles))
 
     def wait(self, limit_s: float) -> None:
@@ -103,7 +106,10 @@ def close_connections(group: dist.ProcessGroup, rank: int, num_ranks: int) -> No
 
 @final
 class StreamHandle(Handle):
-    """A collective on device memory. The host waits for it too, to notice a failed peer and to know when it completed."""
+    """A collective on device memory.
+
+    The host waits for it too, to notice a failed peer and to know when it completed.
+    """
 
     def __init__(self, work: Any) -> None:
         self.started_s = time.perf_counter()
@@ -121,7 +127,9 @@ class StreamHandle(Handle):
 
 @final
 class PointHandle(Handle):
-    """A send or receive. gloo reports its completion only to a thread that waits for it: the first that asks, or one of `Waiters`.
+    """A send or receive of gloo.
+
+    gloo reports its completion only to a thread that waits for it: the first that asks, or one of `Waiters`.
 
     Args:
         host: memory that the library uses.
@@ -192,7 +200,8 @@ class Waiters:
         self.closed = False
         self.busy: set[int] = set()  # threads that wait in the library now
         self._tasks: SimpleQueue[PointHandle | None] = SimpleQueue()
-        self._idle: SimpleQueue[None] = SimpleQueue()  # one entry a thread. No semaphore: a handle may be collected inside its methods
+        # One entry a thread. No semaphore: its methods may collect a handle.
+        self._idle: SimpleQueue[None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def watch(self, work: Any, host: Tensor, peer: int, target: Tensor | None = None, numbers: list[int] | None = None) -> PointHandle:
@@ -218,7 +227,10 @@ class Waiters:
             self._idle.put(None)
 
     def close(self) -> None:
-        """End the threads. A thread that returns from the library while the interpreter ends would abort the process."""
+        """End the threads.
+
+        A thread that returns from the library while the interpreter ends would abort the process.
+        """
         self.closed = True
         deadline = time.monotonic() + JOIN_S
         for _ in self._threads:

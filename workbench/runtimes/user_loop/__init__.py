@@ -1,9 +1,12 @@
 """Training loops that the user wrote.
 
 - `trainer`: `Trainer`, which runs any algorithm inside the user's own loop.
-- `loop_checkpoints`: the parts of a `Trainer`: batch weights, the record, checkpoints, and the model as it would be at the end.
-- `ddp_hook`: collectives and codecs as communication hooks of torch's DistributedDataParallel; `ddp_loop` is a plain DDP loop.
-- `peers`, `monitored_barrier`, `process_end`: failures of ranks without a run folder: mismatched calls, and ended processes.
+- `loop_checkpoints`: the parts of a `Trainer`: batch weights, the record, checkpoints, and the model as it would be at
+  the end.
+- `ddp_hook`: collectives and codecs as communication hooks of torch's DistributedDataParallel; `ddp_loop` is a plain
+  DDP loop.
+- `peers`, `monitored_barrier`, `process_end`: failures of ranks without a run folder: mismatched calls, and ended
+  processes.
 
 May import all of `runtimes`. Begin with `trainer`.
 """

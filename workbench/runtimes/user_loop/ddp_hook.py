@@ -47,9 +47,9 @@ class Bucket:
 class DDPHook:
     """The state of `ddp_hook`: a rank's lane, its groups, and the codecs' memory between steps.
 
-    This memory (residuals of error feedback, factors of PowerSGD) belongs to the parameters of a bucket. After the first backward
-    DDP makes new buckets, in the order in which gradients became ready. The memory of a bucket that changes is lost, so the first
-    step's residual may be. `PowerSGD(start_step=2)` begins after that.
+    This memory (residuals of error feedback, factors of PowerSGD) belongs to the parameters of a bucket. After the
+    first backward DDP makes new buckets, in the order in which gradients became ready. The memory of a bucket that
+    changes is lost, so the first step's residual may be. `PowerSGD(start_step=2)` begins after that.
 
     `state_dict` is one rank's: save it on every rank, next to the model's and the optimizer's.
     """
@@ -69,7 +69,8 @@ class DDPHook:
         self._buckets: dict[int, Bucket] = {}
         self._memory: dict[Signature, dict[str, Tensor]] = {}
         self._cut: list[Signature] = []  # buckets of a loaded state: the next step is averaged in them
-        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []  # DDP's buckets of that step, until its last one
+        # DDP's buckets of that step, until its last one.
+        self._waiting: list[tuple[dist.GradBucket, Future[Tensor]]] = []
         self._error: BaseException | None = None
 
     @property
@@ -80,7 +81,10 @@ class DDPHook:
     # -- a bucket ----------------------------------------------------------------------------------------------
 
     def start(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Begin to average a bucket over the ranks. The future's value is its buffer. All ranks call it in the same order."""
+        """Begin to average a bucket over the ranks.
+
+        The future's value is its buffer. All ranks call it in the same order.
+        """
         if self._error is not None:
             raise self._error
         with translated_errors(lambda error: self._fail(error, self.step)):
@@ -112,14 +116,14 @@ class DDPHook:
         self._lane.submit(task)
 
     def _wait_for_all(self, bucket: dist.GradBucket, future: Future[Tensor]) -> None:
-        """The first step after a state was loaded: DDP has its first buckets, but the codecs' memory belongs to the saved run's.
+        """The first step after a state was loaded: DDP has its first buckets, but the codecs' memory is that of the saved run.
 
         So when all gradients are there, they are averaged in the saved run's buckets and copied back.
         """
         self._waiting.append((bucket, future))
         if not bucket.is_last():
             return
-        parts: dict[int, tuple[Tensor, Tensor]] = {}  # number of a parameter -> the parameter, its gradient in DDP's buffer
+        parts: dict[int, tuple[Tensor, Tensor]] = {}  # number -> parameter, its gradient in DDP's buffer
         for one, _ in self._waiting:
             for param, gradient in zip(one.parameters(), one.gradients(), strict=True):
                 parts[self._numbers.setdefault(param, len(self._numbers))] = (param, gradient)
@@ -145,7 +149,10 @@ class DDPHook:
             _in_memory_order(gradient).copy_(mean)
 
     def _average(self, bucket: Bucket, buffer: Tensor, step: int, ready: Any) -> Program:
-        """Average a bucket, on the lane's thread. Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not."""
+        """Average a bucket, on the lane's thread.
+
+        Divides first, as DDP does: in 16 bits the sum may overflow where the mean does not.
+        """
         if self._error is not None:
             raise self._error
         if ready is not None:  # the lane uses its thread's stream
@@ -165,10 +172,13 @@ class DDPHook:
             future.set_result(buffer)
         else:
             error = self._fail(error, step)
-            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))  # type: ignore[arg-type]  # its annotation is a slip
+            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))  # type: ignore[arg-type]  # a wrong annotation
 
     def _fail(self, error: BaseException, step: int) -> BaseException:
-        """Announce the error to the other ranks, and fail every later bucket of this rank. Returns the error to raise."""
+        """Announce the error to the other ranks, and fail every later bucket of this rank.
+
+        Returns the error to raise.
+        """
         error = cause_of(error, self._transport, self._detector)
         if self._error is None:
             self._error = error
@@ -183,7 +193,7 @@ class DDPHook:
             raise ConfigError("a sparse gradient cannot be sent through ddp_hook: make the embedding with sparse=False")
         if buffer.device != self._transport.device:
             raise ConfigError(
-                f"a bucket lies on {buffer.device}, and ddp_hook was made for {self._transport.device}: with NCCL call "
+                f"a bucket is on {buffer.device}, and ddp_hook was made for {self._transport.device}: with NCCL call "
                 "torch.cuda.set_device before ddp_hook; with gloo keep the model on the CPU"
             )
 
@@ -211,7 +221,10 @@ class DDPHook:
             self._forget(self._buckets.pop(index))
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's memory, as copies of tensors and plain values that `torch.load` reads. Call it between two steps."""
+        """This rank's memory, as copies of tensors and plain values that `torch.load` reads.
+
+        Call it between two steps.
+        """
         kept = [
             {"parameters": [list(item) for item in signature], "values": {name: value.clone() for name, value in memory.items()}}
             for signature, memory in self._memory.items()
@@ -224,9 +237,9 @@ class DDPHook:
         """Continue from what `state_dict` gave on this rank, with the same model: the gradients are bit-identical to those of a run
         that was not stopped. Call it before the first step.
 
-        A new DDP begins with other buckets than it has later. The first step is therefore averaged in the saved run's buckets, after
-        backward. A state that was saved after the very first step is the exception: DDP was about to cut its buckets again, and how
-        it would have done so is not in the state.
+        A new DDP begins with other buckets than it has later. The first step is therefore averaged in the saved run's
+        buckets, after backward. A state that was saved after the very first step is the exception: DDP was about to cut
+        its buckets again, and how it would have done so is not in the state.
 
         Raises:
             ConfigError: it is of another rank, number of ranks or collective; in the first step, of another model.
@@ -265,10 +278,10 @@ def ddp_hook(
 ) -> tuple[DDPHook, Any]:
     """A communication hook for torch's DistributedDataParallel: (state, hook), as `register_comm_hook` takes them.
 
-    Each bucket is averaged over the ranks by `collective`, in the background of backward, one bucket after the other. All ranks
-    call it, after torch.distributed was initialised, and in the same order if more than once. The gradients are those of
-    `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with a codec what it leaves of them, equal on all
-    ranks. One rank's failure ends backward on all with an error that names it.
+    Each bucket is averaged over the ranks by `collective`, in the background of backward, one bucket after the other.
+    All ranks call it, after torch.distributed was initialised, and in the same order if more than once. The gradients
+    are those of `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with a codec what it leaves
+    of them, equal on all ranks. One rank's failure ends backward on all with an error that names it.
 
     Nothing is copied, unless a codec meets a model of 16-bit parameters: then a bucket is summed in float32.
 
@@ -334,7 +347,7 @@ def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future
         done.value()
     except Exception as error:  # noqa: BLE001 - for any error: DDP waits for it on every future
         for _, future in waiting:
-            future.set_exception(error)  # type: ignore[arg-type]  # its annotation is a slip
+            future.set_exception(error)  # type: ignore[arg-type]  # a wrong annotation
         return
     for bucket, future in waiting:
         future.set_result(bucket.buffer())
@@ -346,9 +359,10 @@ def _in_memory_order(gradient: Tensor) -> Tensor:
 
 
 def _layout_of(index: int, parameters: list[Tensor], buffer: Tensor) -> Layout:
-    """DDP's bucket `index` as a gradient without a tail: every rank counts the same, and DDP itself knows which parameters were used.
+    """DDP's bucket `index` as a gradient without a tail.
 
-    DDP puts gradients one after the other, each as its parameter lies in memory.
+    Every rank counts the same, and DDP itself knows which parameters were used. DDP puts gradients one after the other,
+    each as its parameter lies in memory.
     """
     offsets = [0, *accumulate(param.numel() for param in parameters)]
     dtype = torch.promote_types(torch.float32, buffer.dtype)

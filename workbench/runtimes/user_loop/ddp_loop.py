@@ -22,7 +22,9 @@ from workbench.units import MIB
 
 @contextmanager
 def process_group(store: str, timeout_s: float = 120.0) -> Iterator[tuple[int, int]]:
-    """(rank, number of ranks) of torch.distributed's default group. It is made by a shared file, and destroyed, if there is none.
+    """(rank, number of ranks) of torch.distributed's default group.
+
+    It is made by a shared file, and destroyed, if there is none.
 
     Args:
         store: a path that all ranks share and that no group has used before.

@@ -67,7 +67,8 @@ class BatchWeights:
             gather: this rank's text -> the texts of all ranks.
 
         Raises:
-            ConfigError: samples are counted on some ranks or steps only, or the loss is no function or list of functions.
+            ConfigError: samples are counted on some ranks or steps only, or the loss is no function or list of
+                functions.
         """
         closures, numbers = _micro_batches(loss, num_samples)
         counted, total = numbers is not None, sum(numbers or ())
@@ -116,7 +117,7 @@ def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tup
     else:
         numbers = [int(number) for number in num_samples]
     if numbers is not None and any(number < 1 for number in numbers):
-        raise ConfigError(f"num_samples={num_samples}: give step(None) where this rank has no samples")
+        raise ConfigError(f"num_samples={num_samples}: use step(None) if this rank has no samples")
     if numbers is not None and closures and len(numbers) != len(closures):
         raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give the samples of each")
     return closures, numbers
@@ -132,7 +133,7 @@ def _checked(closure: Closure) -> Closure:
 
 
 def _unit_of(everyone: list[str]) -> int | None:
-    """Samples of a batch of weight 1 / p: the largest first batch of any rank. 0: not counted; None: no rank had samples."""
+    """Samples of a batch of weight 1 / p: the largest first batch of any rank; 0: not counted; None: no samples."""
     return 0 if "" in everyone else max(map(int, everyone)) or None
 
 
@@ -205,7 +206,10 @@ class LoopCheckpoints:
 
 
 def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpreter: Interpreter) -> tuple[Path, Recorder]:
-    """Make a run's folder and this rank's recorder in it, which the interpreter uses from then on. Every rank must call it."""
+    """Make a run's folder and this rank's recorder in it, which the interpreter uses from then on.
+
+    Every rank must call it.
+    """
     transport, name = interpreter.transport, ""
     if transport.rank == 0:
         info = {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": transport.num_workers}
@@ -221,10 +225,11 @@ def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpre
 
 @final
 class Preview:
-    """The model as it would be if training ended after this step; `undo` restores the present one. Every rank makes one.
+    """The model as it would be if training ended after this step; `undo` restores the present one.
 
-    A second program of the algorithm runs to its end from a copy of the first one's state. It applies gradients in flight and makes
-    the replicas equal, with copies of the optimizer's state and of the codecs' residuals. The first program waits at its step's end.
+    Every rank makes one. A second program of the algorithm runs to its end from a copy of the first one's state. It
+    applies gradients in flight and makes the replicas equal, with copies of the optimizer's state and of the codecs'
+    residuals. The first program waits at its step's end.
 
     Args:
         end: the end of the last step.
@@ -288,7 +293,7 @@ class Preview:
 
 
 def _has_pending_updates(algorithm: Algorithm, state: State | None) -> bool:
-    """Whether the end of training would change parameters."""
+    """Return True if the end of training would change parameters."""
     return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in leaves(state))
 
 
@@ -314,8 +319,8 @@ def _optimizers(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimi
 def check_unscaled(loss: Tensor) -> None:
     """Raise `ConfigError` for a loss that a `torch.amp.GradScaler` has scaled.
 
-    A scaler returns the product of the loss and a tensor that it holds. Autograd keeps that tensor, so the last operations before
-    the loss tell whether a scaler holds one of their factors.
+    A scaler returns the product of the loss and a tensor that it holds. Autograd keeps that tensor, so the last
+    operations before the loss tell whether a scaler holds one of their factors.
     """
     nodes = [loss.grad_fn] if isinstance(loss, Tensor) and loss.grad_fn is not None else []
     for node in nodes:  # grows in the loop
@@ -334,7 +339,7 @@ _ELEMENTWISE = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Add", "S
 
 
 def _scaler_of(factor: Tensor) -> bool:
-    """Whether an enabled GradScaler holds this tensor."""
+    """Return True if an enabled GradScaler holds this tensor."""
     for holder in gc.get_referrers(factor):
         scalers = [holder] if not isinstance(holder, dict) else gc.get_referrers(holder)
         if any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in scalers):

@@ -1,9 +1,9 @@
-"""A monitored barrier: it compares what each rank calls, because the ranks of a user's loop may call step, save or finish differently.
+"""A monitored barrier: compares what each rank calls, because ranks may call step, save or finish differently.
 
-Collectives that do not match must never meet: gloo then ends the process (`EnforceNotMet`), and MPI hangs or truncates. So before the
-first collective of `save`, `load` or `finish`, a rank reports out of band what it calls and after how many steps. It waits until all
-ranks have reported the same. A step reports nothing and costs nothing. A rank that waits in a step checks, as often as for failed
-peers, whether another rank has reached the next barrier after fewer steps.
+Collectives that do not match must never meet: gloo then ends the process (`EnforceNotMet`), and MPI hangs or truncates.
+So before the first collective of `save`, `load` or `finish`, a rank reports out of band what it calls and after how
+many steps. It waits until all ranks have reported the same. A step reports nothing and costs nothing. A rank that waits
+in a step checks, as often as for failed peers, whether another rank has reached the next barrier after fewer steps.
 """
 
 from __future__ import annotations

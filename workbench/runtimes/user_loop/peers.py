@@ -16,14 +16,15 @@ from workbench.runtimes.transport.base import Transport
 
 
 def watch_peers(owner: Any, transport: Transport, timeout_s: float | None, *, announces: bool) -> FailureDetector | None:
-    """Start this rank's failure detector, in a temporary folder that rank 0 names. Every rank must call it. None for one process.
+    """Start this rank's failure detector, in a temporary folder that rank 0 names.
 
-    A loop keeps no record, so peers know the step of a dead rank only from its last heartbeat.
+    Every rank must call it. None for one process. A loop keeps no record, so peers know the step of a dead rank only
+    from its last heartbeat.
 
     Args:
         owner: the rank leaves when this object is collected, or when the process ends in an orderly way.
-        announces: announce a dead rank to all ranks as soon as it is seen. Else it is reported only when asked for. On MPI the
-            launcher ends all ranks anyway.
+        announces: announce a dead rank to all ranks as soon as it is seen. Else it is reported only when asked for. On
+            MPI the launcher ends all ranks anyway.
     """
     if transport.num_workers == 1:
         return None

@@ -40,21 +40,22 @@ from workbench.trace.store import update_run
 class Trainer:
     """Runs an algorithm in your own training loop, under torchrun, mpiexec, in an engine, or as one process.
 
-    Rank 0's weights are sent to all ranks at the start. Each `step` takes this rank's loss. The algorithm decides when to update the
-    model: a delayed one applies an earlier step's gradients. `finish` (or leaving the `with` block) applies gradients in flight,
-    K - 1 for Pipe-SGD, and removes the hooks from the model.
+    Rank 0's weights are sent to all ranks at the start. Each `step` takes this rank's loss. The algorithm decides when
+    to update the model: a delayed one applies an earlier step's gradients. `finish` (or leaving the `with` block)
+    applies gradients in flight, K - 1 for Pipe-SGD, and removes the hooks from the model.
 
-    Unequal batches: without `num_samples` every rank counts the same, as in torch DDP. With it, ranks are weighted by their
-    samples, so the update is the mean over all samples. A rank without samples calls `step(None)` and still takes part.
+    Unequal batches: without `num_samples` every rank counts the same, as in torch DDP. With it, ranks are weighted by
+    their samples, so the update is the mean over all samples. A rank without samples calls `step(None)` and still takes
+    part.
 
-    Between steps, the weights lack updates in flight if the algorithm communicates in the background (DeAR: one; Pipe-SGD: K - 1).
-    With LocalSGD and DiLoCo they differ between ranks. `with trainer.evaluating():` shows them as `finish` would leave them.
-    An update uses the learning rate, momentum and weight decay that the optimizer had in its gradient's step, also if the update
-    comes later. So your own scheduler acts as in a synchronous loop.
+    Between steps, the weights lack updates in flight if the algorithm communicates in the background (DeAR: one;
+    Pipe-SGD: K - 1). With LocalSGD and DiLoCo they differ between ranks. `with trainer.evaluating():` shows them as
+    `finish` would leave them. An update uses the learning rate, momentum and weight decay that the optimizer had in its
+    gradient's step, also if the update comes later. So your own scheduler acts as in a synchronous loop.
 
-    An exception of one rank ends the run on all: the others raise `PeerFailed`, which names the rank and its error. The same holds
-    for a loss that is NaN or infinite (on CPUs), and for the end of a rank's process if ranks share a machine (an MPI launcher ends
-    all ranks). Gradients are checked if `on_bad_gradient` asks for it.
+    An exception of one rank ends the run on all: the others raise `PeerFailed`, which names the rank and its error. The
+    same holds for a loss that is NaN or infinite (on CPUs), and for the end of a rank's process if ranks share a
+    machine (an MPI launcher ends all ranks). Gradients are checked if `on_bad_gradient` asks for it.
 
     Args:
         model, optimizer: your model, on this rank's device, and an optimizer over its parameters.
@@ -64,15 +65,18 @@ class Trainer:
         progress: how communication makes progress while you compute (see `runtimes.execution.progress`).
         record: write metrics and trace to a run folder, which `finish` returns as a `Run`.
         timeout_s: how long to wait for the other ranks.
-        on_bad_gradient: what to do with a rank's gradient that holds a NaN or an infinity, or whose norm is above `max_grad_norm`.
-            "stop" raises `Diverged`, which names rank and parameter. "skip" leaves it out of the mean, with a warning. "clip" scales it
-            to `max_grad_norm`, and leaves it out if it is not finite. "ignore" does not check, which saves a pass over the gradient.
+        on_bad_gradient: what to do with a rank's gradient that holds a NaN or an infinity, or whose norm is above
+            `max_grad_norm`. "stop" raises `Diverged`, which names rank and parameter. "skip" leaves it out of the mean,
+            with a warning. "clip" scales it to `max_grad_norm`, and leaves it out if it is not finite. "ignore" does
+            not check, which saves a pass over the gradient.
         max_grad_norm: the largest global norm of a rank's gradient that is accepted; None for any.
-        keep_gradients: after a step each parameter's `.grad` is the mean gradient of its last update (clipped, if you clip), and
-            `grad_norm` is measured. It costs a copy of the gradient. `clip_norm=math.inf` measures the norm alone.
+        keep_gradients: after a step each parameter's `.grad` is the mean gradient of its last update (clipped, if you
+            clip), and `grad_norm` is measured. It costs a copy of the gradient. `clip_norm=math.inf` measures the norm
+            alone.
 
     Attributes:
-        num_skipped: number of this rank's gradients that were left out. On a GPU it is known a step later, unless the run is recorded.
+        num_skipped: number of this rank's gradients that were left out. On a GPU it is known a step later, unless the
+            run is recorded.
 
     Example:
         >>> from workbench.algorithms import PipeSGD
@@ -154,7 +158,7 @@ class Trainer:
             algorithm.check(self.num_workers)
             check_lanes(algorithm, progress)
             self._transport.open_lanes(algorithm.requires.num_lanes)
-            known = {**versions(), "method": str(algorithm), **facts_of_layout(self.replica.layout)}
+            known = {**versions(), "algorithm": str(algorithm), **facts_of_layout(self.replica.layout)}
             check_agreement(known, self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
@@ -174,13 +178,15 @@ class Trainer:
     def step(self, closure: Losses, num_samples: int | Sequence[int] | None = None) -> Tensor | None:
         """One step of the algorithm with this rank's loss.
 
-        A list of functions accumulates gradients: each computes the loss of one micro-batch. Forward and backward run for one after
-        the other, and the ranks communicate once. The micro-batches of a rank count the same, or each by its samples.
+        A list of functions accumulates gradients: each computes the loss of one micro-batch. Forward and backward run
+        for one after the other, and the ranks communicate once. The micro-batches of a rank count the same, or each by
+        its samples.
 
         Args:
-            closure: runs forward and returns the mean loss, a scalar with a graph. Or a list of such functions, one a micro-batch.
-                None if this rank has no samples.
-            num_samples: number of samples in this rank's batch, or in each micro-batch. Give it on every rank and step, or never.
+            closure: runs forward and returns the mean loss, a scalar with a graph. Or a list of such functions, one a
+                micro-batch. None if this rank has no samples.
+            num_samples: number of samples in this rank's batch, or in each micro-batch. Give it on every rank and step,
+                or never.
 
         Returns:
             The loss, detached, the mean over the micro-batches; None without a closure.
@@ -204,7 +210,7 @@ class Trainer:
 
     @property
     def grad_norm(self) -> float | None:
-        """Global norm of the mean gradient that the last update used, before clipping: what `clip_grad_norm_` returns under DDP.
+        """Global norm of the mean gradient of the last update, before clipping: that of `clip_grad_norm_` under DDP.
 
         None before the first update. Reading it waits for a GPU.
 
@@ -220,11 +226,12 @@ class Trainer:
     def evaluating(self) -> Iterator[nn.Module]:
         """Show the model as `finish` would leave it now, in evaluation mode. Training continues unchanged afterwards.
 
-        Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, the last one of DeAR, StreamingDiLoCo's outer steps).
-        Parameters that differ between ranks (LocalSGD, DiLoCo) are averaged, and buffers (BatchNorm's statistics) are rank 0's. So
-        the weights can be evaluated or exported. Afterwards parameters, buffers, the optimizer's state, the pipeline and each module's
-        mode are bit-identical to before. If gradients are in flight, it costs a copy of the parameters and of the optimizer's state.
-        Every rank must enter the block after the same step. The time in it does not count as training.
+        Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, the last one of DeAR, StreamingDiLoCo's
+        outer steps). Parameters that differ between ranks (LocalSGD, DiLoCo) are averaged, and buffers (BatchNorm's
+        statistics) are rank 0's. So the weights can be evaluated or exported. Afterwards parameters, buffers, the
+        optimizer's state, the pipeline and each module's mode are bit-identical to before. If gradients are in flight,
+        it costs a copy of the parameters and of the optimizer's state. Every rank must enter the block after the same
+        step. The time in it does not count as training.
 
         Yields:
             The model. Changes to its weights are undone at the end of the block.
@@ -290,15 +297,17 @@ class Trainer:
             raise OSError(reason)
 
     def load(self, folder: str | Path) -> tuple[int, Any]:
-        """Continue from the newest complete checkpoint in the folder. On the same number of ranks the result is bit-identical.
+        """Continue from the newest complete checkpoint in the folder.
 
-        Every rank must call it, before its first step. Another number of ranks is possible if the ranks' states are equal.
+        On the same number of ranks the result is bit-identical. Every rank must call it, before its first step. Another
+        number of ranks is possible if the ranks' states are equal.
 
         Returns:
             The number of steps before the checkpoint, and this rank's `own`, or None on another number of ranks.
 
         Raises:
-            ConfigError: there is no complete checkpoint, it is of another algorithm, model or optimizer, or a step was taken before.
+            ConfigError: there is no complete checkpoint, it is of another algorithm, model or optimizer, or a step was
+                taken before.
         """
         self._check_usable()
         with translated_errors(self._fail):
@@ -313,9 +322,10 @@ class Trainer:
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:
-        """Apply gradients in flight and release the model. Returns the run if it was recorded. A second call returns the same.
+        """Apply gradients in flight and release the model.
 
-        Every rank must call it, after the same step. Afterwards the model's buffers (BatchNorm's statistics) are rank 0's on all ranks.
+        Returns the run if it was recorded. A second call returns the same. Every rank must call it, after the same
+        step. Afterwards the model's buffers (BatchNorm's statistics) are rank 0's on all ranks.
         """
         if self._finished:
             return None if self._folder is None else Run.load(self._folder)
@@ -357,10 +367,10 @@ class Trainer:
         if self._finished:
             raise ConfigError("this Trainer is finished: make a new one to train on")
         if self._is_evaluating:
-            raise ConfigError("this Trainer shows the model as it will be: leave the evaluating() block first")
+            raise ConfigError("this Trainer is evaluating: leave the evaluating() block first")
 
     def _wait_for_all(self, what: str, *, counted: bool = True) -> None:
-        """Wait until all ranks have made the same call: the collectives that follow must not meet those of another call."""
+        """Wait until all ranks have made the same call, so that their next collectives are those of one call."""
         self._barrier.wait(what, self._deadline(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
 
     def _gather(self, text: str) -> list[str]:
@@ -368,7 +378,8 @@ class Trainer:
 
     def _record_step(self, step: int, loss: Tensor | None) -> None:
         found = self._report_gradient(step)
-        if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):  # a GPU would wait
+        # A GPU would wait.
+        if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):
             raise Diverged(
                 f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
             )

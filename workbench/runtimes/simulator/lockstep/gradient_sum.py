@@ -1,4 +1,7 @@
-"""The sum of many workers' gradients on one replica. Each is added as it arrives, so the memory is that of two gradients."""
+"""The sum of many workers' gradients on one replica.
+
+Each is added as it arrives, so the memory is that of two gradients.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,9 @@ Minibatch = Sequence[Micro]
 class GradientSum:
     """Adds gradients in order of rank, bit-identical to an all-reduce of messages.
 
-    The first worker's gradient is computed as on a real rank, by a `Replica`. So are all gradients if that matters (several
-    micro-batches, mixed precision, parameters of several types). Otherwise autograd adds the other gradients to views of one buffer.
+    The first worker's gradient is computed by a `Replica`, as on a real rank. All gradients are computed so with
+    several micro-batches, mixed precision or parameters of several types. Otherwise autograd adds the others to views
+    of one buffer.
     """
 
     def __init__(self, replica: Replica, guard: GradientGuard | None = None) -> None:
@@ -30,10 +34,12 @@ class GradientSum:
         self._plain = replica.precision == "fp32" and all(slot.dtype == layout.dtype for slot in layout.slots)
         self._parameters: list[Any] = replica.parameters
         self._flat = torch.zeros(layout.numel if self._plain else 0, dtype=layout.dtype)
-        self._views = [slot.view(self._flat).data for slot in layout.slots] if self._plain else []  # `.data`: each counts its own versions
+        self._views = (
+            [slot.view(self._flat).data for slot in layout.slots] if self._plain else []
+        )  # `.data`: each view counts its own versions
         self._versions = [view._version for view in self._views]
-        self._shares: list[float] = []  # of the gradients that came straight, since the last `end`
-        self._used = [0] * len(self._parameters)  # of how many of them each parameter was part
+        self._shares: list[float] = []  # of the gradients that autograd added here, since the last `end`
+        self._used = [0] * len(self._parameters)  # number of those gradients with each parameter
 
     def begin(self, step: int, minibatch: Minibatch) -> tuple[Gradient, float | None]:
         """Compute the first worker's gradient, and return its mean loss."""
@@ -43,7 +49,10 @@ class GradientSum:
         return gradient, None if mean is None else float(mean)
 
     def add(self, total: Gradient, make: Callable[[], Minibatch]) -> float | None:
-        """Add another worker's gradient, and return its mean loss. `make`: makes its minibatch, again if needed."""
+        """Add another worker's gradient, and return its mean loss.
+
+        `make` returns its minibatch, and may be called twice.
+        """
         minibatch, guard = make(), self._guard
         if not self._plain or len(minibatch) != 1:
             return self._add_as_real_rank(total, minibatch)
@@ -62,7 +71,7 @@ class GradientSum:
         return float(loss.detach()) if good else self._add_as_real_rank(total, make())
 
     def _add_as_real_rank(self, total: Gradient, minibatch: Minibatch) -> float | None:
-        """Add it as a real rank computes it."""
+        """Add a gradient that is computed as on a real rank."""
         gradient, mean = self._replica.backward(total.step, minibatch, Hooks())
         total.flat.add_(gradient.flat)
         self._replica.discard(gradient)
@@ -74,7 +83,8 @@ class GradientSum:
             param.grad = None
         for piece in total.layout.buckets:
             tail = total.tail(piece.index).numpy()
-            tail[WEIGHT] = np.cumsum(np.array([tail[WEIGHT], *self._shares], tail.dtype))[-1]  # one after the other, as messages are summed
+            # One after the other, as messages are summed.
+            tail[WEIGHT] = np.cumsum(np.array([tail[WEIGHT], *self._shares], tail.dtype))[-1]
             tail[USED:] += [self._used[slot.index] for slot in piece.slots]
         self._shares.clear()
         self._used = [0] * len(self._parameters)

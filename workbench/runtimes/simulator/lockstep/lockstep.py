@@ -1,10 +1,10 @@
-"""Runs one program for thousands of workers, if all make the same requests; time is a vector over workers.
+"""Runs one program for thousands of workers that make the same requests. Time is a vector over workers.
 
-With a symmetric algorithm (`Algorithm.symmetric`) on identical replicas, every rank yields the same requests, at any time, and uses
-only sums of gradients. So one program is run, on one replica. `Backward` computes every worker's minibatch, one after the other, and
-adds each gradient to the sum at once, in order of rank. An all-reduce then returns this sum. It is bit-identical to the sum of
-messages in `runtimes.simulator.simulation`. Seconds are arrays of shape (p,): each worker's own compute. A sum begins when the last
-worker has arrived.
+With a symmetric algorithm (`Algorithm.symmetric`) on identical replicas, every rank yields the same requests, at any
+time, and uses only sums of gradients. So one program is run, on one replica. `Backward` computes every worker's
+minibatch, one after the other, and adds each gradient to the sum at once, in order of rank. An all-reduce then returns
+this sum. It is bit-identical to the sum of messages in `runtimes.simulator.simulation`. Times are arrays of shape (p,),
+because workers compute at different speeds. A sum begins when the last worker has arrived.
 
 Programs run ahead as far as they can. Collectives are carried out in order of time, because they share the network.
 """
@@ -76,11 +76,11 @@ class Lockstep:
         self.group, self.network = group, network
         self._meetings: list[tuple[float, int, float, Callable[[float], None]]] = []
         self._num_met = self._num_started = 0
-        self._free_s = 0.0  # when the network is done with what it has
+        self._free_s = 0.0  # when the network is idle
         self._ready: deque[tuple[_Thread, Any, Exception | None]] = deque()
         self._errors: list[Exception] = []  # of background work
         self._lanes: dict[int, _Lane] = defaultdict(_Lane)
-        self._known: dict[Any, tuple[float, float]] = {}  # seconds and bytes of collectives, by value's size
+        self._known: dict[Any, tuple[float, float]] = {}  # (seconds, bytes) of collectives, by size of the value
 
     def run(self, algorithm: Algorithm, ctx: Context) -> Array:
         """Run to the end. Return (p,), the time at which each worker ended."""
@@ -155,7 +155,7 @@ class Lockstep:
                 return _PENDING
 
     def _pass(self, thread: _Thread, request: ops.Backward) -> Program:
-        """Compute forward, in pieces if buckets must arrive first, then backward."""
+        """Compute forward, in parts if buckets must arrive first, and then backward."""
         group, parts = self.group, self.group.forward_parts
         group.step = request.step
         if request.before_forward is None:
@@ -235,7 +235,10 @@ class Lockstep:
     # -- collectives -------------------------------------------------------------------------------------------
 
     def _meet(self, request: Request, now_s: Array, then: Callable[[float], None]) -> None:
-        """Let all workers take part, each at its own time; it begins when the last has arrived and the network is idle."""
+        """Let all workers join a collective, each at its own time.
+
+        It begins when the last has arrived and the network is idle.
+        """
         kind, value, seconds, num_bytes = self._cost(request)
 
         def end(end_s: float) -> None:
@@ -265,10 +268,7 @@ class Lockstep:
             case ops.AllReduce(value) | ops.ReduceScatter(value) | ops.AllGather(value):
                 return "all_reduce", value, *self._closed_form(request)
             case _:
-                raise ConfigError(
-                    f"{type(request).__name__}: an algorithm or collective that asks for it does not ask the same of all: "
-                    "say detail='messages'"
-                )
+                raise ConfigError(f"{type(request).__name__}: workers that ask for it do not make the same requests: use detail='messages'")
 
     def _closed_form(self, request: Sum) -> tuple[float, float]:
         """Return the seconds of a collective of messages, and the bytes that a worker sends on average."""
@@ -300,7 +300,7 @@ def _whole(collective: Collective, network: Any, value: Value, p: int) -> tuple[
 def _half(request: Sum, collective: Collective, network: AnyNetwork, p: int) -> tuple[float, float]:
     """Return the seconds of one half of a ring, and the bytes that a worker sends."""
     if not isinstance(collective, Ring) or collective.codec is not None or collective.chunks != 1:
-        raise ConfigError(f"detail='formula': {collective} has no closed form of its halves; say detail='messages'")
+        raise ConfigError(f"detail='formula': {collective} has no closed form of its halves; use detail='messages'")
     num_bytes = size_of(request.value)
     seconds = network.reduce_scatter_s(num_bytes, p) if isinstance(request, ops.ReduceScatter) else network.all_gather_s(num_bytes, p)
     return seconds, native_bytes(p, num_bytes) / 2

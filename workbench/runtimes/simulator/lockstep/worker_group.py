@@ -1,4 +1,4 @@
-"""All workers of a symmetric algorithm as one: one replica, vectors of seconds, one record for all."""
+"""All workers of a symmetric algorithm: one replica, vectors of seconds, one record for all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workbench.runtimes.simulator.worker import Shapes, ready_shares, shape_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 
-KEPT_ENDS = 4096  # of collectives: no worker is this many behind
+KEPT_ENDS = 4096  # ends of collectives: no worker lags by that many
 SINGLE_WORKERS = 64  # a figure shows no more rows
 
 
@@ -34,8 +34,9 @@ SINGLE_WORKERS = 64  # a figure shows no more rows
 class WorkerGroup:
     """`num_workers` workers with equal parameters.
 
-    Up to `SINGLE_WORKERS` of them have a record each. If there are more, rank 0's rows of metrics are for all: the loss is the mean
-    over all samples, bytes are those of all workers, seconds those of the worker that ended the step last. Spans are those of the first.
+    Up to `SINGLE_WORKERS` workers have their own records. If there are more, rank 0's rows of metrics are for all
+    workers: the mean loss over all samples, the bytes of all workers, the seconds of the worker that ended the step
+    last. Only the first workers have spans.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class WorkerGroup:
         self._traced = settings.trace_steps != 0
         self.step, self.last_step = 0, -1
         self._sent = Sent()
-        self.waited_s = np.zeros(num_workers)  # that each worker waited
+        self.waited_s = np.zeros(num_workers)  # seconds that each worker waited
         self._staleness: int | None = None
         self._losses: list[float | None] = [None] * num_workers  # of the last minibatches
         self._entries: list[dict[str, Any]] = [{"loss": None}] * num_workers  # of their rows
@@ -70,16 +71,16 @@ class WorkerGroup:
     # -- compute -----------------------------------------------------------------------------------------------
 
     def forward(self, step: int, now_s: Array, part: float) -> Array:
-        """Return when each worker ends this part of its forward pass."""
+        """Return the time at which each worker ends this part of its forward pass."""
         return self._pass("forward", now_s, self.compute.forward_s * self._slowness(step) * part)
 
     def backward(self, step: int, now_s: Array) -> tuple[Gradient, Array, Array]:
-        """Return the sum of all workers' gradients, and when each begins and ends its backward pass."""
+        """Return the sum of all workers' gradients, and the times at which each begins and ends its backward pass."""
         end_s = self._pass("backward", now_s, self.compute.backward_s * self._slowness(step))
         return self._gradient(step), now_s, end_s
 
     def _slowness(self, step: int) -> Array:
-        """Return (p,) factors: how much longer a worker's minibatch takes than a full one usually does."""
+        """Return (p,) factors: the time of each worker's minibatch, divided by the usual time of a full one."""
         if self._slow[0] != step:
             factors = self.compute.factors(self.settings.seed, step, self.num_workers)
             self._slow = (step, factors * self.compute.time_share(self.sampler.shares(step)))
@@ -99,7 +100,8 @@ class WorkerGroup:
         assert self._worker is not None and self._summation is not None
         model = self.replica.model
         total, loss = self._summation.begin(step, self._worker.minibatch(step, 0))
-        kept = [buffer.clone() for buffer in model.buffers()]  # a module's other state, such as BatchNorm's, is rank 0's
+        # A module's other state, such as BatchNorm's, is rank 0's.
+        kept = [buffer.clone() for buffer in model.buffers()]
         losses = [loss]
         for rank in range(1, self.num_workers):
             losses.append(self._summation.add(total, partial(self._worker.minibatch, step, rank)))
@@ -110,7 +112,7 @@ class WorkerGroup:
         return total
 
     def apply(self, request: ops.Apply, now_s: Array) -> Array:
-        """Apply the one update of all workers. Return when each has applied it."""
+        """Apply one update for all workers. Return the time at which each has applied it."""
         gradient = request.gradient
         end_s = now_s + self.compute.update_s * gradient.flat.numel() / gradient.layout.numel
         self._draw("apply", "compute", now_s, end_s, gradient.step if gradient.step >= 0 else self.step, bucket_of(gradient))
@@ -130,7 +132,7 @@ class WorkerGroup:
         self._draw("wait", "compute", begin_s, end_s, self.step)
 
     def communicated(self, kind: str, value: Value | None, begin_s: Array, end_s: float, num_bytes: float) -> None:
-        """Record a collective of all workers that ended then; `num_bytes` is what one sends."""
+        """Record a collective of all workers that ended at `end_s`; one worker sends `num_bytes`."""
         self._sent.book(end_s, num_bytes)
         step = value.step if isinstance(value, Gradient) and value.step >= 0 else self.step
         self._draw(kind, "comm", begin_s, np.full(self.num_workers, end_s), step, bucket_of(value), int(num_bytes))
@@ -198,19 +200,22 @@ class WorkerGroup:
 
 @final
 class Sent:
-    """Counts the bytes that workers had sent by the end of their steps. It is known later, because programs run ahead of the network."""
+    """Counts the bytes that workers had sent by the end of their steps.
+
+    Programs run ahead of the network, so that is known later.
+    """
 
     def __init__(self) -> None:
-        self._ends: list[float] = []  # ascending: the network does one thing after the other
+        self._ends: list[float] = []  # ascending: collectives run one after the other
         self._totals: list[float] = [0.0]  # by one worker, before the first end and after each
         self._rows: deque[tuple[Array, float, dict[str, Any]]] = deque()
 
     def note(self, row: dict[str, Any], now_s: Array) -> None:
-        """Write into this row what workers had sent by these times."""
+        """Complete this row later with the bytes that workers had sent by these times."""
         self._rows.append((now_s, float(now_s.max()), row))
 
     def book(self, end_s: float, num_bytes: float) -> None:
-        """Count that many more bytes of every worker by then."""
+        """Count `num_bytes` more of every worker, sent by `end_s`."""
         self.settle(end_s)
         self._ends.append(end_s)
         self._totals.append(self._totals[-1] + num_bytes)
@@ -219,7 +224,8 @@ class Sent:
         """Complete the rows with known numbers."""
         while self._rows and self._rows[0][1] < now_s:
             times, _, row = self._rows.popleft()
-            low, high = bisect_right(self._ends, float(times.min())), bisect_right(self._ends, float(times.max()))  # nearly always the same
+            # Nearly always the same.
+            low, high = bisect_right(self._ends, float(times.min())), bisect_right(self._ends, float(times.max()))
             counts = np.searchsorted(self._ends[low:high], times, side="right")
             row["bytes_sent"] = int(np.floor(np.array(self._totals[low : high + 1]))[counts].sum())
         if len(self._ends) > 2 * KEPT_ENDS:
