@@ -52,12 +52,6 @@ ENDLESS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of the session may have loaded what only a notebook's kernel loads."""
-    monkeypatch.delitem(sys.modules, "ipykernel.zmqshell", raising=False)
-
-
 def endless(tree: ast.AST) -> Iterator[int]:
     """Lines of calls that block until something happens, however long that takes."""
     for node in ast.walk(tree):

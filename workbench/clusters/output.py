@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast, final
 
 from workbench.clusters.supervision.rank_output import output_name
-from workbench.clusters.supervision.start_progress import in_notebook
+from workbench.machine import in_notebook
 
 POLL_S = 0.2
 MOST_LINES_RANKS = 8  # with more ranks, a notebook shows the lines in a fold

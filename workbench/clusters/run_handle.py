@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from workbench.clusters.failures import consequence, describe_exits, failed_rank
 from workbench.clusters.supervision.rank_output import describe_ranks
 from workbench.clusters.waiting import Waiting, interrupt_ranks, silent_ranks
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.machine import in_notebook
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_command
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
@@ -223,7 +223,7 @@ class RunHandle(Views):
 
     def _ipython_display_(self) -> None:
         """Show live curves during the training, and a static figure after it."""
-        if "ipykernel.zmqshell" not in sys.modules:  # a terminal draws no figures
+        if not in_notebook():  # a terminal draws no figures
             print(repr(self))
             return
         from workbench.plots import LiveCurves, LiveTimeline

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from workbench import units
-from workbench.clusters.supervision.start_progress import Line, in_notebook
+from workbench.clusters.supervision.start_progress import Line
 from workbench.errors import LaunchError
+from workbench.machine import in_notebook
 from workbench.runtimes.liveness.failure_detector import read_heartbeat
 
 SHOWN_S = 1.0  # time between two updates of a line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import sys
 import time
 from collections.abc import Sequence
 from threading import RLock, Thread
@@ -18,6 +17,7 @@ from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import three_digits
 from workbench.dashboard.form import LABEL, WIDE, AlgorithmForm, optional_number
 from workbench.dashboard.session import Choice, Entry, Session
+from workbench.machine import in_notebook
 from workbench.plots import convergence
 from workbench.plots.buttons import RunButtons, answer_while_busy, error_line
 from workbench.plots.lines import X_TITLES
@@ -261,7 +261,7 @@ class Dashboard:
         return f"<Dashboard: {len(entries)} run{'s' if len(entries) != 1 else ''}, {'training' if self._session.active else 'idle'}>"
 
     def _ipython_display_(self) -> None:
-        if "ipykernel.zmqshell" not in sys.modules:  # a terminal draws no figures
+        if not in_notebook():  # a terminal draws no figures
             print(repr(self))
             return
         with self._lock:

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any, final
 
-from workbench.machine import num_cores
+from workbench.machine import in_notebook, num_cores
 
 SHOWN_S = 0.25  # time between two updates of the line
 
@@ -17,11 +17,6 @@ SHOWN_S = 0.25  # time between two updates of the line
 def count(num_ranks: int) -> str:
     """Return the number with its noun: "1 rank", "4 ranks"."""
     return f"{num_ranks} rank{'s' if num_ranks != 1 else ''}"
-
-
-def in_notebook() -> bool:
-    """Return True if this process is a notebook's kernel."""
-    return "ipykernel.zmqshell" in sys.modules
 
 
 @final
