@@ -51,7 +51,7 @@ def simulation(run: Simulation) -> list[str]:
     left += fabric(run.fabric, stopped=stopped)
     for worker in run.workers:
         left += times(worker, run.clock.now_s)
-        if isinstance(worker.replica, Replica):
+        if isinstance(worker.replica, Replica) and worker.rank not in run.fabric.gone:
             left += buffers(worker.rank, worker.replica, worker.last_end.state if stopped else None)
     if all(worker.recorder._traced == math.inf for worker in run.workers) and not stopped:
         left += messages(run.workers, set(run.fabric.gone))
