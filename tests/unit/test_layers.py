@@ -46,6 +46,15 @@ def test_no_module_imports_the_front_page() -> None:
     assert graph.find_modules_that_directly_import("workbench") == set()
 
 
+def test_only_the_views_of_a_run_import_upward_by_name() -> None:
+    """`import_module("workbench.plots")` would escape the contracts: decisions/0033 has the exception."""
+    by_name = {
+        str(path.relative_to(PACKAGE)): [name for name in imported_by_name(path) if name.startswith("workbench.")] for path in MODULES
+    }
+    assert {path for path, names in by_name.items() if names} == {"__init__.py", "trace/run.py", "trace/views.py"}
+    assert {name for path in ("trace/run.py", "trace/views.py") for name in by_name[path]} == {"workbench.analysis", "workbench.plots"}
+
+
 @pytest.mark.parametrize("heavy", ["torch", "numpy", "plotly", "ipyparallel", "mpi4py", "pandas"])
 def test_import_of_the_package_loads_nothing_heavy(heavy: str) -> None:
     code = f"import sys, workbench; sys.exit({heavy!r} in sys.modules)"
@@ -58,6 +67,13 @@ def test_a_name_that_is_imported_when_asked_for_is_none_of_a_module(package: str
     found = import_module(f"workbench.{package}")
     assert set(found._HOMES) == set(found.__all__)
     assert {path.stem for path in (PACKAGE / package).glob("*.py")} & set(found._HOMES) == set()
+
+
+def imported_by_name(path: Path) -> list[str]:
+    """Dotted names that a file gives to `import_module`."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call) and node.args]
+    calls = [node for node in calls if ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")]
+    return [node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)]
 
 
 def imported(path: Path) -> set[str]:

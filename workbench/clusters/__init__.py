@@ -1,6 +1,9 @@
-"""Where ranks run: MPI engines for a notebook, and plain mpiexec for the command line.
+"""Where ranks run: on engines that a notebook drives, or under plain mpiexec or torchrun for the command line.
 
-`Cluster` needs ipyparallel and `mpi_install` does not. So each name is imported when it is first used.
+`cluster.Cluster` is what a user holds. `start`, `status` and `run_handle` are its parts; `engines` talks to ranks,
+`launchers` start them, `slurm`, `local` and `emulated` know where, and `supervision` ends what is left over. Imports
+point down in this order. `Cluster` needs ipyparallel, and `mpi_install` does not, so each name is imported when it is
+first used. May import `plots` and below. Begin with `cluster`.
 """
 
 from __future__ import annotations

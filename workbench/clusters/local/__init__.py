@@ -3,4 +3,6 @@
 - `mpi_install`: finds an MPI whose `mpiexec` and library belong together.
 - `spawn`: ranks for one run from a shell.
 - `fork_server`: processes forked from one that has already imported torch.
+
+`launchers` and the command line use them. May import `supervision` and below. Begin with `spawn`.
 """

@@ -61,11 +61,11 @@ class ProgressEngine:
         self.transport, self.clock = transport, clock
         self._mailbox, self._here, self._own = mailbox, here, answer
         self._progress = progress
-        self._turns = PollingExecutor()
+        self._polling = PollingExecutor()
         self._begun: list[Handle] = []  # handles of the library, to be polled
-        self._beside: dict[int, Endpoint] = {}  # lane -> endpoint that starts the library's sums of that lane
+        self._endpoints: dict[int, Endpoint] = {}  # lane -> endpoint that starts the library's sums of that lane
         self._lanes: dict[int, Lane | FairExecutor] = {}
-        self._num_started = self._num_strands = 0
+        self._num_started = self._num_programs = 0
         self._streams: dict[int, Any] = {}  # lane -> the device stream of its sub-programs
         self._last: dict[int, TaskHandle] = {}  # range of tags -> the last sub-program that used it
         if not transport.has_threads and progress in ("auto", "thread"):
@@ -81,11 +81,11 @@ class ProgressEngine:
         if not self.ticks:
             return False
         self._begun = [handle for handle in self._begun if not handle.poll()]
-        return self._turns.go()
+        return self._polling.go()
 
     def wait(self, handle: TaskHandle, deadline: Deadline) -> None:
         """Wait until a sub-program has ended."""
-        self._turns.wait(handle, deadline) if self.ticks else handle.wait(deadline)
+        self._polling.wait(handle, deadline) if self.ticks else handle.wait(deadline)
 
     def _waited(self, begin: float) -> None:
         self.clock.recorder.span("wait", "compute", begin, self.clock.now(), self.clock.step)
@@ -103,7 +103,7 @@ class ProgressEngine:
             ticket = self._start_native(work, lane)
             if ticket is not None:
                 return ticket
-        return self._start_strand(request)
+        return self._start_program(request)
 
     def _start_native(self, work: Request, lane: int) -> Ticket | None:
         """Begin the library's own sum; None if a sub-program must take it."""
@@ -131,16 +131,16 @@ class ProgressEngine:
         self._waited(begin)
         return done
 
-    def _start_strand(self, request: ops.Start) -> Ticket:
+    def _start_program(self, request: ops.Start) -> Ticket:
         work, lane = request.work, request.lane
-        strand_number = -1
+        program_number = -1
         if not isinstance(work, Request):  # only these may depend on chance; their count is the same on every library
-            self._num_strands += 1
-            strand_number = self._num_strands
+            self._num_programs += 1
+            program_number = self._num_programs
         number = self._num_started % NUM_TAG_RANGES
         tags = 0 if request.shares_tags else (1 + number) * TAG_SPAN
         endpoint = Endpoint(
-            self.transport.for_lane(max(lane, 0)), self.clock, self._mailbox, spins=LANE_SPINS, tags=tags, task=strand_number
+            self.transport.for_lane(max(lane, 0)), self.clock, self._mailbox, spins=LANE_SPINS, tags=tags, task=program_number
         )
         program = perform(work) if isinstance(work, Request) else work
         after = None if request.shares_tags else self._last.get(number)
@@ -167,10 +167,10 @@ class ProgressEngine:
         if request.shares_tags and not self.transport.has_threads:
             raise ConfigError("a server next to a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one lacks: use dedicated=True")
         if self._progress in ("blocking", "tests") and not request.shares_tags:
-            self._turns.submit(task, lane)
+            self._polling.submit(task, lane)
             if self._progress == "blocking":
                 begin = self.clock.now()
-                self._turns.wait(task.handle, self.clock.deadline(f"a sub-program of step {self.clock.step}"))
+                self._polling.wait(task.handle, self.clock.deadline(f"a sub-program of step {self.clock.step}"))
                 self._waited(begin)
             return ticket
         if lane not in self._lanes:
@@ -186,9 +186,9 @@ class ProgressEngine:
     def _endpoint_of(self, lane: int) -> Endpoint:
         if lane <= 0:
             return self._here
-        if lane not in self._beside:
-            self._beside[lane] = Endpoint(self.transport.for_lane(lane), self.clock, self._mailbox)
-        return self._beside[lane]
+        if lane not in self._endpoints:
+            self._endpoints[lane] = Endpoint(self.transport.for_lane(lane), self.clock, self._mailbox)
+        return self._endpoints[lane]
 
     @property
     def ended(self) -> bool:
