@@ -1,0 +1,30 @@
+"""Runs that earlier versions wrote, of real ranks (gloo, MPI) and simulated: their metrics and traces are read as any run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import workbench as wb
+from workbench.trace.run import Run
+
+RUNS = sorted((Path(__file__).parent / "old_runs").iterdir())
+EXPECTED = {  # label, number of ranks
+    "asyncsgd": ("AsyncSGD", 2),
+    "diloco": ("DiLoCo(every=2, eager)", 2),
+    "pipesgd": ("PipeSGD(width=2)", 2),
+}
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
+def test_an_old_run_is_shown(folder: Path) -> None:
+    run = Run.load(folder)
+    label, num_ranks = EXPECTED[folder.name]
+    assert (run.label, len(run.metrics), run.info["status"]) == (label, num_ranks, "finished")
+    assert [row["step"] for row in run.metrics[0] if "evaluation" not in row] == [0, 1, 2, 3]
+    shown = run.summary()
+    assert (shown["steps"], shown["workers"], shown["accuracy"]) == (4, num_ranks, run.evaluations()[-1]["accuracy"])
+    for view in (run.overlap, run.critical_path, run.parts, run.timeline, run.per_step, run.curves):
+        assert view() is not None
+    assert label in str(wb.compare([run]))
