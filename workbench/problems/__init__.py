@@ -32,6 +32,7 @@ REGISTRY = MappingProxyType(
         "mnist1d-cnn": ("mnist1d", "mnist1d_cnn"),
         "text-transformer": ("text", "text_transformer"),
         "library-transformer": ("text", "library_transformer"),
+        "mnist5k-cnn": ("digits", "mnist5k_cnn"),
         "mnist-mlp": ("vision", "mnist_mlp"),
         "mnist-cnn": ("vision", "mnist_cnn"),
         "cifar10-cnn": ("vision", "cifar10_cnn"),
