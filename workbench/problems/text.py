@@ -1,12 +1,19 @@
-"""A small language model on real English that comes with Python: the texts of `help("keywords")`.
+"""Language models on texts that come with Python: the help on its syntax, and the source files of its library.
 
-They are read as bytes, so the vocabulary is 256 and there is no tokeniser. The text differs a little between Python
-versions (466 kB in Python 3.11). A fixed `num_bytes` is used, so the number of samples does not differ.
+They are read as bytes, so the vocabulary is 256 and there is no tokeniser. The texts differ a little between Python versions. A fixed
+`num_bytes` is used, so the number of samples does not differ. The note of a problem on source files says which Python they are of, and
+the digest of the text. Ranks compare their data before they train, so all ranks have the same text.
 """
 
 from __future__ import annotations
 
+import hashlib
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import final
 
 import torch
@@ -19,6 +26,11 @@ from workbench.problems.models import check_dtype, positive_ints
 
 VOCABULARY = 256  # a token is a byte
 TEST_SHARE = 10  # the last tenth of the text is the test set
+LIBRARY_TEST_BYTES = 32_768  # so that an evaluation takes as long as a few steps
+# Not the same in every installation, no program text, or left out of later Pythons.
+LEFT_OUT = frozenset({"distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "tkinter", "turtledemo"})
+
+ReadText = Callable[[int], bytes]  # number of bytes -> that many first bytes of a text
 
 
 def text_transformer(
@@ -30,7 +42,9 @@ def text_transformer(
     num_bytes: int = 400_000,
     dtype: torch.dtype = torch.float32,
 ) -> Problem:
-    """Decoder-only transformer that predicts the next byte; input and output embeddings are one shared parameter.
+    """Decoder-only transformer that predicts the next byte of Python's help on its syntax. 437,760 parameters by default.
+
+    Input and output embeddings are one shared parameter. Accuracy is the share of correctly predicted bytes.
 
     Args:
         context: bytes of a sample, and context length of the model.
@@ -38,25 +52,59 @@ def text_transformer(
         layers, heads: number of transformer blocks, and of attention heads in each.
         num_bytes: how much of the text is used: the first 9/10 for training, the rest for tests.
         dtype: dtype of the parameters.
-
-    Accuracy is the share of correctly predicted bytes. 437,760 parameters by default.
     """
-    positive_ints("context, width, layers, heads and num_bytes", [context, width, layers, heads, num_bytes])
+    positive_ints("num_bytes", num_bytes)
+    make = _network(context, width, layers, heads, dtype)
+    return _transformer("text-transformer", make, load_text, context, num_bytes, num_bytes // TEST_SHARE)
+
+
+def library_transformer(
+    *,
+    context: int = 128,
+    width: int = 160,
+    layers: int = 4,
+    heads: int = 4,
+    num_bytes: int = 4_000_000,
+    dtype: torch.dtype = torch.float32,
+) -> Problem:
+    """The same transformer on source files of Python's library. 1,298,880 parameters by default.
+
+    Args:
+        context, width, layers, heads, dtype: see `text_transformer`.
+        num_bytes: how much of the files is used; the last 32,768 bytes are the test set. The files are in an order that mixes them.
+    """
+    positive_ints("num_bytes", num_bytes)
+    make = _network(context, width, layers, heads, dtype)
+    digest = hashlib.sha256(load_library(num_bytes)).hexdigest()
+    note = f"text: source files of Python {platform.python_version()}, {num_bytes} bytes, SHA-256 {digest[:16]}"
+    return _transformer("library-transformer", make, load_library, context, num_bytes, LIBRARY_TEST_BYTES, note)
+
+
+def _network(context: int, width: int, layers: int, heads: int, dtype: torch.dtype) -> partial[TextTransformer]:
+    positive_ints("context, width, layers and heads", [context, width, layers, heads])
     check_dtype(dtype)
     if width % heads:
         raise ConfigError(f"width={width} does not divide by heads={heads}: choose width={width - width % heads or heads}")
-    if num_bytes // TEST_SHARE <= context:
-        least = TEST_SHARE * (context + 1)
-        raise ConfigError(f"num_bytes={num_bytes}: the test tenth does not hold {context} bytes and the next: use {least} or more")
-    load_text(num_bytes)
+    return partial(TextTransformer, context, width, layers, heads, dtype)
+
+
+def _transformer(
+    name: str, make: partial[TextTransformer], read: ReadText, context: int, num_bytes: int, test_bytes: int, note: str = ""
+) -> Problem:
+    if min(test_bytes, num_bytes - test_bytes) <= context:
+        least = TEST_SHARE * (context + 1) if read is load_text else LIBRARY_TEST_BYTES + context + 1
+        part = "test tenth" if read is load_text else "training part"
+        raise ConfigError(f"num_bytes={num_bytes}: the {part} does not hold {context} bytes and the next: use {least} or more")
+    read(num_bytes)
     return Problem(
-        name="text-transformer",
-        model=partial(TextTransformer, context, width, layers, heads, dtype),
+        name=name,
+        model=make,
         loss=cross_entropy,
-        train=partial(load_windows, True, context, num_bytes),
-        test=partial(load_windows, False, context, num_bytes),
+        train=partial(load_windows, True, context, num_bytes, test_bytes, read),
+        test=partial(load_windows, False, context, num_bytes, test_bytes, read),
         batch_size=8,
         optimizer=partial(torch.optim.AdamW, lr=2e-3, weight_decay=0.01),
+        note=note,
     )
 
 
@@ -111,10 +159,10 @@ class TextTransformer(nn.Module):
 
 
 @lru_cache(maxsize=4)
-def load_windows(train: bool, context: int, num_bytes: int) -> tuple[Tensor, Tensor]:
+def load_windows(train: bool, context: int, num_bytes: int, test_bytes: int, read: ReadText) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, both (N, context) int64: adjacent windows; targets are the inputs, one byte later."""
-    text = load_text(num_bytes)
-    cut = num_bytes - num_bytes // TEST_SHARE
+    text = read(num_bytes)
+    cut = num_bytes - test_bytes
     tokens = torch.frombuffer(bytearray(text[:cut] if train else text[cut:]), dtype=torch.uint8).long()
     num_windows = (len(tokens) - 1) // context
     inputs = tokens[: num_windows * context].view(num_windows, context)
@@ -123,12 +171,33 @@ def load_windows(train: bool, context: int, num_bytes: int) -> tuple[Tensor, Ten
 
 
 def load_text(num_bytes: int) -> bytes:
-    """Return the first `num_bytes` of Python's help on its syntax, by topic (466 kB in Python 3.11)."""
+    """Return the first `num_bytes` of Python's help on its syntax, topics in alphabetical order (466 kB in Python 3.11)."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise DataMissing("this Python lacks pydoc_data/topics.py, the text to learn from: install the full standard library") from None
-    text = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    return _first("\n\n".join(topics[name] for name in sorted(topics)).encode(), num_bytes)
+
+
+def load_library(num_bytes: int) -> bytes:
+    """Return the first `num_bytes` of the source files of Python's library, in the order of the SHA-256 of their names."""
+    return _first(_library(), num_bytes)
+
+
+def _first(text: bytes, num_bytes: int) -> bytes:
     if len(text) < num_bytes:
         raise ConfigError(f"num_bytes={num_bytes}: this Python's text has {len(text)} bytes")
     return text[:num_bytes]
+
+
+@lru_cache(maxsize=1)
+def _library() -> bytes:
+    """Return all source files of modules that every installation has, without those of tests."""
+    root = Path(sysconfig.get_path("stdlib"))
+    modules = sorted(sys.stdlib_module_names - LEFT_OUT)
+    files = [path for name in modules for path in (root / f"{name}.py", *(root / name).rglob("*.py")) if path.is_file()]
+    names = [path.relative_to(root).as_posix() for path in files if not {"test", "tests"} & set(path.parts[len(root.parts) :])]
+    if not names:
+        raise DataMissing(f"this Python has no source files in {root}, the text to learn from: install the full standard library")
+    names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
+    return b"\n".join((root / name).read_bytes() for name in names)
