@@ -39,7 +39,13 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of the algorithm, such as width=2; see `workbench algorithms NAME`",
     )
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, such as hidden=[64]")
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the problem, such as hidden=[64]",
+    )
     add("--optimizer", help="a class of torch.optim, such as AdamW")
     add(
         "--optimizer-set",
@@ -176,10 +182,14 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
     settings = _settings(options)
     if options.runtime == "simulated" and (options.checkpoint_every or options.on_failure != "stop" or options.replace):
-        raise ConfigError("--checkpoint-every, --on-failure and --replace are for real ranks: repeat a simulated run from its seed")
+        raise ConfigError(
+            "--checkpoint-every, --on-failure and --replace are for real ranks: repeat a simulated run from its seed"
+        )
     simulated_only = options.network or options.timing_only or options.stragglers or options.detail != "auto"
     if options.runtime != "simulated" and simulated_only:
-        raise ConfigError("--network, --stragglers, --timing-only and --detail are for simulated workers: add --runtime simulated")
+        raise ConfigError(
+            "--network, --stragglers, --timing-only and --detail are for simulated workers: add --runtime simulated"
+        )
     return here, algorithm, problem, settings
 
 

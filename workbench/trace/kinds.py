@@ -25,7 +25,18 @@ KINDS = (
 )
 PHASES = ("forward", "backward", "apply")
 COMPUTE_KINDS = (*PHASES, "compute")
-COMMUNICATION_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "encode", "decode", "sum", "communicate")
+COMMUNICATION_KINDS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "send",
+    "recv",
+    "encode",
+    "decode",
+    "sum",
+    "communicate",
+)
 CODES = {name: code for code, name in enumerate(KINDS)}
 
 SPAN = np.dtype(

@@ -27,7 +27,9 @@ from workbench.runtimes.transport.mailbox import Mailbox, flush
 from workbench.trace.recorder import Recorder
 
 # Requests that are final classes, looked up and not matched one after the other: a request should cost microseconds.
-COMMUNICATION = frozenset({ops.Send, ops.Recv, ops.AllReduce, ops.ReduceScatter, ops.AllGather, ops.Broadcast, ops.Barrier})
+COMMUNICATION = frozenset(
+    {ops.Send, ops.Recv, ops.AllReduce, ops.ReduceScatter, ops.AllGather, ops.Broadcast, ops.Barrier}
+)
 
 
 @final
@@ -195,7 +197,10 @@ class Interpreter:
 
         self._thread = threading.get_ident()
         hooks = Hooks(
-            turn, launch if request.on_bucket else None, need if request.before_forward else None, tick if self._background.ticks else None
+            turn,
+            launch if request.on_bucket else None,
+            need if request.before_forward else None,
+            tick if self._background.ticks else None,
         )
         try:
             self.clock.activity = "reading data"
@@ -281,7 +286,9 @@ class Interpreter:
         deadline = self.clock.deadline(f"any of {len(tickets)} background works")
         found = -1
         while found < 0:
-            found = next((position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1)
+            found = next(
+                (position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1
+            )
             if found < 0 and timeout_s is not None and self.clock.now() - begin > timeout_s:
                 break
             if found < 0 and not self._background.tick():
