@@ -249,8 +249,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "dear-updates-late",
         "algorithms/dear.py",
-        "before_forward=partial(_update, arriving))",
-        "before_forward=None)",
+        "before_forward=partial(_update, arriving)",
+        "before_forward=None",
         "forward uses parameters that lack an update",
         DEAR,
     ),
@@ -658,7 +658,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "clip-weight",
         "algorithms/parameter_server.py",
-        "sqrt() / gradient.tail(0)[WEIGHT].clamp_min(1e-30)",
+        "sqrt() / weight",
         "sqrt()",
         "the norm is that of the share and not of the mean",
         SERVERS,

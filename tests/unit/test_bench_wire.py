@@ -61,9 +61,8 @@ def test_limits_are_the_longer_of_wire_and_work() -> None:
     assert found[f"{PIPE}, 8 bit", "the limit without a codec"].theirs == pytest.approx(1.0, rel=1e-5)
     assert found[LAYERWISE, "its limit"].theirs == pytest.approx(0.2 + 1.0, rel=1e-5), "forward hides nothing"
     slow = rows(compute=2.0, forward=0.5)
-    assert slow[PIPE, "its limit"].theirs == pytest.approx(2.1) and slow[
-        LAYERWISE, "its limit"
-    ].theirs == pytest.approx(2.1)
+    assert slow[PIPE, "its limit"].theirs == pytest.approx(2.1)
+    assert slow[LAYERWISE, "its limit"].theirs == pytest.approx(2.1)
 
 
 def test_what_is_asked() -> None:

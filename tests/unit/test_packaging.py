@@ -148,9 +148,8 @@ def test_wheel_brings_notebooks_and_papers(installed: Path) -> None:
 
 @pytest.mark.notebooks
 def test_wheel_brings_the_kernel(installed: Path) -> None:
-    specs = json.loads(from_wheel(installed, "python", "-m", "jupyter_client.kernelspecapp", "list", "--json"))[
-        "kernelspecs"
-    ]
+    listed = from_wheel(installed, "python", "-m", "jupyter_client.kernelspecapp", "list", "--json")
+    specs = json.loads(listed)["kernelspecs"]
     assert Path(specs["workbench"]["resource_dir"]).is_relative_to(installed)
     assert specs["workbench"]["spec"]["display_name"] == "Workbench"
     assert {path.name for path in Path(specs["workbench"]["resource_dir"]).iterdir()} == {

@@ -566,9 +566,8 @@ def test_an_arrow_that_would_go_back_in_time_is_left_out(tmp_path: Path) -> None
     for begin, late in ((0.0, 0.0), (10.0, 5.0)):  # of the second message the receiver's clock is wrong
         recorders[0].span("send", "comm", begin + late, begin + late + 1, 0, -1, 8, 1)
         recorders[1].span("recv", "comm", begin, begin + 1, 0, -1, 8, 0)
-    events = json.loads(Run.from_memory(INFO, recorders).export_chrome(tmp_path / "trace.json").read_text())[
-        "traceEvents"
-    ]
+    exported = Run.from_memory(INFO, recorders).export_chrome(tmp_path / "trace.json")
+    events = json.loads(exported.read_text())["traceEvents"]
     assert [event["ts"] for event in events if event["ph"] in "sf"] == [0, 999_999.999]
 
 

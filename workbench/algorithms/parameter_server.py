@@ -364,9 +364,8 @@ def like_of(layout: Layout, shard: int) -> Tensor:
 def clip(gradient: Gradient, norm: float) -> None:
     """Scale a rank's share so that the mean gradient over its own samples has at most this norm, over all parameters."""
     bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
-    total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / gradient.tail(0)[
-        WEIGHT
-    ].clamp_min(1e-30)
+    weight = gradient.tail(0)[WEIGHT].clamp_min(1e-30)
+    total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / weight
     scale = torch.clamp(norm / (total + 1e-6), max=1.0)
     for body in bodies:
         body.mul_(scale)
