@@ -161,7 +161,7 @@ def test_the_picture_has_a_line_and_a_limit_of_each(tmp_path: Path) -> None:
         PIPE,
         f"{PIPE}, 16 bit",
         f"{PIPE}, 8 bit",
-        "what it cannot be under",
+        "lower limit",
     ]
     dotted = [trace for trace in figure.data if trace.line.dash == "dot" and trace.x[0] is not None]
     assert [trace.legendgroup for trace in dotted] == ["layer-wise", PIPE, f"{PIPE}, 16 bit", f"{PIPE}, 8 bit"]

@@ -422,7 +422,7 @@ def test_a_window_is_drawn_without_looking_at_each_span_of_the_run(monkeypatch: 
 
 def test_bad_ranges_name_what_there_is() -> None:
     run = make_run(num_steps=10)
-    with pytest.raises(ConfigError, match=r"steps 0 to 9; ask for some of those, say slice\(0, 10\)"):
+    with pytest.raises(ConfigError, match=r"steps 0 to 9; ask for some of those, such as slice\(0, 10\)"):
         plots.timeline(run, steps=slice(20, 25))
     with pytest.raises(ConfigError, match="traces of ranks 0 to 1"):
         plots.timeline(run, ranks=[7])

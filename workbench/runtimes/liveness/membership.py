@@ -65,17 +65,17 @@ class Membership:
 
     Args:
         detector: this rank's. Its announcements of ranks that are gone are switched off.
-        goes_on_without: rank -> whether the run can continue when that rank has left.
+        can_lose: rank -> whether the run can continue when that rank has left.
 
     Attributes:
-        shrinks: if `goes_on_without` is False, the remaining ranks continue as fewer (`runtimes.elastic.shrink`).
+        shrinks: if `can_lose` is False, the remaining ranks continue as fewer (`runtimes.elastic.shrink`).
     """
 
     def __init__(
-        self, detector: FailureDetector, goes_on_without: Callable[[int], bool], *, shrinks: bool = False
+        self, detector: FailureDetector, can_lose: Callable[[int], bool], *, shrinks: bool = False
     ) -> None:
         self.rank, self.num_ranks, self.shrinks = detector.rank, detector.num_ranks, shrinks
-        self.losable = [goes_on_without(other) and other != 0 for other in range(self.num_ranks)]
+        self.losable = [can_lose(other) and other != 0 for other in range(self.num_ranks)]
         self.detector, detector.announce = detector, None
         self.folder = detector.folder / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,7 @@ def _train(
         "threads": torch.get_num_threads(),
     }
     header |= {"origin_s": time.perf_counter(), "unix_s": time.time()}
-    recorder = FileRecorder(folder, detector.rank, header, settings.trace_steps, goes_on=True)
+    recorder = FileRecorder(folder, detector.rank, header, settings.trace_steps, extends=True)
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
     interpreter = Interpreter(transport, worker.replica, recorder, worker.minibatch, **how)
     if (before := last_step_row(folder / metrics_name(detector.rank))) is not None:
