@@ -1,4 +1,4 @@
-"""Limits of a step where a wire binds, from numbers one can do in the head; rows, seconds to a loss, the picture."""
+"""Limits of a step that a wire bounds, from numbers computed by hand; rows, seconds to a loss, the figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluations that wait for a run's end lie in its folder: memory stays bounded, and a run that fails leaves them to be made."""
+"""Evaluations that wait for a run's end are in its folder: memory stays bounded, and they can be made after a failed run."""
 
 from __future__ import annotations
 
