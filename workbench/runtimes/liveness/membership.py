@@ -71,9 +71,7 @@ class Membership:
         shrinks: if `can_lose` is False, the remaining ranks continue as fewer (`runtimes.elastic.shrink`).
     """
 
-    def __init__(
-        self, detector: FailureDetector, can_lose: Callable[[int], bool], *, shrinks: bool = False
-    ) -> None:
+    def __init__(self, detector: FailureDetector, can_lose: Callable[[int], bool], *, shrinks: bool = False) -> None:
         self.rank, self.num_ranks, self.shrinks = detector.rank, detector.num_ranks, shrinks
         self.losable = [can_lose(other) and other != 0 for other in range(self.num_ranks)]
         self.detector, detector.announce = detector, None
