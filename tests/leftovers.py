@@ -1,7 +1,7 @@
 """What a test can leave in its process for the next one: a picture of the process, and what differs from it later.
 
-A picture is taken around each test in the test's own process (`tests/conftest.py`), and around what a pool's ranks are
-told to do (`tests/distributed/ranks.py`).
+A picture is taken around each test in the test's own process (`tests/conftest.py`), and around the calls of a pool's
+ranks (`tests/distributed/ranks.py`).
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ class Picture:
 
 @final
 class Definitions:
-    """What names of modules and classes stand for, so that a replaced function is found. To make it takes milliseconds: one is kept."""
+    """What names of modules and classes stand for, so that a replaced function is found.
+
+    To make it takes milliseconds: one is kept.
+    """
 
     def __init__(self) -> None:
         self._known: dict[ModuleType | type, dict[str, Any]] = {}
@@ -131,7 +134,10 @@ class Definitions:
         self.changes()
 
     def changes(self) -> list[str]:
-        """What stands for something else since the last call, a line each. What is imported or computed late is new, and not replaced."""
+        """What stands for something else since the last call, a line each.
+
+        What is imported or computed late is new, and not replaced.
+        """
         lines = []
         for owner, before in self._known.items():
             if _differ(vars(owner), before):
@@ -227,7 +233,7 @@ def _modules() -> Iterator[ModuleType]:
 
 
 def _classes(module: ModuleType) -> Iterator[type]:
-    """By `type`, for `isinstance` asks a deprecated name for its class, which warns."""
+    """By `type`, because `isinstance` reads the class of a deprecated name, which warns."""
     if module.__name__.partition(".")[0] != "workbench":
         return iter(())
     return (one for one in vars(module).values() if issubclass(type(one), type) and one.__module__ == module.__name__)

@@ -38,7 +38,7 @@ print("near one")"""
 
 
 def write_notebook(share: Path, name: str, *cells: tuple[str, str], ranks: str = "[]", ci: str = "{}") -> Path:
-    """A notebook with sizes: (tag, code) of each cell behind the parameters."""
+    """A notebook with sizes: (tag, code) of each cell after the parameters."""
     made = [
         nbformat.v4.new_code_cell(code, metadata={"tags": [tag] if tag else []})
         for tag, code in (("parameters", PARAMETERS), *cells)

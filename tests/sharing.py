@@ -1,7 +1,8 @@
-"""How workers of pytest-xdist share the tests: a file is one worker's, and what cannot share the machine is run alone, at the end.
+"""How workers of pytest-xdist share the tests: each file has one worker, and tests that need the whole machine run
+alone, at the end.
 
-`make test` has three workers: much of a test is waiting, for processes that start and for what must time out. A worker has pools
-of ranks of its own and, as root, ports of its own.
+`make test` has three workers: tests often wait, for processes that start and for time-outs. A worker has its own pools
+of ranks and, as root, its own ports.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 
 
 def unit_of(nodeid: str) -> str:
-    """What a test goes with: its file, or others that the same worker must run."""
+    """The unit of a test: its file, or files that the same worker must run."""
     path = nodeid.partition("::")[0]
     if path in ALONE or nodeid.partition("[")[0] in ALONE:
         return ALONE_UNIT
@@ -90,7 +91,7 @@ class Sharing(LoadScopeScheduling):
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: WorkerController) -> None:
-        """As often as it is given something: with one test only it would wait for the next to be told, and nobody would be heard of."""
+        """Give a worker tests as often as it asks: with only one test it would wait for the next one, and never report."""
         left = None
         while not node.shutting_down and left != len(self.workqueue):
             left = len(self.workqueue)
@@ -120,8 +121,8 @@ class Sharing(LoadScopeScheduling):
 def take_own_network() -> None:
     """As root on Linux: ports of this process's own, and of all that it starts.
 
-    Who picks a free port and has another process open it later, as Jupyter does with its kernels, may find it taken by a test beside.
-    Where this is forbidden, ports are shared. The addresses of the machine's name lead to loopback.
+    A free port that is picked for another process, as Jupyter does for its kernels, may meanwhile be taken by another
+    test. If namespaces are forbidden, ports are shared. The addresses of the machine's name lead to loopback.
     """
     ip = shutil.which("ip", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if not sys.platform.startswith("linux") or os.geteuid() != 0 or ip is None:

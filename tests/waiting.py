@@ -1,4 +1,4 @@
-"""A test that waits for something waits until it is there, and no longer."""
+"""A test that waits for an event returns as soon as it has happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The best (N, b) of 100 machines, as Fig. 6 of chen2016revisiting: from arrival times measured here, and from laws.
+"""The best (N, b) of 100 machines, as Fig. 6 of chen2016revisiting: from arrival times measured here, and from
+distributions.
 
     python -m tests.benchmarks.best_backups     # some minutes; writes records/best-backups.json
 
@@ -110,7 +111,7 @@ def best(arrival: theory.Arrival, updates: Callable[[float], float]) -> dict[str
 
 
 def simulated_steps(law: Independent) -> list[dict[str, float]]:
-    """Mean time between updates of `BackupSGD`, message by message, beside both closed forms."""
+    """Mean time between updates of `BackupSGD`, message by message, next to both closed forms."""
     arrival = arrival_of(law)
     carried = theory.Backlog(arrival=arrival, num_steps=CARRIED_STEPS)
     problem = replace(wb.problems.digits_softmax(), train=range(10**9), test=None)  # timing only: samples are counted

@@ -1,8 +1,9 @@
-"""Every algorithm that sums with every way to compress: it trains a convex problem, or is refused with what to use instead.
+"""Every algorithm that sums with every codec: it trains a convex problem, or is refused, and the message says what to
+use.
 
     python -m tests.benchmarks.combinations     # simulated cluster; writes records/combinations.json and records/combinations.md
 
-A run trains if its loss has fallen by at least 1 - MARGIN of what the exact sum's has fallen by, with all else equal.
+A run trains if its loss falls by at least 1 - MARGIN of the fall with the exact sum.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def losses(algorithm: Algorithm) -> tuple[float, float]:
 
 
 def outcome(make: Callable[..., Algorithm], collective: Collective, gained: float) -> dict[str, Any]:
-    """Trained, with the part of the exact sum's gain that it reached; refused, with the words; or neither, which fails."""
+    """Return "trained", with its share of the exact sum's gain; "refused", with the message; or neither, which fails."""
     try:
         algorithm = make(collective=collective)
         algorithm.check(RANKS)

@@ -1,11 +1,11 @@
-"""Bad inputs found by what code they reach: atheris (libFuzzer), where it is installed; the tests themselves try Hypothesis's.
+"""Bad inputs found by the code that they reach, with atheris (libFuzzer) if it is installed. The tests use Hypothesis.
 
     pip install atheris
     python -m tests.benchmarks.coverage_fuzz headers -max_total_time=60
     python -m tests.benchmarks.coverage_fuzz records -max_total_time=60
 
-What follows the reader's name is libFuzzer's. Where a reader raises what is no error of ours, it ends with a status other than 0 and
-leaves the input behind.
+Options after the reader's name are libFuzzer's. If a reader raises an unexpected error, the script ends with a status
+other than 0 and leaves the input in a file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def headers(modules: Any) -> Callable[[bytes], None]:
 
 
 def records(modules: Any) -> Callable[[bytes], None]:
-    """The record beside a part of a checkpoint, a piece of it replaced."""
+    """The record of a rank file of a checkpoint, with a piece of it replaced."""
     kept, folder = modules["kept"], FilePath(tempfile.mkdtemp(prefix="fuzz-"))
     part = kept.rank_file_path(folder, 1, 0)
     part.parent.mkdir()

@@ -1,4 +1,5 @@
-"""Every method on the digits: the margin in loss to the synchronous one over paired seeds, and what ran on which runtime.
+"""Every algorithm on the digits: its margin in loss to the synchronous one over paired seeds, and the runtimes that it
+ran on.
 
     python -m tests.benchmarks.digits_methods margins [WORDS]   # simulated cluster, 10 seeds; writes records/digits-margins.json
     python -m tests.benchmarks.digits_methods table     # and on real gloo and MPI ranks; writes records/digits-methods.json
@@ -33,7 +34,7 @@ SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE = MARGINS  
 
 @dataclass(frozen=True)
 class Entry:
-    """A method in a setting: which margin it is held to, and by what its learning rate is divided (p for one gradient an update)."""
+    """An algorithm in a setting: the margin that it must keep, and the divisor of its learning rate (p for one gradient an update)."""
 
     algorithm: Algorithm
     margin: str
@@ -110,7 +111,7 @@ def entries() -> list[Entry]:
 
 
 def settings(entry: Entry, seed: int) -> dict[str, Any]:
-    """How an entry is trained, on every runtime alike; the serial reference takes the whole batch."""
+    """How an entry is trained, equal on every runtime; the serial reference takes the whole batch."""
     batch = HOW["batch_size"] * (HOW["workers"] if entry.workers == 1 else 1)
     plain = {"epochs": HOW["epochs"], "evaluate_every": 0, "trace_steps": 0, "timeout_s": 60.0}
     return {**plain, "batch_size": batch, "lr": 0.1 / entry.divide_lr, "seed": seed}
@@ -152,7 +153,7 @@ def verdict(differences: list[float], margin: float) -> tuple[float, float, str]
 
 
 def margins(only: str = "") -> None:
-    """All methods, or those whose name holds some words; the rows of the others stay as recorded."""
+    """All algorithms, or those whose name contains one of the texts; the rows of the others stay as recorded."""
     seeds = range(HOW["seeds"])
     reference = [simulate(entries()[0], seed)["loss"] for seed in seeds]
     path = RECORDS / "digits-margins.json"

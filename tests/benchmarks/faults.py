@@ -1,11 +1,11 @@
-"""Faults that really happen to trainings, and what becomes of them: fault x method x outcome, with the seconds to detect and to recover.
+"""Real faults of trainings, and their outcome: fault x algorithm x outcome, with the seconds to detect and to recover.
 
     python -m tests.benchmarks.faults                          # every row, on gloo and on MPI
     python -m tests.benchmarks.faults --only SynchronousSGD --runtime torch --json faults.json     # leaves a record as well
 
-A row is a `Case`; add one to `CASES`. Whoever looks is a notebook's `Cluster.train`: detection is from the fault to the error
-that `wait` raises (or to the state that `status` shows), recovery from there to the first new step: of a healed cluster that goes
-on from the checkpoint, or of the same one where nothing need be healed. "same weights" compares with an unbroken run, bitwise.
+A row is a `Case`; add one to `CASES`. A notebook's `Cluster.train` observes. Detection is from the fault to the error
+that `wait` raises, or to the state that `status` shows. Recovery is from there to the first new step, after `heal` and
+a resume where they are needed. "same weights" means bit-identical to an unbroken run.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Case:
     """A row of the table.
 
     Attributes:
-        method: what trains.
+        method: the algorithm.
         fault: what happens to rank 1.
-        place: where it happens to it: one of `killing.Place`, or "from outside", whatever the rank is doing.
-        expect: how the row is made: `ends`, for a method that ends and is resumed; `waits`, for one that waits and goes on;
-            `goes_on`, for one that goes on without the rank.
+        place: where it happens to it: one of `killing.Place`, or "from outside", at any moment.
+        expect: how the row is made: `ends`, for a run that ends and is resumed; `waits`, for one that waits and
+            continues; `goes_on`, for one that continues without the rank.
         how: settings of the run.
-        runtimes: where it can be had.
+        runtimes: those on which it is possible.
     """
 
     method: Algorithm
@@ -105,7 +105,7 @@ def run_case(cluster: Cluster, case: Case) -> dict[str, Any]:
 
 
 def ends(cluster: Cluster, case: Case) -> dict[str, Any]:
-    """The run ends on all ranks with one error; healed, it goes on from the checkpoint."""
+    """The run ends on all ranks with one error. After `heal`, it continues from the checkpoint."""
     whole, begun = _whole(cluster, case), _begun(cluster, case)
     with tempfile.TemporaryDirectory() as folder:
         mark = Path(folder, "died")
@@ -131,7 +131,7 @@ def ends(cluster: Cluster, case: Case) -> dict[str, Any]:
 
 
 def waits(cluster: Cluster, case: Case) -> dict[str, Any]:
-    """The others wait for the rank, which is shown to be stopped; let go on, it trains to the same end."""
+    """The others wait for the rank, which is reported as stopped. After SIGCONT, the run has the same result."""
     whole = _whole(cluster, case)
     run = _train(cluster, case, tiny.problem(Slow))
     _until(lambda: len(run.run.curve()[0]) > 2)
@@ -153,7 +153,10 @@ def waits(cluster: Cluster, case: Case) -> dict[str, Any]:
 
 
 def goes_on(cluster: Cluster, case: Case) -> dict[str, Any]:
-    """The others go on without the rank, to the run's end. Detection is until all know; recovery, from there to the next step."""
+    """The others continue without the rank, to the run's end.
+
+    Detection is until all know; recovery, from there to the next step.
+    """
     run = _train(cluster, case, tiny.problem(Slow))
     _until(lambda: len(run.run.curve()[0]) > 2)
     begin = time.monotonic()
@@ -252,7 +255,7 @@ CASES: list[Case] = [
 
 
 def measure(cases: Sequence[Case], runtimes: Sequence[str]) -> Table:
-    """The table's rows, told one by one as they come."""
+    """The table's rows, printed one by one."""
     rows = []
     for runtime in runtimes:
         with Cluster(NUM_RANKS, launcher="torch" if runtime == "torch" else "local", quiet=True) as cluster:

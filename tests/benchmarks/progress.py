@@ -1,6 +1,6 @@
 """How communication makes progress: step times of Pipe-SGD on a 50 MB MLP, all ways in the same processes, gloo and MPI.
 
-Ways alternate in an order that rotates from round to round; a ratio is to the way "blocking" of the same round, which hides
+The ways alternate in an order that rotates from round to round. A ratio is to "blocking" in the same round, which hides
 nothing. The table shows the median ratio with its 95 % bootstrap interval.
 
     python -m tests.benchmarks.progress --ranks 2 --rounds 8

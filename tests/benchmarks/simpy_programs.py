@@ -1,8 +1,8 @@
-"""The message schedules of `simulator.py` on SimPy, each as cheaply as it can be said there.
+"""The message schedules of `simulator.py` on SimPy, each in its cheapest form.
 
-`bare`: a message is a timeout and an item in its receiver's store; a server takes one push after the other. No interface is a thing
-of its own, so nothing else could share one. `interfaces`: a message holds its sender's outgoing and its receiver's incoming
-interface (`simpy.Resource`), so that whatever shares them waits. Nothing is traced, and no program does more than these lines.
+`bare`: a message is a timeout and an item in its receiver's store; a server takes one push after the other. There are
+no interfaces to share. `interfaces`: a message holds its sender's outgoing and its receiver's incoming interface
+(`simpy.Resource`), so other messages on them wait. Nothing is traced.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def ring(compute_s: Sequence[Sequence[float]], message_s: float, *, width: int =
 def server(
     compute_s: Sequence[Sequence[float]], message_s: float, update_s: float, *, interfaces: bool = False
 ) -> Counts:
-    """Asynchronous SGD: workers push and wait for the parameters; the server, on a rank of its own, hears one push after the other."""
+    """Asynchronous SGD: workers push and wait for the parameters; the server, on a separate rank, receives one push after the other."""
     env = simpy.Environment()
     num_steps, p = len(compute_s), len(compute_s[0])
     wires = Wires(env, p + 1, message_s, interfaces=interfaces)

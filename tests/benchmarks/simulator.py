@@ -1,8 +1,9 @@
-"""The simulator beside SimPy, its closed forms, and simulated workers with real gradients beside a plain PyTorch loop: one core.
+"""The simulator compared with SimPy, its closed forms, and simulated workers compared with a plain PyTorch loop: one
+core.
 
-Of what is compared, blocks alternate in an order that turns round from round to round. A round's ratio is of two blocks that ran
-within the same seconds; the table shows the median ratio with its 95 % bootstrap interval. Seconds are those of the processor,
-so that another program on the machine costs neither side anything. Memory is measured in processes of their own.
+Blocks of both sides alternate in an order that changes from round to round. A round's ratio is of two blocks that ran
+within the same seconds. The table shows the median ratio with its 95 % bootstrap interval. Seconds are processor time,
+so other programs on the machine cost neither side anything. Memory is measured in separate processes.
 
     python -m tests.benchmarks.simulator --rounds 11 --write      (--quick: small sizes, to see that it runs; nothing is written)
 """
@@ -191,7 +192,7 @@ def whole_rows(sizes: Sizes) -> list[Row]:
 
 
 def formula_rows(sizes: Sizes, simpy_messages_per_s: float) -> list[Row]:
-    """SimPy's worker-steps a second follow from its messages a second and the 2 (p - 1) that a worker-step has in a ring of as many."""
+    """SimPy's worker-steps a second: its messages a second, divided by the 2 (p - 1) messages of a worker's step in a ring of p."""
     p, steps, rows = sizes.formula_workers, sizes.formula_steps, []
     theirs = simpy_messages_per_s / (2 * (p - 1))
     choices: tuple[tuple[Detail, Algorithm], ...] = (

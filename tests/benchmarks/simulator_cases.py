@@ -1,4 +1,4 @@
-"""What `simulator.py` runs: simulations of times alone, of real gradients, and the plain loop beside them."""
+"""Cases of `simulator.py`: simulations of times alone, of real gradients, and the plain loop that they are compared with."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def enough_data(problem: Problem, workers: int) -> Problem:
 
 
 def plain_loop(problem: Problem, workers: int, steps: int) -> float:
-    """As many gradient evaluations, and an update a step, as anybody would write it."""
+    """The same number of gradient evaluations, and an update a step, in plain PyTorch."""
     torch.manual_seed(0)
     model = problem.model()
     optimizer = problem.optimizer(model.parameters())
@@ -106,12 +106,12 @@ PEAKS: dict[str, Callable[[int], Any]] = {  # of what the memory is measured, by
 
 @lru_cache(maxsize=1)
 def many_digits() -> Problem:
-    """Enough for a thousand workers, whatever their number; made once."""
+    """Enough for a thousand workers; made once."""
     return enough_data(problems.get("digits-mlp"), 1000)
 
 
 def peak_of(kind: str, workers: int) -> int:
-    """Bytes at most of a run beside what a run of one worker takes: the process's with tensors, Python's own without."""
+    """Peak bytes of a run, minus those of a run of one worker: of the process with tensors, of Python's objects without."""
     run = PEAKS[kind]
     run(1)
     if kind.startswith("gradients"):
@@ -127,7 +127,7 @@ def peak_of(kind: str, workers: int) -> int:
 
 
 def highest_resident() -> int:
-    """The most bytes this process has had in memory since it was last told to forget."""
+    """Peak bytes of this process in memory since the last reset."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 

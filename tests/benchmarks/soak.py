@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.soak --minutes 60     # exit status 1 if something was lost, or left, or grew
 
-Methods, runtimes and launchers take turns. A fault is a killed rank, one that is stopped for five seconds, an interrupt, a file
-system that takes no more (by a limit on file sizes), or a damaged file of a finished run. Each run that finished is read at the end.
+Algorithms, runtimes and launchers take turns. A fault is a killed rank, a rank stopped for five seconds, an interrupt,
+a full file system (a limit on file sizes), or a damaged file of a finished run. Each finished run is read at the end.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Fault:
 
 @dataclass
 class Soak:
-    """What goes on, and what has been."""
+    """The current trainings, and the results so far."""
 
     chance: random.Random
     end_s: float
@@ -201,7 +201,7 @@ def failed(run: Any, fault: Fault, limit_s: float = 60.0) -> None:
 
 
 def killed(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
-    """A rank's process is gone. A method that does without that one goes on, and is told to stop."""
+    """A rank's process is gone. A run that continues without it is then stopped by a command."""
     run = begun(cluster, method)
     victim = soak.chance.choice(cluster.ranks)
     psutil.Process(victim["pid"]).kill()
@@ -219,7 +219,7 @@ def killed(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
 
 
 def stopped(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
-    """A rank does not run for five seconds, and goes on."""
+    """A rank is stopped for five seconds, and continues."""
     run = begun(cluster, method)
     rank = psutil.Process(soak.chance.choice(cluster.ranks)["pid"])
     rank.suspend()
@@ -270,7 +270,10 @@ def limit_files(num_bytes: int | None) -> None:
 
 
 def damaged(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
-    """A file of a finished run is cut, or has another's bytes in it; the store goes on, and names it or reads what is whole."""
+    """A file of a finished run is cut, or has other bytes in it.
+
+    The store still works: it names the file, or reads its complete lines.
+    """
     run = train(cluster, method, 60).wait(60)
     twin = run.folder.with_name(run.folder.name + "-damaged")
     shutil.copytree(run.folder, twin)

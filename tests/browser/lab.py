@@ -1,4 +1,4 @@
-"""A real JupyterLab on loopback, with folders of its own, and a headless Chromium that looks at it."""
+"""A real JupyterLab on loopback, with separate folders, and a headless Chromium that shows it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Server:
         return self.notebooks / name
 
     def stop(self) -> list[str]:
-        """End the server; returns the command lines of what it left behind, which is killed."""
+        """End the server. Kill the processes that it left, and return their command lines."""
         self._process.terminate()
         try:
             self._process.wait(30)
@@ -190,7 +190,7 @@ class Lab:
             self.idle()
 
     def idle(self) -> None:
-        """Until the kernel is, and Lab knows."""
+        """Wait until the kernel is idle, and Lab shows it."""
         self.page.wait_for_function(
             """() => {
                 const session = window.jupyterapp.shell.currentWidget?.sessionContext;
@@ -222,7 +222,7 @@ class Lab:
         return bool(re.search(r"\[\d+\]", prompt))
 
     def until(self, judge: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S) -> Any:
-        """What `judge` says once it is true; a picture of what is there instead if that never comes."""
+        """Wait until `judge` returns a true value, and return it. At the time-out, save a picture of the page."""
         try:
             return eventually(judge, what, timeout_s, self.page)
         except AssertionError:

@@ -1,4 +1,4 @@
-"""An executed notebook, as a page, in a browser without a network: its figures are there, and nobody's script has run."""
+"""An executed notebook, as a page, in a browser without a network: its figures are there, and no foreign script has run."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_every_figure_is_drawn_offline(page: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_lies_over_anything(page: Path) -> None:
-    """On a narrow page, too: what failed is beside the curves and not over them, and a legend hides no title."""
+    """On a narrow page too: the text on failures does not cover the curves, and a legend hides no title."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
     kinds = {
         "legend": ".legend",

@@ -1,4 +1,4 @@
-"""Names and errors that are markup, in a real browser: tables, figures, live views and pages show them, and no script of theirs runs."""
+"""Names and errors that are markup, in a real browser: shown as text in tables, figures, live views and pages; no script runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures as files: the same figure is the same bytes, a large one a PNG, and where nothing draws it is said."""
+"""Figures as files: equal figures give equal bytes, a large one is a PNG, and a missing browser is reported."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Case:
 
 
 def _wait(running: list[Case], most: int) -> None:
-    """Until at most so many cases run; tells of those that have ended."""
+    """Wait until at most that many cases run; report those that have ended."""
     while len(running) > most:
         for case in [case for case in running if case.look()]:
             case.tell()

@@ -1,4 +1,4 @@
-"""Ends of ranks that really happen: a process that kills itself at a chosen place and step, or is killed from outside."""
+"""Real ends of ranks: a process that kills itself at a chosen place and step, or is killed from outside."""
 
 from __future__ import annotations
 
@@ -93,7 +93,10 @@ class Dies:
         return CountsSteps(self.step, self._arm) if me == self.rank else tiny.FailsAt(None, 0)
 
     def _wait_for_death(self) -> None:
-        """Keep the victim waiting in the collective until it is dead. Its timer is late on a busy machine: `once` holds its number."""
+        """Keep the victim waiting in the collective until it is dead.
+
+        Its timer is late on a busy machine: `once` holds its number.
+        """
         if self.once is None:
             time.sleep(2 * IN_COLLECTIVE_S)
             return

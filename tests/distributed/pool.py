@@ -4,7 +4,7 @@
     pool.run(some_function, argument)       # -> its result on each rank
 
 Importing torch costs seconds, so one pool of each kind and size serves all tests of a session, and ranks are forked from one
-process that has imported it (`tests/forked.py`). A pool whose ranks died or hang is started anew by the next call.
+process that has imported it (`tests/forked.py`). If a pool's ranks died or hang, the next call starts new ones.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class RankPool:
             self._meet(listener)
 
     def _meet(self, listener: Listener) -> None:
-        """Wait for every rank to call; on a thread, for `accept` knows no time-out."""
+        """Wait for every rank to connect; on a thread, because `accept` has no time-out."""
         met: queue.SimpleQueue[Connection] = queue.SimpleQueue()
 
         def accept() -> None:
@@ -244,14 +244,14 @@ def start_mpi(num_ranks: int, more: dict[str, str], log: Path, *, outlives: bool
 
 
 def our_environment(env: dict[str, str]) -> dict[str, str]:
-    """One thread a rank, to compile too, and the tests' own modules found; no mark of the test that happens to be the first to ask."""
+    """One thread a rank, also to compile, and the tests' modules can be imported. No mark of the first test is kept."""
     path = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
     one = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTHONPATH": path}
     return {**{name: value for name, value in env.items() if name != "WORKBENCH_TEST_MARK"}, **one}
 
 
 class Nursery:
-    """A process that has imported everything and forks ranks, and what stand-ins ask for.
+    """A process that has imported everything. It forks ranks, and the processes that stand-ins request.
 
     Attributes:
         python: the program of stand-ins: see `forked`.
@@ -304,7 +304,10 @@ def left_behind() -> list[str]:
 
 
 def end_torch_ranks() -> None:
-    """End the session's pools of torch; the next call starts another. What tests left in them, gloo's threads above all, ends too."""
+    """End the session's pools of torch; the next call starts another.
+
+    What tests left in them, gloo's threads above all, ends too.
+    """
     for name in [name for name in _shared if name[0] == "torch"]:
         _shared.pop(name).close()
 

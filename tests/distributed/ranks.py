@@ -47,9 +47,9 @@ class Health:
     """How a rank is after the calls of a test.
 
     Attributes:
-        left: what is otherwise than at its start, a line each.
-        num_groups: groups of torch.distributed and communicators of MPI that were made since and are still there. A run that failed
-            leaves some, for they can only be freed by all ranks together.
+        left: differences from the state at its start, a line each.
+        num_groups: groups of torch.distributed and communicators of MPI that were made since and are still there. A run
+            that failed leaves some, because only all ranks together can free them.
         peak_bytes: the most memory that it had so far.
     """
 
@@ -222,7 +222,7 @@ def _perform(message: bytes) -> bytes:
 
 
 def _leave_with_parent() -> None:
-    """End this process when the one that started it is gone, whatever the main thread does."""
+    """End this process when the one that started it is gone, even if the main thread is busy."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,7 +1,7 @@
-"""A Slurm of our own: its controller and a login shell on one emulated host, a node daemon on each of the others.
+"""A Slurm for tests: its controller and a login shell on one emulated host, a node daemon on each of the others.
 
-Everything lies in one folder and ends with the network's process namespace. The hosts share this machine's files, so their
-/tmp too: what Slurm keeps there is told apart by node.
+Everything lies in one folder and ends with the network's process namespace. The hosts share this machine's files and
+/tmp, so Slurm's files there are named by node.
 """
 
 from __future__ import annotations

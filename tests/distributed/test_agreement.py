@@ -1,4 +1,4 @@
-"""Ranks that do not run the same, or do not hold the same data: told before the first step, on all ranks, by the odd one's number."""
+"""Ranks with different code, settings or data: reported before the first step, on all ranks, with the number of the rank that differs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_other_software_on_one_rank_is_refused(runtime: str, what: str) -> None:
 
 @on_real_runtimes
 def test_other_data_on_one_rank_are_refused(runtime: str) -> None:
-    """One number of one sample, in a set of as many."""
+    """One number of one sample differs, in a set of equal size."""
     x, y = tiny.data()
     x[5, 1] += 1e-9
     job = make_job(runtime, P, SynchronousSGD(), tiny.problem(), HOW)
@@ -101,7 +101,7 @@ def run_while_the_clock_is_set(job: Job) -> dict[str, Any]:
 @on_real_runtimes
 @pytest.mark.parametrize("algorithm", [SynchronousSGD(), AsyncSGD()], ids=["synchronous", "asynchronous"])
 def test_a_clock_that_is_set_changes_nothing(algorithm: Algorithm, runtime: str) -> None:
-    """Durations of a run, its steps and its spans are on a clock that nobody sets; nobody is taken for gone."""
+    """Durations of a run, its steps and its spans use a clock that is never set; no rank is reported as gone."""
     job = make_job(runtime, P, algorithm, tiny.problem(), replace(HOW, steps=6, checkpoint_every=2))
     begin = time.monotonic()
     summaries = shared_pool(runtime, P).run(run_while_the_clock_is_set, job)

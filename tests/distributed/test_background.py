@@ -1,4 +1,4 @@
-"""Many things under way at once, and what goes wrong in them: tags, servers, their errors, slow evaluations, helpers."""
+"""Concurrent background work, and its failures: tags, servers, their errors, slow evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost models of real steps: of a run of this package, and of a plain DDP loop that knows nothing of it."""
+"""Cost models of real steps: of a run of this package, and of a plain DDP loop without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk: whole whatever happens while they are written, passed over where damaged, for other numbers of ranks."""
+"""Checkpoints on the disk: complete even if their writer is killed, skipped if damaged, usable by another number of ranks."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ write_rank_file(rank_file_path(Path(sys.argv[1]), int(sys.argv[2]), 0), save, {"
 
 @pytest.mark.parametrize("step", [3, 5])
 def test_killed_while_it_writes_it_leaves_the_last_good_one(tmp_path: Path, step: int) -> None:
-    """Also where it writes a part that is there already (step 3), as a resumed run in the same folder would."""
+    """Also if it writes a rank file that exists already (step 3), as a resumed run in the same folder would."""
     write(tmp_path, 1), write(tmp_path, 3)
     done = subprocess.run(forked("-c", KILLED, str(tmp_path), str(step)), timeout=60)
     assert done.returncode == -signal.SIGKILL
@@ -238,7 +238,10 @@ class Waits(nn.Module):
 def test_training_goes_on_while_a_part_is_written_and_never_two_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write behind step 1 does not end before step 3 is computed; that of step 3 waits for it, and the record says so."""
+    """The write after step 1 does not end before step 3 is computed.
+
+    That of step 3 waits for it, and the record says so.
+    """
     Waits.begun.clear(), Waits.enough.clear()
     writing, most = [], []
     plain = keeper.write_rank_file
@@ -302,7 +305,7 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(runtime: str) -> N
 
 
 def failing(runtime: str, num_ranks: int, algorithm: Algorithm, how: Settings, first: Trained) -> None:
-    """Raise what rank 0 raises when it goes on from that run."""
+    """Raise the error of rank 0 when it resumes that run."""
     job = make_job(runtime, num_ranks, algorithm, tiny.problem(), how, resume=first.checkpoint)
     found = shared_pool(runtime, num_ranks).outcomes([(run_rank, (job,))] * num_ranks)  # type: ignore[arg-type]
     assert all(outcome.error is not None for outcome in found)
@@ -331,7 +334,7 @@ def test_a_stop_without_records_is_no_checkpoint() -> None:
     "algorithm", [SynchronousSGD(), PipeSGD(width=3)], ids=lambda algorithm: type(algorithm).__name__
 )
 def test_model_and_optimizer_lie_in_rank_0s_part_alone(algorithm: Algorithm, runtime: str) -> None:
-    """The others' hold what is their own; all go on as if nothing had been."""
+    """The others' files have only their own state; all ranks continue as without a stop."""
     problem, how = tiny.problem(tiny.batchnorm_mlp), settings(optimizer=tiny.momentum, ema_decay=0.9)
     unbroken = train(runtime, 3, algorithm, problem, how)
     checkpoint = complete_checkpoints(Path(unbroken.checkpoint))[0]
@@ -448,7 +451,7 @@ def test_with_the_same_global_batch_other_ranks_compute_the_same(algorithm: Algo
 
 
 def test_with_another_global_batch_data_are_dealt_anew_from_where_they_were() -> None:
-    """36 of the 46 samples of two epochs were taken by three ranks; two ranks take the others, once each, and the schedule goes on."""
+    """36 of the 46 samples of two epochs were taken by three ranks; two ranks take the others, once each, and the schedule continues."""
     how = settings(optimizer=tiny.sgd, steps=None, epochs=2, checkpoint_every=3)
     first = train("torch", 3, LocalSGD(every=3), tiny.problem(), how)
     again = train("torch", 2, LocalSGD(every=3), tiny.problem(), how, resume=first.checkpoint)
@@ -523,7 +526,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 def test_kill_9_of_all_and_resume_is_unbroken(
     runs: Path, processes: list[subprocess.Popen[bytes]], runtime: str
 ) -> None:
-    """The command and its ranks die at once in mid-run; the same command with --resume ends where an unbroken run ends."""
+    """The command and its ranks are killed during the run. The same command with --resume ends as an unbroken run."""
     same = ["--runtime", runtime, "--option", "dtype=float64", "--evaluate-every", "0", "--checkpoint-every", "5"]
     process = subprocess.Popen([*COMMAND, "train", "pipe-sgd", "--steps", "1000000", *same], stdout=subprocess.DEVNULL)
     processes.append(process)

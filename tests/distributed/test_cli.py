@@ -1,7 +1,7 @@
-"""The command line as a user types it: exit status, what is printed and what is left.
+"""The command line as a user types it: exit status, output, and files and processes that it leaves.
 
-Ranks are always processes of their own. The command itself is one where a test is about that (signals, launchers, a library that does
-not load, the exit status); elsewhere `main` is called here. Most processes are forked from one that has imported torch.
+Ranks are always separate processes. The command is one too in tests of signals, launchers, the exit status, and a
+library that does not load; other tests call `main` here. Most processes are forked from one that has imported torch.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def test_a_diverging_run_ends_on_all_ranks_with_the_cause(runtime: str) -> None:
 
 
 def test_clipping_cannot_be_combined_with_single_buckets() -> None:
-    """Refused where a replica is made, which is the same everywhere; what ranks report is told above."""
+    """Refused where a replica is made, on every runtime. Tests above check the report of ranks."""
     done = workbench(
         "train",
         "layerwise-sgd",

@@ -1,4 +1,4 @@
-"""Engines behind a notebook: started, one world, trained on, and gone without a trace."""
+"""A notebook's engines: started, one world, used for training, and ended without a trace."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def rank_here() -> int:
-    """This rank's number, as its launcher told it."""
+    """This rank's number, from its launcher."""
     return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
 
 

@@ -1,4 +1,4 @@
-"""A cluster's life beside its trainings: started in the background, looked at, healed, let go of, taken up, and found by its name."""
+"""A cluster apart from its trainings: started in the background, its status, healed, detached, attached, and found by its name."""
 
 from __future__ import annotations
 
@@ -211,7 +211,10 @@ HOLDER = """
 def holder(
     then: str, steps: int = 100_000, trouble: str = "pass", *, anew: bool = False
 ) -> tuple[subprocess.Popen[str], str]:
-    """A notebook's stand-in with a cluster that trains; and what it printed in the end. `anew`: it is no forked process."""
+    """A process in place of a notebook, with a cluster that trains; and its output at the end.
+
+    `anew`: it is not forked.
+    """
     code = textwrap.dedent(HOLDER.format(steps=steps, then=then, trouble=trouble))
     command = [sys.executable, "-c", code] if anew else forked("-c", code)
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

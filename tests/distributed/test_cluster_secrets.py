@@ -1,4 +1,4 @@
-"""What of a running cluster others could see or reach: its files, its ports, its key; and what of the environment a run keeps."""
+"""Parts of a running cluster that other users could see or reach: its files, its ports, its key; and the environment that a run records."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_child_of_a_rank_is_not_given_the_key(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("address", "encrypts"), [(LOOPBACK, False), ("10.87.0.1", True), ("0.0.0.0", True)])
 def test_beyond_loopback_it_is_encrypted(tmp_path: Path, address: str, encrypts: bool) -> None:
-    """That nobody speaks to it without the key is shown in `test_cluster_life`."""
+    """`test_cluster_life` shows that it answers no message without the key."""
 
     class Somewhere(Launcher):
         title = "somewhere"  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Ranks on hosts reached by ssh: here hosts of an emulated network, and an agent that, as ssh does, brings no environment along."""
+"""Ranks on hosts reached by ssh: here hosts of an emulated network, and an agent that, like ssh, passes no environment."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_hosts_that_cannot_be_are_refused(words: str) -> None:
 
 
 def configured(name: str) -> list[str]:
-    """What mpiexec is told of two hosts."""
+    """The arguments of mpiexec for two hosts."""
     from traitlets.config import Config
 
     config: Any = Config()

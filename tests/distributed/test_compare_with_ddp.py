@@ -1,4 +1,4 @@
-"""Our methods beside torch DDP on real ranks: the same parameters, and a group that is taken down again."""
+"""Our algorithms and torch DDP on real ranks: equal parameters, and a group that is destroyed at the end."""
 
 from __future__ import annotations
 

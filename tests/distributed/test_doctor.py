@@ -1,4 +1,4 @@
-"""The doctor on this machine, and on this machine with something broken: the fault is named with what mends it, nobody is left."""
+"""The doctor on this machine, and on this machine with something broken: the fault is named with its fix, and no process is left."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_mpiexec_the_command_that_brings_one_is_told(tmp_path: Path, mon
 
 
 def link_to_python(folder: Path) -> Path:
-    """This interpreter, without the programs that lie beside it."""
+    """This interpreter, without the programs in its folder."""
     script = folder / "python"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     script.chmod(0o755)

@@ -1,4 +1,4 @@
-"""An emulated network: its rates and latency are true, ranks train over it, and nothing of it stays."""
+"""An emulated network: its rates and latency are right, ranks train over it, and nothing of it stays."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_misuse_is_told(network: EmulatedNetwork) -> None:
 
 
 def as_somebody(code: str, *shell: str) -> subprocess.CompletedProcess[str]:
-    """Python code as somebody who is root in a namespace of users at most; `shell` is what to run it by there."""
+    """Run Python code as a user that is root in a user namespace at most; `shell` runs it there."""
     return subprocess.run([*shell, sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
 
@@ -207,7 +207,7 @@ def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def expected() -> float:
-    """The loss of the same training on simulated workers."""
+    """The loss of this training on simulated workers."""
     problem = digits_mlp(dtype=torch.float64)
     run = workbench.simulate(SynchronousSGD(collective=Ring()), problem, workers=2, steps=12, seed=3, evaluate_every=0)
     return float(workbench.summary(run)["loss"])
@@ -280,7 +280,7 @@ def test_check_prints_what_there_is_beside_what_was_asked() -> None:
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_stays_when_the_starter_is_killed(sign: signal.Signals) -> None:
-    """Also no daemon that went into a session of its own, and none that ignores what it is told."""
+    """Also no daemon in its own session, and none that ignores signals."""
     before = set(os.listdir("/sys/class/net"))
     stubborn = "trap '' TERM HUP; setsid sh -c 'trap \"\" TERM; echo daemon; sleep 600' & echo up; sleep 600; sleep 600"
     command = [*WORKBENCH, "emulate", "--hosts", "3", "--latency", "1ms", "--", "sh", "-c", stubborn]
@@ -339,7 +339,7 @@ def test_a_cluster_trains_on_emulated_hosts_and_leaves_nothing() -> None:
 @pytest.mark.notebooks
 @pytest.mark.timeout(240)
 def test_a_rank_that_is_done_leaves_none_waiting() -> None:
-    """It makes no call of MPI's any more, with which the word could go that the last message came: of two ranks one waited for ever."""
+    """It makes no further MPI call that could send the last acknowledgement: of two ranks one waited forever."""
     from workbench.clusters import Cluster
 
     with Cluster(2, launcher="emulated:1gbit", quiet=True) as cluster:

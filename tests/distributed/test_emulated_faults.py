@@ -1,4 +1,4 @@
-"""A cable is pulled, or a link becomes slow, while ranks train over an emulated network: for a while, or for good."""
+"""A cable is pulled, or a link becomes slow, while ranks train over an emulated network: for a while, or permanently."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def expected(network: EmulatedNetwork, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_a_cable_can_be_pulled_and_put_in_again(network: EmulatedNetwork) -> None:
-    """A host keeps what it knows of the others meanwhile."""
+    """A host keeps its addresses of the others meanwhile."""
     probe = f"{sys.executable} -I -S -c \"import socket; socket.create_connection(('host1', 9), 1)\" 2>&1 | tail -1"
     assert "refused" in told(network, 0, probe)
     network.cut(1)
@@ -112,7 +112,7 @@ def test_what_cannot_be_cut_is_told(network: EmulatedNetwork) -> None:
 def test_a_run_goes_on_behind_it(
     network: EmulatedNetwork, runs: Path, runtime: str, fault: str, expected: dict[str, Tensor]
 ) -> None:
-    """To the same weights; nobody is taken for dead."""
+    """To the same weights; no rank is reported as dead."""
     training = Training(network, runs, "synchronous-sgd", runtime, "--timeout", "60")
     training.reach(AT_STEP)
     network.cut(1) if fault == "cut" else network.set_rate(1, "1mbit")

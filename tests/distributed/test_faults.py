@@ -1,4 +1,4 @@
-"""What goes wrong on one rank: every rank leaves within seconds with an error that names it; the ranks can run again."""
+"""A failure of one rank: every rank leaves within seconds with an error that names it; the ranks can run again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def outcomes(
 
 
 def check_record(job: Job, words: str) -> None:
-    """`run.json` says failed and why; the broken rank's own words are in its file, and the others left none."""
+    """`run.json` says failed and why; the broken rank's error is in its file, and the others left none."""
     info = json.loads((Path(job.folder) / "run.json").read_text())
     assert info["status"] == "failed"
     assert words in info["error"]
@@ -141,7 +141,7 @@ def test_a_diverging_run_says_so(runtime: str) -> None:
 
 
 def test_models_of_different_shapes(runtime: str) -> None:
-    """Told before anything is exchanged, on every rank, with the parameter's name."""
+    """Reported before anything is exchanged, on every rank, with the parameter's name."""
     found, _ = outcomes(runtime, SynchronousSGD(), tiny.problem(WiderMLP))
     for outcome in found:
         assert isinstance(outcome.error, RankMismatch)
@@ -168,7 +168,7 @@ def test_different_settings_and_data(runtime: str) -> None:
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=ids)
 def test_stopped_by_hand_all_ranks_stop_at_the_same_step(algorithm: Algorithm, runtime: str) -> None:
-    """Whoever steers appends to a file that rank 0 looks at; the others learn of it with the gradients, K - 1 steps later."""
+    """A command is appended to a file that rank 0 reads; the others learn of it with the gradients, K - 1 steps later."""
     problem = tiny.problem(partial(StopsAt, 5))
     job = make_job(runtime, NUM_RANKS, algorithm, problem, replace(HOW, steps=200))
     summaries = shared_pool(runtime, NUM_RANKS).run(run_and_steer, job)  # type: ignore[arg-type]
@@ -195,7 +195,10 @@ def test_a_checkpoint_that_is_not_there(runtime: str) -> None:
 
 @pytest.mark.parametrize("kind", ["torch", MPI])
 def test_a_rank_that_never_comes(kind: str) -> None:
-    """The others give up at `timeout_s`. Afterwards the ranks do not agree on how often they met: torch's are started anew."""
+    """The others give up at `timeout_s`.
+
+    Afterwards the ranks do not agree on the number of their groups, so new ones are started on torch.
+    """
     pool = shared_pool(kind, NUM_RANKS)  # type: ignore[arg-type]
     job = make_job(kind, NUM_RANKS, SynchronousSGD(), tiny.problem(), replace(HOW, timeout_s=1.5))
     found = pool.outcomes([(come, (job, rank != BROKEN)) for rank in range(NUM_RANKS)])
@@ -274,7 +277,7 @@ class SleepsAt(tiny.FailsAt):
 
 
 class StopsAt(tiny.FailsAt):
-    """The MLP, which at one step asks for the run to be stopped, as somebody at a keyboard would."""
+    """The MLP, which asks for a stop of the run at one step, as a user would."""
 
     folder = ""
 

@@ -1,4 +1,4 @@
-"""Processes of `tests/forked.py` begin, hear signals and end as interpreters do."""
+"""Processes of `tests/forked.py` begin, receive signals and end as interpreters do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GPU ranks: NCCL, CUDA tensors under an MPI that does not take them, and codecs' kernels. The staging itself is tested without a GPU."""
+"""GPU ranks: NCCL, CUDA tensors under an MPI that does not take them, and codecs' kernels.
+
+The staging itself is tested without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,7 @@ def test_losses_on_a_gpu_are_those_of_a_cpu(algorithm: tuple[str, ...], monkeypa
 @ON_GPU
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_kernels_give_the_bits_of_a_processor_and_allocate_nothing(codec: Codec) -> None:
-    """How fast they are is told by `workbench bench codecs`."""
+    """`workbench bench codecs` measures their speed."""
     pytest.importorskip("triton", reason="no Triton: codecs take torch's operations on the GPU")
     device = torch.device("cuda")
     for kind in KINDS:

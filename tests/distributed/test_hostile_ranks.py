@@ -1,4 +1,4 @@
-"""A rank that pushes what was not agreed on, on gloo and MPI: the server says whose message is wrong and how, and nobody hangs."""
+"""A rank that pushes an unexpected message, on gloo and MPI: the server names the sender and the fault, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ MPI_TELLS = [
 @pytest.mark.mpi
 @pytest.mark.parametrize(("how", "words"), MPI_TELLS)
 def test_mpi_tells_how_long_a_message_was(how: str, words: str) -> None:
-    """Behind a good header, from code that goes around the announcement; gloo would end the process, or not tell."""
+    """After a good header, from code that bypasses the announcement; gloo would end the process, or not report it."""
     found, _ = outcomes("mpi", AsyncSGD(), how, 4)
     with pytest.raises(RankMismatch, match=words):
         raise found[0].error or AssertionError("nothing was said")

@@ -1,4 +1,4 @@
-"""Interrupts at moments that nobody chose: the ranks train again, or it is plain that they must be healed."""
+"""Interrupts at random moments: the ranks train again, or an error says that they must be healed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ METHODS = [
 def start(
     forked_starts: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[], Cluster]]:
-    """Two ranks of a runtime: the cluster that the test before used, or another one where an interrupt has stopped that for good."""
+    """Two ranks of a runtime: the cluster that the test before used, or a new one if an interrupt has made that unusable."""
     clusters: list[Cluster] = []
 
     def start_or_find() -> Cluster:
@@ -101,7 +101,7 @@ def interrupted_ranks(cluster: Cluster, chance: random.Random) -> None:
 
 
 def usable(cluster: Cluster) -> str:
-    """ "" where a training of two steps goes well with the same processes; else what the cluster says, which must name heal()."""
+    """ "" if a training of two steps works with the same processes; else the cluster's error, which must name heal()."""
     before = [rank["pid"] for rank in cluster.ranks]
     deadline = time.monotonic() + COME_BACK_S
     if cluster.run is not None and not cluster.run.done:  # the cell was interrupted, and not the training

@@ -1,4 +1,4 @@
-"""Ranks come to a run: whoever does not is named, and nobody waits longer than was asked for."""
+"""Ranks join a run: a rank that does not come is named, and no rank waits longer than `timeout_s`."""
 
 from __future__ import annotations
 

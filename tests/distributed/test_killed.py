@@ -1,4 +1,4 @@
-"""Ranks that are killed: one error that names the rank and the cause, within seconds; a run that goes on; stopped is not dead."""
+"""Ranks that are killed: one error that names the rank and the cause, within seconds; a run that continues; stopped is not dead."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ def elsewhere(folder: Path, rank: int, host: str = "far") -> Path:
 
 
 def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No exit status and no connection that ends. One rank of it that is heard of, or a step that goes on here, and it is there."""
+    """There is no exit status, and no connection ends.
+
+    If one of its ranks is heard, or this rank takes a step, the host is not gone.
+    """
     monkeypatch.setattr(detector, "BEAT_S", 0.05)
     paths = [elsewhere(tmp_path, rank) for rank in (1, 2)]
     said: list[str] = []
@@ -211,7 +214,7 @@ def test_servers_go_on_without_a_worker_and_nobody_is_told_of_a_failure(cluster:
 
 
 def train_and_kill(runs: Path, *arguments: str, python: Sequence[str] = ()) -> tuple[Path, int, str]:
-    """`workbench train` on three ranks, of which the last is killed behind its first steps: run folder, exit status, what was said."""
+    """`workbench train` on three ranks, of which the last is killed after its first steps: run folder, exit status, output."""
     command = ("-m", "workbench", "train", *arguments, "--workers", "3", "--json")
     process = subprocess.Popen(
         [*python, *command] if python else forked(*command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -292,7 +295,7 @@ def test_a_launcher_that_is_asked_for_half_is_told_the_whole(runs: Path, no_proc
 def test_the_command_line_starts_another_process_in_its_place(
     method: tuple[str, ...], victim: int, runs: Path, no_process_left: None
 ) -> None:
-    """The run is held until it has come, so that it cannot be over before."""
+    """The run is paused until it has come, so that it cannot be over before."""
     command = forked("-m", "workbench", "train", *method, "--replace", "--runtime", "torch", "--steps", "500")
     process = subprocess.Popen(
         [*command, "--workers", "3", "--evaluate-every", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -1,4 +1,4 @@
-"""What sums cost is measured before a run, and all ranks hold the same numbers."""
+"""The cost of sums is measured before a run, and all ranks have the same numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_all_ranks_measure_alike(runtime: RuntimeName) -> None:
 
 @final
 class Cold(Transport):
-    """One of two ranks alike, whose library is slow to begin with; nothing else takes any time."""
+    """One of two equal ranks, whose library is slow in its first sums; other calls take no time."""
 
     rank, num_workers, device, library, notes = 0, 2, torch.device("cpu"), "none", []
 

@@ -1,4 +1,4 @@
-"""Ranks of a user's own loop that do not do the same, or end early: one clear error on all, and never an abort in the library."""
+"""Ranks of a user's loop that make different calls, or end early: one clear error on all, and never an abort in the library."""
 
 from __future__ import annotations
 

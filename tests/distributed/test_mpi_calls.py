@@ -1,4 +1,4 @@
-"""What a rank of MPI calls around a call that none can leave before all have made it."""
+"""The MPI calls of a rank before and after a call that blocks until all ranks make it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sums(length: int) -> tuple[list[str], float, float]:
 
 
 def hears_at_the_last_barrier() -> tuple[list[str], str]:
-    """All ranks alike: a word comes to this rank while it waits for the others a second time."""
+    """On all ranks: a message comes to this rank while it waits for the others a second time."""
     transport: Any = transport_here(30.0)
     calls: list[str] = []
     heard = transport.for_lane(0)
@@ -68,7 +68,7 @@ def test_who_hears_of_a_failure_at_the_second_barrier_does_not_make_the_call() -
 
 @pytest.mark.mpi
 def test_nothing_moves_messages_between_the_last_barrier_and_a_long_call() -> None:
-    """MPICH's sum of 64 MiB took half as long again where a look for a peer's words was the last before it."""
+    """MPICH's sum of 64 MiB took half as long again if a check for a peer's messages came last before it."""
     for calls, least, most in shared_pool("mpi", 3).run(sums, LONG):
         assert calls == ["Ibarrier", "Improbe", "Ibarrier", "Allreduce"]
         assert least == most == 6.0

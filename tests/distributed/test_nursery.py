@@ -1,4 +1,4 @@
-"""Ranks that are forked off a process that has imported what they need: what they are, and how all of it ends."""
+"""Ranks that are forked from a process that has imported their modules: what they are, and how all processes end."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_there_is_none_where_something_may_have_been_computed() -> None:
 
 
 def training(runs: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """`workbench train` on two ranks that would go on for long, and they, when they take steps."""
+    """`workbench train` on two ranks that would train for long; and the ranks, once they take steps."""
     command = [
         sys.executable,
         "-m",

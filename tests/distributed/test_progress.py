@@ -1,4 +1,4 @@
-"""However communication makes progress, the numbers are the same; what cannot be is refused in words."""
+"""The numbers do not depend on how communication makes progress; impossible settings are refused with the reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_native_sums_are_the_same(progress: str, runtime: str) -> None:
 
 @pytest.mark.parametrize("progress", ["auto", "library"])
 def test_long_sums_go_one_after_the_other(progress: str) -> None:
-    """5 MB each, three under way at once; begun by the library they overlap, and the numbers are the same."""
+    """5 MB each, three in progress at once. If the library begins them they overlap, and the numbers are the same."""
     problem = tiny.problem(
         partial(nn.Linear, tiny.NUM_FEATURES, 90_000, dtype=torch.float64),
         loss=lambda out, y: out.square().mean(),
@@ -87,7 +87,7 @@ def test_an_unknown_progress_is_named() -> None:
 
 
 def train_by_hand(progress: str) -> list[float]:
-    """On a rank: a loop of one's own; the weights at its end."""
+    """On a rank: a user's loop; the weights at its end."""
     model = torch.nn.Linear(3, 1)
     torch.nn.init.constant_(model.weight, 1.0)
     torch.nn.init.constant_(model.bias, 0.0)

@@ -1,4 +1,4 @@
-"""Real ranks from the job to the record: what a run leaves, and what it does to the processes it ran in."""
+"""Real ranks from the job to the record: the files that a run leaves, and its effect on its processes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,10 @@ def run_skewed(job: Job, num_ranks: int) -> None:
 @on_real_runtimes
 @pytest.mark.parametrize("model", [tiny.mlp, tiny.batchnorm_mlp, tiny.dropout_mlp], ids=["mlp", "batchnorm", "dropout"])
 def test_the_evaluation_is_that_of_the_model_that_is_kept(model: Any, runtime: str) -> None:
-    """Each rank judges its share; together that is one process with `model.pt` and the whole test set. Twice the same weights."""
+    """Each rank judges its share; together that is one process with `model.pt` and the whole test set.
+
+    Twice the same weights.
+    """
     problem = tiny.problem(model, num_samples=22)
     trained = train(runtime, NUM_RANKS, PipeSGD(width=2), problem, replace(HOW, batch_size=4))
     kept = problem.model()

@@ -1,4 +1,4 @@
-"""A worker's process is killed, and another takes its place in the run that went on without it."""
+"""A worker's process is killed, and another takes its place in the run that continued without it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def and_weights(train: Any, *args: Any) -> torch.Tensor:
 
 
 def dies_at_the_door(job: Job, rank: int) -> None:
-    """Come, and be killed when all others have come to meet it."""
+    """Join, and be killed when all others wait to meet it."""
 
     def die(*_: Any) -> bool:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -198,7 +198,7 @@ HELD_S = 1.5
 
 
 def holds_and_comes(job: Job, rank: int) -> torch.Tensor:
-    """Hold the run for a while, let it go on, and come."""
+    """Pause the run for a while, resume it, and join."""
     until_left(job, rank)
     folder = Path(job.folder)
     write_command(folder, PAUSE)
@@ -210,7 +210,7 @@ def holds_and_comes(job: Job, rank: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("algorithm", [SynchronousSGD(), AsyncSGD()], ids=str)
 def test_seconds_of_one_that_comes_are_the_others(algorithm: Algorithm) -> None:
-    """What the run was held for before is no training."""
+    """An earlier pause of the run is no training."""
     found, came, run = with_another(
         algorithm, holds_and_comes, STEPS_OF_FEWER if isinstance(algorithm, SynchronousSGD) else HOW
     )
@@ -225,7 +225,7 @@ def test_seconds_of_one_that_comes_are_the_others(algorithm: Algorithm) -> None:
 
 
 def twice(job: Job, rank: int) -> torch.Tensor:
-    """Come where another has come at the same place, and be told to ask again."""
+    """Ask for a place when another process has asked too, and be refused with "ask again"."""
     until_left(job, rank)
     write_command(Path(job.folder), {"join": rank})
     return and_weights(rejoin, job, rank)
@@ -308,7 +308,10 @@ def steers_and_comes(job: Job, rank: int) -> tuple[torch.Tensor, int]:
 
 
 def test_it_has_the_others_learning_rate_and_meets_them_no_more_than_they_did() -> None:
-    """A rate that was set, which a schedule has lowered since, is not set again; what rank 0 had heard is not heard at every step."""
+    """A learning rate that was set, and that a schedule has lowered since, is not set again.
+
+    Old commands of rank 0 are not announced at every step.
+    """
     how = replace(
         STEPS_OF_FEWER,
         schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=10, gamma=0.9),

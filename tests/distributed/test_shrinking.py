@@ -1,4 +1,4 @@
-"""Ranks that wait for each other, one of which is killed: where that was asked for, or the method's way, the others go on as fewer."""
+"""One of several synchronous ranks is killed: with `on_failure="shrink"`, or by the algorithm's rule, the others continue as fewer."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_those_that_remain_go_on_as_fewer(algorithm: Algorithm, victim: int, run
 
 
 def test_the_lowest_rank_that_remains_is_the_model() -> None:
-    """Whatever the others hold by then: a step that they had not finished, or had half applied."""
+    """The others may have a step that they had not finished, or had half applied."""
     found, run = train(SynchronousSGD(), 1, drifts=2)
     assert run.info["shrunk"] == [{"step": AT_STEP, "ranks": [0, 2], "weights_of": 0}]
     one, other = (found[rank].value for rank in (0, 2))
@@ -170,7 +170,7 @@ def final_of(outcome: Any) -> Tensor:
 
 @pytest.mark.parametrize(("quorum", "victim"), [("majority", 0), ("solo", 1)])
 def test_a_quorum_goes_on_without_a_rank_unasked(quorum: Any, victim: int) -> None:
-    """Rank 0 too, which counts who is ready."""
+    """Rank 0 too, which counts the ranks that are ready."""
     found, run = train(PartialAllReduce(quorum=quorum), victim, LONGER)
     one, other = found.values()
     assert torch.equal(final_of(one), final_of(other)), "each round is applied by both"
@@ -294,7 +294,7 @@ def dies_measuring(job: Job) -> None:
 
 
 def test_a_second_death_while_links_are_measured_costs_no_gradient() -> None:
-    """Neither of those who are killed has given one."""
+    """Neither of the killed ranks has given one."""
     how = replace(LONGER, steps=150, optimizer=tiny.sgd, checkpoint_every=None)
     measured = Auto(candidates=(Ring(codec=Truncate16()),))  # with a codec it never takes the library's own sum
     job = make_job(
@@ -454,7 +454,7 @@ def test_a_second_death_while_they_meet(moment: str, runtime: RuntimeName) -> No
 def sums_in_one_call(job: Job, dies: bool) -> list[bool]:
     """Train, where every sum is a call of MPI's that cannot be left, and be killed when the others are in one of them.
 
-    Returns whether what was given up had been revoked by then.
+    Returns whether the abandoned communicators had been revoked by then.
     """
     from workbench.runtimes.transport import mpi
 
@@ -491,7 +491,7 @@ def test_who_waits_in_a_call_for_a_rank_that_waits_in_vain_is_let_go(victim: int
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_it_is_not_the_default(runtime: RuntimeName) -> None:
-    """The others leave with one error that names the rank, also where they could go on."""
+    """The others leave with one error that names the rank, even if they could continue."""
     found, run = train(SynchronousSGD(), 1, replace(SHRINKING, on_failure="stop", timeout_s=10.0), runtime=runtime)
     for outcome in found.values():
         assert isinstance(outcome.error, PeerFailed) and "rank 1's process is gone" in str(outcome.error), outcome.trace

@@ -1,4 +1,4 @@
-"""`workbench steer` beside a `workbench train` of another process."""
+"""`workbench steer` during a `workbench train` of another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training behind a notebook is told other settings, held, and interrupted; its ranks stay usable."""
+"""A notebook's training gets other settings, is paused and interrupted; its ranks stay usable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The run store against what ends writers: SIGKILL at any moment, a full disk, another writer; nothing earlier is lost, all is told."""
+"""The run store when writers end: SIGKILL at any moment, a full disk, another writer.
+
+Nothing earlier is lost, and all of it is reported.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,7 @@ for _ in sys.stdin:  # a fresh writer each time, without the imports
 
 
 def age(folder: Path, seconds: float) -> None:
-    """As if nobody had written there for so long."""
+    """As if nothing had been written there for that long."""
     then = time.time() - seconds
     for path in [folder, *folder.rglob("*")]:
         os.utime(path, (then, then), follow_symlinks=False)
@@ -74,7 +77,7 @@ def age(folder: Path, seconds: float) -> None:
 
 
 def test_writers_that_are_killed_at_any_moment_lose_nothing_that_was_done(runs: Path, tmp_path: Path) -> None:
-    """Forty SIGKILLs: what was finished is whole, what was not is readable and is told to be killed."""
+    """Forty SIGKILLs: finished runs are complete; unfinished ones are readable, with the status "killed"."""
     clock, chance = tmp_path / "ledger", random.Random(8)
     command = [sys.executable, "-c", WRITER, str(clock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
@@ -193,7 +196,7 @@ def test_what_killed_writers_leave_beside_the_runs_is_removed_by_the_next(runs: 
 
 
 def limited(job: Job, num_bytes: int) -> str:
-    """A rank that can write no file of more than so many bytes; what it says."""
+    """A rank that can write no file of more than that many bytes; its output."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""A worker's process is killed: the others go on without it, lose at most what it had not sent, and say who left and when."""
+"""A worker's process is killed: the others continue without it, lose at most its unsent gradient, and record which rank left and when."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ METHODS = [
 
 
 class DiesAt(tiny.FailsAt):
-    """The MLP, whose process is killed in the forward pass of a step; and not before a checkpoint is whole in a folder, if one is told."""
+    """The MLP, whose process is killed in the forward pass of a step; if a folder is given, not before it has a complete checkpoint."""
 
     def __init__(self, step: int, behind: str | None = None) -> None:
         super().__init__(None, step)
@@ -131,7 +131,7 @@ def test_the_others_go_on_without_a_worker(algorithm: Algorithm) -> None:
 
 
 def test_checkpoints_of_all_ranks_stand() -> None:
-    """What only the rank that left held is nowhere: nothing that lacks it is kept, and the record says so."""
+    """State that only that rank had is lost: no checkpoint is written without it, and the record says so."""
     found, job = train_with_a_death(AsyncSGD(), how=replace(HOW, checkpoint_every=3))
     for outcome in found.values():
         assert outcome.error is None, outcome.trace
@@ -143,7 +143,7 @@ def test_checkpoints_of_all_ranks_stand() -> None:
 
 
 def test_a_server_cannot_be_done_without() -> None:
-    """Its shard's parameters are nowhere else: the others leave soon, and say who has gone."""
+    """Its shard's parameters are nowhere else: the others leave soon, and name the rank."""
     found, job = train_with_a_death(AsyncSGD(shards=2))  # rank 1 serves the second half
     assert set(found) == {0, 2}
     for outcome in found.values():
@@ -188,7 +188,10 @@ BIG = 4_000_000  # float32 values: more than a socket holds
 
 
 def speak(moment: str, folder: str) -> list[tuple[int, float]]:
-    """Rank 0 hears rank 1 twice by receives from any rank; rank 2 is killed where `moment` says. What rank 0 heard."""
+    """Rank 0 receives from rank 1 twice by receives from any rank; rank 2 is killed at `moment`.
+
+    Return what rank 0 received.
+    """
     transport = TorchTransport(timeout_s=30)
     members = transport.members = Membership(
         FailureDetector(Path(folder), transport.rank, 3).__enter__(), lambda rank: rank == 2

@@ -1,4 +1,4 @@
-"""Sweeps with real processes: what is done is skipped, what was cut off is run again, nobody is left, the exit status is honest."""
+"""Sweeps with real processes: finished cells are skipped, unfinished ones run again, no process is left, the exit status is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Trainer` in a user's own loop, on real ranks, beside torch DDP and one process with all samples."""
+"""`Trainer` in a user's loop, on real ranks, compared with torch DDP and with one process with all samples."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_gradients_in_flight_are_applied_at_the_end(runtime: str, width: int) ->
 
 
 def train_and_settle(sign: Path) -> tuple[list[bool], torch.Tensor]:
-    """Rank 1 is late for each step, and leaves a sign before it; whether rank 0 had settled only behind that."""
+    """Rank 1 is late for each step, and writes a file before it. Return whether rank 0 settled only after that."""
     from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
@@ -578,7 +578,7 @@ def test_a_loop_goes_on_with_other_ranks_where_the_method_allows_it(tmp_path: Pa
 
 
 def train_and_save_where_one_cannot(folder: str) -> tuple[list[str], int, int]:
-    """Rank 1's folder is a file for a while; training goes on, and a later checkpoint is kept."""
+    """Rank 1's folder is a file for a while; training continues, and a later checkpoint is kept."""
     from workbench.runtimes.rank.main import world_here
 
     rank, _ = world_here()

@@ -1,4 +1,4 @@
-"""Who waits says for what, and for whom; and no wait is without an end."""
+"""A rank that waits reports for what and for which rank; and every wait has an end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_rank_that_was_stopped_is_told_from_a_slow_one() -> None:
 
 
 def stops_inside(job: Job) -> None:
-    """On a rank: rank 1 stops behind the barrier, where the others are already in the library's own call."""
+    """On a rank: rank 1 stops after the barrier, when the others are already in the library's call."""
     from workbench.runtimes.transport import mpi
 
     detector.BEAT_S, units.WAIT_REPORT_S = BEAT_S, WAIT_REPORT_S
@@ -159,7 +159,7 @@ def test_a_call_that_nothing_can_interrupt_ends_with_its_process() -> None:
 
 
 class Clock:
-    """A clock that only goes on when somebody sleeps, and counts who looks at it."""
+    """A clock that advances only during `sleep`, and counts its readings."""
 
     def __init__(self) -> None:
         self.now, self.looks = 0.0, 0

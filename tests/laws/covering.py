@@ -1,4 +1,4 @@
-"""Selections of all combinations: small ones in which whatever can go wrong between a few choices is still there."""
+"""Small selections of all combinations that still contain every combination of a few choices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pairs_of(row: Sequence[Hashable]) -> set[Hashable]:
 
 
 def covering(rows: Sequence[Row], parts: Callable[[Row], Iterable[Hashable]], seed: int = 0) -> list[Row]:
-    """Few of the rows, in which every part that a row has is there; the same ones each time.
+    """Few of the rows, which together have every part of any row; always the same ones.
 
     >>> rows = [(a, b, c) for a in "01" for b in "01" for c in "01"]
     >>> len(rows), len(covering(rows, pairs_of)) <= 6

@@ -1,6 +1,6 @@
-"""A small gossip algorithm, right and wrong: what the laws of averaging must let pass, and what they must not.
+"""A small gossip algorithm, right and wrong: the laws of averaging must accept the right one and find the wrong ones.
 
-None of these is in the package. The wrong ones are what a first version of such an algorithm may well be.
+None of these is in the package. The wrong ones are likely first versions of such an algorithm.
 """
 
 from __future__ import annotations

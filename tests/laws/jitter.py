@@ -1,6 +1,8 @@
-"""Trainings on the simulator in which nothing is on time: workers are late now and then, and sums of one lane overtake those of another.
+"""Trainings on the simulator with random delays: workers are late at times, and sums of one lane overtake those of
+another.
 
-What the ranks hold is written down: at each step's end, at the end, and what each of them takes over from others.
+The ranks' parameters are noted at each step's end and at the run's end, and so are the values that a rank takes over
+from others.
 """
 
 from __future__ import annotations
@@ -40,12 +42,13 @@ NETWORK = Network(latency_s=0.1, bandwidth_bytes_per_s=2e3)  # a sum of the tiny
 @final
 @dataclass(slots=True, repr=False)  # a record of the run prints settings, and what is seen is long
 class Seen:
-    """What one rank held.
+    """The values of one rank.
 
     Attributes:
         steps: (n,) parameters at each `EndStep`; last, those at the end.
-        taken: bucket (-1 for all) and, with servers, the version, else the how many-th time -> step and values of what it took over.
-        finished: numbers of the background sums in the order in which they came to their end.
+        taken: bucket (-1 for all) and, with servers, the version, else a count from 0 -> step and values that it took
+            over.
+        finished: numbers of the background sums in the order of their ends.
     """
 
     steps: list[Tensor] = field(default_factory=list)
@@ -95,7 +98,7 @@ class Jittered(Wrapper):
         return self._late(work if isinstance(work, Start) else Start(work), rank, seen, number)
 
     def _late(self, start: Start, rank: int, seen: Seen, number: Counter[str]) -> Start:
-        """The same work, late; a server's program beside its worker as it is."""
+        """The same work, late; a server's program on a worker's rank is unchanged."""
         if start.shares_tags:
             assert not isinstance(start.work, Request)
             return Start(
@@ -128,7 +131,8 @@ class Situation:
     """How a training is disturbed. 23 samples, so that last batches are short.
 
     Attributes:
-        pause_s: a background sum is late by at most twice this, beside what the network takes; a step takes about one second.
+        pause_s: a background sum is late by at most twice this, in addition to the network's time; a step takes about
+            one second.
     """
 
     num_ranks: int = 3
@@ -139,7 +143,7 @@ class Situation:
 
 
 def run(algorithm: Algorithm, situation: Situation) -> list[Seen]:
-    """What each of the ranks that compute held."""
+    """Return the values of each rank that computes."""
     jittered = Jittered(inner=algorithm, pause_s=situation.pause_s, seed=situation.seed)
     how = Settings(
         steps=situation.steps,

@@ -1,4 +1,4 @@
-"""A problem whose gradients do not depend on the parameters: what a run must apply can be added up beforehand, in NumPy.
+"""A problem whose gradients do not depend on the parameters: NumPy adds up in advance what a run must apply.
 
 The loss of a batch is the mean over its samples of <wide, a> + <bias, b> + flag * <rare, c>, so a sample's gradient is (a, b, flag c).
 With plain SGD of learning rate 1, the parameters at the begin minus those at the end are the sum of all that was applied.
@@ -51,10 +51,10 @@ def mean_loss(out: Tensor, _: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Which samples there are, and which of them spoil their batch.
+    """The samples, and those that spoil their batch.
 
     Attributes:
-        flagged: one sample in so many uses `rare`; 0: none.
+        flagged: one sample in this many uses `rare`; 0: none.
         spoilt: these samples are NaN, and their rank's gradient of that step is left out.
         constant: all samples are ones.
     """

@@ -1,4 +1,4 @@
-"""A problem of which some samples spoil the gradient of one parameter, wherever and whenever they are drawn."""
+"""A problem in which some samples spoil the gradient of one parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The oracles: one process, plain PyTorch, written from the formulas. Nothing here knows of ranks' buffers, requests or runtimes."""
+"""The oracles: one process, plain PyTorch, written from the formulas.
+
+Nothing here uses ranks' buffers, requests or runtimes.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def serial(
 
 
 def ddp(problem: Problem, settings: Settings) -> list[Tensor]:
-    """On each rank of a torch.distributed group: the same with torch's own DistributedDataParallel, which counts every rank alike."""
+    """On each rank of a torch.distributed group: the same with torch's DistributedDataParallel, which gives every rank equal weight."""
     rank, num_workers = dist.get_rank(), dist.get_world_size()
     model, optimizer, _ = _begin(problem, settings)
     wrapped = DistributedDataParallel(model)

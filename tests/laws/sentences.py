@@ -1,4 +1,4 @@
-"""What a law says when it fails: which property, which ranks, which step and which coordinate, in one sentence."""
+"""The message of a law that fails: property, ranks, step and coordinate, in one sentence."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A cluster written a second time, on SimPy, from the description of the algorithms: what `test_simpy` holds the simulator to.
+"""A cluster written a second time, on SimPy, from the description of the algorithms: `test_simpy` compares the
+simulator with it.
 
-Nothing of the package is used here. Each rank has one full-duplex interface: two queues with one server each. A message is on its
-way from when both sides have asked for it; it queues at the sender's and at the receiver's side at once, takes its bytes' time
-at each, and is there `latency_s` after the later of them has let go of it. Where ranks share interfaces and switches, a message
-queues likewise at every queue on its way.
+Nothing of the package is used here. Each rank has one full-duplex interface: two queues with one server each. A message
+begins when both sides have asked for it. It queues at the sender's and at the receiver's side at once, and takes its
+bytes' time at each. It arrives `latency_s` after the later side has ended. If ranks share interfaces and switches, a
+message queues in the same way at every queue on its route.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ Way = tuple[float, dict[Hashable, float]]  # seconds of latency, and of each que
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What things take. Forward and backward of a step take `factors[step][rank]` times theirs; `way` leads from a rank to a rank."""
+    """What things take.
+
+    Forward and backward of a step take `factors[step][rank]` times theirs; `way` leads from a rank to a rank.
+    """
 
     way: Callable[[int, int], Way]
     sum_s_per_byte: float
@@ -50,7 +54,7 @@ class Cluster:
         self.ends: list[list[float]] = [[] for _ in range(num_ranks)]
 
     def run(self, programs: Sequence[Steps]) -> float:
-        """Seconds until the last of these has ended; whatever else waits for more work then is left."""
+        """Seconds until the last of these has ended; other processes may still wait for work."""
         self.env.run(self.env.all_of([self.env.process(program) for program in programs]))
         return float(self.env.now)
 
@@ -61,7 +65,7 @@ class Cluster:
         return arrived
 
     def receive(self, rank: int, box: Hashable) -> Steps:
-        """The oldest message in a box: who sent it, and what."""
+        """The oldest message in a box: its sender, and its content."""
         sender, num_bytes, value, arrived = yield self.boxes[rank, box].get()
         if sender != rank:
             latency_s, passed = self.costs.way(sender, rank)
@@ -77,7 +81,7 @@ class Cluster:
             yield self.env.timeout(seconds)
 
     def add(self, num_bytes: int) -> simpy.Event:
-        """Sum so many received bytes with own ones."""
+        """Sum that many received bytes with the rank's own."""
         return self.env.timeout(num_bytes * self.costs.sum_s_per_byte)
 
 
@@ -90,9 +94,9 @@ def blocks(numel: int, count: int, itemsize: int) -> list[int]:
 
 
 def ring(numel: int, itemsize: int) -> AllReduce:
-    """In hop h rank i sends block i - h - 1 to the right and receives block i - h - 2 from the left, for which it asks as soon as it has
+    """In hop h rank i sends block i - h - 1 to the right and receives block i - h - 2 from the left.
 
-    the one before; what is empty is not sent.
+    It asks for a block as soon as it has the one before. Empty blocks are not sent.
     """
 
     def run(cluster: Cluster, rank: int, number: int) -> Steps:
@@ -125,7 +129,10 @@ def ring(numel: int, itemsize: int) -> AllReduce:
 
 
 def tree(num_bytes: int) -> AllReduce:
-    """Binomial: a rank without its lowest set bit is its parent. Up with sums, the smallest subtree first, and down, the largest first."""
+    """Binomial: a rank without its lowest set bit is its parent.
+
+    Up with sums, the smallest subtree first, and down, the largest first.
+    """
 
     def run(cluster: Cluster, rank: int, number: int) -> Steps:
         below, bit = [], 1
@@ -146,7 +153,7 @@ def tree(num_bytes: int) -> AllReduce:
 
 
 def halving_doubling(numel: int, itemsize: int) -> AllReduce:
-    """Of a power of two of ranks: halves are exchanged over distances p/2, p/4, ..., 1 and summed, and sums the same way back."""
+    """For a power of two of ranks: halves are exchanged over distances p/2, p/4, ..., 1 and summed; sums return the same way."""
 
     def run(cluster: Cluster, rank: int, number: int) -> Steps:
         p = cluster.num_ranks
@@ -248,8 +255,11 @@ STAMP_BYTES = 8  # of a version, with each push and each reply
 def parameter_servers(
     costs: Costs, num_ranks: int, num_workers: int, num_steps: int, shards: Sequence[Shard], quorum: int | None = None
 ) -> Cluster:
-    """Workers push each shard when it is ready and take the answers in turn. Without `quorum` a server updates at every push and
-    answers it; with it, once so many gradients of its version are there, and what comes later is answered at once and not used."""
+    """Workers push each shard when it is ready and take the answers in turn.
+
+    Without `quorum` a server updates at every push and answers it. With it, a server updates once that many gradients
+    of its version are there; a later one is answered at once and not used.
+    """
     cluster = Cluster(num_ranks, costs)
     env = cluster.env
 

@@ -1,4 +1,4 @@
-"""The world of `world.py` with an all-reduce of the library's own, and gradients to be summed in it."""
+"""The world of `world.py` with a library's all-reduce, and gradients to sum in it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def gradients(
 
 
 def same(results: list[Tensor]) -> bool:
-    """All equal to the last bit, NaN included."""
+    """All are bit-identical, NaN included."""
     return all(torch.equal(result.view(torch.uint8), results[0].view(torch.uint8)) for result in results)
 
 

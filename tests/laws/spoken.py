@@ -1,4 +1,4 @@
-"""What ranks run when something is said to them while they train; apart from the tests, which ranks need not import."""
+"""What ranks run in tests of commands to a running training, in a separate file, so that ranks need not import the tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workbench.runtimes.rank.main import Job
 
 @final
 class Speaks(nn.Module):
-    """The MLP; whichever rank first comes to that forward in training writes the words to the run's folder."""
+    """The MLP; the first rank that reaches that forward in training writes the commands to the run's folder."""
 
     def __init__(self, folder: str, words: dict[int, tuple[Command, ...]]) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""A gradient that is not finite, or too large, under every method: named by step, rank and parameter; stopped at, left out, or clipped."""
+"""A gradient that is not finite, or too large, with every algorithm: named by step, rank and parameter.
+
+The run stops, or the gradient is left out or clipped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No gradient in flight is ever written, and no method holds more gradients than its definition needs."""
+"""No gradient in flight is ever written, and no algorithm keeps more gradients than its definition needs."""
 
 from __future__ import annotations
 

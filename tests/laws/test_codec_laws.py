@@ -1,4 +1,4 @@
-"""What holds for every codec, whatever the values: known length, no hidden state, divergence seen, all devices, errors bounded."""
+"""Laws of every codec, for any values: known length, no hidden state, divergence seen, all devices, errors bounded."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def bits(values: Tensor) -> Tensor:
 def test_what_writes_into_memory_gives_the_same_bits(
     codec: Codec, numel: int, seed: int, dtype: torch.dtype, tile: int, bad: float, offset: int
 ) -> None:
-    """Whatever the tile, as whole values at once do: encoded, decoded, added to a sum, and the sum encoded anew."""
+    """With any tile, as for all values at once: encoded, decoded, added to a sum, and the sum encoded again."""
     values, total = draw(numel, seed, dtype), draw(numel, seed + 1, dtype)
     values[numel // 2 : numel // 2 + 1] *= bad
     for name in ("values", "noise"):

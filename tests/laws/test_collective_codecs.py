@@ -125,7 +125,7 @@ shapes = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), min_size=1, 
 
 
 def layout_of(shape: list[tuple[int, int]], dtype: torch.dtype = torch.float32) -> Layout:
-    """Buckets of so many parameters and so long a tail each."""
+    """Buckets with these numbers of parameters and these lengths of tails."""
     buckets, start = [], 0
     for index, (body, tail) in enumerate(shape):
         buckets.append(BucketSlice(index, (), start, start + body, start + body + tail))
@@ -141,7 +141,7 @@ def is_tail(layout: Layout) -> np.ndarray:
 
 
 def inputs_of(num_ranks: int, layout: Layout, seed: int) -> np.ndarray:
-    """(ranks, n): parameters of one bucket are alike in size; a tail is of whole numbers that no codec would keep."""
+    """(ranks, n): parameters of one bucket have similar sizes; a tail has whole numbers that no codec would keep."""
     generator = np.random.default_rng(seed)
     inputs = generator.standard_normal((num_ranks, layout.numel)).astype(np.float32).astype(np.float64)
     inputs[:, is_tail(layout)] = generator.integers(1, 4099, (num_ranks, is_tail(layout).sum()))
@@ -227,7 +227,7 @@ def test_an_owner_who_keeps_its_exact_sum_is_caught(plain: Collective) -> None:
 
 
 def test_a_leader_alone_in_its_group_must_encode_too() -> None:
-    """Five ranks in groups of two: rank 4 has nobody to send the sum to, and the others hold what they decoded of it."""
+    """Five ranks in groups of two: rank 4 sends the sum to no rank, and the others have its decoded form."""
     layout = layout_of([(30, 4)])
     inputs = inputs_of(5, layout, 0)
     collective = with_codec(Hierarchical(group=2), Shrinking())
@@ -319,7 +319,7 @@ def test_a_timing_only_value_is_summed_in_the_same_messages(plain: Collective, c
 
 
 def test_noise_is_by_seed_rank_step_bucket_hop_and_range() -> None:
-    """And by nothing else: two encodings of one run never draw the same, and a run can be repeated."""
+    """By nothing more: two encodings of one run never draw the same, and a run can be repeated."""
 
     def drawn(hop: int = 0, start: int = 0, bucket: int = 0, rank: int = 0, **told: int) -> tuple[int, ...]:
         layout = layout_of([(60, 1), (60, 1)])

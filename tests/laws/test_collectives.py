@@ -1,4 +1,4 @@
-"""All collectives by themselves, without a codec: exact sums, whatever the length, the number of ranks and the order of events."""
+"""All collectives alone, without a codec: exact sums for any length, number of ranks and order of events."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_collective_that_does_not_wait_for_its_sends_is_caught(collective: Col
 
 @given(num_ranks=st.integers(1, 5), numel=st.integers(1, 30), cut=st.integers(0, 30), seed=seeds)
 def test_linear_is_the_sum_in_rank_order_however_it_is_cut(num_ranks: int, numel: int, cut: int, seed: int) -> None:
-    """To the last bit, on numbers whose sum depends on the order."""
+    """Bit-identical, on numbers whose sum depends on the order."""
     generator = np.random.default_rng(seed)
     inputs = generator.standard_normal((num_ranks, numel)) * 10.0 ** generator.integers(-8, 8, (num_ranks, numel))
     expected = inputs[0].copy()
@@ -436,7 +436,7 @@ class Found:
 
 
 def test_auto_sends_a_long_ring_in_pieces() -> None:
-    """A message for which memory is mapped anew each time takes twice as long."""
+    """A message for which memory is mapped again each time takes twice as long."""
     rings = Auto(candidates=(Tree(), Ring()))
     for link in (LINK, Found()):
         for mib, num_ranks, pieces in ((32, 4, 1), (33, 4, 2), (256, 4, 8), (256, 8, 4)):

@@ -1,6 +1,6 @@
-"""Nothing is lost and nothing applied twice: what was applied and what is left over are together what was owed.
+"""Nothing is lost and nothing applied twice: applied gradients and residuals add up to what was owed.
 
-For every algorithm that sums, with every collective that remembers, on one lane and on several, whatever the batches.
+For every algorithm that sums, with every collective with memory, on one lane and on several, for any batches.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Every method finds the minimum of a noisy quadratic, to within a bound that follows from its noise.
+"""Every algorithm finds the minimum of a noisy quadratic, within a bound that follows from its noise.
 
-Each coordinate has a minimum and a start of its own, which lie further apart than the bound: parameters that change places are seen.
+Each coordinate has its own minimum and start, further apart than the bound, so parameters that change places are seen.
 
 F(w) = mean_x |w - x|^2 / 2 over samples x: a minibatch's gradient is w - (its mean), so for each coordinate's distance e from
 the mean of all samples, with learning rate h and a gradient that is s updates late,
 
     e[t+1] = e[t] - h e[t-s] + h n[t],   |n[t]| <= R, the largest distance of any sample from their mean.
 
-For h <= s^s / (s+1)^(s+1), whatever s is at each update up to that, the solution without noise from any one disturbance stays
-positive and falls, at least as fast as (1 - h)^t; its sum over time is 1/h. So |e[T]| <= R + (1 - h)^(T - s) |e[0]|.
-Delay compensation replaces a part strength g^2 <= 1 of e[t-s] by e[t]: a staleness between 0 and s.
+For h <= s^s / (s+1)^(s+1), and any staleness up to s at each update, the solution from one disturbance without noise
+stays positive. It falls at least as fast as (1 - h)^t, and its sum over time is 1/h. So |e[T]| <= R + (1 - h)^(T - s)
+|e[0]|. Delay compensation replaces a part strength g^2 <= 1 of e[t-s] by e[t]: a staleness between 0 and s.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def slowness(algorithm: Algorithm) -> float:
 
 
 def check_comes_near(algorithm: Algorithm) -> None:
-    """Of rank 0 on 3 ranks, where the algorithm runs on so many."""
+    """Of rank 0 on 3 ranks, if the algorithm runs on 3."""
     how = Settings(steps=STEPS, batch_size=4, optimizer=partial(torch.optim.SGD, lr=RATE))
     num_ranks = 3 if runs_on(algorithm, 3) else 1
     simulation = Simulation(algorithm, PROBLEM, how, num_ranks, network=NETWORK, compute=COMPUTE)

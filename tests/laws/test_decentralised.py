@@ -1,4 +1,4 @@
-"""What the decentralised methods degenerate to, that they go on from a checkpoint, that they converge, and where they stop being stable."""
+"""Decentralised algorithms: limiting cases, resume from a checkpoint, convergence, and the limit of stability."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def final(simulation: Simulation) -> list[Tensor]:
 
 
 def of(kind: str) -> list[Any]:
-    """The methods that are `SynchronousSGD` for plain SGD and full batches; or, "momentum", whatever these are."""
+    """The algorithms that equal `SynchronousSGD` for plain SGD and full batches; "momentum": for any optimizer and batches."""
     same: list[Any] = [
         StaleSGD(staleness=Constant(0)),
         AdaptiveDelaySGD(max_delay=0),
@@ -225,7 +225,7 @@ class Point(nn.Module):
 
 
 def cloud() -> Problem:
-    """Half the mean squared distance to 96 points about the origin: the same to every rank, up to noise of 0.1."""
+    """Half the mean squared distance to 96 points about the origin: equal on every rank, up to noise of 0.1."""
     points = 0.1 * torch.randn(96, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return Problem(
         model=Point,
@@ -290,7 +290,7 @@ def test_limits_of_the_polynomial_are_the_closed_forms() -> None:
 
 
 class Bowl(nn.Module):
-    """One coordinate for each curvature: so many values of eta lambda in one run."""
+    """One coordinate for each curvature, so one run has that many values of eta lambda."""
 
     def __init__(self, curvatures: Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A worker of a simulated cluster leaves: the same text of every method with servers goes on, whenever that is."""
+"""A worker of a simulated cluster leaves, at any time: every algorithm with servers continues."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_whenever_two_of_them_leave(method: ServerAlgorithm, first: float, secon
 
 @pytest.mark.parametrize("backups", [0, 1, 2])
 def test_a_quorum_is_of_those_that_are_there(backups: int) -> None:
-    """b counts who has left: an update takes p - b gradients as long as so many workers are there, and then what they all have."""
+    """b includes the workers that have left: an update takes p - b gradients while that many workers are there, then one from each."""
     run = lose(BackupSGD(backups=backups), {3: 2.2, 4: 4.4}).run()
     counts = [len(update["sources"]) for update in run.updates()]
     assert counts[0] == RANKS - backups

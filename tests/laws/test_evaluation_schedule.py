@@ -1,7 +1,8 @@
-"""Evaluations come on schedule, whichever rank is slow, drops its gradients or leaves.
+"""Evaluations come on schedule, even if a rank is slow, drops its gradients or leaves.
 
-An evaluation of step s is due when the run has made the updates of s + 1 steps. No rank's own pace may change which evaluations
-there are. Where a slow worker delays nobody (a server takes the gradients that come first), its number may not change when they are.
+An evaluation of step s is due when the run has made the updates of s + 1 steps. No rank's speed may change which
+evaluations there are. If a slow worker delays no other (a server takes the gradients that come first), its number may
+not change their times.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def train_with_slow(algorithm: Algorithm, slow: int | None, num_ranks: int = WOR
 
 
 def num_ranks_of(algorithm: Algorithm) -> int:
-    """So many that `WORKERS` of them compute."""
+    """The number of ranks of which `WORKERS` compute."""
     return next(
         (number for number in range(WORKERS, 2 * WORKERS + 1) if algorithm.roles(number).num_computing == WORKERS), 1
     )

@@ -1,4 +1,4 @@
-"""What models and settings may hold, on every runtime, against one process with the whole batch in float64."""
+"""Features of models and settings, on every runtime, against one process with the whole batch in float64."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_compiled_module_takes_the_same_steps() -> None:
 
 @on_real_runtimes
 def test_frozen_parameters_and_buffers_are_rank_0s_too(runtime: str) -> None:
-    """Every rank's model starts as rank 0's, whatever it was made as."""
+    """Every rank's model starts as rank 0's."""
     problem = tiny.problem(tiny.Remembered(unlike_elsewhere), test=None)
     job = make_job(
         runtime, NUM_RANKS, SynchronousSGD(), problem, settings(steps=1, optimizer=partial(torch.optim.SGD, lr=1e-300))

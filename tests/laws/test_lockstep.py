@@ -1,4 +1,4 @@
-"""One program for all workers is what each worker's own would have come to: parameters, losses, times, spans, bytes."""
+"""One program for all workers gives the results of one program for each: parameters, losses, times, spans, bytes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_closed_forms_are_the_messages(collective: Any, workers: int) -> None:
     ids=repr,
 )
 def test_a_formula_sends_the_bytes_of_the_messages(collective: Any) -> None:
-    """All workers together; a root, a leaf and who is folded into another send as different numbers as can be."""
+    """All workers together; a root, a leaf and a worker that is folded into another send very different numbers."""
     problem = tiny.problem(model=partial(nn.Linear, 40, 60), test=None)
     for workers in (1, 5, 6):
         how = {"settings": Settings(steps=3, batch_size=2), "problem": problem, "timing_only": True, "workers": workers}

@@ -1,10 +1,10 @@
-"""Algorithms that average parameters keep the mean over ranks: of all of them, and of those that are yet to be written.
+"""Algorithms that average parameters keep the mean over ranks: all in the package, and those that will be added.
 
-An algorithm is held to these laws if it applies gradients that no other rank sees (`Apply(local=True)`), which is found by running
-it. With gradients of one curvature, g_i(w) = c (w - x_i[t]), an update and an average are linear, so that the mean over ranks is that
-of one rank with the mean of the gradients, w[t+1] = w[t] - lr c (w[t] - mean_i x_i[t]), whatever rank averages with whatever other,
-and when. Where parameters are averaged and nothing else is done, that is plain SGD. An outer optimizer (DiLoCo's) or a delay moves
-the mean otherwise, but as it moves equal ranks.
+These laws are for an algorithm that applies gradients that no other rank sees (`Apply(local=True)`); running it shows
+that. With gradients of one curvature, g_i(w) = c (w - x_i[t]), an update and an average are linear. So the mean over
+ranks is that of one rank with the mean of the gradients, w[t+1] = w[t] - lr c (w[t] - mean_i x_i[t]), for any pairs and
+times of averaging. If parameters are only averaged, that is plain SGD. An outer optimizer (DiLoCo's) or a delay moves
+the mean in another way, but as it moves equal ranks.
 
 All minima x_i[t] differ in every coordinate, on every rank and in every step.
 """
@@ -72,7 +72,7 @@ def when(step: int) -> str:
 
 @cache
 def averages_parameters(algorithm: Algorithm) -> bool:
-    """Whether it takes steps with gradients that no other rank sees; servers keep the only parameters, and are held to other laws."""
+    """Whether it takes steps with gradients that no other rank sees; servers keep the only parameters, and have other laws."""
     if algorithm.requires.servers:
         return False
     try:
@@ -134,7 +134,7 @@ def check_mean(algorithm: Algorithm, num_ranks: int, shuffle: int | None = None)
 
 
 def check_meeting(algorithm: Algorithm, num_ranks: int) -> None:
-    """Ranks are equal when the algorithm says so; one that says never, and sends something, still brings every coordinate together."""
+    """Ranks are equal when the algorithm says so; one that says never, and sends, still reduces every coordinate's distance."""
     found = states(run(algorithm, num_ranks))
     if algorithm.replicas == Replicas.EVERY_STEP:
         for step, ranks in enumerate(found):
@@ -180,7 +180,7 @@ def test_an_average_of_parameters_keeps_their_mean(algorithm: Algorithm, num_ran
 def test_it_keeps_it_whatever_the_order_of_events(
     algorithm: Algorithm, num_ranks: int, every: int, collective: Collective, shuffle: int
 ) -> None:
-    """With another period and collective where it has those; ranks come to the averages in an order of chance."""
+    """With another period and collective if it has those; ranks reach the averages in a random order."""
     changes = {name: value for name, value in (("every", every), ("collective", collective)) if takes(algorithm, name)}
     try:
         changed = replace(algorithm, **changes)  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ def test_a_wrong_sum_breaks_one_in_a_sentence(how: str, algorithm: Algorithm) ->
 
 
 class _WrongSum(Collective):
-    """A ring whose result is then spoilt, on all ranks alike: replicas stay equal."""
+    """A ring whose result is then spoilt, equally on all ranks: replicas stay equal."""
 
     __slots__ = ()
 

@@ -64,7 +64,7 @@ def hows(draw: st.DrawFn) -> Settings:
     collective=st.sampled_from(COLLECTIVES),
 )
 def test_layerwise_is_synchronous(num_workers, problem, how, bucket_bytes, order, collective) -> None:
-    """To the last bit in rank order (native sums of the simulator, Linear); a ring adds each block in an order of its own."""
+    """Bit-identical if sums are in rank order (native sums of the simulator, Linear); a ring adds each block in another order."""
     found = train(
         "simulated",
         num_workers,

@@ -1,4 +1,4 @@
-"""Which gradients an update is made of: those it should be, each once, and every other one accounted for."""
+"""An update has the right gradients, each once, and every other gradient is accounted for."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def rows_of(run: Run, rank: int) -> list[dict[str, Any]]:
 
 
 def test_a_step_is_the_oldest_version_that_it_read() -> None:
-    """Shards on two servers, which differ in version: a worker takes the minibatch of the update that it is furthest behind."""
+    """Shards on two servers, which differ in version: a worker takes the minibatch of the oldest of these versions."""
     uneven = Compute(forward_s=0.01, backward_s=0.02, stragglers=(Lognormal(sigma=0.8),))
     busy = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
     run = simulate(
@@ -163,7 +163,10 @@ def test_softsync_divides_each_gradient_by_its_staleness(divide: bool) -> None:
 
 
 def test_a_server_s_worker_clips_the_mean_of_its_own_samples() -> None:
-    """Every gradient is 53 ones. An update of norm 2 moves each parameter by 2 / sqrt(53), whatever share of the batch a worker has."""
+    """Every gradient is 53 ones.
+
+    An update of norm 2 moves each parameter by 2 / sqrt(53), for any share of the batch.
+    """
     situation = owed.Situation(num_samples=960, constant=True)
     algorithm = AsyncSGD(clip_norm=2.0)
     simulation = Simulation(

@@ -1,4 +1,4 @@
-"""A real run of an asynchronous method, run again in one process with its messages in the same order: the same numbers, to the last bit."""
+"""A real run of an asynchronous algorithm, run again in one process with its messages in the same order, is bit-identical."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_stopped_run_is_replayed_to_where_it_stopped(algorithm: Algorithm, run
 
 @on_all_runtimes
 def test_another_order_is_another_run(runtime: str) -> None:
-    """Two messages that the server heard one after the other, swapped: other numbers, or an order that cannot be."""
+    """Two messages that the server received one after the other, swapped: other numbers, or an impossible order."""
     if runtime == "simulated":
         return  # it records no order: it is the same run whenever it is run
     how = settings()

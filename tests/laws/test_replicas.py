@@ -1,8 +1,8 @@
-"""Replicas are equal, or differ only as the algorithm declares, whatever is late and whatever overtakes what.
+"""Replicas are equal, or differ only as the algorithm declares, with any delays and overtaking.
 
-For every algorithm, collective and codec that the package lists, and with one lane and several. An algorithm says when its ranks hold
-the same (`replicas`): after every step, at the end, or never. Where they may differ between steps, they still take the same over from
-others: of one version of a shard, or in the same average. Equal means every bit.
+For every algorithm, collective and codec that the package lists, and with one lane and several. An algorithm says when
+its ranks have equal parameters (`replicas`): after every step, at the end, or never. If they may differ between steps,
+they still take over equal values from others: of one version of a shard, or in one average. Equal means every bit.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def situation(number: int, algorithm: Algorithm) -> Situation:
 
 
 def check(algorithm: Algorithm, situation: Situation) -> list[Seen]:
-    """Raise unless ranks hold the same when the algorithm says so, and take the same over. Returns what they held."""
+    """Raise unless ranks are equal when the algorithm says so, and take over equal values. Return their values."""
     ranks, law = run(algorithm, situation), f"{name_of(algorithm)}: replicas are equal"
     if algorithm.replicas == Replicas.EVERY_STEP:
         for step, held in enumerate(zip(*(rank.steps for rank in ranks), strict=True)):
@@ -151,7 +151,7 @@ def check(algorithm: Algorithm, situation: Situation) -> list[Seen]:
 
 
 def check_taken(algorithm: Algorithm, ranks: list[Seen]) -> None:
-    """What is taken over under one name is the same on all ranks."""
+    """Values that are taken over under one name are equal on all ranks."""
     law = f"{name_of(algorithm)}: ranks take the same parameters over from others"
     for bucket, number in dict.fromkeys(name for rank in ranks for name in rank.taken):
         held = {place: rank.taken[bucket, number] for place, rank in enumerate(ranks) if (bucket, number) in rank.taken}
@@ -270,7 +270,7 @@ class ByArrival(Algorithm):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnNoise(Codec):
-    """Whoever decodes draws the noise."""
+    """The rank that decodes draws the noise."""
 
     noise: ClassVar[Generator] = Generator()
 

@@ -1,4 +1,4 @@
-"""Stopping and going on: a run stopped at the end of any step and resumed is the unbroken one, to the last bit."""
+"""Stop and resume: a run stopped at the end of any step and resumed is bit-identical to the unbroken one."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ HOW = {
 
 
 def check(runtime: str, algorithm: Algorithm, problem: Problem, how: Settings, stops: list[int]) -> None:
-    """Train unbroken; then stop after each of `stops` in turn, each time going on from there.
+    """Train unbroken; then stop after each of `stops` in turn, and resume each time.
 
-    A method that looks at the clock may go on otherwise than it would have; it still takes every step once, on all ranks alike.
+    An algorithm that reads the clock may continue differently; it still takes every step once on all ranks.
     """
     unbroken = train(runtime, 3, algorithm, problem, how)
     same, law = ignores_time(algorithm), f"{name_of(algorithm)}: a resumed run is the unbroken one"
@@ -138,7 +138,7 @@ def test_resumed_with_a_smaller_width(runtime: str) -> None:
 @on_real_runtimes
 @pytest.mark.parametrize("algorithm", [SynchronousSGD(), PipeSGD(width=3)], ids=name_of)
 def test_a_run_stopped_by_hand_goes_on_to_its_end(algorithm: Algorithm, runtime: str) -> None:
-    """The word that stopped it travels in gradients; those still in flight must not stop the resumed run too."""
+    """The request to stop travels in gradients; those still in flight must not stop the resumed run too."""
     problem, how = HOW["momentum"]
     unbroken = train(runtime, 3, algorithm, problem, how)
     first = train(runtime, 3, algorithm, problem, how, control=[{"stop": True}])

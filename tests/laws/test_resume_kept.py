@@ -1,4 +1,4 @@
-"""Checkpoints kept while a run goes on: a run that goes on from any of them is the unbroken one, to the last bit."""
+"""Checkpoints written during a run: a run resumed from any of them is bit-identical to the unbroken one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ REAL = [*representatives(), PipeSGD(width=3), SynchronousSGD(collective=Once(cod
 
 
 def ignores_order(algorithm: Algorithm) -> bool:
-    """Whether its numbers are the same whatever the order of messages and however long things take."""
+    """Whether its numbers do not depend on the order of messages and on durations."""
     if isinstance(algorithm, AdaptiveDelaySGD):
         return algorithm.max_delay == 0
     if isinstance(algorithm, PartialAllReduce):
@@ -84,9 +84,9 @@ def rows_of(run: Run, rank: int, first: int = 0) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("algorithm", variants(), ids=name_of)
 def test_going_on_from_any_checkpoint_is_unbroken(algorithm: Algorithm) -> None:
-    """Also of methods whose ranks are at steps of their own: behind a checkpoint all begin at one time, whatever the clock says.
+    """Also of algorithms whose ranks are at different steps: after a checkpoint all begin at one time.
 
-    And a method that does not look at time computes what it would have computed without checkpoints.
+    An algorithm that does not depend on time computes the same numbers as without checkpoints.
     """
     problem, how = HOW["momentum"]
     unbroken = simulate(algorithm, problem, how)
@@ -138,7 +138,7 @@ def test_going_on_from_files_is_unbroken(algorithm: Algorithm, runtime: str) -> 
 
 @on_real_runtimes
 def test_averages_batchnorm_and_what_the_problem_draws_go_on(runtime: str) -> None:
-    """Samples with noise of Python's, NumPy's and torch's own generators, which nobody seeds."""
+    """Samples with noise of Python's, NumPy's and torch's generators, which no test seeds."""
     problem = tiny.problem(tiny.batchnorm_mlp, train=Noisy(*tiny.data()), batch_size=4)
     how = settings(optimizer=tiny.adam, batch_size=4, ema_decay=0.5, evaluate_every=3)
     unbroken = train(runtime, 3, PipeSGD(), problem, how)
@@ -217,7 +217,7 @@ def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_ord
 
 
 def behind(events: list[dict[str, Any]], place: int) -> list[dict[str, Any]]:
-    """What a rank recorded behind the checkpoint of that place, its programs numbered from there."""
+    """The rows that a rank recorded after the checkpoint of that place, its programs numbered from there."""
     cut = next(number for number, row in enumerate(events) if row.get("place") == place)
     before = max((row.get("strand", 0) for row in events[:cut]), default=0)
     return [{**row, "strand": row["strand"] - before} if row.get("strand", 0) > 0 else row for row in events[cut + 1 :]]
@@ -237,7 +237,7 @@ def test_asynchronous_ones_go_on_to_their_end(algorithm: Algorithm, runtime: str
 
 @on_real_runtimes
 def test_a_word_that_ends_all_programs_early_is_no_checkpoint(runtime: str) -> None:
-    """Ranks then meet where they happen to be, go on, and come to rest where they would have."""
+    """Ranks then meet at their present steps, continue, and reach the same sync points."""
     problem, how = HOW["momentum"]
     trained = train(runtime, 3, AsyncSGD(), problem, how, control=[{"set": {"lr": 0.02}}])
     assert trained.run.info["status"] == "finished"

@@ -1,4 +1,4 @@
-"""A checkpoint is not changed by the run that goes on from it, and is refused by a run of another kind."""
+"""A checkpoint is not changed by the run that resumes from it, and is refused by a run of another kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods with parameter servers: what a stop leaves, what one worker is, and what the synchronous ones equal."""
+"""Algorithms with parameter servers: the state after a stop, the case of one worker, and the limits of the synchronous ones."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_stopped_run_goes_on_to_its_end(algorithm: Algorithm) -> None:
     ids=name_of,
 )
 def test_on_real_ranks_too(algorithm: Algorithm, runtime: str) -> None:
-    """Stopped after a step, and by a word in the run's folder, which finds ranks at steps of their own."""
+    """Stopped after a step, and by a command in the run's folder, which finds ranks at different steps."""
     check_stop(runtime, algorithm, settings(), train(runtime, 3, algorithm, tiny.problem(), settings(), stop_after=3))
     first = train(runtime, 3, algorithm, tiny.problem(), settings(), control=[{"stop": True}])
     assert len(first.rows(0)) < STEPS, "it ended early"
@@ -144,7 +144,7 @@ ONE_WORKER = [item for item in variants(1) if item.requires.servers and getattr(
 
 @pytest.mark.parametrize("algorithm", ONE_WORKER, ids=name_of)
 def test_one_worker_is_serial_sgd(algorithm: Algorithm) -> None:
-    """Nobody else moves the parameters: no gradient is late, and none is compensated, divided or dropped."""
+    """No other worker moves the parameters: no gradient is late, and none is compensated, divided or dropped."""
     for optimizer in (tiny.sgd, tiny.momentum, tiny.adam):
         how = settings(optimizer=optimizer, schedule=tiny.step_lr)
         found = train("simulated", 1, algorithm, tiny.problem(), how)
@@ -162,7 +162,10 @@ def test_one_real_worker_is_too(algorithm: Algorithm, runtime: str) -> None:
 @pytest.mark.parametrize("shards", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", [tiny.sgd, tiny.momentum, tiny.adam], ids=["sgd", "momentum", "adam"])
 def test_without_backups_it_is_the_synchronous_method(shards: int, optimizer: object) -> None:
-    """Servers sum as they hear; three numbers in another order differ by rounding. The last batch of an epoch is short."""
+    """Servers sum in order of arrival; three numbers in another order differ by rounding.
+
+    The last batch of an epoch is short.
+    """
     how = settings(optimizer=optimizer)
     for runtime in RUNTIMES:
         found = train(runtime, 3, ParameterServerSGD(shards=shards), tiny.problem(), how)
@@ -192,7 +195,10 @@ def test_without_compensation_it_is_asynchronous_sgd() -> None:
 
 @pytest.mark.parametrize("algorithm", WITH_SERVERS, ids=name_of)
 def test_a_worker_holds_a_gradient_only_while_it_is_sent(algorithm: Algorithm) -> None:
-    """It is discarded when the reply is there: one buffer, however many steps. Servers' sums are memory of their own."""
+    """It is discarded when the reply is there: one buffer, however many steps.
+
+    Servers' sums are memory of their own.
+    """
     how = replace(settings(), steps=25)
     simulation = Simulation(algorithm, tiny.problem(), how, 3, network=NETWORK, compute=COMPUTE)
     simulation.run()

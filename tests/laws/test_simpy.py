@@ -73,7 +73,7 @@ def simulated(
 
 
 def problem_of(workers: int, numel: int) -> Problem:
-    """A vector of so many parameters, or four tensors of 128, 16, 64 and 4; two steps to an epoch."""
+    """A vector of that many parameters, or four tensors of 128, 16, 64 and 4; two steps to an epoch."""
     model: Any = partial(nn.Linear, numel, 1, bias=False)
     if not numel:
         model = lambda: nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))  # noqa: E731
@@ -160,7 +160,7 @@ def test_synchronous_sgd_is_a_pipe_of_one() -> None:
 
 
 def shards_of(method: ServerAlgorithm, layout: Layout, ranks: int) -> list[Shard]:
-    """Backward comes to a shard when the parameters of those before it, and its own, are done."""
+    """Backward reaches a shard when the parameters of those before it, and its own, are done."""
     sizes = [sum(slot.numel for slot in piece.slots) for piece in layout.buckets]
     first = method.roles(ranks).num_computing if method.dedicated else 0
     return [
@@ -198,7 +198,7 @@ METHODS = [
 @pytest.mark.parametrize("network", [SLOW, QUICK], ids=["slow", "quick"])
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_parameter_servers(method: ServerAlgorithm, network: Network, compute: Compute) -> None:
-    """Beside a worker, whose interface they share, and on ranks of their own."""
+    """On a worker's rank, whose interface they share, and on separate ranks."""
     for ranks in (4, 7):
         run, layout, costs = simulated(method, ranks, 5, network, compute)
         workers = method.roles(ranks).num_computing
@@ -238,7 +238,7 @@ def test_a_ring_over_racks() -> None:
 
 @pytest.mark.parametrize("method", [AsyncSGD(shards=2), ParameterServerSGD(shards=3, dedicated=True)], ids=str)
 def test_parameter_servers_over_racks(method: ServerAlgorithm) -> None:
-    """Ranks, servers beside them and their replies all go through the host's one interface."""
+    """Messages of ranks, of servers on the same host, and their replies all pass the host's one interface."""
     run, layout, costs = simulated(method, 11, 4, RACKS, JITTERY)
     workers = method.roles(11).num_computing
     quorum = workers if isinstance(method, BackupSGD) else None

@@ -1,4 +1,4 @@
-"""How late gradients are: what is measured against what each method's definition says."""
+"""Staleness: the measured one against each algorithm's definition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def late(run: Run) -> list[int]:
 
 
 def of_equal_workers(algorithm: Algorithm, num_ranks: int, steps: int) -> Run:
-    """Many steps of workers that all take the same time, messages nearly none: staleness is then that of the method."""
+    """Many steps of workers of equal speed, with nearly no time for messages: staleness is then that of the algorithm."""
     how = Settings(steps=steps, batch_size=1)
     compute, network = Compute(forward_s=0.3, backward_s=0.7), Network(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
     problem = tiny.problem(num_samples=60)  # no batch is short
@@ -38,7 +38,10 @@ def of_equal_workers(algorithm: Algorithm, num_ranks: int, steps: int) -> Run:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize("shards", [1, 2])
 def test_of_asynchronous_workers_it_is_p_less_one(num_ranks: int, shards: int) -> None:
-    """Between a worker's read and its push every other worker pushes once. Only the first p pushes find fewer before them."""
+    """Between a worker's read and its push every other worker pushes once.
+
+    Only the first p pushes find fewer before them.
+    """
     steps = 40
     found = late(of_equal_workers(AsyncSGD(shards=shards), num_ranks, steps))
     shortfall = num_ranks * (num_ranks - 1) / 2  # 0 + 1 + ... + p - 1 instead of p (p - 1), a shard

@@ -63,7 +63,7 @@ def parameters(made: Simulation) -> list[Tensor]:
 
 
 def with_lr(checkpoints: list[dict[str, Any]], lr: float | None) -> list[dict[str, Any]]:
-    """The same checkpoints, of an optimizer that goes on with another learning rate."""
+    """The same checkpoints, of an optimizer that continues with another learning rate."""
     other = deepcopy(checkpoints)
     for saved in other:
         for group in saved["replica"]["optimizer"]["param_groups"]:
@@ -96,10 +96,10 @@ def steer(
     num_ranks: int = 3,
     **how: Any,
 ) -> tuple[Run, list[Tensor]]:
-    """Train on real ranks with words that are said while it runs: the record, and each rank's parameters at the end.
+    """Train on real ranks with commands during the run: the record, and each rank's parameters at the end.
 
     Args:
-        beside: called with the run's folder on a thread of its own meanwhile.
+        beside: called with the run's folder on a separate thread meanwhile.
     """
     job = replace(make_job(runtime, num_ranks, algorithm, tiny.problem(), settings(**how)), stop_after=stop_after)
     problem = tiny.problem(tiny.Remembered(partial(Speaks, job.folder, words)))
@@ -113,7 +113,7 @@ def steer(
 
 
 def wait_for(folder: Path, status: str) -> str:
-    """Until the run says so, or half a minute: its status then."""
+    """Wait for that status, at most half a minute. Return the status."""
     deadline = time.monotonic() + 30
     while read_info(folder)["status"] != status and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -202,7 +202,7 @@ HELD_ON_MPI = [pytest.param(algorithm, "mpi", marks=pytest.mark.mpi) for algorit
 
 @pytest.mark.parametrize(("algorithm", "runtime"), [*HELD, *HELD_ON_MPI], ids=str)
 def test_paused_it_holds_and_takes_words_and_goes_on(algorithm: Algorithm, runtime: str) -> None:
-    """What is said behind the pause comes to it in its hold; the last word is said by hand once it is seen to hold."""
+    """Commands after the pause reach the paused run. The last command is written once the run is seen to be paused."""
     seen: list[str] = []
 
     def let_go(folder: Path) -> None:
@@ -259,7 +259,7 @@ def test_what_is_set_does_not_move_the_step_that_a_run_is_to_stop_at() -> None:
 
 @on_real_runtimes
 def test_a_word_that_cannot_be_done_is_refused_by_all_ranks_and_training_goes_on(runtime: str) -> None:
-    """Whoever writes to the file by hand may write anything."""
+    """A file written by hand may contain anything."""
     said = (
         {"set": {"width": 0}},
         {"sett": 1},

@@ -1,4 +1,4 @@
-"""Closed forms of steps layer by layer, and the simulator, say the same: to the last digits."""
+"""Closed forms of steps layer by layer agree with the simulator, to the last digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Closed forms of parameter servers and of what chance does to their steps, and the simulator, say the same."""
+"""Closed forms of parameter servers, and of random delays of their steps, agree with the simulator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from workbench.rng import generator
 @pytest.mark.parametrize("shards", [1, 2, 3])
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_parameter_servers(workers: int, shards: int) -> None:
-    """From a common start gather and scatter do not overlap; in the long run who is answered first comes first, and they do."""
+    """From a common start gather and scatter do not overlap.
+
+    In the long run the worker that is answered first pushes first, and they overlap.
+    """
     network, compute = replace(NETWORK, sum_s_per_byte=0.0), Compute(forward_s=0.1, backward_s=0.0, update_s=0.03)
     ran = simulate(
         ParameterServerSGD(shards=shards, dedicated=True),
@@ -70,7 +73,7 @@ def test_asynchronous(workers: int, compute_s: float) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn(Stragglers):
-    """A law of arrival as a law of slowness, anew each step; up to a millionth more, so that no two things end at the same time."""
+    """A distribution of arrivals as one of slowness, drawn in each step; up to a millionth more, so no two events coincide."""
 
     arrival: theory.Arrival
 
@@ -127,7 +130,10 @@ def test_without_backups_a_step_is_the_slowest_s(law: theory.Arrival) -> None:
 def test_with_backups_a_step_is_the_recurrence_of_carried_stragglers(
     law: theory.Arrival, num_gradients: int, backups: int
 ) -> None:
-    """Step by step. The order statistic, which has all begin afresh, is what the first step takes, and a bound from below of the others."""
+    """Step by step.
+
+    The order statistic, which has all begin afresh, is what the first step takes, and a bound from below of the others.
+    """
     steps_s, draws = backup_steps(law, num_gradients, backups)
     assert steps_s == exactly(theory.backlog_steps(draws, num_gradients))
     fresh = np.sort(draws, 1)[:, num_gradients - 1]

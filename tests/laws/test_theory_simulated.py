@@ -1,4 +1,4 @@
-"""Closed forms of sums and of steps of one gradient, and the simulator, say the same: to the last digits."""
+"""Closed forms of sums and of steps of one gradient agree with the simulator, to the last digits."""
 
 from __future__ import annotations
 
@@ -135,7 +135,10 @@ def test_pipe_s_speedup_over_synchronous(share: float) -> None:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unlimited(Bare):
-    """Pipe-SGD on K processors: step t computes on one of its own once step t - K is summed. Its rings are nothing but latency."""
+    """Pipe-SGD on K processors: step t computes on one of its own once step t - K is summed.
+
+    Its rings are nothing but latency.
+    """
 
     width: int
     compute_bytes: int
@@ -157,7 +160,7 @@ class Unlimited(Bare):
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_pipe_on_many_processors_and_interfaces(width: int) -> None:
-    """Interfaces of no end of bandwidth are as many as one likes; a processor is what a program of its own has."""
+    """Interfaces with infinite bandwidth are any number of interfaces; a separate program has its own processor."""
     network = Network(latency_s=1e-3, bandwidth_bytes_per_s=math.inf, encode_s_per_byte=1e-6)
     ran = simulate(Unlimited(width=width, compute_bytes=4000), 4, network=network, steps=8 * width)
     communication_s = Ring().seconds(32, 4, network)
@@ -249,7 +252,10 @@ def test_delayed_bound_by_bandwidth(delay: int) -> None:
 
 @pytest.mark.parametrize("hidden_by", [1, 2, 3])
 def test_the_smallest_useful_delay(hidden_by: int) -> None:
-    """The adaptive method comes to it, a longer one makes no step shorter, a shorter one does not hide all."""
+    """The adaptive algorithm reaches it.
+
+    A longer delay makes no step shorter; a shorter one does not hide all communication.
+    """
     network = Network(latency_s=2e-3, bandwidth_bytes_per_s=1e9)
     communication_s, wire_s = Ring().seconds(160, 4, network), theory.wire_s(160, 4, network)
     compute_s = communication_s / (hidden_by - 0.4)

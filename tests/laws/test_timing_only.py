@@ -1,4 +1,4 @@
-"""A simulation without gradients takes the same times and sends the same bytes as one with them, whatever the method."""
+"""A simulation without gradients takes the same times and sends the same bytes as one with them, with every algorithm."""
 
 from __future__ import annotations
 

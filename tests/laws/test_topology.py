@@ -105,7 +105,7 @@ def test_a_slow_host_slows_both_ways_or_one() -> None:
 
 
 def test_flows_that_share_a_stage_end_when_fair_sharing_would_end_the_last() -> None:
-    """Of 3, 1 and 2 MB out of one interface, in whatever order."""
+    """Of 3, 1 and 2 MB out of one interface, in any order."""
     sizes = (3 * 10**6, 10**6, 2 * 10**6)
     for order in ((0, 1, 2), (2, 0, 1)):
         flows = [(index, 4 + index, sizes[index]) for index in order]
@@ -264,7 +264,7 @@ def test_more_of_anything_is_never_quicker() -> None:
 
 @pytest.mark.parametrize("collective", [Native(), Ring()], ids=str)
 def test_a_simulated_step_sums_over_the_topology(collective: Collective) -> None:
-    """Hosts that are not full, so that both are the ring; six parameters' elements, of which blocks are nearly alike."""
+    """Hosts that are not full, so that both are the ring; six parameters' elements, in blocks of nearly equal size."""
     network, compute = hosts(4, rates=((1, 0.25),)), Compute(forward_s=0.01, backward_s=0.02, update_s=0.001)
     found = run_simulation(
         SynchronousSGD(collective=collective),
@@ -283,7 +283,10 @@ def test_a_simulated_step_sums_over_the_topology(collective: Collective) -> None
 
 @pytest.mark.parametrize("detail", ["auto", "messages"])
 def test_a_run_with_failures_waits_for_whoever_is_away(detail: Detail) -> None:
-    """Alike in one program and in many, and a pure function of the seed; each synchronous step ends with its last worker's."""
+    """Equal in one program and in many, and a pure function of the seed.
+
+    Each synchronous step ends with its last worker's.
+    """
     law = Failures(mean_between_s=15.0, repair_s=7.0)
     compute = Compute(forward_s=1.0, backward_s=2.0, stragglers=law)
 

@@ -1,4 +1,4 @@
-"""What is sent: the bytes recorded are those of the collective's closed form, for every bucket of every step."""
+"""Traffic: the recorded bytes are those of the collective's closed form, for every bucket of every step."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_one_worker_sends_nothing() -> None:
 
 
 def test_a_message_is_the_parameters_and_a_short_tail() -> None:
-    """What the method costs beyond its gradient: two words a bucket and one a parameter."""
+    """The message is longer than its gradient by two numbers a bucket and one a parameter."""
     for bucket_bytes in (None, 200.0, 0):
         layout = build_layout(trainable(tiny.mlp()), bucket_bytes)
         numbers = sum(param.numel() for param in tiny.mlp().parameters())

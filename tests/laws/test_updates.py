@@ -1,4 +1,4 @@
-"""What is computed: every method against one process with the whole batch, and against its own definition."""
+"""Results: every algorithm against one process with the whole batch, and against its definition."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ settings = partial(Settings, steps=8, batch_size=3, timeout_s=30)
 
 
 def check_equal(algorithm: Algorithm, runtime: str) -> None:
-    """To the last bit: after every step, or behind the end of those that compute."""
+    """Bit-identical after every step, or after the end on the ranks that compute."""
     trained = train(runtime, 3, algorithm, tiny.problem(), settings(optimizer=tiny.momentum, seed=1))
     for rank in range(algorithm.roles(3).num_computing):
         if algorithm.replicas == Replicas.EVERY_STEP:
@@ -86,7 +86,10 @@ def test_every_runtime_takes_the_same_steps(algorithm: Algorithm) -> None:
 @OPTIMIZERS
 @on_all_runtimes
 def test_synchronous_is_one_process_with_the_whole_batch(runtime: str, optimizer: object) -> None:
-    """Also where the last batch is short (5 samples on 3 ranks). DDP would count its rank of one sample like those of two."""
+    """Also where the last batch is short (5 samples on 3 ranks).
+
+    DDP would count its rank of one sample like those of two.
+    """
     how = settings(optimizer=optimizer)
     trained = train(runtime, 3, SynchronousSGD(), tiny.problem(), how)
     law = "SynchronousSGD: one process with the whole batch takes the same steps, rank 0 of 3"

@@ -1,4 +1,4 @@
-"""The laws hold for methods that do not exist yet: the list is found, not kept."""
+"""The laws test algorithms that are added later: the list is found, not maintained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing-only simulations of layers that are never computed: what closed forms are compared with."""
+"""Timing-only simulations of layers that are never computed. Closed forms are compared with them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def simulate(
 
 
 def scaled(seconds: float, **changes: Any) -> Compute:
-    """`SHARES` of so many seconds in all."""
+    """`SHARES` of that many seconds in all."""
     parts = {name: getattr(SHARES, name) * seconds for name in ("forward_s", "backward_s", "update_s")}
     return replace(SHARES, **parts, **changes)
 

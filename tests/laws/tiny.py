@@ -63,7 +63,7 @@ class TiedMLP(nn.Module):
 
 
 class PartlyUsed(nn.Module):
-    """`never` is used by nobody; `sometimes` only by a batch that holds a sample whose first feature is large."""
+    """`never` is never used; `sometimes` only by a batch with a sample whose first feature is large."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Training on every runtime alike: what the laws compare."""
+"""Training in the same way on every runtime, for the laws to compare."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Wrapper(Algorithm):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched(Wrapper):
-    """Another algorithm, whose parameters are read at each `EndStep` and behind its end."""
+    """Another algorithm, whose parameters are read at each `EndStep` and after its end."""
 
     def worker(self, ctx: Context) -> Program:
         seen = _seen[ctx.rank] = []
@@ -98,7 +98,7 @@ class Watched(Wrapper):
 @final
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came of a run: `parameters[rank]` after each step and, last, at its end; the record; how to go on from there."""
+    """The result of a run: `parameters[rank]` after each step and, last, at its end; the record; how to resume it."""
 
     parameters: list[list[Tensor]]
     run: Run
@@ -124,7 +124,7 @@ def train(
     stop_after: int | None = None,
     control: Sequence[dict[str, Any]] = (),
 ) -> Trained:
-    """Train with that method on simulated workers, or on real ranks of the session's pool, with words of control given beforehand."""
+    """Train with that method on simulated workers, or on real ranks of the session's pool, with commands given in advance."""
     watched = Watched(inner=algorithm)
     if runtime == "simulated":
         simulation = Simulation(
@@ -152,7 +152,10 @@ def make_job(
 
 
 def run_on_ranks(function: Callable[..., Any], job: Job, num_ranks: int) -> list[Any]:
-    """`function(job, num_ranks)` on each rank; it trains with `run_job`. Fewer MPI ranks than three are a part of the three."""
+    """`function(job, num_ranks)` on each rank; it trains with `run_job`.
+
+    Fewer MPI ranks than three are a part of the three.
+    """
     size = max(num_ranks, 3) if job.runtime == "mpi" else num_ranks
     return shared_pool(job.runtime, size).run(function, job, num_ranks)[:num_ranks]
 
@@ -189,7 +192,10 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 def assert_same(
     found: list[Tensor], expected: list[Tensor], tolerance: float, law: str = "parameters are as expected"
 ) -> None:
-    """Two trajectories of equal length, equal to `tolerance` relative at every step; 0 for bitwise. `law` is named where they are not."""
+    """Two trajectories of equal length, equal to `tolerance` relative at every step; 0 for bitwise.
+
+    `law` is named where they are not.
+    """
     assert len(found) == len(expected), f"{law}: {len(found)} steps in place of {len(expected)}"
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         if tolerance == 0 or relative_error(ours, theirs) > tolerance:

@@ -1,7 +1,7 @@
-"""Every method of the package, found by walking it, in the settings in which the laws are to hold.
+"""Every algorithm of the package, found by walking it, in the settings in which the laws test it.
 
-A new file in `workbench/algorithms` is held to them with its defaults, without being named here. Which law is for which
-method is decided by what a method says of itself (`replicas`, `asynchronous`, `requires`, `max_staleness`, ...).
+The laws test a new file in `workbench/algorithms` with its defaults, without its name here. Which law is for which
+algorithm follows from its members (`replicas`, `asynchronous`, `requires`, `max_staleness`, ...).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def all_variants() -> list[Algorithm]:
 
 
 def variants(num_ranks: int = 3) -> list[Algorithm]:
-    """Those that can run on so many ranks."""
+    """Those that can run on that many ranks."""
     return [variant for variant in all_variants() if runs_on(variant, num_ranks)]
 
 
@@ -180,9 +180,9 @@ def in_step(algorithms: list[Algorithm]) -> list[Algorithm]:
 
 @cache
 def ignores_time(algorithm: Algorithm, num_ranks: int = 3) -> bool:
-    """Whether its numbers are the same however long things take: then they are on every runtime, and when resumed.
+    """Whether its numbers do not depend on durations: then they are equal on every runtime, and after a resume.
 
-    Found out by trying: the same run on a quick network and on one that takes as long as the steps.
+    Found by trying: the same run on a fast network and on one that takes as long as the steps.
     """
     from tests.laws import tiny
     from workbench.costs import Compute, Lognormal, Network

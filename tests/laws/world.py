@@ -1,4 +1,4 @@
-"""A world in which sub-programs run by themselves: no clock and no library, but every order of events that could happen."""
+"""A world in which sub-programs run alone: no clock and no library, but every possible order of events."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class Posted:
 
 @dataclass
 class World:
-    """Runs one program a rank; who moves next is random, and so is when a posted message crosses.
+    """Runs one program a rank. The next rank to continue is random, and so is the time at which a posted message is
+    delivered.
 
-    Messages are rendezvous: a value is read when it crosses, which may be as late as the sender's `Wait`, so that a
-    buffer written in between is seen to be. Between two ranks, messages of one tag keep their order.
+    Messages are rendezvous: a value is read at delivery, which may be as late as the sender's `Wait`. So a buffer that
+        is written in between is noticed. Between two ranks, messages of one tag keep their order.
     """
 
     programs: list[Program]
@@ -208,7 +209,7 @@ def hasty(program: Program) -> Program:
 
 
 def world(collective: Collective, values: list[Value], seed: int, **told: Any) -> World:
-    """Ranks that sum these values, one each; `told` is of the context."""
+    """Ranks that sum these values, one each; `told` goes into the context."""
     programs = [
         hasty(summed(collective, Context(rank, len(values), **told), value)) for rank, value in enumerate(values)
     ]

@@ -2,7 +2,7 @@
 
 `old` occurs exactly once in its file; it is short, so that it outlives other changes of the
 file (`tests/unit/test_mutants.py` says when it does not).
-A mutant that no test can see because nothing that is observed differs has a reason in `equivalent`, and is expected to survive.
+`equivalent` has a reason for a mutant that changes nothing observable; it is expected to survive.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def of_algorithm(name: str, *unit: str) -> tuple[Selection, ...]:
 
 
 def of_servers(name: str, *unit: str) -> tuple[Selection, ...]:
-    """The same of one with servers."""
+    """The same for an algorithm with servers."""
     own: tuple[Selection, ...] = (unit,) if unit else ()
     quick = (
         "tests/laws/test_staleness.py",

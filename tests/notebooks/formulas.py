@@ -1,4 +1,4 @@
-"""Rows of runs, and formulas written out by NumPy and SciPy, of which `recomputed` makes what notebooks must show."""
+"""Rows of runs, and formulas in NumPy and SciPy, from which `recomputed` computes the numbers that notebooks must show."""
 
 from __future__ import annotations
 

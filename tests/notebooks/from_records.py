@@ -1,4 +1,4 @@
-"""Numbers of a run, from the lines of its record alone: nothing of the analysis under test is used."""
+"""Numbers of a run from the lines of its record alone, without the analysis under test."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each notebook must show, computed again: from its runs' own rows, by formulas written out here, by NumPy and SciPy.
+"""The numbers that each notebook must show, computed again from its runs' rows, by formulas here in NumPy and SciPy.
 
-Nothing of `workbench.analysis` or `workbench.theory` is used, nor any function or result of the notebook: of its names only
-parameters, the problem, and runs are looked at.
+Nothing of `workbench.analysis` or `workbench.theory` is used, nor any function or result of the notebook. Of its names
+only parameters, the problem, and runs are read.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def by_layer(run: Any) -> dict[int, Array]:
 
 
 def read_first(run: Any) -> dict[int, Array]:
-    """The same, had a worker read all parameters when its step began: updates between that moment and its own."""
+    """The same if a worker had read all parameters when its step began: updates between that time and its own."""
     table, kinds = run.spans.table, run.spans.kind_names
     begins: dict[tuple[int, int], float] = {}
     for row in table[kinds == "forward"]:
@@ -167,7 +167,7 @@ def best_backups(names: Names, kept: list[Kept]) -> Again:
         return lambda number: np.interp(number, counts, found) * np.maximum(1, counts[0] / number)
 
     def times(found: Array, one: Any, seed: int = 0) -> Array:
-        """Of b = 0, 1, ...: iterations times the mean wait, where who is late stays late."""
+        """Of b = 0, 1, ...: iterations times the mean wait, if a late worker stays late."""
         seconds = one.quantile(generator(seed, "arrivals").random((drawn, total))) / one.mean
         gradients = np.arange(total, 0, -1)
         return needed(found)(gradients) * carried_s(seconds, gradients).mean(1)
@@ -619,7 +619,7 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
         return np.sort([law.factors(seed, step, p) for step in range(count)], axis=1) * compute_s / law.mean
 
     def heard(run: Any) -> Array:
-        """(iterations, p) when the first server has heard each gradient, since all servers have made the update before."""
+        """(iterations, p) when the first server has received each gradient, since all servers have made the update before."""
         begins = np.zeros(steps + 1)
         for row in updates_of(run):
             begins[row["update"]] = max(begins[row["update"]], row["seconds"])

@@ -42,8 +42,10 @@ def losses_of(run: Any) -> Array:
 
 
 def parts_of(run: Any) -> dict[str, float]:
-    """Mean seconds of a step and rank that compute, that communication is hidden under that, exposed, and neither, behind the first
-    tenth of the traced steps."""
+    """Mean seconds of a step and rank: compute, hidden communication, exposed communication, neither.
+
+    The first tenth of the traced steps is left out.
+    """
     total, count = np.zeros(4), 0
     table, kinds = run.spans.table, np.array(run.spans.kind_names)
     for rank in np.unique(table["rank"]):
@@ -165,7 +167,7 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
     )  # not what `predict` simulates
 
     def rate() -> float:
-        """Batches a second of the next run, behind its fifth step."""
+        """Batches a second of the next run, after its fifth step."""
         ends = [row["seconds"] for row in next(left).run.metrics[0]][5:]
         return float((len(ends) - 1) / (ends[-1] - ends[0]))
 
@@ -323,7 +325,7 @@ def early_accuracy(names: Names, kept: list[Kept]) -> Again:
 
 
 def layer_by_layer_s(forward_s: float, ready_s: Array, sums_s: Any, updates_s: Any, order: str) -> float:
-    """A step of layer-wise SGD on one lane: r ready, s = max(r, e before), e = s + c; updates behind backward, at once or in order."""
+    """A step of layer-wise SGD on one lane: r ready, s = max(r, e before), e = s + c; updates after backward, at once or in order."""
     free_s, ends = 0.0, []
     for ready, sum_s in zip(forward_s + np.array(ready_s), sums_s, strict=True):
         free_s = max(float(ready), free_s) + sum_s
@@ -951,7 +953,7 @@ def mpi_progress(names: Names, kept: list[Kept]) -> Again:
 
 
 def used_s(run: Any) -> float:
-    """When the last gradient was used: late ones come behind the last step."""
+    """When the last gradient was used: late ones come after the last step."""
     return float(run.info["result"]["seconds"])
 
 

@@ -1,8 +1,8 @@
 """Compares every number that an executed notebook shows with the same number computed again from raw records and formulas.
 
-`with_check(notebook, folder)` is a copy of a notebook with a cell in front, which keeps every simulated run, and one at the end, which
-computes again what the notebook shows (`recomputed`) and leaves that in its file. `check_shown(executed)` compares both, number by
-number: a number that nothing computes again fails as one that is wrong does.
+`with_check(notebook, folder)` is a copy of a notebook with a cell in front, which keeps every simulated run. A cell at
+the end computes again what the notebook shows (`recomputed`), and writes that into its file. `check_shown(executed)`
+compares both, number by number. A number that is not computed again fails like a wrong one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Again:
             Shares for per cent, SI units for seconds and bytes.
         claims: claim -> the values of its finding.
         labels: names with numbers in them, which are no results.
-        whole: whether these are all texts that have numbers; if not, others are not looked at.
+        whole: whether these are all texts that have numbers; if not, others are not checked.
     """
 
     texts: list[tuple[str, list[float]]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Notebooks from a shell: the record beside them says how they ended, and nothing they started outlives them."""
+"""Notebooks from a shell: a record next to them says how they ended, and no process that they started outlives them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _computes(path: Path) -> bool:
 
 @pytest.mark.parametrize("engine", ["workbench notebook run", "papermill --engine workbench"])
 def test_what_is_said_to_a_kernel_is_encrypted(tmp_path: Path, engine: str) -> None:
-    """Its ports are open to all users of the machine; and ipykernel warns whoever runs a notebook without it."""
+    """Its ports are open to all users of the machine, and ipykernel warns about a notebook without it."""
     lines = "from ipykernel.kernelapp import IPKernelApp\nprint('encrypted', IPKernelApp.instance().curve_secretkey is not None)"
     content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(lines)])
     content.metadata["kernelspec"] = {"name": "workbench", "display_name": "Workbench", "language": "python"}

@@ -1,4 +1,4 @@
-"""The cockpit's notebook, run from start to end with nobody there to press anything."""
+"""The cockpit's notebook, run from start to end without a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`workbench reproduce`: notebooks one after the other on ranks that are lent to them, their records, and nothing left behind."""
+"""`workbench reproduce`: notebooks one after the other on ranks that are lent to them, their records, and no process left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three studies, and one of the papers', at a tiny size: they run, and every number that they show is the one computed again."""
+"""The three studies, and one of the papers', at a tiny size: they run, and every number that they show equals one computed again."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_stragglers(tmp_path: Path) -> None:
 
 
 def test_codecs(tmp_path: Path) -> None:
-    """It makes rings of codecs that methods may come to refuse."""
+    """It makes rings of codecs that later versions may refuse."""
     assert len(figures(execute("64-codec-cost", CODECS, tmp_path))) == 2
 
 
@@ -127,7 +127,7 @@ def test_codecs(tmp_path: Path) -> None:
 def test_a_wrong_parameter_is_refused_with_the_fix(
     name: str, parameters: dict[str, Any], fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the cell behind the parameters, before anything is simulated."""
+    """By the cell after the parameters, before anything is simulated."""
     monkeypatch.setattr(plots, "use_notebook_renderer", lambda: None)
     defaults, checks = (
         "".join(cell["source"]) for cell in json.loads(resources.notebook(name).read_text())["cells"][1:3]

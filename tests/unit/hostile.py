@@ -1,4 +1,4 @@
-"""Input that nobody meant: strategies for it, and what must become of it."""
+"""Invalid input: strategies that make it, and the outcomes that are allowed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def damaged(text: bytes) -> st.SearchStrategy[bytes]:
 
 @contextmanager
 def calm(what: str) -> Iterator[None]:
-    """Either it works, or an error of ours says what is wrong, in words that fit on a page."""
+    """Either it works, or one of our errors says what is wrong, in a short message."""
     TRIED[what] += 1
     said = "nothing"
     try:
@@ -105,6 +105,6 @@ def calm(what: str) -> Iterator[None]:
 
 @atexit.register
 def _count() -> None:
-    """How many were tried, for who asked by WORKBENCH_FUZZ_COUNT."""
+    """Count the inputs for WORKBENCH_FUZZ_COUNT."""
     if path := os.environ.get("WORKBENCH_FUZZ_COUNT"):
         Path(path).write_text(json.dumps(TRIED, indent=1, sort_keys=True) + "\n")

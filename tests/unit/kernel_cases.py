@@ -1,4 +1,4 @@
-"""What GPU kernels are held to, in Triton's interpreter and on a GPU: the bits of the codecs on a processor, on values of all kinds."""
+"""Cases of GPU kernels, for Triton's interpreter and for a GPU: they give the bits of the codecs on a CPU, for values of all kinds."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check(
     offset: int = 0,
     kernels: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Encode, decode, add, and encode a sum: once by torch's operations on a processor, once under `kernels` on a device.
+    """Encode, decode, add, and encode a sum: once by torch's operations on a CPU, once under `kernels` on a device.
 
     The message that is read begins at byte `offset` of its memory, the one that is written at byte 4.
     """

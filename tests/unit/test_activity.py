@@ -1,4 +1,4 @@
-"""What a rank says that it does, for the ranks that wait for it."""
+"""A rank reports what it does to the ranks that wait for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The delay follows what is measured, on all ranks at the same step."""
+"""The delay follows the measured times, on all ranks at the same step."""
 
 from __future__ import annotations
 

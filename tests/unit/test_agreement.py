@@ -1,4 +1,4 @@
-"""What ranks compare before their first step: who is the odd one, what may differ, and digests that tell code and data apart."""
+"""Facts that ranks compare before their first step: the rank that differs, allowed differences, and digests of code and data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers from runs: interval arithmetic against a twin that counts cells, summaries against numbers done in the head."""
+"""Numbers from runs: interval arithmetic against a twin that counts cells, summaries against numbers computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of arrival and their order statistics: against chance, against each other, and the numbers one can look up."""
+"""Distributions of arrival and their order statistics: against samples, against each other, and published numbers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_quantile_undoes_the_distribution_function(law: Arrival) -> None:
 @EACH
 @pytest.mark.parametrize(("which", "of"), ORDERS)
 def test_order_statistics_are_the_integral_of_the_quantile(law: Arrival, which: int, of: int) -> None:
-    """Closed forms and sums over atoms, against quadrature, which knows the quantile function alone."""
+    """Closed forms and sums over atoms, against quadrature, which uses the quantile function alone."""
     expected = law.expected_order_statistic(which, of)
     assert theory.expected_order_statistic(law.quantile, which, of) == pytest.approx(expected, rel=1e-7)
 

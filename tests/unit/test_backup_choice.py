@@ -1,4 +1,4 @@
-"""Iterations against workers, the best number of backups, and stragglers that nobody cancels."""
+"""Iterations against workers, the best number of backups, and stragglers that are not cancelled."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ def test_whether_backups_repay() -> None:
 
 
 def test_carried_stragglers_by_hand() -> None:
-    """Two of three are waited for. The third is ready 1.5 into the fourth step, late again by 1, and in the fifth the second at 1.5."""
+    """Two of three are waited for.
+
+    The third is ready 1.5 into the fourth step, late again by 1, and in the fifth the second at 1.5.
+    """
     times = np.array(
         [[1.0, 2.5, 9.0], [2.5, 1.0, 9.9], [1.0, 2.5, 9.9], [1.0, 2.5, 2.0], [3.0, 1.0, 0.5], [4.0, 1.0, 0.5]]
     )

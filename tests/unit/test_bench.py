@@ -1,4 +1,4 @@
-"""Ratios, their spread, what is asked of them, records and what moved; and the command around them."""
+"""Ratios, their spread, targets, records and changes since; and the command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = {"case": "a sum, 2 ranks", "what": "ours", "over": "theirs"}
 
 
 def test_a_ratio_is_of_pairs_and_not_of_medians() -> None:
-    """A machine that becomes ten times slower midway changes both alike."""
+    """A machine that becomes ten times slower midway changes both equally."""
     theirs = np.array([1.0] * 15 + [10.0] * 16)
     row = compare(list(1.1 * theirs), list(theirs), below=1.2, **NAMES)
     assert row.ratio == pytest.approx(1.1) and row.low == pytest.approx(1.1) and row.high == pytest.approx(1.1)

@@ -1,4 +1,4 @@
-"""Limits of a step where a wire binds, from numbers one can do in the head; rows, seconds to a loss, the picture."""
+"""Limits of a step that a wire bounds, from numbers computed by hand; rows, seconds to a loss, the figure."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_the_picture_has_a_line_and_a_limit_of_each(tmp_path: Path) -> None:
         PIPE,
         f"{PIPE}, 16 bit",
         f"{PIPE}, 8 bit",
-        "what it cannot be under",
+        "lower limit",
     ]
     dotted = [trace for trace in figure.data if trace.line.dash == "dot" and trace.x[0] is not None]
     assert [trace.legendgroup for trace in dotted] == ["layer-wise", PIPE, f"{PIPE}, 16 bit", f"{PIPE}, 8 bit"]

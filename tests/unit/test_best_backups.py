@@ -1,4 +1,4 @@
-"""The record of the best (N, b) follows from what it says was measured."""
+"""The record of the best (N, b) follows from the measurements in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of a long run is bounded unless asked otherwise, and what is left of it is right and says what it covers."""
+"""The trace of a long run is bounded by default. The part that is kept is right, and says what it covers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_all_of_it_is_kept_where_asked_and_the_first_part_is_the_same() -> None:
 
 
 def test_figures_of_part_of_a_trace_say_which_steps_it_covers() -> None:
-    """Whoever looks at a figure alone sees that it is not of the whole run; of a whole trace nothing is said."""
+    """A figure says that it is not of the whole run; with a whole trace it says nothing."""
     part, whole = simulated(steps=60, trace_steps=20), simulated(steps=60, trace_steps=None)
     covered = "trace of steps 0 to 19 of 60"
     for figure in (

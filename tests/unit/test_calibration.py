@@ -1,4 +1,4 @@
-"""Cost models fitted to traces whose parameters are known, what they predict, and what they recommend."""
+"""Cost models fitted to traces with known parameters, their predictions and recommendations."""
 
 from __future__ import annotations
 
@@ -337,7 +337,10 @@ def test_what_binds_is_named() -> None:
 
 
 def test_a_prediction_with_many_messages_simulates_a_bounded_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeAR with 76 parameters on 16 workers: 13 buckets, 6,240 messages a step. A closed form takes the place of each simulation."""
+    """DeAR with 76 parameters on 16 workers: 13 buckets, 6,240 messages a step.
+
+    A closed form takes the place of each simulation.
+    """
     workers, num_messages = 16, 0
 
     def by_formula(algorithm: wb.DeAR, problem: wb.Problem, *, steps: int, **given: Any) -> Run:
@@ -364,7 +367,7 @@ def test_a_rate_is_scaled_by_the_part_of_it_that_carries_gradients() -> None:
 
 
 def test_communication_takes_cores_from_the_compute_it_hides_behind() -> None:
-    """Pipe-SGD bound by compute on as many cores as ranks: a step takes compute and the core's seconds of its bytes."""
+    """Pipe-SGD bound by compute, with a core for each rank: a step takes compute and the core's seconds of its bytes."""
     plain = replace(fitted(), host=replace(fitted().host, cores=2.0), pace=replace(fitted().pace, stragglers=()))
     costly = replace(
         plain, host=replace(plain.host, cpu_s_per_byte=4e-7)

@@ -1,4 +1,4 @@
-"""The tables of what there is: complete, the same as JSON, and true of the bytes that the algorithms send."""
+"""The tables of algorithms, collectives and codecs: complete, the same as JSON, and right about the bytes that are sent."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_near_miss_is_named(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of two names that are there, whatever other names the package has: one that is added may be as near."""
+    """Of two names alone: a name that is added to the package later may be as near."""
     monkeypatch.setattr(module, table, known)
     assert cli.main([what, wrong]) == ConfigError.exit_code
     assert f"did you mean {near}? There are {', '.join(known)}" in capsys.readouterr().err
@@ -216,7 +216,7 @@ def evaluated(formula: str, **values: float) -> float:
 
 
 def promised(name: str, method: Any, num_bytes: float) -> tuple[float, float]:
-    """Bytes a step of a rank that serves nobody and, where there are servers, of one that does."""
+    """Bytes a step of a rank that is no server and, if there are servers, of one that is."""
     formula, _, server = catalogue.describe("algorithms", name)["bytes_per_step"].partition("; server ")
     values = {"p": RANKS, "n": num_bytes, "M": getattr(method, "shards", nan), "H": getattr(method, "every", nan)}
     plain = evaluated(formula, **values)

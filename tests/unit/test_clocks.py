@@ -1,4 +1,4 @@
-"""The time of day is set now and then, by hand or by a server of time: no duration is measured with it, and nothing is decided by it."""
+"""The time of day may be set at any time, by hand or by a time server: no duration and no decision depends on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of clusters and of their trainings' ends, and what is said of it: without ranks."""
+"""Records and messages about clusters and the ends of their trainings, without ranks."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ ENDED = {"host": socket.gethostname(), "pid": 2**22 + 1}  # more than any proces
 
 
 def let_go_of(folder: Path, ranks: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The handle of a training whose cluster was detached: it reads the folder, and asks nobody."""
+    """The handle of a training whose cluster was detached: it reads the folder, and asks no process."""
     from workbench.clusters import folder_results
     from workbench.clusters.run_handle import RunHandle
 

@@ -1,4 +1,4 @@
-"""Finding an MPI whose parts belong together, and ending processes whatever became of their parent."""
+"""Finding an MPI whose parts belong together, and ending processes even if their parent is gone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAKE = MPIInstall(name=OPEN_MPI, version="5.0.11", mpiexec="mpiexec", env={"SOME
 
 
 def launcher_that_says(folder: Path, banner: str) -> Path:
-    """`folder`/bin/mpiexec, which answers --version and does nothing else."""
+    """`folder`/bin/mpiexec, which only answers --version."""
     path = folder / "bin" / "mpiexec"
     path.parent.mkdir(parents=True)
     path.write_text(f"#!/bin/sh\ncat <<'END'\n{banner}\nEND\n")

@@ -1,4 +1,4 @@
-"""A training as the notebook holds it, and notebooks run from start to end: without ranks."""
+"""A notebook's handle of a training, and notebooks run from start to end, without ranks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_victim_waits_a_little_for_the_cause(runs: Path) -> None:
     ],
 )
 def test_a_lost_process_is_explained_and_recorded(runs: Path, lost: tuple[int, ...], words: str) -> None:
-    """mpiexec ends all ranks when it loses one, and nobody is blamed by guessing."""
+    """mpiexec ends all ranks when it loses one, and no rank is blamed by guessing."""
     run, results = handle_of(runs, 3)
     for rank, result in enumerate(results):
         result.set_exception(remote("EngineError" if rank in lost else "PeerFailed", f"Engine {rank} died"))

@@ -1,4 +1,4 @@
-"""Each codec by itself: bytes, errors and what its paper says of it."""
+"""Each codec alone: bytes, errors and the claims of its paper."""
 
 from __future__ import annotations
 
@@ -346,7 +346,7 @@ def test_packing_is_undone(numel: int, bits: int, seed: int) -> None:
 @settings(max_examples=50)
 @given(numel=st.integers(1, 3000), share=st.floats(0.001, 1), seed=SEEDS, ties=st.booleans(), order=st.booleans())
 def test_top_k_is_the_readable_one(numel: int, share: float, seed: int, ties: bool, order: bool) -> None:
-    """The first k of a stable sort by magnitude, whatever the order of the values and however many are equal."""
+    """The first k of a stable sort by magnitude, for any order of the values and any number of equal ones."""
     values = draw(numel, seed)
     if ties:
         values = values.sign() * values.abs().log2().round().exp2()

@@ -1,4 +1,4 @@
-"""What one program keeps for many workers: bytes by the times at which workers end their steps, and how long they waited."""
+"""State of many workers in one program: bytes by the times at which workers end their steps, and the seconds that they waited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python's collector may run at any time, on any thread, stops nobody."""
+"""Finalizers, which Python's collector may run at any time on any thread, block no thread."""
 
 from __future__ import annotations
 

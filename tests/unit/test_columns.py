@@ -1,4 +1,4 @@
-"""Columns of a trace read at once are what JSON finds line by line, and what is walked in arrays is what is walked in lists."""
+"""Columns of a trace read at once equal those read by JSON line by line; walks over arrays equal walks over lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of algorithms and compressions: complete, without a third outcome, and its page is what the record says."""
+"""The table of algorithms and codecs: complete, with two outcomes, and its page agrees with the record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks by name, seconds of compute, and what is measured of a model."""
+"""Networks by name, seconds of compute, and measurements of a model."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ Spend = Callable[[float], None]
 
 
 class Busy(torch.autograd.Function):
-    """Computes for so many seconds, forward and backward."""
+    """Computes for these seconds, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, spend: Spend, forward_s: float, backward_s: float) -> Tensor:
@@ -243,7 +243,7 @@ class Slow(nn.Module):
 
 
 class Chain(nn.Module):
-    """Layers one after the other, behind a parameter that nobody uses."""
+    """Layers one after the other, after a parameter that is not used."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Compute that is counted: against numbers one can do in the head, published ones, and what is measured."""
+"""Counted compute: against numbers computed by hand, published ones, and measurements."""
 
 from __future__ import annotations
 

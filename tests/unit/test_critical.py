@@ -1,4 +1,4 @@
-"""Critical paths: on traces one can follow with a finger, and on simulated runs whose closed form says what binds."""
+"""Critical paths: on small traces, and on simulated runs whose closed form names the bottleneck."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_send_that_waits_for_its_receiver_is_the_receivers_delay() -> None:
 
 def test_hidden_communication_is_not_critical_and_exposed_is() -> None:
     def steps(sum_s: float) -> Spans:
-        """A pipeline of width 2: the sum of step 0 runs beside the compute of step 1, which is 4 s."""
+        """A pipeline of width 2: the sum of step 0 overlaps the compute of step 1, which is 4 s."""
         step_s = max(4.0, sum_s)
         rows = [
             span("forward", 0, 1),
@@ -356,7 +356,7 @@ def assert_as_slow(spans: Spans) -> int:
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from((8, 16)), st.integers(0, 5)), max_size=20)
 )
 def test_messages_in_one_order_are_paired_as_they_were_sent(drawn: list[tuple[int, int, int, int]]) -> None:
-    """Whatever steps and buckets both sides book, and whether a receive counts the stamp."""
+    """For any steps and buckets that both sides record, with and without the stamp in a receive's bytes."""
     rows: list[list[Row]] = [[], [], []]
     for number, (source, to, size, lag) in enumerate(drawn):
         rows[source].append(span("send", 10 * number, 10 * number + 9, step=number, bucket=3, num_bytes=size, peer=to))

@@ -1,4 +1,4 @@
-"""The dashboard without a browser and without ranks: its fields, what it starts, what it says."""
+"""The dashboard without a browser and without ranks: its fields, the trainings that it starts, its messages."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_is_refused_before_it_begins(session: Session) -> None:
 
 
 class FakeCluster:
-    """A cluster of which only `train` is asked; its handles end when they are told to."""
+    """A cluster with only `train`; the test ends its handles."""
 
     num_ranks = 2
 

@@ -1,4 +1,4 @@
-"""No wait without an end: calls that could block for ever, found in the sources; and what a caller's wait says."""
+"""Every wait has an end: calls that could block forever, found in the sources; and the line that a caller's wait prints."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def dear(bucket_bytes: float | None = 0, *, as_program: bool = True) -> DeAR:
 @pytest.mark.parametrize("shuffle", [None, 0, 1, 2])
 @pytest.mark.parametrize("bucket_bytes", [0, 32.0, None])
 def test_every_gradient_is_taken_where_the_synchronous_one_is(bucket_bytes: float | None, shuffle: int | None) -> None:
-    """So parameters at the end of a step are one update behind, and equal at the end."""
+    """So parameters at the end of a step lack one update, and are equal at the run's end."""
     for as_program in (True, False):
         ours = ReferenceRuntime(
             dear(bucket_bytes, as_program=as_program), 3, pull, lr=0.3, momentum=0.5, shuffle=shuffle

@@ -1,4 +1,4 @@
-"""Evaluations that wait for a run's end lie in its folder: memory stays bounded, and a run that fails leaves them to be made."""
+"""Evaluations that wait for a run's end are in its folder: memory stays bounded, and they can be made after a failed run."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_snapshots_lie_in_the_folder_and_not_in_memory(tmp_path: Path) -> None:
 
 def test_a_failed_run_keeps_what_was_evaluated_and_says_how_to_get_the_rest(tmp_path: Path) -> None:
     folder, right = begin(tmp_path, range(1, 6))
-    recorder = FileRecorder(folder, 0, {}, goes_on=True)
+    recorder = FileRecorder(folder, 0, {}, extends=True)
     for number, (row, snapshot) in enumerate(PendingEvaluations(folder).take()):
         if number == 2:
             break  # the crash
@@ -103,7 +103,7 @@ def test_no_evaluation_is_made_twice_nor_of_another_model_nor_beside_the_run_its
     with pytest.raises(ConfigError, match="other sizes"):
         evaluate_left(folder, AsyncSGD(), PROBLEM)
     update_run(folder, model=None)
-    recorder = FileRecorder(folder, 0, {}, goes_on=True)
+    recorder = FileRecorder(folder, 0, {}, extends=True)
     recorder.metrics(right[0])  # and then it was killed, before the file was removed
     recorder.close()
     assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 2

@@ -1,4 +1,4 @@
-"""What an emulated network is told in words: rates, times, places for ranks, launchers; and what it refuses before it starts."""
+"""Texts that describe an emulated network: rates, times, places for ranks, launchers; and those that are refused before it starts."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_rate_is_told_as_it_was_given() -> None:
 
 @pytest.mark.parametrize("rate", [1e6, 1e8, 1e9, 1e10])
 def test_little_leaves_at_once_and_little_waits(rate: float) -> None:
-    """After a pause no more than a quarter of a millisecond's worth or four frames goes at once, and a full queue is worth 40 ms."""
+    """After a pause at most 0.25 ms of bytes, or four frames, leave at once. A full queue holds 40 ms of bytes."""
     found = shape(rate, 250e-6)
     assert found["burst"] == max(4 * 1514, round(rate / 8 * 250e-6))
     assert found["limit"] >= rate / 8 * 40e-3

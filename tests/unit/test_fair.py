@@ -127,7 +127,7 @@ def test_nobody_can_have_more_without_less_for_who_has_no_more(pairs: dict[tuple
 def test_rates_shared_group_by_group_are_those_of_all_connections_bit_identical(
     messages: list[tuple[float, int, int, int]],
 ) -> None:
-    """The readable twin shares all connections anew whenever one comes or goes."""
+    """The readable twin shares all connections again whenever one begins or ends."""
     clock = Clock()
     links = FairLinks(clock.at, lambda *_: None)
 
@@ -149,7 +149,7 @@ def test_rates_shared_group_by_group_are_those_of_all_connections_bit_identical(
 
 
 def test_the_messages_of_a_ring_need_no_shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No two messages of a ring meet on an interface: nothing is solved, and an event costs the same on more workers."""
+    """No two messages of a ring meet on an interface: no shares are computed, and an event costs the same with more workers."""
     solved = list[int]()
     monkeypatch.setattr(
         "workbench.runtimes.simulator.fair_sharing.fair_rates",

@@ -1,4 +1,4 @@
-"""What is said below a table of runs: failures, whose parameters are evaluated, learning rates that do not compare."""
+"""Notes below a table of runs: failures, the rank whose parameters are evaluated, learning rates that cannot be compared."""
 
 from __future__ import annotations
 

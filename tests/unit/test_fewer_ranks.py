@@ -1,4 +1,4 @@
-"""A rank that has another number, since ranks have left or come: what it began with counts on, data are dealt anew."""
+"""A rank with another number, after ranks have left or joined: its counts continue, and the data are shared again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's five steps, done to the letter in a copy of the repository: what they promise must come true."""
+"""CONTRIBUTING.md's five steps, applied literally in a copy of the repository: the result must work as the page says."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def blocks() -> list[tuple[str, str, str]]:
 
 
 def apply(folder: Path, kind: str, name: str, text: str) -> None:
-    """Write a new file; or put the lines with `+` behind the line above them, which must be there exactly once."""
+    """Write a new file; or put the lines with `+` after the line above them, which must be there exactly once."""
     path = folder / name
     if kind != "diff":
         assert not path.exists(), f"{name} is there already"

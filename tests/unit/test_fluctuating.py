@@ -1,4 +1,4 @@
-"""Steps that change: the recurrence beside the simulator, and beside the closed form where nothing changes."""
+"""Steps of varying length: the recurrence against the simulator, and against the closed form for constant steps."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""A request of the program itself is the library's call on the calling thread: no other thread hears of it."""
+"""A request of the program itself is the library's call on the calling thread: no other thread takes part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are forked off a server: how each ends, alone or with the server or its parent, and what it started."""
+"""Processes that are forked from a server: each ends alone, or with the server or its parent, with all that it started."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def is_gone(pid: int) -> bool:
 
 
 def begin(server: ForkServer, output: Path) -> tuple[Forked, int]:
-    """A child that goes on, and the process that it started."""
+    """A child that continues, and the process that it started."""
     child = server.start([STARTS_ANOTHER], os.environ, output)
     assert within(30, lambda: output.exists() and output.read_text().endswith("\n")), child.poll()
     assert child.poll() is None and child.pid

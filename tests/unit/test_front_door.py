@@ -1,4 +1,4 @@
-"""What a shell says to a word that is wrong: the near miss, the limit, the file that is of another kind."""
+"""Messages of the command line for a wrong argument: the near miss, the limit, a file of another kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows at the boundary of a generation: one row of a table a case, without a process, a file or a clock."""
+"""Decisions at the boundary of a generation: one case a row of the table, without a process, a file or a clock."""
 
 from __future__ import annotations
 

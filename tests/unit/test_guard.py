@@ -1,4 +1,4 @@
-"""What a guard sees in one rank's gradient: at once on a processor, and later where it must not wait for a device."""
+"""Faults that a guard finds in one rank's gradient: at once on a CPU, and later where it must not wait for a device."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_loss_that_is_no_number_is_a_bad_gradient(deferred: bool) -> None:
 
 
 def test_a_sum_that_overflows_is_not_applied() -> None:
-    """Each rank's gradient was finite; all ranks hold the same sum, so all leave it out."""
+    """Each rank's gradient was finite; all ranks have the same sum, so all leave it out."""
     for policy in ("stop", "skip"):
         replica = replica_of(Net(), policy)
         before, gradient = replica.read_parameters(), backward(replica)

@@ -1,4 +1,4 @@
-"""Small files that stand for much: read, or refused with a word, within a gigabyte of memory and in seconds."""
+"""Small files that expand to much data: read, or refused with a message, within a gigabyte of memory and in seconds."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ BOMBS = [
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
-    """bomb -> exit status and words of a process that read it: forks of one that has imported, each with its own limit."""
+    """bomb -> exit status and output of a process that read it: forks of one that has imported, each with its own limit."""
     nursery = (
         READER.partition("resource.setrlimit")[0]
         + f"""

@@ -1,4 +1,4 @@
-"""Checkpoints that nobody wrote so: passed over with the file's name, or refused with it; nothing in them is ever run."""
+"""Damaged and forged checkpoints: skipped or refused with the file's name; no code in them is ever run."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Bomb:
 
 
 def deflated(content: bytes, num_bytes: int) -> bytes:
-    """The same archive, packed, with that much of nothing in it."""
+    """The same archive, compressed, with that many zeros in it."""
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
         for entry in old.infolist():
@@ -180,7 +180,7 @@ def test_a_part_that_says_its_model_is_elsewhere_where_it_should_be_here(folder:
 def test_garbage_with_a_checksum_is_named_and_passed_over(
     folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Whoever can write the part can write the record beside it."""
+    """A process that can write the rank file can write its record too."""
     monkeypatch.chdir(tmp_path)
     make, words = GARBAGE[kind]
     path = put(folder, make(good(folder)))
@@ -216,8 +216,8 @@ def test_where_all_are_garbage_it_is_refused(folder: Path) -> None:
         ({"format": "2"}, "of format '2'"),
         ({"format": None}, "of format None"),
         ({"bytes": "7"}, "7 were written"),
-        ({"crc32": 5}, "checksum is another"),
-        ({"crc32": "5"}, "checksum is another"),
+        ({"crc32": 5}, "checksum differs"),
+        ({"crc32": "5"}, "checksum differs"),
     ],
 )
 def test_a_record_that_cannot_be_is_damage(folder: Path, facts: dict[str, Any], words: str) -> None:

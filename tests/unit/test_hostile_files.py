@@ -1,4 +1,4 @@
-"""Files of strangers, and damaged ones of ours: an error that names the fix, or left out; nothing in them is ever run."""
+"""Foreign files, and damaged ones of ours: an error that names the fix, or they are left out; no code in them is ever run."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_events(folder: Path, events: bytes) -> None:
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "nothing", "empty", "zeros", "binary"])
 def test_what_is_no_file_of_ours_is_skipped_and_named(tmp_path: Path, kind: str) -> None:
-    """A pipe that nobody writes to would keep a reader for ever."""
+    """A reader would wait forever at a pipe without a writer."""
     run = write(tmp_path)
     path = run / "run.json"
     path.unlink()

@@ -43,7 +43,7 @@ class Posted(Handle):
 
 @final
 class Wire:
-    """A rank's end of a library, in one process: what it sent lies in `sent`, and `arrive` is what a peer sent, whatever that is."""
+    """A rank's end of a library, in one process: `sent` has its messages, and `arrive` delivers any message of a peer."""
 
     num_workers, members, device = 3, None, torch.device("cpu")
 
@@ -218,7 +218,7 @@ class Served:
                     raise TypeError(request)
 
     def push(self, source: int, stamp: int) -> bool:
-        """Whether it still hears."""
+        """Whether it still receives."""
         if self._waiting:
             message = ops.Message(source, torch.ones(LAYOUT.numel), stamp)
             self._go((0, message) if self._any else message)

@@ -1,4 +1,4 @@
-"""Words that nobody meant, on command lines, in notebooks' parameters, to a run that goes on: refused with the fix, and never run."""
+"""Invalid texts on command lines, in notebooks' parameters and in commands to a run: refused with the fix, and never executed."""
 
 from __future__ import annotations
 

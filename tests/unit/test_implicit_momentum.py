@@ -1,4 +1,4 @@
-"""Asynchrony as momentum: the recursion that is derived, against workers who take turns at random."""
+"""Asynchrony as momentum: the derived recursion, against workers that take turns at random."""
 
 import numpy as np
 import pytest

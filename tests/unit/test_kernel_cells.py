@@ -1,4 +1,4 @@
-"""What a cell for ranks asks for, and how the words of ranks are put together; with real ranks: tests/notebooks/test_kernels.py."""
+"""Commands of a cell for ranks, and the merged output of ranks; with real ranks: tests/notebooks/test_kernels.py."""
 
 from __future__ import annotations
 

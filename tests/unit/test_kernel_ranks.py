@@ -1,4 +1,4 @@
-"""The ranks behind a notebook, with a shell and a cluster that are none; with real ones: tests/notebooks/test_kernels.py."""
+"""A notebook's ranks, with a fake shell and a fake cluster; with real ones: tests/notebooks/test_kernels.py."""
 
 from __future__ import annotations
 

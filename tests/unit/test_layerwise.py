@@ -1,4 +1,4 @@
-"""Layer-wise SGD's lanes and priorities: what is started, on which lane, and that the update stays the same."""
+"""Layer-wise SGD's lanes and priorities: the sums that are started, their lanes, and an unchanged update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A test that leaves its process otherwise than it was is found, with what it left."""
+"""A test that changes its process is found, and the message says what it changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of runs that go on: buttons, several runs at once, the newest steps."""
+"""Views of running trainings: buttons, several runs at once, the newest steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Writer:
         self.num_sums, self.num_steps = num_sums, 0
 
     def steps(self, number: int, loss: float = 1.0) -> Writer:
-        """Write so many more."""
+        """Write that many more."""
         for _ in range(number):
             step, begin = self.num_steps, 0.01 * self.num_steps
             for rank, recorder in enumerate(self.recorders):
@@ -177,7 +177,7 @@ def test_a_handle_is_told_who_shows_it_and_settles_the_view(tmp_path: Path) -> N
 
 
 def test_a_picture_that_a_thread_left_is_sent_again_by_the_cell_that_waits(tmp_path: Path) -> None:
-    """nbclient drops what is sent for a cell that is over, and the thread's word may be just that."""
+    """nbclient drops output for a cell that is over, and the thread's output may come that late."""
 
     writer = Writer(tmp_path).steps(5)
     for view in (plots.watch(Run.load(writer.folder)), plots.LiveTimeline(writer.folder)):

@@ -1,4 +1,4 @@
-"""Local SGD: who steps alone when, and when the parameters are averaged."""
+"""Local SGD: the local steps of each rank, and the steps at which parameters are averaged."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def low_rank_flats(layout: Layout, num_ranks: int, rank: int, seed: int) -> list
 
 
 class Bucket:
-    """What torch's hook asks of DDP's bucket."""
+    """The part of DDP's bucket that torch's hook uses."""
 
     def __init__(self, flat: Tensor, shapes: list[tuple[int, ...]]) -> None:
         self.flat, self.shapes = flat, shapes
@@ -94,8 +94,8 @@ KEPT: list[dist.ProcessGroup] = []
 def alone() -> Iterator[None]:
     """A process group of this process.
 
-    It is let go and not ended: torch's hook holds it in callbacks on the group's own thread, which, if it were the last to hold it,
-    would wait for its own end, and abort.
+    It is released and not destroyed. torch's hook keeps it in callbacks on the group's own thread. If that thread
+    dropped the last reference, it would wait for its own end, and abort.
     """
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     KEPT.append(dist.group.WORLD)
@@ -110,7 +110,7 @@ def alone() -> Iterator[None]:
 def test_it_is_what_torch_does_step_by_step(
     alone: None, dtype: torch.dtype, rank: int, feedback: bool, num_ranks: int
 ) -> None:
-    """From the same first Q. Torch is given the mean over ranks: its next one depends on nothing else, nor does ours."""
+    """From the same first Q. Torch gets the mean over ranks: its next Q depends on the mean alone, and so does ours."""
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(20, 9), nn.Linear(3, 2)).to(dtype)
     layout = build_layout(trainable(model))
     (piece,) = layout.buckets

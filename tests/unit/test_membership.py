@@ -1,4 +1,4 @@
-"""A message between two ranks, one of which has left: nothing passes for it where the run cannot go on."""
+"""A message between two ranks, one of which has left: it completes without content, or a run that cannot continue ends."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Never(Handle):
         return False
 
     def wait(self, deadline: Deadline) -> None:
-        raise AssertionError("it would wait for ever")
+        raise AssertionError("it would wait forever")
 
 
 @pytest.mark.parametrize("losable", [True, False])
 def test_a_message_of_one_that_has_left(tmp_path: Path, losable: bool) -> None:
-    """Or a worker would take memory in which nothing came for its server's parameters, and go on with that."""
+    """Otherwise a worker would take empty memory for its server's parameters, and continue with that."""
     detector: Any = SimpleNamespace(
         rank=0,
         num_ranks=3,

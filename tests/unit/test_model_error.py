@@ -1,4 +1,4 @@
-"""Bands of predictions hold what is then measured: on the committed record, and on fresh simulated runs."""
+"""Bands of predictions contain later measurements: on the committed record, and on new simulated runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_residuals_are_those_of_the_records() -> None:
     "left_out", [("session",), ("model", "hosts", "rate"), ("method",), ("model",), ("hosts",)], ids=" ".join
 )
 def test_four_of_five_cells_of_a_configuration_left_out_are_in_the_band(left_out: tuple[str, ...]) -> None:
-    """Nominal 80 %; two standard deviations of a share of 156 are 6 %. A band of the calibration's uncertainty alone held 15 of 80."""
+    """Nominal 80 %; two standard deviations of a share of 156 are 6 %. A band of the calibration's uncertainty alone contained 15 of 80."""
     inside = 0
     for row in ROWS:
         others = [residual(other) for other in ROWS if any(other[name] != row[name] for name in left_out)]

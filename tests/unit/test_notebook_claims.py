@@ -1,4 +1,4 @@
-"""The notebooks that test claims, as they are committed: what can be said of them without running them."""
+"""The notebooks that test claims, as they are committed: checks that do not run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A codec once around a sum: what is summed, what travels, what is remembered."""
+"""A codec once around a sum: the sum, the messages, and the memory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def layout_of(bucket_bytes: float | None = None, dtype: torch.dtype = torch.floa
 
 
 def flats(layout: Layout, num_ranks: int, seed: int) -> list[Tensor]:
-    """Values of a gradient for each rank; tails as real ones are: shares, a control word, ones and zeros."""
+    """Values of a gradient for each rank; tails like real ones: shares, a control value, ones and zeros."""
     generator = torch.Generator().manual_seed(seed)
     rows = list(torch.randn(num_ranks, layout.numel, generator=generator, dtype=layout.dtype) / 7)
     for rank, row in enumerate(rows):
@@ -134,7 +134,7 @@ def test_without_loss_it_is_the_sum_in_rank_order_to_the_last_bit(
 def test_replicas_stay_equal_tails_exact_and_bytes_as_foretold(
     way: Once, num_ranks: int, seed: int, bucket_bytes: float | None, dtype: torch.dtype
 ) -> None:
-    """Over two steps, with whatever is remembered; a bucket of one bias of three numbers is among them."""
+    """Over two steps, with all memory; a bucket of one bias of three numbers is among them."""
     layout = layout_of(bucket_bytes, dtype)
     ranks = contexts(num_ranks, layout, seed % 1000)
     for step in range(2):
@@ -157,7 +157,7 @@ def test_replicas_stay_equal_tails_exact_and_bytes_as_foretold(
 
 @EVERY
 def test_buckets_one_by_one_are_the_whole_gradient(way: Once) -> None:
-    """And remember under the same names, so that a run may go on either way."""
+    """Their memory has the same names, so a run may be resumed either way."""
     layout = layout_of(200)
     rows = flats(layout, 3, seed=5)
     whole, parts = contexts(3, layout), contexts(3, layout)
@@ -236,7 +236,7 @@ def test_a_nan_of_one_rank_reaches_all(way: Once) -> None:
 
 @EVERY
 def test_after_an_overflow_the_next_step_is_finite_again(way: Once) -> None:
-    """Training in fp16 skips such a step and goes on; a residual must not carry it along."""
+    """Training in fp16 skips such a step and continues; a residual must not keep the overflow."""
     layout = layout_of()
     ranks = contexts(3, layout)
     for step in range(2):

@@ -1,4 +1,4 @@
-"""Who draws a run does not take the cores from it."""
+"""A live figure does not take the cores from the run that it draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The distribution: dependencies said once in three languages, and a wheel that holds what the commands need."""
+"""The distribution: consistent dependencies in three files, and a wheel with all files that the commands need."""
 
 from __future__ import annotations
 

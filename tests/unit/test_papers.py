@@ -1,4 +1,4 @@
-"""Every paper that a method, collective or codec cites has its card, in one form, and no card is for nothing."""
+"""Every paper that an algorithm, collective or codec cites has a card, in one form, and every card is cited."""
 
 from __future__ import annotations
 

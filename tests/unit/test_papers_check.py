@@ -1,4 +1,4 @@
-"""`papers check` and `papers table`: an order that holds, and each way of breaking it, seen."""
+"""`papers check` and `papers table`: a valid order of commits, and each way to break it is found."""
 
 from __future__ import annotations
 

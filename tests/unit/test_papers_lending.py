@@ -1,4 +1,4 @@
-"""Where a notebook's ranks are, and what a finding calls that."""
+"""Where a notebook's ranks are, and the name of that place in a finding."""
 
 from __future__ import annotations
 

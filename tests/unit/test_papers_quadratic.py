@@ -1,4 +1,4 @@
-"""Limits found by training are those of the closed form, and only of the delay there really is."""
+"""Limits found by training are those of the closed form, and of the right delay only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One sum on simulated workers: its time is the formula's, and its error what the codec makes."""
+"""One sum on simulated workers: its time is the formula's, and its error the codec's."""
 
 from __future__ import annotations
 

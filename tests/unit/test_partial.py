@@ -200,7 +200,7 @@ def test_a_gradient_is_in_a_sum_or_unused(quorum: str, shuffle: int) -> None:
 
 
 def test_a_word_of_control_said_twice_is_one_word() -> None:
-    """A late gradient and a fresh one of rank 0 both carry it: their sum must not be another word."""
+    """A late gradient and a new one of rank 0 both carry it: their sum must not be another value."""
     layout = run("solo", 1, steps=1).ranks[0].layout
     mine = [Gradient(torch.ones(layout.numel), layout, step, step) for step in range(3)]
     merged = _merged(Context(0, 2, layout=layout), mine, 2)

@@ -1,4 +1,4 @@
-"""Where a collective's time goes, on spans one can do in the head."""
+"""The parts of a collective's time, on spans that can be computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pipe-SGD's first steps: a warm-up, and what is applied while the pipeline fills. Every expected number can be read off."""
+"""Pipe-SGD's first steps: a warm-up, and what is applied while the pipeline fills.
+
+Every expected number can be computed by hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures: what is drawn is what was recorded, nothing is hidden, names are harmless, sizes stay small."""
+"""Figures show the recorded numbers, hide nothing, escape names, and stay small."""
 
 from __future__ import annotations
 
@@ -218,7 +218,10 @@ def test_labels_say_what_tells_runs_apart() -> None:
 
 
 def ring_run(num_steps: int = 6, num_bytes: int = 4096) -> Run:
-    """Two ranks that send each other two messages a step: rank 1 is 1 ms late, and rank 0 waits for it. A step takes 10 ms."""
+    """Two ranks that send each other two messages a step: rank 1 is 1 ms late, and rank 0 waits for it.
+
+    A step takes 10 ms.
+    """
     recorders = [MemoryRecorder(rank) for rank in range(2)]
     for rank, recorder in enumerate(recorders):
         for step in range(num_steps):
@@ -422,7 +425,7 @@ def test_a_window_is_drawn_without_looking_at_each_span_of_the_run(monkeypatch: 
 
 def test_bad_ranges_name_what_there_is() -> None:
     run = make_run(num_steps=10)
-    with pytest.raises(ConfigError, match=r"steps 0 to 9; ask for some of those, say slice\(0, 10\)"):
+    with pytest.raises(ConfigError, match=r"steps 0 to 9; ask for some of those, such as slice\(0, 10\)"):
         plots.timeline(run, steps=slice(20, 25))
     with pytest.raises(ConfigError, match="traces of ranks 0 to 1"):
         plots.timeline(run, ranks=[7])

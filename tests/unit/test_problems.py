@@ -1,4 +1,4 @@
-"""What is minimised: every registered problem fits together and can be learnt; data come from where they should."""
+"""Every registered problem has matching parts and can be learnt, and its data come from the right place."""
 
 from __future__ import annotations
 

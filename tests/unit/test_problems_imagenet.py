@@ -1,4 +1,4 @@
-"""The papers' large networks: one true step of each, photographs from a folder, and what is said where they are missing."""
+"""The papers' large networks: one true step of each, photographs from a folder, and the message if they are missing."""
 
 from __future__ import annotations
 

@@ -107,7 +107,8 @@ def test_a_profile_becomes_a_figure_and_is_saved_and_read_again(recorded: Path, 
 def gpu_trace(
     rank: int, *, late_us: float = 0.0, host: str = "node", base_ns: int = 0, sum_us: float = 1200.0
 ) -> dict[str, Any]:
-    """Two steps of 3 ms on streams 7 and 20, as Kineto writes them: names, categories and arguments are its own, times are made up.
+    """Two steps of 3 ms on streams 7 and 20, as Kineto writes them: names, categories and arguments are Kineto's, times
+    are invented.
 
     The host launches forward at 0 to 200 us and backward at 300 to 400, from a thread of autograd's; kernels run from 500 us on.
     """
@@ -225,7 +226,10 @@ def test_streams_are_lanes_and_kernels_are_of_the_phase_that_launched_them(tmp_p
 
 
 def test_overlap_of_a_gpu_rank_in_numbers_done_in_the_head(tmp_path: Path) -> None:
-    """The sum runs from 1100 to 2300, beside backward until 1300 and from 1300 to 1800: 700 of 1200 are hidden."""
+    """The sum runs from 1100 to 2300.
+
+    Backward overlaps it until 1300, and from 1300 to 1800: 700 of 1200 are hidden.
+    """
     found = overlap(from_profiler(written(tmp_path / "gpu", gpu_trace(0))).spans, slice(5, 6))
     assert found.fraction == pytest.approx(700 / 1200) and found.exposed_s[0] == pytest.approx(500e-6)
     assert found.compute_s[0] == pytest.approx(1500e-6) and found.window_s[0] == pytest.approx(3000e-6)

@@ -94,7 +94,7 @@ def test_the_best_quorum_of_times_on_a_line_is_that_of_calculus(growth: float, n
 
 
 def test_the_noise_scale_is_that_of_the_law_that_gradients_come_from() -> None:
-    """Means and covariances are given: S = tr(covariance) / |mean|^2 = 0.8 * 50 / (50 * 0.4^2) = 5, whatever the number in an update."""
+    """Means and covariances are given: S = tr(covariance) / |mean|^2 = 0.8 * 50 / (50 * 0.4^2) = 5, for any update size."""
     chance, of_counts = np.random.default_rng(0), {}
     for count in (2, 3, 8):
         scale = NoiseScale(decay=0.999)
@@ -139,7 +139,10 @@ def test_a_fixed_quorum_stays() -> None:
 
 
 def test_an_online_quorum_is_chosen_from_the_times_since_the_answers() -> None:
-    """S = 1: of t = 1, 1.1, 9 the products t (1 + 1/N) are 2, 1.65, 12. Then all are equally quick, and more gradients are better."""
+    """S = 1: of t = 1, 1.1, 9 the products t (1 + 1/N) are 2, 1.65, 12.
+
+    Then all are equally quick, and more gradients are better.
+    """
     quorum = OnlineQuorum(3, 1.0, now_s=5.0)
     assert quorum.size == 3, "nothing is known"
     report(quorum, [1.0, 1.1, 9.0], SAME, now_s=5.0)

@@ -1,4 +1,4 @@
-"""The committed evidence says what its numbers say, and is of every method."""
+"""The committed evidence agrees with its numbers, and covers every algorithm."""
 
 from __future__ import annotations
 

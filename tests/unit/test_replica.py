@@ -1,4 +1,4 @@
-"""The replica by itself: numbers one can do in the head, and what a runtime may rely on."""
+"""The replica alone: numbers computed by hand, and the guarantees for a runtime."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ def test_a_backward_of_the_loss_closures_own_is_refused(name: str) -> None:
 
 
 def summed(replica: Replica, model: nn.Module, ranks: int = 1, **more: Any) -> Gradient:
-    """The sum over that many ranks that all hold the same minibatch."""
+    """The sum over that many ranks with the same minibatch."""
     gradient, _ = replica.backward(0, [micro(model, share=1.0 / ranks, **more)], Hooks())
     gradient.flat.mul_(ranks)
     return gradient

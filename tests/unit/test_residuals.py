@@ -1,4 +1,4 @@
-"""What collectives remember: units, lanes, and what must not be compressed at all."""
+"""Memory of collectives: units, lanes, and values that must not be compressed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ PATTERNS: dict[str, Callable[[int, np.random.Generator], list[float]]] = {
 )
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_residual_stays_bounded_if_nobody_knows_the_weights_beforehand(pattern: str, collective: Collective) -> None:
-    """As in a Trainer whose ranks count their samples. Of a constant gradient, about what is owed is applied, at any step."""
+    """As in a Trainer whose ranks count their samples.
+
+    Of a constant gradient, about what is owed is applied, at any step.
+    """
     layout = build_layout(trainable(nn.Linear(4, 5, bias=False).double()))
     size = layout.buckets[0].tail
     gradient = torch.linspace(1, 2, size, dtype=torch.float64)

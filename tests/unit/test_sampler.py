@@ -1,4 +1,4 @@
-"""Laws of `Sampler`: who takes which samples when."""
+"""Laws of `Sampler`: which rank takes which samples at which step."""
 
 import pytest
 import torch

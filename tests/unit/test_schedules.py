@@ -36,7 +36,7 @@ def test_synchronous_starts_n_times_higher_and_falls_by_the_decay_every_two_epoc
 
 
 def test_asynchronous_falls_as_much_in_as_many_epochs() -> None:
-    """The same data: 20 updates an epoch."""
+    """With 20 updates an epoch, on the same data."""
     found = rates(*schedules.asynchronous(100, 5), 41)
     assert found[0] == pytest.approx(0.045)
     assert found[40] / found[0] == pytest.approx(0.94)

@@ -1,4 +1,4 @@
-"""What the package may not do: unpickle, evaluate, hand words to a shell; show names as markup; leave keys for others to read."""
+"""Forbidden in the package: to unpickle, evaluate, or give text to a shell; to show names as markup; to leave keys readable."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_a_table_in_a_terminal_obeys_no_name() -> None:
 
 
 def test_a_pickle_is_read_from_a_folder_of_ones_own_alone(tmp_path: Path) -> None:
-    """Another user who could write there could run what he likes as us."""
+    """Another user who could write there could run any code as this user."""
     folder = tmp_path / "cluster"
     folder.mkdir(mode=0o700)
     path = folder / registry.LAUNCHER

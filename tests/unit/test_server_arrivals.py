@@ -1,4 +1,4 @@
-"""When gradients arrive at a server: what was drawn, where messages cost nothing."""
+"""Arrival times of gradients at a server are the drawn ones if messages cost nothing."""
 
 from __future__ import annotations
 

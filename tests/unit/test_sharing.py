@@ -35,7 +35,7 @@ MUST_BE_ALONE = (
 
 @dataclass(eq=False)
 class Worker:
-    """A worker as xdist sees it. It begins a test only when it knows the next one, or that there is none."""
+    """A worker as xdist sees it. It begins a test only when it has the next one, or knows that there is none."""
 
     number: int
     shutting_down: bool = False
@@ -146,7 +146,7 @@ def test_two_that_come_in_the_place_of_two_that_crashed_need_not_come_at_once() 
 
 
 def names_of(sizes: list[int]) -> list[str]:
-    """So many tests of each of the files, and of what must be alone."""
+    """That many tests of each of the files, and of the tests that run alone."""
     names = [f"{path}::test_{number}" for path, size in zip(FILES, sizes, strict=False) for number in range(size)]
     alone = [
         f"{name}[{number}]" if "::" in name else f"{name}::test_{number}"
@@ -179,7 +179,7 @@ def test_a_worker_that_ends_takes_one_test_with_it(sizes: list[int], num_workers
 
 @pytest.mark.parametrize("seed", range(5))
 def test_two_workers_begin_at_both_ends(seed: int) -> None:
-    """One with the longest unit of all: whoever began it last would be alone with it."""
+    """One worker begins with the longest unit: if it came last, one worker would run it alone."""
     names = names_of([4, 4, 4, 4, 4, 0]) + [f"tests/distributed/test_{letter}.py::test_one" for letter in "abc"]
     Random(seed).shuffle(names)
     session = Session(names, Random(1))

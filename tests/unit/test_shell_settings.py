@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: every setting of every algorithm from the shell, and one clear error for what it cannot be."""
+"""`--set NAME=VALUE`: every setting of every algorithm from the shell, and one clear error for an invalid value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator itself: what it says when nobody can move, that it repeats itself, what it learns by heart."""
+"""The simulator: its message in a deadlock, equal results of equal runs, and cached schedules."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CARD = Card(paper="none", staleness="0", bytes_per_step="0", memory="none")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits(Algorithm):
-    """Every rank but the last does something first that nobody answers."""
+    """Every rank but the last first makes a request that no rank answers."""
 
     first: Callable[[Context, Value], Any]
     card: ClassVar[Card] = CARD
@@ -63,7 +63,7 @@ class Waits(Algorithm):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitsInForward(Algorithm):
-    """A forward that cannot begin before something has arrived that nobody sends."""
+    """A forward that waits for a message that no rank sends."""
 
     card: ClassVar[Card] = CARD
 
@@ -228,7 +228,7 @@ def test_a_cached_schedule_is_what_is_asked(collective: Any) -> None:
 
 @pytest.mark.parametrize("collective", [Ring(codec=Truncate16()), Tree()], ids=repr)
 def test_a_run_that_is_not_traced_takes_as_long(collective: Any) -> None:
-    """What takes no time is left out of a schedule then, and nothing else."""
+    """Only requests that take no time are left out of a schedule then."""
     slow = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-4, encode_s_per_byte=2e-4)
     runs = [simulate(wb.PipeSGD(collective=collective), 4, network=slow, trace_steps=traced) for traced in (None, 0)]
     assert runs[0].metrics == runs[1].metrics and len(runs[0].spans.table) > len(runs[1].spans.table) == 0
@@ -260,7 +260,7 @@ def test_a_simulation_is_gone_when_its_run_is_there() -> None:
 
 @pytest.mark.parametrize("algorithm", representatives(), ids=name_of)
 def test_a_run_gives_its_models_back(algorithm: Algorithm) -> None:
-    """Someone who simulates a hundred settings in one notebook has the memory of one."""
+    """A notebook that simulates a hundred settings needs the memory of one."""
     models: list[weakref.ref[torch.nn.Module]] = []
 
     def model() -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""The simulator's benchmark compares like with like, runs, and its record says what its numbers say."""
+"""The simulator's benchmark compares equal work, runs, and its record agrees with its numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ ROWS: list[dict[str, Any]] = json.loads(simulator.RECORD.read_text())["rows"]
 
 @pytest.mark.parametrize("interfaces", [False, True])
 def test_simpys_programs_are_the_same_schedules(interfaces: bool) -> None:
-    """As many messages, and nearly the same virtual time: SimPy's ring has no updates, and its server keeps no last replies back."""
+    """The same number of messages, and nearly the same virtual time.
+
+    SimPy's ring has no updates, and its server sends the last replies at once.
+    """
     ring = simulation(PipeSGD(width=2, collective=Ring()), 8, 6)
     ring.run()
     theirs = simpy_programs.ring(seconds_of(8, 6), ethernet_10g.send_s(MESSAGE_BYTES / 8), interfaces=interfaces)

@@ -1,4 +1,4 @@
-"""The script that a Slurm job runs: ends, warnings, and what a cluster's end leaves for the reaper. Needs no Slurm."""
+"""The script that a Slurm job runs: ends, warnings, and the reaper's work after a cluster's end. Needs no Slurm."""
 
 from __future__ import annotations
 

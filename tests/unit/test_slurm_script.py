@@ -1,4 +1,4 @@
-"""What a Slurm job asks for: words and objects, the script, and what is refused. Needs no Slurm."""
+"""Requests for a Slurm job: as text and as objects, the script, and refused values. Needs no Slurm."""
 
 from __future__ import annotations
 

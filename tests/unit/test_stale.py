@@ -1,4 +1,4 @@
-"""Injected staleness: which parameters a gradient is taken at, how often each staleness is drawn."""
+"""Injected staleness: the parameters at which a gradient is computed, and how often each staleness is drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom the server of stale synchronous parallel answers, when, and at what cost."""
+"""The workers that the server of stale synchronous parallel answers, when, and at what cost."""
 
 from __future__ import annotations
 

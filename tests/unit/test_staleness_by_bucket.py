@@ -1,4 +1,4 @@
-"""Staleness of each bucket, as servers record it and as it had been with reads at the beginning of a step."""
+"""Staleness of each bucket, as servers record it, and as if all reads were at the beginning of a step."""
 
 import numpy as np
 import pytest

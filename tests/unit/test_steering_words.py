@@ -1,4 +1,4 @@
-"""Words to a run under way: written, read, and refused before they are written."""
+"""Commands to a running training: written, read, and refused before they are written."""
 
 from __future__ import annotations
 

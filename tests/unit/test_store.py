@@ -1,4 +1,4 @@
-"""The run store with many runs and many writers: the cache is believed only while it is true, nothing is lost, what is damaged is named."""
+"""The run store with many runs and many writers: the cache is used only while it is valid, nothing is lost, damaged files are named."""
 
 from __future__ import annotations
 

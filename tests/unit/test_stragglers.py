@@ -1,4 +1,4 @@
-"""Laws of stragglers: their numbers against closed forms, and that who asks what and when changes nothing."""
+"""Distributions of stragglers: their numbers against closed forms; the order of queries changes nothing."""
 
 from __future__ import annotations
 

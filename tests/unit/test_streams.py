@@ -1,8 +1,8 @@
-"""The order of work on a GPU, without one: a model of streams checks that whatever is read was written before.
+"""The order of work on a GPU, without one: a model of streams checks that each value is read after its write.
 
 `ModelOfStreams` takes the place of CUDA's streams. A stream is a vector clock; an event is a copy of one; to wait for an event
-is to take the larger of each entry. A test notes who writes and who reads a gradient's memory, on which stream: a read that is
-not ordered after the last write is a race, and so is a write that is not ordered after the last read.
+is to take the larger of each entry. A test notes each write and read of a gradient's memory, with its stream. A read
+that is not ordered after the last write is a race. So is a write that is not ordered after the last read.
 """
 
 from __future__ import annotations
@@ -525,7 +525,10 @@ def test_sixteen_bit_integers_are_refused_before_nccl_is_asked(nccl: NcclTranspo
 def test_messages_and_checkpoints_go_through_pinned_memory(
     nccl: NcclTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy of other memory does not overlap with anything. The library may read the copy when the device has made it."""
+    """A copy of other memory does not overlap with anything.
+
+    The library may read the copy when the device has made it.
+    """
 
     class Work:
         def wait(self) -> None:

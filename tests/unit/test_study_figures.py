@@ -1,4 +1,4 @@
-"""Figures of studies: what is drawn is what was given."""
+"""Figures of studies show the given numbers."""
 
 from __future__ import annotations
 

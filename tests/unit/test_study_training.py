@@ -1,4 +1,4 @@
-"""One training of a study: the same, in virtual time or on whatever ranks are named."""
+"""One training of a study: the same in virtual time and on any real ranks."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

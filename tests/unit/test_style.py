@@ -1,4 +1,4 @@
-"""What STYLE.md says and a machine can judge."""
+"""The rules of STYLE.md that a test can check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids: what a file says becomes cells with keys, and what cannot run is refused before anything does."""
+"""Grids: a file becomes cells with keys, and an impossible cell is refused before any cell runs."""
 
 from __future__ import annotations
 

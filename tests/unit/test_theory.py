@@ -1,4 +1,4 @@
-"""Closed forms by themselves: against each other, at their limits, and the numbers one can look up."""
+"""Closed forms alone: against each other, at their limits, and against published numbers."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_asynchronous_rate_and_staleness() -> None:
 @pytest.mark.parametrize("num_workers", [1, 2, 5, 12])
 @pytest.mark.parametrize("law", ["exponential", "pareto", "constant", "bimodal"])
 def test_asynchronous_by_a_heap(num_workers: int, law: str) -> None:
-    """p independent renewal processes: E[X] / p between updates, p - 1 updates stale, whatever the law, slow machines too."""
+    """p independent renewal processes: E[X] / p between updates, p - 1 updates stale, for any distribution, slow machines too."""
     chance, num_updates = np.random.default_rng(5), 20_000
     slowness = np.linspace(1, 3, num_workers)  # machines that are slower for good
     draws = iter(LAWS[law].quantile(chance.random(num_updates + num_workers)))

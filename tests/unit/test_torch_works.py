@@ -1,4 +1,4 @@
-"""Works of gloo: which thread waits for the end of sends and receives, and how one waits in the library for a collective."""
+"""`Work` objects of gloo: the thread that waits for the end of sends and receives, and the wait in the library for a collective."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from workbench.runtimes.transport.torch_handles import Waiters, wait_inside
 
 
 class Work:
-    """Ends when it is let; knows who waited."""
+    """Ends when the test allows it; notes the threads that waited."""
 
     def __init__(self, error: str | None = None) -> None:
         self.end, self.begun = threading.Event(), threading.Event()

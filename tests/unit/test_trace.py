@@ -1,4 +1,4 @@
-"""The run's record: what is written is read back, whole or cut off, on one clock."""
+"""The run's record: written and read back, complete or cut off, on one clock."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_an_evaluation_waits_for_every_rank_unless_the_run_is_over() -> None:
 
 
 def test_an_evaluation_is_of_the_ranks_that_were_there() -> None:
-    """Rank 2 left behind step 0, and another process took its place with step 3."""
+    """Rank 2 left after step 0, and another process took its place with step 3."""
     recorders = [MemoryRecorder(rank) for rank in range(3)]
     for rank, recorder in enumerate(recorders):
         recorder.rows = [row(0, bytes_sent=10), *(() if rank == 2 else (row(1, bytes_sent=20), row(2, bytes_sent=30)))]

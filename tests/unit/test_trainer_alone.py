@@ -1,4 +1,4 @@
-"""`Trainer` in one process: what it refuses, what it lets a loop read, and what an update is made with."""
+"""`Trainer` in one process: refused calls, values that a loop can read, and the settings of an update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ X = torch.tensor([[1.0, 10.0], [3.0, 30.0]], dtype=torch.float64)
 
 
 class Line(nn.Module):
-    """loss = mean over x of a x_0 + b x_1: the gradients are the means of the columns, 2 and 20, whatever a and b are."""
+    """loss = mean over x of a x_0 + b x_1: the gradients are the means of the columns, 2 and 20, for any a and b."""
 
     def __init__(self) -> None:
         super().__init__()

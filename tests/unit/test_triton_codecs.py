@@ -1,4 +1,4 @@
-"""Kernels of codecs for a GPU, without one: their bits in Triton's interpreter, what they are translated to, and who is given them."""
+"""GPU kernels of codecs, without a GPU: their bits in Triton's interpreter, their compiled form, and the calls that use them."""
 
 from __future__ import annotations
 

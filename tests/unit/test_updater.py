@@ -1,4 +1,4 @@
-"""Steps of torch's optimizers without its compiler: the same numbers, hooks and schedules, two seconds less of every start."""
+"""Steps of torch's optimizers without its compiler: the same numbers, hooks and schedules, and each start is two seconds shorter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 
 @pytest.fixture
 def compiler_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process in which nobody compiles, whatever an earlier test did in this one; torch's own ways fail."""
+    """As in a process without compilation, after any earlier test in this one; torch's own way fails."""
     monkeypatch.setattr("workbench.replica.optimizer_step.compiler_is_loaded", lambda: False)
     monkeypatch.setattr("torch._dynamo.graph_break", lambda *_: pytest.fail("a step called the compiler"))
     for name in ("add_param_group", "state_dict", "load_state_dict"):
@@ -82,7 +82,7 @@ def test_nor_does_a_checkpoint() -> None:
     ids=["sgd", "adam", "adamw", "rmsprop", "adagrad"],
 )
 def test_its_steps_are_torchs_own(optimizer: Any, schedule: Any, request: pytest.FixtureRequest) -> None:
-    """To the last bit; and torch's schedules do not complain that no step was taken."""
+    """Bit-identical; and torch's schedules do not warn that no step was taken."""
     theirs = updater(partial(optimizer, lr=0.1), schedule)
     theirs._uncompiled_step = None
     steps(theirs, 4)

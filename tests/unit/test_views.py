@@ -1,4 +1,4 @@
-"""Numbers and figures asked of a run: the same of a record in memory, of one in the store, of a profile and of a handle."""
+"""Numbers and figures of a run are the same from a record in memory, from the store, from a profile and from a handle."""
 
 from __future__ import annotations
 

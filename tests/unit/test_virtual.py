@@ -1,4 +1,4 @@
-"""The simulated network itself: who meets whom, and in which order."""
+"""The simulated network: which messages and receives match, and in which order."""
 
 from __future__ import annotations
 

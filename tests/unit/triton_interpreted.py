@@ -1,4 +1,4 @@
-"""Kernels of codecs in Triton's interpreter, on a processor: run by test_triton_codecs.py, with TRITON_INTERPRET=1 and not otherwise."""
+"""Kernels of codecs in Triton's interpreter, on a CPU. Only test_triton_codecs.py runs it, with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def test_a_message_that_is_written_twice_is_the_same() -> None:
 
 
 def test_a_scale_is_inverted_before_it_is_multiplied() -> None:
-    """As torch does with a number over a tensor. One rounding fewer gives another level, once in some thousand values at half a level."""
+    """As torch does with a number over a tensor.
+
+    One rounding fewer gives another level, once in some thousand values at half a level.
+    """
     scales = 1 + torch.rand(100_000, generator=torch.Generator().manual_seed(0))
     halfway = (torch.arange(100_000) % 127 + 0.5) * scales / 127
     twice, once = (

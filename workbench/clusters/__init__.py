@@ -1,9 +1,9 @@
 """Where ranks run: on engines that a notebook drives, or under plain mpiexec or torchrun for the command line.
 
-`cluster.Cluster` is what a user holds. `start`, `status` and `run_handle` are its parts; `engines` talks to ranks,
-`launchers` start them, `slurm`, `local` and `emulated` know where, and `supervision` ends what is left over. Imports
-point down in this order. `Cluster` needs ipyparallel, and `mpi_install` does not, so each name is imported when it is
-first used. May import `plots` and below. Begin with `cluster`.
+`cluster.Cluster` is the user's object. `start`, `status` and `run_handle` are its parts; `engines` talks to ranks,
+`launchers` start them, `slurm`, `local` and `emulated` are the places, and `supervision` ends processes that are left
+over. Imports point down in this order. `Cluster` needs ipyparallel, and `mpi_install` does not, so each name is
+imported when it is first used. May import `plots` and below. Begin with `cluster`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Cluster:
         oversubscribe: allow more ranks than cores.
         timeout_s: limit for the start, in seconds.
         quiet: print neither progress nor the ranks' output.
-        wait: wait until the ranks are ready. If False, they start in the background, and what needs them waits.
+        wait: wait until the ranks are ready. If False, they start in the background, and calls that need them wait.
 
     Raises:
         ConfigError: `n`, `runtime` or `launcher` is not valid.

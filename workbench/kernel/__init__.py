@@ -1,4 +1,4 @@
-"""Cells that run on every rank: the *Workbench MPI* and *Workbench Slurm* kernels, and an extension for any other.
+"""Cells that run on every rank: the *Workbench MPI* and *Workbench Slurm* kernels, and an extension for other kernels.
 
 In a notebook with another kernel: `%load_ext workbench.kernel`.
 """

@@ -1,4 +1,4 @@
-"""`python -m workbench.kernel`: what the kernelspecs of the ranks start."""
+"""`python -m workbench.kernel`: the process that the kernelspecs start."""
 
 from workbench.kernel.app import main
 

@@ -78,7 +78,7 @@ class RunButtons:
 
 def error_line(error: BaseException) -> str:
     """Format an error as one line of HTML."""
-    first = str(error).split("\n", 1)[0] or "no more is known"
+    first = str(error).split("\n", 1)[0] or "no message"
     return f'<span style="color: #b00020"><b>{html.escape(type(error).__name__)}:</b> {html.escape(first)}</span>'
 
 

@@ -62,16 +62,14 @@ def compare_with_limits(
                 )
         figure.update_xaxes(title=safe(x), **log_axis(_ticks(curves)), **place)
     figure.add_trace(
-        go.Scatter(
-            x=[None], y=[None], name="what it cannot be under", line={"color": GREY, "dash": "dot"}, mode="lines"
-        )
+        go.Scatter(x=[None], y=[None], name="lower limit", line={"color": GREY, "dash": "dot"}, mode="lines")
     )
     figure.update_yaxes(type="log", tickvals=[1, 1.5, 2, 3, 4, 6, 8, 12, 16])
     for row in range(1, rows + 1):
         figure.update_yaxes(title=safe(y), row=row, col=1)
     figure.update_layout(template=TEMPLATE, title=safe(title), hovermode="closest", margin={"t": TITLES_PIXELS})
     figure.update_annotations(font={"size": 13})
-    legend_below(figure, TITLES_PIXELS + inner + GAP_PIXELS, [*names, "what it cannot be under"])
+    legend_below(figure, TITLES_PIXELS + inner + GAP_PIXELS, [*names, "lower limit"])
     figure.update_layout(legend={"y": -52 / inner})
     return figure
 

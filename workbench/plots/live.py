@@ -40,7 +40,7 @@ STATUS_COLUMNS = (
     Column("loss", "loss", three_digits),
     Column("bytes_sent", "sent", num_bytes),
     Column("staleness", "staleness"),
-    Column("age_s", "last heard", ago),
+    Column("age_s", "last row", ago),
 )
 
 

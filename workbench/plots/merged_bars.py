@@ -56,8 +56,8 @@ def merge_bars(table: NDArray[Any], most: int, length_s: float) -> MergedBars:
     """Join spans into at most `most` bars, if that is possible with one bar for each kind of a lane.
 
     The time of each lane is cut into columns of equal width. In each column every kind has one bar as wide as the
-    column; its height is the share of its spans, so its area is their time. A span that is much longer than others of
-    its kind, in a lane without concurrent spans, is drawn alone and cuts its column in two.
+    column. Its height is the share of its spans, so its area is their time. In a lane without concurrent spans, a span
+    that is much longer than others of its kind is drawn alone. It cuts its column in two.
 
     Args:
         table: (N,) span table, with times since the window's begin.

@@ -12,5 +12,5 @@ LONGEST_S = 3.0  # a longer pause would look like a stopped run
 
 def pause_after(took_s: float, least_s: float) -> float:
     """Return seconds until the next drawing, after one that took `took_s`."""
-    busy = psutil.cpu_percent(interval=None) > BUSY_PERCENT  # since the last call
+    busy = psutil.cpu_percent(interval=None) > BUSY_PERCENT  # load since the last call
     return max(least_s, min(took_s / (BUSY_SHARE if busy else DRAWING_SHARE), LONGEST_S))

@@ -16,7 +16,8 @@ from workbench.trace.store import StoredRun, runs_root
 
 FIRST = ("method", "problem", "runtime", "workers")
 SHOWN_RESULTS = ("accuracy", "loss", "seconds", "bytes_sent")
-UNLIKE = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)  # not settings
+# Entries of a record that are no settings.
+UNLIKE = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)
 NOTHING = "\N{EN DASH}"
 
 

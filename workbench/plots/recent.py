@@ -142,7 +142,7 @@ class LiveTimeline:
 
 
 def newest_steps(run: Run) -> slice | None:
-    """Return the last steps that all shown ranks have ended, as many as fit; None before the first."""
+    """Return the last steps that all shown ranks have ended, as many as fit; None before the first complete step."""
     spans, first, last = run.spans, 0, None
     ranks = spans.ranks[:MAX_RANKS]
     for rank in ranks:

@@ -1,8 +1,7 @@
-"""Runtimes: what answers the requests of an algorithm's program.
+"""Runtimes: they answer the requests of an algorithm's program.
 
 An algorithm is a generator that yields requests (`workbench.ops`). A runtime answers them: on real ranks
-(torch.distributed or MPI) or on a simulated cluster. The folders, from the bottom to the top; each may import only
-those above its line:
+(torch.distributed or MPI) or on a simulated cluster. Each folder may import only those listed above it:
 
     reference     every request answered literally, for all ranks in one process: read it first
     liveness      deadlines, failure detection, watchdog, membership

@@ -1,8 +1,8 @@
 """A cache of values read from many small files, in one file. Listing thousands of runs then opens one file.
 
 A cached value is valid while its files are unchanged (modification time, size, inode). A value is not cached if its
-file changed a moment ago, or says that it is not final. Any reader may write the cache. It replaces the whole file by
-renaming, so another reader sees the old or the new file. A lost value is read again.
+file changed a moment ago, or if the value may still change. Any reader may write the cache. It replaces the whole file
+by renaming, so another reader sees the old or the new file. A lost value is read again.
 """
 
 from __future__ import annotations

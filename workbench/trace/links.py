@@ -19,8 +19,8 @@ def messages(table: NDArray[Any]) -> tuple[Numbers, Numbers]:
 
     Between two ranks, messages of one size arrive in the order in which they were sent. The n-th send to end
     therefore belongs to the n-th receive to end. A receive's step and bucket do not help: the sender records the
-    gradient's step, the receiver its own step. Spans that remain after sizes were matched differ by a stamp, or their
-    other side is missing.
+    gradient's step, the receiver its own step. Spans without a partner of equal size differ by a stamp, or their other
+    side is missing.
     """
     sent, received = _of_kind(table, "send"), _of_kind(table, "recv")
     size = table["bytes"].astype(np.int64)

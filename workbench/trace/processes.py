@@ -1,4 +1,4 @@
-"""Which processes wrote a record, whether they are alive, and so whether a run that says "running" is.
+"""Which processes wrote a record, and whether they are alive: a record that says "running" may be of a killed run.
 
 A killed process cannot write that it was killed. A run names the process that made it, and each rank names its own
 process in its trace. A run is "killed" if all its processes were on this machine and are gone. Processes of other
@@ -37,7 +37,7 @@ WHY = {
 
 
 def this_process() -> dict[str, Any]:
-    """Entries of a record that tell this process from any other, also from a later one with the same number."""
+    """Entries of a record that distinguish this process from all others, also from a later one with the same number."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -136,7 +136,7 @@ def _state_and_start(pid: int) -> tuple[str, float]:
 
 @cache
 def pid_namespace() -> str:
-    """Where a process's number means something: this start of this machine, and the container's own numbers."""
+    """Where a process's number is unique: this start of the machine, and this container."""
     with suppress(OSError):
         return f"{BOOT_ID.read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
     return socket.gethostname()

@@ -172,7 +172,7 @@ class FileRecorder(Recorder):
         rank: this rank.
         header: first line of the trace: rank, host, pid, device, origin_s, unix_s.
         trace_steps: number of steps whose spans are kept; None keeps all.
-        goes_on: append to the files of a process that had this rank before.
+        extends: append to the files of a process that had this rank before.
 
     If the files can no longer be written, the lines written so far stay complete. `end_step` or `close` then raises.
 
@@ -182,10 +182,10 @@ class FileRecorder(Recorder):
     """
 
     def __init__(
-        self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None, *, goes_on: bool = False
+        self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None, *, extends: bool = False
     ) -> None:
         self._traced = inf if trace_steps is None else trace_steps
-        self._open = open_append if goes_on else create
+        self._open = open_append if extends else create
         self._spans: deque[SpanRow] = deque()  # deques: append and popleft are atomic, so no thread waits to record
         self._rows: deque[str] = deque()  # of metrics
         self._events: deque[str] = deque()
@@ -274,7 +274,7 @@ class FileRecorder(Recorder):
                 if self._events_file < 0:
                     self._events_file = self._open(self._events_path)
                 append(self._events_file, events)
-        except OSError as error:  # any thread may be here; the program's thread raises it
+        except OSError as error:  # raised later on the program's thread, because any thread may be here
             self._error = error
 
     def _text(self, span: SpanRow) -> str:

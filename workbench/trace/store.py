@@ -230,7 +230,7 @@ def remove_run(folder: Path) -> None:
 
 
 def find_run(name: str | Path, root: Path | None = None) -> Path:
-    """The folder of a run, by its path, its id, or a unique piece of its id; "last" is the newest.
+    """The folder of a run, by its path, its id, or a unique part of its id; "last" is the newest.
 
     Raises:
         RunNotFound: no run or several match; names the nearest.

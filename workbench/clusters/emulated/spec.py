@@ -11,7 +11,7 @@ from workbench.clusters.emulated.placement import ENTER
 
 MTU = 1500
 HEADER_BYTES = 14  # of Ethernet, which `tc` counts
-BURST_S = 250e-6  # what may leave at once after a pause, in seconds of the rate: a timer may be late by this time
+BURST_S = 250e-6  # bytes that may leave at once after a pause, in seconds of the rate: a timer may be late by this time
 LEAST_BURST = 4 * (MTU + HEADER_BYTES)  # in bytes
 CHUNKS = 3  # TCP segments per burst: a segment as large as the burst would wait for the whole burst
 LARGEST_CHUNK = 65536

@@ -1,6 +1,6 @@
 """A switch in user space that delays every frame: it gives an emulated network its latency.
 
-    switch.py SECONDS MAC...     MAC number k is behind the interface `portk` of this process's network namespace
+    switch.py SECONDS MAC...     interface `portk` of this process's network namespace leads to MAC number k
 
 Each frame is read from its port together with the kernel's time of arrival. It is sent to the port of its destination
 SECONDS after that time. So a late wake-up of this process has no effect if it is late by less than SECONDS.

@@ -2,9 +2,9 @@
 
     python -m workbench.clusters.engines.engine_process [OPTIONS OF ipyparallel.engine]
 
-Imports take most of the start, and there may be more ranks than cores. So the nanny, a process next to each
-engine, is a fork of the engine, not a new interpreter with the same imports. And torch is imported while the
-controller starts.
+Imports take most of the time to start, and there may be more ranks than cores. So the nanny, a process next to each
+engine, is a fork of the engine, not a new interpreter with the same imports. Torch is imported while the controller
+starts.
 """
 
 from __future__ import annotations

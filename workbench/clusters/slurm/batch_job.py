@@ -83,7 +83,7 @@ class Job:
             time.sleep(POLL_S)
 
     def command(self) -> list[str]:
-        """Return the command that starts the ranks. It resumes a run that an earlier turn stopped."""
+        """Return the command that starts the ranks. It resumes a run that stopped before the job was requeued."""
         left = self.folder / RESUME
         return [*self.spec["command"], *(["--resume", left.read_text().strip()] if left.exists() else [])]
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TextIO, final
 from workbench.runtimes.liveness.failure_detector import read_heartbeat, state_of, step_under_way
 from workbench.trace.atomic import write_atomic
 
-SILENT_S = 5.0  # a rank without a heartbeat for this long does not run, or its host is not reached
+SILENT_S = 5.0  # a rank without a heartbeat for this long does not run, or its host cannot be reached
 ROUTINE = "Handling apply_request"  # an engine logs this line for every request
 RANK = re.compile(r"\[\d+\] ")
 

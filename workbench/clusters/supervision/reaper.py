@@ -2,7 +2,7 @@
 
 Every process of a cluster has a mark: a variable in its environment, which all descendants inherit. This includes
 engines in process groups of mpiexec, nannies in their own sessions, data loaders, and children whose parent is gone.
-So processes are found by their mark. The process tree would not do, because a kill cuts it.
+So processes are found by their mark. The process tree is not enough, because a kill cuts it.
 
 Run as a script, this file is the reaper: a process in its own session. It waits until its parent is gone, even by
 SIGKILL, and then ends all marked processes. It imports nothing of the package, so it is small and starts quickly.

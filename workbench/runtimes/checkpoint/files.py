@@ -1,8 +1,8 @@
 """Checkpoint files in a run's folder: for each rank a rank file, and a record with its checksum.
 
 A rank file is written atomically, and its record after it. So a rank file with a record is complete, whenever the
-process is killed. A checkpoint is complete when the records of all its ranks exist; to find this out, no rank waits for
-another.
+process is killed. A checkpoint is complete when the records of all its ranks exist. No rank waits for another to check
+that.
 
     checkpoint-00001.pt, checkpoints/stop-rank-00001.json   of rank 1, written by a stop
     checkpoints/step-00000004-rank-00001.pt, .json          of rank 1, written after step 4 while the run continued (where ranks are
@@ -23,7 +23,7 @@ from workbench.errors import ConfigError
 from workbench.trace.atomic import atomic_file
 from workbench.trace.text import read_json
 
-FORMAT = 6  # of a record and its rank file; no other is read
+FORMAT = 6  # of a record and its rank file; other formats are refused
 BLOCK = 1 << 20  # bytes read at a time
 FOLDER = "checkpoints"
 RECORD = re.compile(r"step-(\d{8,18})-rank-(\d{5,18})\.json")
@@ -91,8 +91,8 @@ def num_ranks_kept(folder: Path) -> int:
 
 
 def _whole_steps(folder: Path) -> dict[int, int]:
-    """step -> number of ranks, of checkpoints with all records of one number of ranks (a run may shrink)."""
-    records: dict[int, dict[int, int | None]] = {}  # step -> rank -> of how many
+    """step -> number of ranks, for each checkpoint that has the records of all its ranks (a run may shrink)."""
+    records: dict[int, dict[int, int | None]] = {}  # step -> rank -> number of ranks in the record
     for path in sorted((folder / FOLDER).glob("step-*-rank-*.json")):
         if name := RECORD.fullmatch(path.name):
             record = _read(path)
@@ -127,7 +127,7 @@ def write_rank_file(path: Path, save: Callable[[BinaryIO], None], facts: dict[st
 
 @final
 class _Sink:
-    """A file that counts and checksums what is written. For large writes both release the interpreter lock."""
+    """A file that counts and checksums the bytes written to it. For large writes both release the interpreter lock."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sum, self.num_bytes = file, 0, 0
@@ -171,7 +171,7 @@ def verify_rank_file(path: Path) -> None:
     if size != record.get("bytes"):
         raise Damaged(f"{path} has {size} bytes, {record.get('bytes')} were written")
     if _checksum_of(path) != record.get("crc32"):
-        raise Damaged(f"{path} is not what was written: its checksum is another")
+        raise Damaged(f"{path} is not what was written: its checksum differs")
 
 
 def _checksum_of(path: Path) -> int:

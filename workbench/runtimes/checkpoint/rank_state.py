@@ -30,7 +30,7 @@ def take_checkpoint(
     """All that is needed to continue after this step, as values that `torch.load(weights_only=True)` reads.
 
     The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before
-    training continues. Gradients in flight are left out if chance decides what is in flight
+    training continues. Gradients in flight are left out if timing decides what is in flight
     (`Restart.FROM_PARAMETERS`).
     """
     return {
@@ -84,7 +84,7 @@ def continue_from_state(ctx: Context, end: EndStep) -> None:
 def random_state(device: torch.device) -> dict[str, Any]:
     """State of the generators that a problem's code may use: torch's, Python's, NumPy's.
 
-    All else is drawn by step and rank.
+    All other randomness is drawn by step and rank.
     """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - its state is saved, nothing is drawn
@@ -114,7 +114,7 @@ def restore_random_state(saved: dict[str, Any], device: torch.device) -> None:
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """A value of a checkpoint, moved to the device; integers that count stay on the host."""
+    """A value of a checkpoint, moved to the device; integer counters stay on the host."""
     return value.to(device) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 

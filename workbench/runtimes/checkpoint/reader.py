@@ -1,7 +1,7 @@
 """Write and read a rank file: a tree as `take_checkpoint` makes it. Anything else is `Damaged`.
 
-`torch.load(weights_only=True)` runs no code of the file, but it decompresses it and allocates what the file says. Our
-files are not compressed, so a file whose entries are larger than the file is refused.
+`torch.load(weights_only=True)` runs no code of the file, but it decompresses it and allocates the sizes that the file
+names. Our files are not compressed, so a file whose entries are larger than the file is refused.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_rank_file(path: Path) -> dict[str, Any]:
     """Read a rank's state.
 
     Raises:
-        Damaged: the file holds something else; the text tells what.
+        Damaged: the file has other contents; the message names them.
     """
     if not path.is_file():
         raise Damaged(f"{path} is not there, or is no file")
@@ -67,7 +67,7 @@ def read_rank_file(path: Path) -> dict[str, Any]:
         flaw = next(find_flaws(saved), None)
     except Damaged:
         raise
-    except Exception as error:  # a crafted file can raise nearly everything
+    except Exception as error:  # a crafted file can raise nearly any exception
         raise Damaged(f"{path} cannot be read as a checkpoint ({brief_error(error)})") from error
     if flaw is not None:
         raise Damaged(f"{path} is no checkpoint of a rank: {flaw}")
@@ -99,7 +99,7 @@ def find_flaws(saved: Any) -> Iterator[str]:
 
 
 def _is_inflated(tensor: Tensor) -> bool:
-    """Return True if a copy takes more memory than the file holds for it, as with strides of 0."""
+    """Return True if a copy takes more memory than the file has for it, as with strides of 0."""
     return tensor.layout == torch.strided and tensor.nbytes > tensor.untyped_storage().nbytes()
 
 

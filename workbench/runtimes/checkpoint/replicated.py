@@ -1,7 +1,6 @@
-"""State that is equal on all ranks is written once, in rank 0's file. The other ranks' files have a checksum of it.
+"""State that is equal on all ranks (model, optimizer) is written once, in rank 0's file. The others have its checksum.
 
-So model and optimizer state are written once, not by each rank. The checksum detects a rank with other values:
-different kinds of machines may differ in a last bit.
+The checksum detects a rank with other values: different kinds of machines may differ in a last bit.
 """
 
 from __future__ import annotations

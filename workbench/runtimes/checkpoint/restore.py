@@ -53,12 +53,12 @@ def restore(
 def restore_state(
     folder: Path, algorithm: Algorithm, replica: Replica, ctx: Context, interpreter: Interpreter
 ) -> tuple[dict[str, Any], list[str]]:
-    """The same without data: replica, algorithm and randomness.
+    """Continue from a checkpoint without its position in the data: replica, algorithm and randomness.
 
-    On another number of ranks, from the state that all had in common.
+    On another number of ranks, continue from the state that all ranks had in common.
 
     Returns:
-        What this rank's file has (rank 0's, on another number of ranks), and notes for the user.
+        The contents of this rank's file (rank 0's, on another number of ranks), and notes for the user.
 
     Raises:
         ConfigError: as `restore`.
@@ -82,7 +82,7 @@ def restore_state(
     saved = _on_other_ranks(checkpoint, algorithm, replica, ctx, agree)
     with fits(checkpoint.rank_file(0)):
         resume(saved, algorithm, replica, ctx)
-    notes.append(f"resumed on {ctx.num_workers} ranks, {checkpoint.num_ranks} before; the learning rate is what it was")
+    notes.append(f"resumed on {ctx.num_workers} ranks, {checkpoint.num_ranks} before; the learning rate is unchanged")
     return saved, notes
 
 

@@ -1,4 +1,4 @@
-"""Writes a rank's files of a run's checkpoints: copied at a step's end, and written during the steps that follow."""
+"""Writes a rank's files of checkpoints: state is copied at a step's end, and written during the steps that follow."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ class CheckpointWriter:
     def keep(self, algorithm: Algorithm, end: EndStep, place: int | None) -> None:
         """Begin to write what this rank needs to continue after that step; for a stop, return when it is written.
 
-        If a rank has left that the run does not need, its file would be missing: nothing is
-        written, and the record says so.
+        If a rank has left, its file would be missing. Then nothing is written, and the record says so.
 
         Args:
             place: the step in the checkpoint's name, which is the same on all ranks; None: of a stop.
@@ -87,7 +86,7 @@ class CheckpointWriter:
                 raise self._error
 
     def finish(self) -> None:
-        """Wait until the last file is written; record what went wrong on any rank. All ranks call it."""
+        """Wait until the last file is written; record the failures of all ranks. All ranks call it."""
         self.finish_writing()
         notes = self._notes
         if self._every is not None:

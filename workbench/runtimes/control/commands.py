@@ -28,7 +28,7 @@ RESUME: Command = {"resume": True}
 
 
 def write_command(folder: Path, command: Command) -> None:
-    """Append a command, in one write: those of writers on several machines do not mix."""
+    """Append a command in one write, so commands of several writers do not mix."""
     line = (json.dumps(command) + "\n").encode()
     file = os.open(Path(folder) / CONTROL_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -46,7 +46,7 @@ def read_commands(folder: Path) -> list[Command]:
 
 @final
 class CommandReader:
-    """Reads the file as it grows: as long as there is no new command, a look costs one call to the file system.
+    """Reads the file as it grows. A poll without a new command costs one call to the file system.
 
     Attributes:
         commands: read so far. A line that is no command of the table above is kept as {}, so that all readers count the
@@ -61,7 +61,7 @@ class CommandReader:
     def poll(self) -> int:
         """Read what is new; return how many commands there are.
 
-        A line that is being written is left for the next look.
+        A line that is being written is left for the next poll.
         """
         try:
             if os.stat(self._path).st_size <= self._offset:
@@ -78,7 +78,7 @@ class CommandReader:
 
 
 def _command(line: str) -> Command:
-    """Return the parts of a line that are a command: they go into the record, and to the algorithm as settings."""
+    """Return the parts of a line that are a command. They go into the record, and to the algorithm as settings."""
     try:
         command = parse_value(line) if len(line) <= MOST_LINE else {}
     except ValueError:

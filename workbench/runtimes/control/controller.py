@@ -26,10 +26,11 @@ from workbench.settings import Settings
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import read_info, update_run
 
-BEAT_S = 0.5  # how often paused ranks hear of each other
+BEAT_S = 0.5  # seconds between two meetings of paused ranks
 LOOK_S = 0.02
 ASK_AGAIN = "another process came at the same place: it can ask again"
-Admit = Callable[[int, int], str | None]  # a rank, and how often it had asked before -> why not, or None
+# (rank, number of earlier requests for its place) -> why the process was not admitted, or None
+Admit = Callable[[int, int], str | None]
 WHO_LEFT: dict[str, Any] = {"commands": [], "step": None, "left": False, "versions": None}
 
 
@@ -52,7 +53,7 @@ class RunController:
         self._replica: Replica = interpreter.replica
         self._reader = CommandReader(folder)
         self._taken: list[dict[str, Any]] = []  # for `run.json`
-        self._first_row = 0  # of the commands since the ranks met
+        self._first_row = 0  # index in `_taken` of the first command since the ranks last met
         self._num_meetings = 0
 
     def num_commands_read(self) -> int:
@@ -84,7 +85,7 @@ class RunController:
     def answer_requests(self, admit: Admit) -> None:
         """Answer each process that has asked to join since the ranks last met.
 
-        At most one is admitted: it does not know the others.
+        At most one is admitted, because two newcomers would not know of each other.
 
         Args:
             admit: admits a process as a rank, or lets it wait.
@@ -105,7 +106,7 @@ class RunController:
         self._show("running")
 
     def catch_up(self, num_taken: int, num_meetings: int, *, trained: bool) -> None:
-        """Take over what the other ranks have carried out, on a rank that joins.
+        """On a rank that joins: take over the commands that the other ranks have carried out.
 
         Args:
             trained: it has the optimizer of another rank, with its learning rate.
@@ -119,14 +120,14 @@ class RunController:
         self._taken = read_info(self._folder).get("steering", [])
 
     def follow(self, num_taken: int, step: int) -> None:
-        """Carry out what other ranks have carried out, if a failure ended the meeting for this rank only."""
+        """Carry out the commands of other ranks, if a failure ended the meeting for this rank only."""
         self._read(num_taken)
         for command in self._reader.commands[self.num_taken : num_taken]:
             self._do(command, step, [])
 
     def _read(self, number: int) -> None:
         """Read that many commands, which other ranks have read: a shared file may lag."""
-        deadline = self._interpreter.clock.deadline("what was said to the run to be readable here")
+        deadline = self._interpreter.clock.deadline("the run's commands to be readable here")
         while self._reader.poll() < number:
             deadline.pause()
 
@@ -151,7 +152,7 @@ class RunController:
         self._reader.poll()
         versions = self._replica.server_copy.updates if self._replica.has_server_copy else None
         mine = {"commands": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
-        deadline = self._interpreter.clock.deadline("all ranks to agree on what was asked of the run")
+        deadline = self._interpreter.clock.deadline("all ranks to agree on the commands")
         texts = self._transport.gather_texts(json.dumps(mine), deadline)
         where = [dict(WHO_LEFT) if text == LEFT_TEXT else json.loads(text) for text in texts]
         commands: list[Command] = max((rank.pop("commands") for rank in where), key=len)

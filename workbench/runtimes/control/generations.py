@@ -4,8 +4,8 @@ A run is a sequence of generations. In each, every rank runs one program of one 
 step to another. A new generation begins when a setting changes, when ranks leave or join, and after
 a checkpoint for which asynchronous ranks had to synchronize.
 
-`decide` gives the instructions that follow at a boundary. It is a pure function, so all ranks that know the same decide
-the same, and real and simulated ranks too. Ranks *in step* end each step together; *asynchronous* ranks
+`decide` gives the instructions that follow at a boundary. It is a pure function: ranks that know the same facts decide
+the same. This holds for real and simulated ranks. Ranks *in step* end each step together; *asynchronous* ranks
 (`Algorithm.asynchronous`) meet only when all their programs have ended.
 
 | boundary | ranks | what is known there | instructions |
@@ -75,11 +75,11 @@ class Generation:
         algorithm: whose programs they are.
         num_ranks: how many ranks there are.
         first_step: where the programs begin.
-        end_step: before which they end; it can come nearer while they run.
+        end_step: before which they end; it can become smaller while they run.
         num_steps: of the whole run, with these ranks.
         sync_point: before which asynchronous ranks meet next; at the latest the end of the run.
         state: of the `EndStep` before the first step, with which the programs continue.
-        waiting: a rank whose new process waits to join, and how often it had asked before.
+        waiting: a rank whose new process waits to join, and the number of its earlier requests.
         stop_after: the step after which the run is to stop.
         checkpoint_every: steps from one checkpoint to the next.
     """
@@ -103,18 +103,18 @@ class Generation:
         return self.num_steps
 
     def has_steps_left(self, rank: int, step: int) -> bool:
-        """Return True if that rank computes gradients, and has yet to compute that step's."""
+        """Return True if that rank computes gradients and the run has that step."""
         return rank in self.algorithm.roles(self.num_ranks).computing and step < self.end_of_run
 
     def checkpoint_due(self, step: int) -> bool:
-        """Return True if a checkpoint follows that step, for which the ranks need not meet."""
+        """Return True if a checkpoint follows that step."""
         every = self.checkpoint_every
         return every is not None and (step + 1) % every == 0 and step + 1 < self.num_steps
 
     def continues_after(self, step: int) -> bool:
         """Return True if `decide` only continues after that step, where nothing is announced and no evaluation is due.
 
-        A cheap test for a caller with many ranks; False says nothing.
+        A cheap test for a caller with many ranks. After False, ask `decide`.
         """
         return not (self.checkpoint_due(step) or step == self.stop_after or self.waiting)
 
@@ -145,7 +145,7 @@ def first_sync_point(generation: Generation, furthest_step: int) -> int:
 
 
 def needs_sync_point(algorithm: Algorithm) -> bool:
-    """Return True if all ranks must meet for a checkpoint: if they are asynchronous, and equal at the run's end."""
+    """Return True if all ranks must meet for a checkpoint: asynchronous ranks with equal replicas at the run's end."""
     return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
 
 
@@ -192,7 +192,7 @@ class Agreed:
     Attributes:
         algorithm: with its settings after these commands.
         num_commands: how many were given, since the ranks met here.
-        paused, stop: what they ask for, taken together.
+        paused, stop: whether these commands, taken together, pause or stop the run.
         requests: a process asks to join.
         any_left: some rank has steps left.
     """
@@ -229,7 +229,7 @@ class Agreed:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsAnswered:
-    """Processes that asked to join were answered. `Generation.waiting` names one to join at the programs' end."""
+    """Processes that asked to join were answered. `Generation.waiting` names one that joins at the programs' end."""
 
     agreed: Agreed
 
@@ -237,7 +237,7 @@ class RequestsAnswered:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """The process that waited was met by all ranks, or was not; `num_ranks` and `num_steps` are those from here on."""
+    """All ranks have met the process that waited, or not. `num_ranks` and `num_steps` are valid from here on."""
 
     end: EndStep
     joined: bool
@@ -295,7 +295,7 @@ class Agree:
 @final
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for commands, at most until ranks are to hear of each other again; then agree. Leads to `Agreed`."""
+    """Wait for commands, for a short time at most; then agree. Leads to `Agreed`."""
 
 
 @final

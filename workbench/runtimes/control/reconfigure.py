@@ -1,8 +1,8 @@
-"""Other settings for a running algorithm: what may change, and the algorithm with a change.
+"""Change settings of a running algorithm: which may change, and the algorithm with the change.
 
-No algorithm knows of it. Its program is closed at a step's end. The program with the new settings begins from the state
-in the `EndStep`, as a resumed run does: gradients in flight are completed and kept. A learning rate changes without
-that.
+No algorithm has code for this. Its program is closed at a step's end. The program with the new settings begins from the
+state in the `EndStep`, as a resumed run does: gradients in flight are completed and kept. A change of the learning rate
+alone does not close the program.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def changed(
     """Return the algorithm with other settings, and the new learning rate if there is one.
 
     Args:
-        changes: names of `changeable` and values; objects may be written out, as `encoded` does. `codec` is put into
-            the collective; `delay` is d = K - 1 of Pipe-SGD, the constant staleness of `StaleSGD`, the bound of
+        changes: names of `changeable` and values; objects may be written out, as `encoded` does. `codec` replaces that
+            of the collective; `delay` is d = K - 1 of Pipe-SGD, the constant staleness of `StaleSGD`, the bound of
             `AdaptiveDelaySGD`.
 
     Raises:
@@ -77,7 +77,7 @@ def changed(
 
 
 def _laid_out(algorithm: Algorithm, num_ranks: int) -> tuple[Any, ...]:
-    """How gradients lie in memory, how they are applied, and by which ranks: fixed when ranks begin."""
+    """What is fixed when ranks begin: how gradients lie in memory, how they are applied, and by which ranks."""
     return algorithm.requires.buckets, algorithm.requires.servers, algorithm.asynchronous, algorithm.roles(num_ranks)
 
 
@@ -108,11 +108,11 @@ def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, A
 
 
 def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
-    """Return a value; for an object that is written in full, the object."""
+    """Return a value. A text such as "Ring()" becomes the object."""
     if not (isinstance(value, str) and value.endswith(")")):
         return value
     known: dict[str, Callable[..., Any]] = {}
-    # The last one: of the present value.
+    # The last module is that of the present value: its classes replace others of the same name.
     for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):
         classes = {
             key: item

@@ -1,9 +1,9 @@
 """Elasticity: runs that lose a rank and continue, and runs that admit one.
 
 - `policy`: which algorithm, on which transport, continues without a rank.
-- `shrink`: ranks that wait for each other continue as fewer.
+- `shrink`: synchronous ranks continue as fewer.
 - `admission`: the ranks of a run admit a process in the place of a rank that left.
-- `grow`: the same for synchronous ranks that had shrunk.
+- `grow`: synchronous ranks that had shrunk admit one.
 
 The joining process runs `rank/join.py`. May import `control` and below. Begin with `policy`.
 """

@@ -1,10 +1,10 @@
 """The ranks of a run admit a process in the place of a rank that left.
 
 The process asks by a command to the run (`join`), on which all ranks agree as on any other command (decisions/0017).
-Asynchronous ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes what the process
-must know. All ranks and the process form new groups of the library. The lowest rank asks each whether it has met the
-others, and its answer counts for all. Then the process continues with the lowest rank's next step; minibatches in
-between are not computed. If the process has ended before that, the ranks continue as they were.
+Asynchronous ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes the run's
+position for the process (`JoinState`). All ranks and the process form new groups of the library. The lowest rank asks
+each whether it has met the others, and decides for all. Then the process continues with the lowest rank's next step;
+minibatches in between are not computed. If the process has ended before that, the ranks continue as they were.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from workbench.runtimes.liveness.membership import Membership
 from workbench.trace.atomic import atomic_file
 from workbench.trace.store import read_info, update_run
 
-WHAT = "all ranks to meet the one that comes"
+WHAT = "all ranks to meet the one that joins"
 MET, NOT_MET = "met", "not met"
-COUNTS = ("num_texts", "num_shrinks", "num_taken")  # of `Membership`: by which names all meet
+COUNTS = ("num_texts", "num_shrinks", "num_taken")  # of `Membership`: they name the meetings
 
 
 @final
@@ -60,7 +60,7 @@ class JoinState:
 
     @classmethod
     def of(cls, written: dict[str, Any]) -> JoinState:
-        """Return it from its written form."""
+        """Return the position from its written form."""
         welcome = written["welcome"]
         return cls(**{**welcome, "place": tuple(welcome["place"])})
 
@@ -68,7 +68,7 @@ class JoinState:
     def now(
         cls, clock: RankClock, controller: RunController, end: EndStep, sync_point: int, paused_s: float
     ) -> JoinState:
-        """Return this rank's."""
+        """Return this rank's position."""
         when = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
         return cls(
             step=end.step,
@@ -113,8 +113,8 @@ def admit(
     Return the reason if it failed, else None. All ranks call it, with nothing in flight.
 
     Args:
-        number: how many processes had asked for its place before.
-        saved: what it continues with (`take_checkpoint`); None: with the model.
+        number: number of earlier requests for its place.
+        saved: the state that it continues from (`take_checkpoint`); None: from the model alone.
     """
     transport = interpreter.transport
     members = transport.members
@@ -155,16 +155,16 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def all_have_met(
-    members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float
+    members: Membership, meet: Callable[..., bool], joining: tuple[int, int], ranks: list[int], timeout_s: float
 ) -> bool:
-    """Return True if all of `ranks` have met in new groups: the lowest asks each, and its answer counts for all.
+    """Return True if all of `ranks` have met in new groups: the lowest asks each, and decides for all.
 
     Args:
-        who: the rank that joins, and how many processes had asked for its place before.
+        joining: the rank that joins, and the number of earlier requests for its place.
     """
-    rank, number = who
+    rank, number = joining
     place, num_gone, lowest = (
-        place_of(*who),
+        place_of(*joining),
         len(members.departures(now=True)),
         min(other for other in ranks if other != rank),
     )

@@ -3,8 +3,8 @@
 The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's end, each program
 takes one more step. It knows that this is its last, so it applies what is in flight. Then all ranks have what the
 process needs: the lowest rank's parameters, optimizer and position in the data, and the memories of collectives that
-are equal on all ranks. Some programs can end only at a step that they knew when they began (`Algorithm.restart`). They
-continue from the end of the first step: nothing is in flight there.
+are equal on all ranks. Some programs can end only at a step that was known when they began (`Algorithm.restart`). They
+continue from the end of the first step, where nothing is in flight.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def admit_waiting(
     Return True if it joined. All ranks call it after the same step, with nothing in flight.
 
     Args:
-        waiting: its rank, and how often it had asked before.
+        waiting: its rank, and the number of its earlier requests.
         kept: the state with which this rank's next program continues.
     """
     (rank, number), sampler, clock = waiting, worker.sampler, interpreter.clock
@@ -79,10 +79,10 @@ def admit_waiting(
 def begin_joined(
     worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter
 ) -> None:
-    """Begin on the process that joins, from what the lowest rank wrote.
+    """On the process that joins: begin from the state that the lowest rank wrote.
 
     Raises:
-        ConfigError: that is of another number of ranks, or of another model.
+        ConfigError: the state is of another number of ranks, or of another model.
     """
     if saved["num_workers"] != interpreter.transport.num_workers:
         raise ConfigError(f"it expected {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}")

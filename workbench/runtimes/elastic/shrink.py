@@ -1,10 +1,10 @@
-"""Synchronous ranks continue as fewer when one has left: `on_failure="shrink"`, or an algorithm that always does.
+"""Synchronous ranks continue as fewer when one has left: `on_failure="shrink"`, or an algorithm that always shrinks.
 
 The remaining ranks come here from any call that failed. They agree on the members, and on the last step that any of
 them has finished. They make new groups of the library, and take the replica of the lowest rank that has finished that
 step. If replicas differ between steps (Local SGD), each rank that has finished it keeps its own, and then all take
-their mean. What was in flight is dropped: at most the gradients of the current step, and those that wait because of a
-delay. Gradients that wait for a quorum are kept (`State.unused`). Then the data are shared among fewer ranks.
+their mean. Gradients in flight are dropped: at most those of the current step, and those that wait because of a delay.
+Gradients that wait for a quorum are kept (`State.unused`). Then the data are shared among fewer ranks.
 
 If another rank leaves during this, the remaining ranks notice it as at any time, and begin here again.
 """
@@ -32,7 +32,7 @@ from workbench.runtimes.transport.base import Deadline, Transport
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.store import read_info, update_run
 
-GRACE_S = 5.0  # from a failure until the departure of a rank must be known
+GRACE_S = 5.0  # how long after a failure a departure may become known; else the failure is raised
 FAILURES = (PeerFailed, Stalled, RuntimeError)  # of a communication that cannot end
 WHAT = "the ranks that remain"
 
@@ -69,7 +69,7 @@ class Shrinker:
                 raise error
             try:
                 return self._continue(members, algorithm, ctx, last)
-            except FAILURES as again:  # of those that remained, one more may have left
+            except FAILURES as again:  # one more rank may have left meanwhile
                 error = again
 
     def _continue(self, members: Membership, algorithm: Algorithm, ctx: Context, last: int) -> int:
@@ -84,7 +84,8 @@ class Shrinker:
         places = {rank: json.loads(texts[rank]) for rank in remain}
         furthest = {name: max(int(place[name]) for place in places.values()) for name in places[remain[0]]}
         step, ahead = furthest["step"], [rank for rank in remain if places[rank]["step"] == furthest["step"]]
-        members.num_texts = furthest["num_texts"] + 1  # a meeting that the failure ended is no rank's next one
+        # Not all ranks have counted a meeting that the failure ended: the next number is new to all.
+        members.num_texts = furthest["num_texts"] + 1
         self._controller.follow(furthest["num_words"], step)
         self._interpreter.reset_transport()
         self._transport.shrink(
@@ -118,7 +119,7 @@ class Shrinker:
         return False
 
     def _take_parameters(self, algorithm: Algorithm, ahead: list[int], ctx: Context) -> None:
-        """Take over the parameters of the ranks that are furthest."""
+        """Take over the parameters of the ranks that have finished the last step."""
         replica, transport = self._worker.replica, self._transport
         common = algorithm.replicas == Replicas.EVERY_STEP
         self._take_replica(ahead[0], ctx, keeps_own=not common and transport.rank in ahead)
@@ -126,13 +127,13 @@ class Shrinker:
             return
         values = replica.read_parameters()
         share = torch.cat([values, values.new_ones(1)]) * (transport.rank in ahead)
-        transport.all_reduce(share, self._interpreter.clock.deadline("the weights that all continue with"))
+        transport.all_reduce(share, self._interpreter.clock.deadline("the parameters that all ranks continue with"))
         replica.write_parameters(share[:-1] / share[-1])
 
     def _take_replica(self, root: int, ctx: Context, *, keeps_own: bool) -> None:
         """Take over the root's replica, and memories that are equal on all ranks, unless this rank keeps its own."""
         replica, transport = self._worker.replica, self._transport
-        deadline = self._interpreter.clock.deadline("the weights that all continue with")
+        deadline = self._interpreter.clock.deadline("the parameters that all ranks continue with")
         held = io.BytesIO()
         torch.save({"replica": replica.state(), "memory": of_all_ranks(ctx.memory)}, held)
         size = torch.tensor([held.tell()])

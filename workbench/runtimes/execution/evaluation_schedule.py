@@ -1,4 +1,4 @@
-"""When the evaluations of an algorithm with servers are due: by the servers' updates, not by the speed of any worker.
+"""When evaluations of an algorithm with servers are due: counted in the servers' updates, not in any worker's steps.
 
 An evaluation of step s is due when the run has made the updates of s + 1 steps. Each server counts for its own shard.
 """
@@ -11,7 +11,7 @@ from typing import final
 
 from workbench.ops import Apply
 
-ROUNDING = 1e-6  # of a sum of many shares of a step
+ROUNDING = 1e-6  # rounding of a sum of many fractions of a step
 
 
 @final

@@ -13,12 +13,12 @@ from workbench import units
 from workbench.errors import PeerFailed, Stalled
 
 T = TypeVar("T")
-SPINS = 200  # polls between which a waiting thread only yields its core; after them it sleeps
+SPINS = 200  # polls after which a waiting thread sleeps; before, it only yields its core
 CHECK_S = 0.25  # between two checks for a failed peer
 
 
 class PeerStatus(Protocol):
-    """Knows what the other ranks do."""
+    """Reports what the other ranks do."""
 
     def note_wait(self, what: str) -> None:
         """Note that the calling thread waits for `what`."""
@@ -36,8 +36,8 @@ class Deadline:
         timeout_s: None: no deadline.
         spins: polls that only yield the core before the thread sleeps. Give 0 to a thread next to one that computes.
         pause_seconds: seconds that the run has been paused until now; they do not count.
-        step: the step of what is waited for. It is a separate argument because a message is rarely made.
-        peer_status: knows what the other ranks do.
+        step: the step of what is waited for. It is a separate argument because the message is rarely needed.
+        peer_status: reports what the other ranks do.
     """
 
     def __init__(

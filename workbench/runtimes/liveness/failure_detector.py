@@ -1,7 +1,7 @@
 """Failure detector: each rank writes a heartbeat file into the run's folder every second, and its peers read it.
 
 A killed rank cannot report its end. Its peers see a closed connection (its own, or that of a rank that left because of
-it), or no sign of it. So only this module decides whether a rank is gone. On one machine it looks up the process (a
+it), or nothing at all. So only this module decides whether a rank is gone. On one machine it looks up the process (a
 stopped process is not gone). For ranks on other machines it reads the time of the last heartbeat.
 """
 
@@ -29,7 +29,7 @@ from workbench.trace.text import read_json
 
 BEAT_S = 1.0
 LOST_S = 60.0  # without a heartbeat from another host: longer than network file systems cache
-SILENT_S = 3.0  # a rank without a heartbeat for this long does not run, or its host is not reached
+SILENT_S = 3.0  # a rank without a heartbeat for this long does not run, or its host cannot be reached
 DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for the rank that is gone
 NUM_WATCHED = 4  # each rank watches this many next ranks, so the first of several that are gone has a watcher
 LEFT = "left-"  # prefix of files of ranks that left before the end
@@ -229,7 +229,7 @@ class FailureDetector:
         )
 
     def forget(self, peer: int) -> None:
-        """Another process takes the place of that rank."""
+        """Forget what is known of a rank: another process takes its place."""
         _ = self._known.pop(peer, None), self._heard.pop(peer, None)
 
     # -- ranks that are gone -----------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class FailureDetector:
         self._known[peer] = row
         state = state_of(row)
         if state == "gone":
-            return "its process has ended" if self._path(peer).exists() else None  # otherwise it has left by now
+            return "its process has ended" if self._path(peer).exists() else None  # no file: it has left meanwhile
         if state is not None or not self._silent(peer, idle=idle):
             return None
         there = [
@@ -255,7 +255,7 @@ class FailureDetector:
             if (one := read_heartbeat(self.folder, rank)) and one["place"] == row["place"]
         ]
         silent = [self._silent(rank, idle=idle) for rank in there]
-        if all(silent):  # else its host is reached: the rank is stopped, or a rank on that host sees its end
+        if all(silent):  # else the host can be reached: the rank is stopped, or a rank on that host sees its end
             return f"no rank on {row['host']} has reported for {self._lost_s:.0f} s"
         return None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-BOUND_S = 2.0  # how long an interrupt waits for a call that peers depend on; they may wait for it without an end
+BOUND_S = 2.0  # how long an interrupt waits for a call without which peers would wait forever
 AGAIN_S = 0.01
 
 
@@ -21,7 +21,7 @@ def single_interrupt(bound: Callable[[], bool] = lambda: False) -> Iterator[Call
     Outside the main thread, or if SIGINT is ignored already, nothing changes.
 
     Args:
-        bound: whether this is a bad moment. The interrupt then waits, for `BOUND_S` at most.
+        bound: returns True while peers depend on a call of this rank. The interrupt then waits, for `BOUND_S` at most.
 
     Yields:
         A function that ignores every later SIGINT; to be called when the rank begins to leave.

@@ -1,8 +1,8 @@
-"""Membership of a run that continues without some ranks: which have left, and texts that the remaining ranks gather.
+"""Membership of a run that continues without some ranks: which have left, and texts gathered from those that remain.
 
-The failure detector finds out that a rank is gone, because a communication library may report no death. The first rank
-that finds it out writes a file into the run's folder, and this file counts for all. A rank that was given up by mistake
-finds its own name there and must not continue.
+The failure detector decides that a rank is gone, because a communication library may report no death. The first rank
+that detects it writes a file into the run's folder, and this file is valid for all ranks. A rank that was removed by
+mistake finds its own number there and must not continue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workbench.runtimes.liveness.failure_detector import FailureDetector, heartb
 from workbench.trace.atomic import write_atomic
 from workbench.trace.store import read_info, update_run
 
-if TYPE_CHECKING:  # to look whether a run continues needs no torch
+if TYPE_CHECKING:  # `tolerates_loss` must not import torch
     from workbench.runtimes.liveness.deadline import Deadline
 
 LOOK_S = 0.1  # between two reads of the files
@@ -36,7 +36,7 @@ LEFT_TEXT = "\0left"  # in place of the text of a rank that has left
 
 
 def left_name(rank: int, num_taken: int) -> str:
-    """Name of the file that a rank has left; `num_taken` processes had taken its place before."""
+    """Name of the file that reports the departure of a rank; `num_taken` processes had taken its place before."""
     return f"left-{rank:05d}-{num_taken}.json" if num_taken else f"left-{rank:05d}.json"
 
 
@@ -46,10 +46,10 @@ class Departure:
     """A rank that has left.
 
     Attributes:
-        why: how that was found out.
+        why: how that was detected.
         unix_s: when, in seconds since 1970.
         seconds: when, in seconds since the run began.
-        seen_by: the rank that found it out.
+        seen_by: the rank that detected it.
     """
 
     rank: int
@@ -64,27 +64,25 @@ class Membership:
     """One rank's view of the members of the run. Every rank makes one before any rank needs it.
 
     Args:
-        detector: this rank's. It no longer announces a rank that is gone.
-        goes_on_without: rank -> whether the run can continue when that rank has left.
+        detector: this rank's. Its announcements of ranks that are gone are switched off.
+        can_lose: rank -> whether the run can continue when that rank has left.
 
     Attributes:
-        shrinks: if it cannot, the remaining ranks continue as fewer (`runtimes.elastic.shrink`).
+        shrinks: if `can_lose` is False, the remaining ranks continue as fewer (`runtimes.elastic.shrink`).
     """
 
-    def __init__(
-        self, detector: FailureDetector, goes_on_without: Callable[[int], bool], *, shrinks: bool = False
-    ) -> None:
+    def __init__(self, detector: FailureDetector, can_lose: Callable[[int], bool], *, shrinks: bool = False) -> None:
         self.rank, self.num_ranks, self.shrinks = detector.rank, detector.num_ranks, shrinks
-        self.losable = [goes_on_without(other) and other != 0 for other in range(self.num_ranks)]
+        self.losable = [can_lose(other) and other != 0 for other in range(self.num_ranks)]
         self.detector, detector.announce = detector, None
         self.folder = detector.folder / FOLDER
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remain: set[int] | None = None  # the remaining ranks, after a run has shrunk
-        self.gone: list[Departure] = []  # in the order in which this rank found them
+        self.gone: list[Departure] = []  # in the order in which this rank detected them
         self._before: list[Departure] = []  # of ranks whose place was taken
-        self.num_taken = [0] * self.num_ranks  # how often another process has taken a rank's place
+        self.num_taken = [0] * self.num_ranks  # rank -> number of processes that have taken its place
         self.num_texts = 0
-        self.num_shrinks = 0  # how often the remaining ranks have met
+        self.num_shrinks = 0  # number of times that the run has shrunk
         self._looked_s, self._began_s = 0.0, time.monotonic()
         self._lock = threading.Lock()
 
@@ -173,7 +171,7 @@ class Membership:
         All remaining ranks get the same.
 
         Args:
-            place: a name, used once, where ranks come from different work and so have not counted the same gathers.
+            place: a name for this gather alone, for ranks that have not counted the same gathers.
         """
         number: int | str = place or self.num_texts
         self.num_texts += not place
@@ -211,7 +209,7 @@ class Membership:
 
     def record(self) -> list[dict[str, Any]]:
         """Departures for `run.json`, with seconds since the run began."""
-        # A rank that joined later may know one from both.
+        # A rank that joined later may have the same departure in both lists.
         known = dict.fromkeys([*self._before, *self.departures(now=True)])
         return [asdict(row) for row in sorted(known, key=lambda departure: departure.seconds)]
 
@@ -235,7 +233,7 @@ def require_all(texts: list[str], what: str) -> list[str]:
         PeerFailed: a rank has left.
     """
     if LEFT_TEXT in texts:
-        raise PeerFailed(f"rank {texts.index(LEFT_TEXT)} has left, and {what} takes all ranks: start again")
+        raise PeerFailed(f"rank {texts.index(LEFT_TEXT)} has left, and {what} needs all ranks: start again")
     return texts
 
 
@@ -243,7 +241,7 @@ def tolerates_loss(folder: Path, *, over: bool) -> bool:
     """Return True if the run tolerates the loss of a rank.
 
     Args:
-        over: whether the run has ended. It then counts whether it did lose one and continued.
+        over: whether the run has ended. Then return whether it lost a rank and continued.
     """
     if not over and (folder / FOLDER).is_dir():
         return True

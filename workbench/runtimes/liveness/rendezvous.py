@@ -1,4 +1,4 @@
-"""Rendezvous: no rank joins a library's group before all have started, because the group would wait for ever."""
+"""Rendezvous: no rank joins a library's group before all have started, because the group would wait forever."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ EXIT_STATUS = 75  # of a rank that ended itself because a library's call did not
 
 @final
 class Watchdog:
-    """Watches the thread that makes it.
+    """Watches the thread that creates it.
 
     Args:
         folder: the run's folder.
@@ -62,7 +62,7 @@ class Watchdog:
         return {"waits": waits, "does": "" if waits else self._activity(), "step": self.step()}
 
     def watch_library_call(self, within_s: float, absent: Callable[[str | None], str]) -> None:
-        """Report a library call that lasts, and what the others do (`absent`).
+        """Report a long library call, and what the others do (`absent`).
 
         End the process if the call lasts too long.
         """

@@ -25,7 +25,7 @@ from workbench.runtimes.rank.pending_evaluations import PendingEvaluations, eval
 from workbench.runtimes.transport.base import Deadline
 from workbench.trace.recorder import Recorder
 
-SHARD_TAG = 987  # of the parameters that a server kept for an evaluation
+SHARD_TAG = 987  # tag of messages with parameters that a server kept for an evaluation
 
 
 @final
@@ -70,16 +70,16 @@ class AsyncEvaluations:
         self._pending.add(self._row(step), self._worker.snapshot())
 
     def gather(self) -> float | None:
-        """Send to rank 0 what servers on other ranks kept.
+        """Send the parameters that servers on other ranks kept to rank 0.
 
-        All ranks call it. Return the time of the last update, None without any.
+        All ranks call it. Return the time of the last update; None without an update.
         """
         if self._schedule is None or not self._worker.can_evaluate:
             return None
         updated_s = None if self._updated_s is None else self._seconds(self._updated_s)
         steps = {step: sorted(shards) for step, shards in self._shards.items()}
         mine = {"steps": steps, "came_s": self._reached_s, "updated_s": updated_s}
-        deadline = self._interpreter.clock.deadline("all ranks to say what servers kept for evaluations")
+        deadline = self._interpreter.clock.deadline("all ranks to report what servers kept for evaluations")
         texts = self._transport.gather_texts(json.dumps(mine), deadline)
         theirs = [json.loads(text) if text != LEFT_TEXT else None for text in texts]
         if self._transport.rank == 0:
@@ -93,7 +93,7 @@ class AsyncEvaluations:
         return max(last, default=None)
 
     def make(self, last: int, seconds: float, *, stopped: bool) -> None:
-        """Evaluate on rank 0 what was kept, and the parameters after the `last` step."""
+        """On rank 0: evaluate the kept parameters, and those after the `last` step."""
         if self._transport.rank != 0 or not self._worker.can_evaluate:
             return
         newest = self._pending.newest()
@@ -110,7 +110,7 @@ class AsyncEvaluations:
     def _left(self) -> list[int]:
         """Return due steps that no update completed, because their gradients were dropped or lost.
 
-        They are evaluated at the last parameters.
+        These steps are evaluated at the last parameters.
         """
         if self._schedule is None:
             return []

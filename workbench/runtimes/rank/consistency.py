@@ -71,7 +71,7 @@ def facts_of_run(
 
 
 def check_agreement(facts: Facts, transport: Transport, interpreter: Interpreter) -> list[str]:
-    """Compare the facts of all ranks. Returns notes on differences that are allowed; rank 0 warns of them.
+    """Compare the facts of all ranks. Return notes on allowed differences; rank 0 warns of them.
 
     Raises:
         RankMismatch: another fact differs; names the ranks that differ from most.
@@ -86,7 +86,7 @@ def check_agreement(facts: Facts, transport: Transport, interpreter: Interpreter
         others.remove(name) if name in others else None
         more = f" Also different: {', '.join(others)}." if others else ""
         raise RankMismatch(f"{words}. {FIXES.get(name, 'Give every rank the same model and settings')}.{more}")
-    notes = [f"{words}: the run continues, because that changes at most last bits" for words in differences.values()]
+    notes = [f"{words}: the run continues, because only last bits may differ" for words in differences.values()]
     if transport.rank == 0:
         for line in notes:
             warnings.warn(line, RuntimeWarning, stacklevel=2)
@@ -112,7 +112,7 @@ def compare(everyone: Sequence[Facts]) -> dict[str, str]:
 
 
 def _difference(name: str, groups: dict[str, list[int]]) -> str:
-    usual = max(groups, key=lambda value: len(groups[value]))  # the first of the largest groups
+    usual = max(groups, key=lambda value: len(groups[value]))  # in a tie, the group with the lowest rank
     odd = {value: ranks for value, ranks in groups.items() if value != usual}
     those = sorted(rank for ranks in odd.values() for rank in ranks)
     differ = "differs" if len(those) == 1 else "differ"

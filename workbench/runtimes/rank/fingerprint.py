@@ -18,9 +18,9 @@ from torch.utils.data import Dataset, TensorDataset
 from workbench.resources import PACKAGE
 from workbench.units import MIB
 
-MOST_BYTES = 64 * MIB  # larger data, and data to load, are digested by a sample
+MOST_BYTES = 64 * MIB  # larger data, and data loaded item by item, are digested by a sample
 NUM_ROWS, NUM_ITEMS = 1024, 8
-NUM_TWICE = 2  # items that are loaded twice, to find out whether they are random
+NUM_TWICE = 2  # items that are loaded twice, to detect random ones
 
 
 def _digest(*parts: bytes) -> str:
@@ -73,9 +73,9 @@ def _parts_of(code: CodeType) -> Iterator[bytes]:
 
 
 def data_digest(data: Dataset[Any] | None) -> str:
-    """Digest of a data set: of all its tensors if they are small, else of items spread over it.
+    """Digest of a data set: of all its tensors if they are small, else of items spread evenly over it.
 
-    A text if there is no digest.
+    If there is no digest, the text says why.
     """
     if data is None:
         return "none"

@@ -35,7 +35,7 @@ from workbench.trace.tail import last_step_row
 
 
 def rejoin(job: Any, rank: int) -> dict[str, Any]:
-    """Train as that rank, which has left the run of `job.folder`, from the run's position until its end.
+    """Train as that rank, which has left the run in `job.folder`, from the run's position to its end.
 
     Args:
         job: the same job as that of the other ranks (`rank.main.Job`).
@@ -98,7 +98,7 @@ def _train(
         "threads": torch.get_num_threads(),
     }
     header |= {"origin_s": time.perf_counter(), "unix_s": time.time()}
-    recorder = FileRecorder(folder, detector.rank, header, settings.trace_steps, goes_on=True)
+    recorder = FileRecorder(folder, detector.rank, header, settings.trace_steps, extends=True)
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
     interpreter = Interpreter(transport, worker.replica, recorder, worker.minibatch, **how)
     if (before := last_step_row(folder / metrics_name(detector.rank))) is not None:
@@ -131,7 +131,7 @@ def _train(
 
 
 def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
-    """Wait until the other ranks know that this one has left. Return how often it has."""
+    """Wait until the other ranks know that this one has left. Return the number of its departures."""
     deadline = Deadline(f"the run {folder.name} to continue without rank {rank}", lambda: _over(folder), timeout_s)
     while True:
         row, times = read_heartbeat(folder, rank), 0
@@ -147,7 +147,7 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
 
 
 def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]]:
-    """Ask to be admitted until the run answers. Return how often the place had been asked for, and the answer.
+    """Ask to be admitted until the run answers. Return the number of earlier requests for the place, and the answer.
 
     Raises:
         ConfigError: the run admits no process, with the reason.

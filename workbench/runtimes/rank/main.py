@@ -53,7 +53,7 @@ class Job:
     Attributes:
         folder: the run's folder, which all ranks can write to.
         resume: folder of the run to continue, from its newest checkpoint.
-        stop_after: stop at the end of this step, with a checkpoint.
+        stop_after: stop after this step, with a checkpoint.
     """
 
     algorithm: Algorithm
@@ -100,7 +100,7 @@ def as_rank(
 
     Args:
         step: a list with the current step.
-        leave: called when this rank begins to leave because of a failure.
+        leave: called when this rank fails, before it reports the failure.
     """
     try:
         return train()
@@ -134,7 +134,7 @@ def _tell(
 ) -> None:
     """Report why this rank leaves, to the other ranks and in the run's folder."""
     where = f"at step {step}" if step >= 0 else "before the first step"
-    rank, folder = detector.rank, detector.folder  # the rank's number at the beginning
+    rank, folder = detector.rank, detector.folder  # the rank's number at the start of the run
     reason = f"rank {rank} failed {where}: {type(error).__name__}: {error}"
     if isinstance(error, KeyboardInterrupt):
         reason = f"rank {rank} was interrupted {where} (KeyboardInterrupt)"
@@ -149,7 +149,7 @@ def _tell(
         with suppress(OSError):  # a full disk, which the error itself reports
             (folder / f"failed-{rank:05d}.json").write_text(json.dumps(record))
     if keeps_record:
-        with suppress(WorkbenchError):  # the same
+        with suppress(WorkbenchError):  # a full disk here too
             update_run(folder, status="failed", error=str(error) if isinstance(error, PeerFailed) else reason)
 
 
@@ -263,7 +263,7 @@ def _machine() -> str:
 
 def _ranks_on_this_machine(transport: Transport, timeout_s: float, detector: FailureDetector) -> int:
     here = _machine()
-    deadline = Deadline("all ranks to say where they run", transport.peer_failure, timeout_s, peer_status=detector)
+    deadline = Deadline("all ranks to report their machines", transport.peer_failure, timeout_s, peer_status=detector)
     return transport.gather_texts(here, deadline).count(here)
 
 

@@ -1,6 +1,6 @@
 """Pending evaluations: their parameters are stored in the run's folder, not in memory, until they are made.
 
-Where ranks are at different steps, rank 0 evaluates at the end of the run (decision 12). If the run ends before,
+Where ranks are at different steps, rank 0 evaluates at the end of the run (decisions/0012). If the run ends before,
 `evaluate_left` or `workbench evaluate RUN` makes the evaluations.
 
     evaluations/step-00000004.pt      the parameters after step 4, and the row that the evaluation completes
@@ -55,13 +55,13 @@ class PendingEvaluations:
         return max((int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.pt")), default=-1)
 
     def take(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Row and snapshot of each. A file is removed when the next one is asked for, so that none is lost."""
+        """Row and snapshot of each. A file is removed when the next one is requested, so that none is lost."""
         for path in sorted(self._folder.glob("step-*.pt")):
             kept = torch.load(path, map_location="cpu", weights_only=True)
             yield kept["row"], kept["snapshot"]
             path.unlink()
         if self._folder.is_dir() and not any(self._folder.glob("step-*.pt")):
-            for rest in self._folder.iterdir():  # drafts of a killed writer
+            for rest in self._folder.iterdir():  # temporary files of a killed writer
                 rest.unlink()
             self._folder.rmdir()
 

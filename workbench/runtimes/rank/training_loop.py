@@ -59,7 +59,7 @@ from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import update_run
 
-NEWS = 1  # what asynchronous ranks tell each other of commands: there are some
+NEWS = 1  # message of asynchronous ranks to each other: there are new commands
 
 
 @final
@@ -94,7 +94,7 @@ class TrainingLoop:
             )
         self._lagging = self._transport.device.type == "cuda"  # reading a loss would wait for the device
         self._generation: Generation
-        self._end = EndStep(-1)  # of the last step that this rank has finished
+        self._end = EndStep(-1)  # end of the last step that this rank has finished
         self._paused_s = 0.0  # of evaluations
         self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event of its loss
 
@@ -118,7 +118,7 @@ class TrainingLoop:
         last = self._end.step
         if self._evaluations is None and not stopped:
             if self._worker.can_evaluate:
-                self._evaluate(last)  # everything that was in flight has been applied
+                self._evaluate(last)  # all gradients in flight have been applied
             self._recorder.end_step()
         self._flush_pending()
         seconds = self._seconds()
@@ -147,7 +147,7 @@ class TrainingLoop:
         return last
 
     def _begin_together(self) -> float:
-        """Begin with all ranks; return the origin of rank 0 on its clock, minus this rank's on its own."""
+        """Begin with all ranks. Return rank 0's origin on its clock, minus this rank's origin on its own clock."""
         interpreter, transport = self._interpreter, self._transport
         transport.barrier(interpreter.clock.deadline("all ranks to begin"))
         offset_s = offset_to_rank0(transport, interpreter.clock.deadline("the clocks to be compared"))
@@ -170,10 +170,10 @@ class TrainingLoop:
     def _take_steps(self, ctx: Context, at: list[int], late: JoinState | None) -> bool:
         """Train, one generation after the other; return True if the run was stopped."""
         self._begin(self._first_generation(ctx, late))
-        at[0] = ctx.first_step  # the step under way, for the message of a failure
+        at[0] = ctx.first_step  # the current step, for the message of a failure
         if late is not None:
             self._paused_s = late.paused_s
-            if not self._algorithm.asynchronous:  # all were paused
+            if not self._algorithm.asynchronous:  # all ranks were paused
                 self._paused_s += self._interpreter.clock.now() - late.seconds
         resumes = late is not None  # a rank that joins begins as all others begin the next generation
         while True:
@@ -206,10 +206,10 @@ class TrainingLoop:
         return generation.following(EndStep(ctx.first_step - 1, state=ctx.resumed), sync_point=sync_point)
 
     def _furthest_step(self, ctx: Context) -> int:
-        """Return the first step of the rank that is furthest. All ranks call it."""
+        """Return the largest first step of any rank. All ranks call it."""
         if self._worker.settings.checkpoint_every is None or not needs_sync_point(self._algorithm):
             return ctx.first_step
-        deadline = self._interpreter.clock.deadline("all ranks to agree where checkpoints are kept")
+        deadline = self._interpreter.clock.deadline("all ranks to agree on the step of the next checkpoint")
         steps = require_all(self._transport.gather_texts(str(ctx.first_step), deadline), "the beginning of a run")
         return max(map(int, steps))
 
@@ -230,7 +230,7 @@ class TrainingLoop:
         ctx.num_steps = self._generation.end_step
 
     def _run_generation(self, ctx: Context, at: list[int]) -> Outcome:
-        """Run the program until something else follows."""
+        """Run the program until it ends or its generation does."""
         with closing(lower(ctx, self._generation.algorithm.worker(ctx))) as program:
             while (end := self._interpreter.advance(program)) is not None:
                 self._end = end
@@ -358,7 +358,8 @@ class TrainingLoop:
     def _flush_pending(self) -> None:
         if self._pending is not None:
             (row, event), self._pending = self._pending, None
-            with self._transport.streams.after(event):  # the step that was enqueued since is not waited for
+            # Waits for this step's loss, not for the step that was enqueued since.
+            with self._transport.streams.after(event):
                 self._recorder.metrics(self._worker.metrics(*row))
 
     def _evaluate(self, step: int) -> None:

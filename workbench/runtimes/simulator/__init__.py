@@ -3,12 +3,12 @@
 A simulated process is one program of one worker. It yields requests; handlers answer them in virtual time.
 
 - `simulate` is the public function. `simulation` runs one simulation, and `HANDLERS` there names the handler of each
-  request. It carries out what `control/generations.py` decides. `checkpoints` and `evaluations` do two of the
+  request. It carries out what `control/generations.py` decides. `checkpoints` and `evaluations` carry out two of its
   instructions.
 - `state` holds the cluster and its processes, and the loop that runs a process from one request to the next.
 - `compute`, `communication` and `background` are the handlers. Each imports `state`; none imports `simulation`.
-- `fabric`, `fair_sharing` and `mailboxes` are the clock and the network. `pass_times` says how long workers compute.
-- `worker` is what a worker holds. `comm_schedule` repeats a collective whose messages are known.
+- `fabric`, `fair_sharing` and `mailboxes` are the clock and the network. `pass_times` has the times of workers' passes.
+- `worker` is the state of a worker. `comm_schedule` repeats a collective whose messages are known.
 - `failures`, `recorded_answers` and `replay` are for runs that lose workers or are run again.
 - `lockstep/` computes all workers of a symmetric algorithm at once.
 

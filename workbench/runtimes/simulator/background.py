@@ -61,7 +61,7 @@ def _queue(cluster: SimCluster, lane: deque[SimProcess], started: SimProcess) ->
 
     def end(value: Any, error: Exception | None) -> None:
         lane.popleft()
-        more = bool(lane)  # a program that `finish` starts on this lane begins by itself
+        more = bool(lane)  # read before `finish`: a program that it starts on an empty lane begins in `start`
         finish(value, error)
         if more:
             lane[0].resume()
@@ -82,7 +82,7 @@ def wait(cluster: SimCluster, process: SimProcess, request: ops.Wait) -> Any:
 
 
 def wait_any(cluster: SimCluster, process: SimProcess, request: ops.WaitAny) -> Any:
-    """Answer with the first ticket that is done, or with None when the time is over."""
+    """Answer with the first ticket that is done, or with None at the time-out."""
     tickets = request.tickets
     if not tickets:
         raise ValueError("WaitAny of no tickets never returns: give at least one")

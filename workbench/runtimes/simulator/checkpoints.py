@@ -1,4 +1,4 @@
-"""Checkpoints of a simulated run, in memory: of each worker after a step, and at a stop of the run."""
+"""Checkpoints of a simulated run, in memory: of each worker, after a step or at a stop."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class ScheduleCache:
         self._known: dict[Any, CommSchedule | None] = {}
 
     def take(self, ctx: Context, request: Sum) -> Request | Program:
-        """Return what takes a sum (`program.lower`): a schedule if the collective has one, else its sub-program."""
+        """Return the request or sub-program for a sum (`program.lower`): a schedule if the collective has one."""
         value, collective = request.value, request.collective
         assert isinstance(collective, Collective)
         chosen = replace(request, collective=collective.select(ctx, value))

@@ -1,6 +1,6 @@
 """Virtual time and the simulated network: an event queue, collectives, and messages between two ranks.
 
-This module knows nothing of algorithms or gradients. A value is passed on unchanged.
+This module does not depend on algorithms or gradients. It passes values on unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Clock:
             action(argument)
 
 
-LEFT = object()  # instead of a message's value: the rank has left
+LEFT = object()  # in place of a message's value: the rank has left
 Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
 
 
@@ -87,7 +87,7 @@ class Fabric:
     # -- collectives -------------------------------------------------------------------------------------------
 
     def join(self, channel: str, arrival: Arrival, seconds: float, combine: Callable[[list[Any]], None]) -> None:
-        """Take part in the channel's next collective. It takes `seconds` after the last rank has joined.
+        """Take part in the channel's next collective. It ends `seconds` after the last rank has joined.
 
         `combine` is called once, at the end, with every rank's value in order of rank.
         """

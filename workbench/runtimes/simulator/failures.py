@@ -1,4 +1,4 @@
-"""Simulated workers whose process ends: the check of `failures=`, and the failures themselves."""
+"""Simulated workers whose process ends: `failures=` is checked and carried out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_failures(algorithm: Algorithm, num_ranks: int, failures: Mapping[int, 
         if not can_lose(algorithm, rank, num_ranks):
             raise ConfigError(
                 f"failures={dict(failures)}: {algorithm} on {num_ranks} ranks cannot continue without rank {rank}: "
-                "choose a worker that serves nothing, not rank 0"
+                "choose a rank other than 0 that is no server"
             )
         if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not math.isfinite(at_s) or at_s < 0:
             raise ConfigError(

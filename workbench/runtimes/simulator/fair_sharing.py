@@ -10,7 +10,7 @@ from workbench.costs import Route
 
 Connection = tuple[int, int]  # sender, receiver
 Waiting = tuple[int, int, float, Any]  # priority, number in order of meeting, bytes, argument of `done`
-LEAST_BYTES = 1e-3  # fewer bytes than this are a rounding error: the message has left
+LEAST_BYTES = 1e-3  # a smaller remainder is a rounding error: the message has left
 
 
 def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
@@ -179,5 +179,6 @@ class FairLinks:
     def _look(self, number: int) -> None:
         """End the next message, unless another message began or ended after this was posted."""
         if number == self._number:
-            self._continue(self._soonest_s())  # not by the clock: adding a very short time may not change it
+            # Seconds, not the clock's time: adding a very short time may not change it.
+            self._continue(self._soonest_s())
             self._settle()

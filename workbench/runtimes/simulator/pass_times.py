@@ -1,4 +1,4 @@
-"""How long simulated workers compute: each worker's passes, and when buckets of a gradient are final."""
+"""Times of simulated workers' passes, and when buckets of a gradient are final."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class RecordedAnswers:
         self.controls = {row["control"] for row in mine if "control" in row}
 
     def source(self) -> int:
-        """Return the sender of the next receive from any rank; -1 at the record's end: no program waited for it."""
+        """Return the sender of the next receive from any rank; -1 at the record's end, where none was waited for."""
         return int(self._sources.popleft()) if self._sources else -1
 
     def next_position(self) -> int:

@@ -3,7 +3,7 @@
 The events of an asynchronous run contain what depends on timing: the sender of each receive from any rank, the ticket
 that each `WaitAny` found, the time of each `Now`, and when the run was asked to stop. A replay gives the same programs
 the same answers. So they compute bit-identical numbers, also if gradients were summed in order of arrival. The times of
-a replay have no meaning.
+a replay are meaningless.
 
 Not bit-identical: sums of a library (the all-reduce of gloo and MPI adds in another order), and runs on a GPU or on
 another processor. A run whose settings were changed during the training cannot be replayed.
@@ -34,7 +34,7 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        run: the record of the replay itself: metrics and updates. Its times mean nothing.
+        run: the record of the replay: metrics and updates. Its times are meaningless.
         parameters: rank -> its trainable parameters at the end, flat.
     """
 
@@ -77,7 +77,7 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         )
     if algorithm.restart == Restart.FROM_PARAMETERS:
         raise ConfigError(
-            f"{algorithm} cannot be replayed: its worker gives gradients to rounds without a message, so no record has them"
+            f"{algorithm} cannot be replayed: its worker adds gradients to rounds without a message, so no record has them"
         )
     if algorithm.asynchronous and not run.events:
         raise ConfigError(

@@ -50,14 +50,14 @@ def simulate(
         detail: "messages": every worker runs its program, and every message is an event. "formula": one program runs
             for all workers. A collective begins when the last worker has arrived, and takes the seconds of its closed
             form. Needs `timing_only`, unless the collective is `Native()`. "auto": one program if the result is the
-            same, which is so if a symmetric algorithm sums with the library's all-reduce; otherwise messages.
-        failures: rank -> virtual seconds at which its process ends, such as `{3: 2.5}`. The algorithm must continue
-            without that rank, so it is a worker of an algorithm with servers, and not rank 0. `run.info["departures"]`
-            has those that ended.
+            same (a symmetric algorithm that sums with the library's all-reduce); otherwise messages.
+        failures: rank -> virtual seconds at which its process ends, such as `{3: 2.5}`. The algorithm must be able to
+            continue without that rank: a worker other than rank 0, of an algorithm with servers.
+            `run.info["departures"]` lists the ranks that ended.
         settings: those of `workbench.settings.Settings`.
 
     Raises:
-        ConfigError: this cannot be simulated; the message says what can.
+        ConfigError: this cannot be simulated; the message names the alternative.
         Stalled: no process can continue; names what each rank waits for.
         Diverged: a loss is not a finite number.
     """
@@ -110,7 +110,7 @@ def run_simulation(
     if detail == "formula":
         _check_formula(algorithm, network, timing_only=timing_only or native)
     if detail == "messages" or not algorithm.symmetric or not (native or detail == "formula"):
-        with collecting_new_objects():  # no variable for the simulation: it is then freed at the end
+        with collecting_new_objects():  # in no variable, so that the simulation is freed when it ends
             return Simulation(
                 algorithm,
                 problem,
@@ -149,7 +149,8 @@ def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bo
         )
     if not timing_only:
         raise ConfigError(
-            f"detail='formula': {algorithm} sums by messages, and a formula has none; use timing_only=True, or Native()"
+            f"detail='formula': {algorithm} sums values by messages, which a formula lacks; "
+            "use timing_only=True, or Native()"
         )
     collective = getattr(algorithm, "collective", None)
     if isinstance(collective, Native) or collective is None:
@@ -164,7 +165,7 @@ def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bo
         )
     if algorithm.requires.num_lanes > 1:
         raise ConfigError(
-            f"detail='formula': {algorithm.requires.num_lanes} lanes share the links, and there is no closed form for that; "
+            f"detail='formula': {algorithm.requires.num_lanes} lanes share the links, which has no closed form; "
             "use detail='messages', or lanes=1"
         )
     try:

@@ -4,8 +4,8 @@ The programs are those of real ranks. Their requests take virtual time. Gradient
 timing only), and sums are taken in rank order. So a run is a pure function of its inputs.
 
 `runtimes/control/generations.py` decides what happens at a step's end and at the programs' end, as for real ranks. A
-simulated run has no commands, and no process joins it. Only a replay can be stopped by a command: its record says at
-which step.
+simulated run has no commands, and no process joins it. Only a replay can be stopped by a command; its record has the
+step.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ from workbench.trace.run import Run
 from workbench.units import MIB
 
 YOUNG_OBJECTS = 50_000  # new objects between two garbage collections
-MAX_NAMED = 64  # processes that an error names
+MAX_NAMED = 64  # an error names at most this many processes
 
 
 def _now(cluster: SimCluster, process: SimProcess, _: ops.Now) -> float:
     return process.recorded.now() if process.recorded is not None else cluster.clock.now_s
 
 
-HANDLERS: dict[type, Handler] = {  # `EndStep` is a simulation's own
+HANDLERS: dict[type, Handler] = {  # `EndStep` has its handler in `Simulation`
     ops.AllGather: communication.all_gather,
     ops.AllReduce: communication.all_reduce,
     ops.Apply: compute.apply,
@@ -376,7 +376,7 @@ class Simulation:
 def collecting_new_objects() -> Iterator[None]:
     """Collect garbage rarely, and only among objects that are made inside.
 
-    Modules are not searched, and most new objects stay.
+    Modules are not searched. Most new objects live long, so a collection frees little.
     """
     usual = gc.get_threshold()
     gc.freeze()

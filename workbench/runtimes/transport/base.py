@@ -53,10 +53,10 @@ class Transport(ABC):
     rank: int
     num_workers: int
     device: torch.device
-    library: str  # for the record
+    library: str  # name and version, for the record
     has_threads = True  # whether several threads of a rank may use it at once
     sums_from_threads = True  # whether several threads of a rank may begin sums, each on its own lane
-    notes: list[str]  # for the user: staging, missing thread support
+    notes: list[str]  # warnings for the user: staging, missing thread support
     outlives_peers = False  # whether messages between other ranks continue when a rank's process ends
     can_shrink = False  # whether the remaining ranks can then continue as fewer (`shrink`)
     members: Membership | None = None  # which ranks take part, if the run continues without some
@@ -72,7 +72,8 @@ class Transport(ABC):
 
     @abstractmethod
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
-        """The same in the background; None where the library makes no progress by itself (a lane's thread then blocks).
+        """Begin a sum in the background; None where the library makes no progress by itself (a lane's thread then
+        blocks).
 
         Args:
             always: begin it in the library even then.

@@ -86,7 +86,7 @@ class Mailbox:
         """The stamp of a message that arrived; None for an announcement: wait for the next message.
 
         Raises:
-            RankMismatch: it has another length or dtype than this rank expects.
+            RankMismatch: its length or dtype is not the one that this rank expects.
         """
         channel = self._incoming.get((source, tag))
         if channel is None:
@@ -260,7 +260,8 @@ class AnySourceRecv(Handle):
                 self._remote = self._mailbox.post_any(flat, self._tag)
                 return False
             self.source, self.flat, self.stamp = source, flat, stamp
-            self.finished_s = max(handle.finished_s or time.perf_counter(), self.started_s)  # posted earlier, maybe
+            # The library's receive may have been posted, and completed, before this one began.
+            self.finished_s = max(handle.finished_s or time.perf_counter(), self.started_s)
             return True
         found = self._mailbox.take(self._tag)
         if found is not None:
@@ -292,6 +293,6 @@ def flush(mailbox: Mailbox, transport: Transport, deadline: Any) -> None:
         tag, size = map(int, item.split(":"))
         nothing = torch.zeros(size, dtype=torch.uint8, device=transport.device)
         sends.append(transport.start_send((transport.rank + 1) % transport.num_workers, nothing, tag))
-    mailbox.finish(deadline("a message for what is still posted"))
+    mailbox.finish(deadline("messages for the receives that are still posted"))
     for handle in sends:
         handle.wait(deadline("the next rank to receive"))

@@ -18,7 +18,7 @@ from workbench.runtimes.transport.base import CLOCK_TAG, Deadline, Transport
 
 SMALL_BYTES, LARGE_BYTES, LONG_BYTES, LONGEST_BYTES = 8, 1 << 20, 8 << 20, 64 << 20
 ROUNDS, LARGE_ROUNDS, LONG_ROUNDS, LONGEST_ROUNDS = 8, 4, 5, 3
-LONG_WARM, LONGEST_WARM = 2, 1  # a library's first long sums take two or three times as long as later ones
+LONG_WARM, LONGEST_WARM = 2, 1  # warm-up: a library's first long sums take two to three times as long as later ones
 LONG_LIMIT_S = 0.25  # longest sum that is worth measuring: on a slower network, shorter sums are bandwidth-bound too
 
 
@@ -29,13 +29,13 @@ class MeasuredLink:
 
     Attributes:
         latency_s, bandwidth_bytes_per_s, sum_s_per_byte: see `collectives.Link`. Measured while all ranks send and
-            receive at once, as in a sum, so with the processors and wires that they share.
+            receive at once, as in a sum: they share processors and wires.
         native_latency_s, native_s_per_byte: of the library's all-reduce: a line through a short one and one of 1 MiB.
         long_s_per_byte: of the library's all-reduce, per byte beyond 1 MiB, where libraries change their algorithm.
         longest_s_per_byte: of the library's all-reduce, per byte of 64 MiB or more, where libraries allocate memory
             each time. None if no sum is as long, or if measuring it would take too long.
-        slowdown: measured time of a long ring over its formula, which knows nothing of processors and memory. 1 if no
-            sum is longer than 1 MiB.
+        slowdown: measured time of a long ring, divided by that of its formula, which ignores processors and memory. 1
+            if no sum is longer than 1 MiB.
     """
 
     latency_s: float
@@ -125,7 +125,7 @@ def _usual(
     *,
     waits: Callable[[], Deadline],
 ) -> float:
-    """Return the median seconds of long sums, after cold ones."""
+    """Return the median seconds of long sums, after a warm-up."""
     return median(_seconds(warm + rounds, work, waits)[warm:])
 
 
@@ -150,7 +150,7 @@ def _hop(transport: Transport, message: Tensor, deadline: Deadline) -> None:
 
 
 def _ring(transport: Transport, flat: Tensor, deadline: Deadline) -> None:
-    """A ring, one message after the other, in blocks of one length: what is left over is not summed."""
+    """A ring, one message after the other, in blocks of one length: the remainder is not summed."""
     rank, p = transport.rank, transport.num_workers
     blocks = flat[: flat.numel() // p * p].view(p, -1)
     for hop in range(2 * (p - 1)):

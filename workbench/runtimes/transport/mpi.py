@@ -1,7 +1,7 @@
 """MPI through mpi4py, directly on tensor memory.
 
-Every wait can be interrupted. Before the library's fast, blocking collective, ranks pass a non-blocking barrier that is
-polled, so that all ranks are known to be there.
+Every wait can be interrupted. Before the library's fast, blocking collective, ranks poll a non-blocking barrier. Then
+all ranks are known to be there.
 
 With Open MPI's fault tolerance (User-Level Failure Mitigation, MPI Forum), operations with a killed rank end with an
 error on some ranks. One of them revokes the communicators, which releases the others, and all shrink them.
@@ -30,8 +30,8 @@ from workbench.runtimes.transport.mpi_requests import MpiHandle, buffer_of
 from workbench.units import MIB
 
 FAILURE_TAG, ARRIVAL_TAG = 7, 8
-LONG_BYTES = 16 * MIB  # of a collective that a second barrier precedes
-_UNFREED: list[MpiTransport] = []  # not closed by all ranks together
+LONG_BYTES = 16 * MIB  # a collective of this size or more has a second barrier before it
+_UNFREED: list[MpiTransport] = []  # not closed by all ranks together: their communicators still exist
 _JOINING: dict[int, MpiHandle] = {}  # communicator -> its barrier in progress
 
 
@@ -57,7 +57,7 @@ class MpiTransport(Transport):
         self._lanes = [parent.Dup()]  # lane -> its collectives' communicator
         self._control = parent.Dup()
         self.rank, self.num_workers = self._comm.Get_rank(), self._comm.Get_size()
-        self._ranks = list(range(self.num_workers))  # numbers at the beginning
+        self._ranks = list(range(self.num_workers))  # their numbers at the start of the run
         self.device = device or pick_device(self.rank)
         self.enter_thread()
         self.library = MPI.Get_library_version().split(",")[0].strip()
@@ -77,9 +77,9 @@ class MpiTransport(Transport):
         self._announced: list[Any] = []
         self._last_failure = ""  # announced by this rank
         self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> the call that it reported
-        self._said: list[Any] = []  # this rank's reports that are not received yet
+        self._said: list[Any] = []  # requests of this rank's reports that no peer has received yet
         self._collectives = self._comm
-        self._bound = False  # its peers depend on a call of this rank that they cannot leave
+        self._bound = False  # True while peers depend on a call of this rank that they cannot leave
         _UNFREED.append(self)
 
     @property
@@ -314,7 +314,7 @@ atexit.register(_bound_finalize)  # registered at import, so that it runs after 
 
 
 def _join(communicator: Any, deadline: Deadline) -> None:
-    """Wait until all ranks are here. A barrier that not all ranks reached is completed by the next run."""
+    """Wait until all ranks are here. The next run completes a barrier that not all ranks reached."""
     key = communicator.py2f()
     if key not in _JOINING:
         _JOINING[key] = MpiHandle(communicator.Ibarrier())
@@ -330,7 +330,8 @@ def _check_not_alone() -> None:
             library = MPI.Get_library_version().split(",")[0].strip()
             raise LaunchError(
                 f"{started} ranks were started, but this one sees {MPI.COMM_WORLD.Get_size()}: the launcher and {library}, "
-                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or name the other's in MPI4PY_LIBMPI. "
+                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or set MPI4PY_LIBMPI to the "
+                "launcher's library. "
                 "Under srun: --mpi=pmix for Open MPI and --mpi=pmi2 for MPICH"
             )
 

@@ -1,7 +1,7 @@
 """End a rank that hangs in MPI_Finalize after a failure, with a line that says why.
 
 MPI_Finalize waits for all ranks, also for one that still trains or is in a call that not all ranks make. It runs after
-Python's end, so a second process watches the rank: it reads a pipe that no process writes to and that closes when the
+Python's end, so a second process watches the rank. It reads a pipe that no process writes to. The pipe closes when the
 rank is gone.
 """
 

@@ -343,7 +343,8 @@ class TorchTransport(Transport):
         self._store.set(self._key, reason[:4000])
 
     def arrive(self, number: int, text: str) -> None:
-        # A text that differs from the first is kept too: the rank that wrote the first may have left and look no more.
+        # A text that differs from the first is kept too: the rank that wrote the first may have left and not check
+        # again.
         key, mine = f"{self._key}/barrier-{number}", f"{self.rank} {text}"
         first = self._store.compare_set(key, "", mine).decode()
         if first.partition(" ")[2] != text:
@@ -367,7 +368,7 @@ class TorchTransport(Transport):
 
     def close(self) -> None:
         self._waiters.close()
-        if self._meeting is None and self._all_have_finished():  # peers may still use the other groups, or hang in them
+        if self._meeting is None and self._all_have_finished():  # else peers may still use the groups, or hang in them
             for group in self._all_groups():
                 with suppress(ValueError):  # the user destroyed the default group, and so all groups
                     dist.destroy_process_group(group)

@@ -59,7 +59,7 @@ class Meeting:
             dist.ProcessGroup(store, self._place, size),
             dist.ProcessGroupGloo(store, self._place, size, self._timeout),
         )
-        backend._set_default_timeout(LIMIT)  # a shorter one would close connections, and hide why others left
+        backend._set_default_timeout(LIMIT)  # a shorter one closes connections, and hides why others left
         group._set_default_backend(gloo)
         group._register_backend(torch.device("cpu"), gloo, backend)
         dist.distributed_c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(self._ranks)}

@@ -1,4 +1,4 @@
-"""Handles for torch.distributed's works, by how each reports its completion."""
+"""Handles for the `Work` objects of torch.distributed, one class for each way to report completion."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class StreamHandle(Handle):
 class PointHandle(Handle):
     """A send or receive of gloo.
 
-    gloo reports its completion only to a thread that waits for it: the first that asks, or one of `Waiters`.
+    gloo reports its completion only to a thread that waits for it: the first thread that asks, or one of `Waiters`.
 
     Args:
         host: memory that the library uses.
@@ -144,7 +144,7 @@ class PointHandle(Handle):
         self.source = peer
         self._event = threading.Event()
         self._waiters = waiters
-        self._free = threading.Lock()  # held: a thread waits, or will
+        self._free = threading.Lock()  # locked once a thread waits for it, or will
         self.error: BaseException | None = None
         self._work = work
         self._host, self._target, self._numbers = host, target, numbers
@@ -177,7 +177,7 @@ class PointHandle(Handle):
         done = self.event.is_set()  # read once: the error is set before
         if done and self.error is not None:
             raise self.error
-        if done and self._target is not None:  # here: the copy goes to the stream of the thread that uses it
+        if done and self._target is not None:  # in `poll`, so that the copy is on the stream of the thread that uses it
             self._target.copy_(self._host)
             self._target = None
         return done

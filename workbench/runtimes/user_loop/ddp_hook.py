@@ -224,7 +224,7 @@ class DDPHook:
         return self._buckets[index]
 
     def _forget(self, bucket: Bucket | None) -> None:
-        """Drop the memory of a bucket that does not exist any more. Loaded memory stays until a bucket has used it."""
+        """Drop the memory of a bucket that no longer exists. Loaded memory stays until a bucket has used it."""
         if bucket is not None and bucket.signature not in {item.signature for item in self._buckets.values()}:
             self._memory.pop(bucket.signature, None)
 
@@ -253,8 +253,8 @@ class DDPHook:
         that was not stopped. Call it before the first step.
 
         A new DDP begins with other buckets than it has later. The first step is therefore averaged in the saved run's
-        buckets, after backward. A state that was saved after the very first step is the exception: DDP was about to cut
-        its buckets again, and how it would have done so is not in the state.
+        buckets, after backward. The exception is a state that was saved after the first step: DDP makes its new buckets
+        after that step, and they are not in the state.
 
         Raises:
             ConfigError: it is of another rank, number of ranks or collective; in the first step, of another model.
@@ -298,14 +298,14 @@ def ddp_hook(
 
     Each bucket is averaged over the ranks by `collective`, in the background of backward, one bucket after the other.
     All ranks call it, after torch.distributed was initialised, and in the same order if more than once. The gradients
-    are those of `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with a codec what it leaves
-    of them, equal on all ranks. One rank's failure ends backward on all with an error that names it.
+    are those of `SynchronousSGD(collective=...)`: without a codec DDP's own, to rounding; with a codec they have its
+    error, equal on all ranks. One rank's failure ends backward on all with an error that names it.
 
     Nothing is copied, unless a codec meets a model of 16-bit parameters: then a bucket is summed in float32.
 
     Args:
         collective: any of `workbench.collectives`, such as `PowerSGD()`. None: `Native()`, or with a codec `Ring()`.
-        codec: goes into the collective's hops.
+        codec: compresses the messages of the collective.
         process_group: the one that DDP was given; None for the default.
         seed: of stochastic codecs and first factors; the same on all ranks.
         timeout_s: how long a bucket waits for another rank; None: no limit.
@@ -316,7 +316,7 @@ def ddp_hook(
 
     Raises:
         LaunchError: torch.distributed is not initialised.
-        ConfigError: a codec and a collective that do not go together, or too many or too few ranks.
+        ConfigError: the codec and the collective do not match, or there are too many or too few ranks.
 
     Example:
         In a script under `torchrun`, without the store and the numbers:
@@ -364,7 +364,7 @@ def _refuse(request: Request, _task: int) -> Any:
 
 
 def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future[Tensor]) -> None:
-    """Complete the futures of DDP's own buckets: all with their averages, or all with the error."""
+    """Complete the futures of DDP's buckets: all with their averages, or all with the error."""
     try:
         done.value()
     except Exception as error:  # noqa: BLE001 - for any error: DDP waits for it on every future
@@ -376,7 +376,7 @@ def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future
 
 
 def _in_memory_order(gradient: Tensor) -> Tensor:
-    """A gradient in DDP's buffer as a flat view, its numbers in order of memory (channels last, say)."""
+    """A gradient in DDP's buffer as a flat view, its numbers in order of memory (channels last, for example)."""
     return gradient.as_strided((gradient.numel(),), (1,), gradient.storage_offset())
 
 

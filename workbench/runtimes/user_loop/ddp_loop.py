@@ -24,7 +24,7 @@ from workbench.units import MIB
 def process_group(store: str, timeout_s: float = 120.0) -> Iterator[tuple[int, int]]:
     """(rank, number of ranks) of torch.distributed's default group.
 
-    It is made by a shared file, and destroyed, if there is none.
+    If there is none, it is made by a shared file, and destroyed at the end.
 
     Args:
         store: a path that all ranks share and that no group has used before.
@@ -73,7 +73,7 @@ def device_here(rank: int) -> torch.device:
 
 
 def together(seconds: float) -> float:
-    """The largest seconds of all ranks, which wait for each other."""
+    """The largest of all ranks' seconds. The ranks wait for each other."""
     took = torch.tensor([seconds], dtype=torch.float64, device=device_here(dist.get_rank()))
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return float(took)

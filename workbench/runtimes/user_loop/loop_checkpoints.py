@@ -1,4 +1,4 @@
-"""Parts of `Trainer`: weights of the ranks' batches, the record, checkpoints, and a preview of the model at the end.
+"""Parts of `Trainer`: weights of the ranks' batches, the record, checkpoints, and a preview of the final model.
 
 Checkpoints have the format of a run's (`checkpoint.files`). The loop names the folder and waits while they are written.
 """
@@ -56,7 +56,7 @@ class BatchWeights:
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
-        self._unit: int | None = None  # samples of a batch of weight 1 / p; 0: not counted; None: not known yet
+        self._unit: int | None = None  # samples of a batch with weight 1 / p; 0: not counted; None: not known yet
         self._num_checked = 0  # steps whose losses were checked for a GradScaler's factor
         self.samples = 0
 
@@ -96,7 +96,7 @@ class BatchWeights:
         return {"samples": self.samples, "unit": self._unit, "num_workers": self._num_workers}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from `state()`. On another number of ranks the batch of weight 1 / p is agreed on again."""
+        """Continue from `state()`. On another number of ranks they agree again on the batch with weight 1 / p."""
         self.samples = int(state["samples"])
         if state["num_workers"] == self._num_workers and (state["unit"] is None or isinstance(state["unit"], int)):
             self._unit = state["unit"]
@@ -198,7 +198,7 @@ class LoopCheckpoints:
         """Continue from the folder's newest complete checkpoint. Every rank must call it.
 
         Returns:
-            Number of steps before it, and the counts of samples with "loop", the loop's own values.
+            Number of steps before it, and the counts of samples; its entry "loop" has the loop's own values.
 
         Raises:
             ConfigError: there is none, or it is of another algorithm, model or optimizer.

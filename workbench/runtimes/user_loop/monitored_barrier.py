@@ -54,7 +54,7 @@ class MonitoredBarrier:
 
         Args:
             what: "save", "load", "evaluating" or "finish".
-            tick: drives operations in progress if no thread does; returns whether anything moved.
+            tick: makes progress with operations if no thread does; returns whether anything moved.
             counted: whether the number of steps must be equal.
 
         Raises:

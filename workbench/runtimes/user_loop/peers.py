@@ -20,13 +20,13 @@ def watch_peers(
 ) -> FailureDetector | None:
     """Start this rank's failure detector, in a temporary folder that rank 0 names.
 
-    Every rank must call it. None for one process. A loop keeps no record, so peers know the step of a dead rank only
-    from its last heartbeat.
+    Every rank must call it. None for one process. A loop has no record, so peers know the step of a dead rank only from
+    its last heartbeat.
 
     Args:
         owner: the rank leaves when this object is collected, or when the process ends in an orderly way.
-        announces: announce a dead rank to all ranks as soon as it is seen. Else it is reported only when asked for. On
-            MPI the launcher ends all ranks anyway.
+        announces: announce a dead rank to all ranks as soon as it is detected; else only when a rank asks. On MPI the
+            launcher ends all ranks anyway.
     """
     if transport.num_workers == 1:
         return None
@@ -37,7 +37,7 @@ def watch_peers(
     detector = FailureDetector(
         folder, transport.rank, transport.num_workers, transport.announce_failure if tells else None
     )
-    weakref.finalize(owner, stop_watching, detector)  # else an orderly end would pass for a kill
+    weakref.finalize(owner, stop_watching, detector)  # else an orderly end would look like a kill
     return detector.__enter__()
 
 

@@ -191,11 +191,11 @@ class Trainer:
                 or never.
 
         Returns:
-            The loss, detached, the mean over the micro-batches; None without a closure.
+            The loss, detached: the mean over the micro-batches. None without a closure.
 
         Raises:
             PeerFailed: another rank failed.
-            ConfigError: after `finish`, or a loss that is not one number.
+            ConfigError: `finish` was called before, or the loss is not one number.
         """
         self._check_usable()
         with translated_errors(self._fail):
@@ -232,10 +232,10 @@ class Trainer:
 
         Within the block, gradients in flight are applied (K - 1 of Pipe-SGD, the last one of DeAR, StreamingDiLoCo's
         outer steps). Parameters that differ between ranks (LocalSGD, DiLoCo) are averaged, and buffers (BatchNorm's
-        statistics) are rank 0's. So the weights can be evaluated or exported. Afterwards parameters, buffers, the
-        optimizer's state, the pipeline and each module's mode are bit-identical to before. If gradients are in flight,
-        it costs a copy of the parameters and of the optimizer's state. Every rank must enter the block after the same
-        step. The time in it does not count as training.
+        statistics) are rank 0's. So the weights can be evaluated or exported. After the block, parameters, buffers,
+        optimizer state, gradients in flight and each module's mode are bit-identical to before. If gradients are in
+        flight, the block costs a copy of the parameters and of the optimizer's state. Every rank must enter the block
+        after the same step. The time in it does not count as training.
 
         Yields:
             The model. Changes to its weights are undone at the end of the block.
@@ -413,10 +413,10 @@ class Trainer:
         self._interpreter.staleness = None
 
     def _report_gradient(self, step: int, *, last: bool = False) -> dict[str, Any]:
-        """What was wrong with this rank's gradient, for the record. On a GPU without a record it is known a step later.
+        """Return why this rank's gradient was bad, for the record. On a GPU without a record it is known a step later.
 
         Args:
-            last: no later step comes.
+            last: this is the last step.
         """
         found, event = () if self._guard is None else self._guard.take_reports(), None
         if self._transport.device.type == "cuda" and self._folder is None and not last:

@@ -23,9 +23,9 @@ Minibatch = Sequence[Micro]
 class GradientSum:
     """Adds gradients in order of rank, bit-identical to an all-reduce of messages.
 
-    The first worker's gradient is computed by a `Replica`, as on a real rank. All gradients are computed so with
-    several micro-batches, mixed precision or parameters of several types. Otherwise autograd adds the others to views
-    of one buffer.
+    The first worker's gradient is computed by a `Replica`, as on a real rank. Autograd adds the other workers'
+    gradients to views of one buffer. With several micro-batches, mixed precision or parameters of several types, all
+    gradients are computed by the `Replica`.
     """
 
     def __init__(self, replica: Replica, guard: GradientGuard | None = None) -> None:
@@ -51,7 +51,7 @@ class GradientSum:
     def add(self, total: Gradient, make: Callable[[], Minibatch]) -> float | None:
         """Add another worker's gradient, and return its mean loss.
 
-        `make` returns its minibatch, and may be called twice.
+        `make` returns the worker's minibatch, and may be called twice.
         """
         minibatch, guard = make(), self._guard
         if not self._plain or len(minibatch) != 1:

@@ -39,8 +39,8 @@ _PENDING = object()
 class _Thread:
     """A program of all workers, or one that they started."""
 
-    programs: list[Program]  # the innermost last
-    now_s: Array  # (p,) where each worker is
+    programs: list[Program]  # its generators, the innermost last
+    now_s: Array  # (p,) time of each worker
     then: Callable[[Any, Exception | None], None]
     main: bool = False
     pending: Request | None = None
@@ -100,7 +100,7 @@ class Lockstep:
         return main.now_s
 
     def _advance(self, thread: _Thread, answer: Any, error: Exception | None) -> None:
-        """Continue until the next event depends on other programs. `error` is that of the work that the program has waited for."""
+        """Continue until the next event depends on other programs. `error` is of the work that the program waited for."""
         thread.pending = None
         try:
             if error is not None:
@@ -281,7 +281,7 @@ class Lockstep:
                 return "all_reduce", value, *self._closed_form(request)
             case _:
                 raise ConfigError(
-                    f"{type(request).__name__}: workers that ask for it do not make the same requests: use detail='messages'"
+                    f"{type(request).__name__}: workers do not all make the same requests: use detail='messages'"
                 )
 
     def _closed_form(self, request: Sum) -> tuple[float, float]:

@@ -26,8 +26,8 @@ from workbench.runtimes.simulator.worker import Shapes, ready_shares, shape_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 
-KEPT_ENDS = 4096  # ends of collectives: no worker lags by that many
-SINGLE_WORKERS = 64  # a figure shows no more rows
+KEPT_ENDS = 4096  # ends of collectives that are kept: no worker lags by so many collectives
+SINGLE_WORKERS = 64  # workers with spans: a figure shows no more rows
 
 
 @final
@@ -234,7 +234,7 @@ class WorkerGroup:
 class Sent:
     """Counts the bytes that workers had sent by the end of their steps.
 
-    Programs run ahead of the network, so that is known later.
+    Programs run ahead of the network, so the number is known later.
     """
 
     def __init__(self) -> None:
