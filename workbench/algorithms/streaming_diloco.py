@@ -54,7 +54,7 @@ class StreamingDiLoCo(OuterAlgorithm):
 
     card: ClassVar[Card] = Card(
         paper="douillard2025streaming, Alg. 2",
-        staleness="0; outer steps by `delay` steps",
+        staleness="0; outer steps `delay` steps late",
         bytes_per_step="2 (p-1)/p n / H",
         memory="2 parameter vectors, 1 / P of one for each sum in flight",
     )
