@@ -81,8 +81,8 @@ class TopK(Codec):
 def largest_positions(values: Tensor, num: int) -> Tensor:
     """Return the positions, ascending, of the `num` float32 values of largest magnitude; of equal ones the first.
 
-    Selecting among all values is slow. So a threshold that slightly more than `num` values pass is guessed from one
-    value in `STRIDE`, and the selection is made among those. If the guess was too high, it is made among all.
+    Selecting among all values is slow. So one value in `STRIDE` gives a threshold that slightly more than `num` values
+    should exceed, and these are the candidates. If they are too few, all values are candidates.
     """
     magnitudes = values.view(torch.int32) & 0x7FFFFFFF  # the order of the bits: NaN above infinity
     sample = magnitudes[::STRIDE]
