@@ -69,7 +69,7 @@ class Compute:
 
     def __str__(self) -> str:
         parts = f"forward {self.forward_s * 1e3:.3g} ms, backward {self.backward_s * 1e3:.3g} ms, update {self.update_s * 1e3:.3g} ms"
-        fixed = f", of forward and backward {self.fixed_share:.0%} whatever the batch" if self.fixed_share else ""
+        fixed = f", {self.fixed_share:.0%} of forward and backward for any batch" if self.fixed_share else ""
         return parts + fixed + "".join(f", {distribution}" for distribution in self.stragglers)
 
     @property

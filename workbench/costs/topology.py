@@ -1,4 +1,4 @@
-"""Hosts with several ranks that share network interfaces, behind switches that may be oversubscribed."""
+"""Hosts with several ranks that share network interfaces, on switches that may be oversubscribed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Topology:
         hosts_per_switch: neighbouring hosts on one leaf switch; None: one switch for all.
         oversubscription: bandwidth of a leaf's hosts, divided by that of its uplinks: 4 for "4:1".
         nics_per_host: interfaces of a host; neighbouring ranks share one.
-        rates: (host, factor) or (host, factor out, factor in) of hosts whose interfaces are slower or faster than
-            `between`.
+        rates: (host, factor) or (host, factor out, factor in): these hosts' interfaces have `between`'s rate times the
+            factor.
         name: name in tables.
 
     Example:
@@ -158,7 +158,7 @@ class Topology:
 
         The two levels are a reduce-scatter inside each host, rings between the hosts, and an all-gather inside (full
         hosts only). There are p ranks on H hosts, with g = p / H ranks each, n bytes, and m = n / p. alpha and beta are
-        those of the slowest way from a host to the next: its interfaces, or an uplink if leaves differ. alpha' and
+        those of the slowest route from a host to the next: its interfaces, or an uplink if leaves differ. alpha' and
         beta' are those inside a host.
 
             ring        2 (p-1) max(alpha + m beta, alpha' + m beta') + (p-1) m gamma
@@ -198,7 +198,7 @@ class Topology:
         return inside_s + _rounds(self._num_hosts(num_workers)) * self.between.latency_s
 
     def _quicker(self, num_bytes: float, num_workers: int, halves: tuple[bool, ...]) -> float:
-        """Return the quicker one. `halves`: for each half, whether it sums."""
+        """Return the seconds of the quicker of ring and two levels. `halves`: for each half, whether it sums."""
         if num_workers == 1:
             return 0.0
         seconds = self._ring_s(num_bytes, num_workers, halves)
@@ -209,7 +209,7 @@ class Topology:
     def _ring_s(self, num_bytes: float, p: int, halves: tuple[bool, ...]) -> float:
         """Return the seconds of the ring.
 
-        Every hop waits for the slowest one, whose receiver waits for it in the next hop too.
+        All hops take the time of the slowest link: its receiver is late, and so are the receivers after it.
         """
         block, hosts = num_bytes / p, self._num_hosts(p)
         hop_s = self.between.latency_s + block * self._host_to_host(hosts) if hosts > 1 else 0.0
