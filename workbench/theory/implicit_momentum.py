@@ -12,7 +12,7 @@ def implicit_momentum(num_workers: int) -> float:
     """Return 1 - 1/p, for asynchronous SGD in which each worker is equally likely to make the next update.
 
     Worker k holds parameters v_k. On average an update moves w by -eta times the gradient at the mean of all v_k, s.
-    Then v_k of that worker becomes w, so s <- (1 - 1/p) s + (1/p) w. Hence with a linear gradient, in expectation,
+    Then v_k of that worker becomes w, so s <- (1 - 1/p) s + (1/p) w. With a linear gradient, in expectation:
     w[t+1] - w[t] = (1 - 1/p) (w[t] - w[t-1]) - (eta / p) g(w[t]). Derived here; the idea is Mitliagkas et al. (2016),
     as recalled.
 
@@ -28,7 +28,7 @@ def implicit_momentum(num_workers: int) -> float:
 
 
 def quadratic_paths(staleness: ArrayLike, step: float) -> NDArray[np.float64]:
-    """Return parameters of SGD on the quadratic of curvature 1, update after update from 1, with recorded staleness.
+    """Return the parameter of SGD on w^2 / 2 after each update, from w = 1, with recorded staleness.
 
     Args:
         staleness: (R, T) of T updates in R repetitions; parameters before the first update are 1.
