@@ -72,7 +72,7 @@ def slowness_in(run: Run, *, cores: float, threads: int, wire_part: float, s_per
     Args:
         cores: number of cores that all its ranks share.
         threads: compute threads of a rank.
-        wire_part: the part of a core that sending a rank's bytes wants.
+        wire_part: the part of a core that a rank needs to send its bytes.
         s_per_byte: seconds of a byte on the wire in this run. The bytes of a communication span are sent at its end,
             after its wait.
     """
