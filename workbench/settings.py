@@ -93,22 +93,27 @@ class Settings:
         for name in ("epochs", "steps", "batch_size", "num_micro", "threads", "checkpoint_every", "keep_checkpoints"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name}={value!r}: a whole number, 1 or more")
+                raise ConfigError(f"{name}={value!r}: give a whole number, 1 or more")
         for name in ("clip_norm", "lr", "timeout_s", "divergence_ratio"):
             _check_positive(name, getattr(self, name))
         for name in ("optimizer", "schedule"):
             value = getattr(self, name)
             if value is not None and (not callable(value) or isinstance(value, torch.optim.Optimizer)):
                 raise ConfigError(
-                    f"{name}={value!r}: a function that returns it, such as functools.partial(torch.optim.SGD, lr=0.1)"
+                    f"{name}={value!r}: give a function that returns it, such as functools.partial(torch.optim.SGD, lr=0.1)"
                 )
         if self.ema_decay is not None and not (isinstance(self.ema_decay, int | float) and 0 <= self.ema_decay < 1):
-            raise ConfigError(f"ema_decay={self.ema_decay!r}: from 0 (no averaging) to below 1, 0.9999 in the papers")
+            raise ConfigError(
+                f"ema_decay={self.ema_decay!r}: give a number from 0 (no averaging) to below 1, 0.9999 in the papers"
+            )
         if self.trace_steps is not None and not (isinstance(self.trace_steps, int) and self.trace_steps >= 0):
-            raise ConfigError(f"trace_steps={self.trace_steps!r}: how many steps to trace, 0 for none, None for all")
+            raise ConfigError(
+                f"trace_steps={self.trace_steps!r}: give the number of steps to trace, 0 for none, None for all"
+            )
         if self.evaluate_every is not None and not (isinstance(self.evaluate_every, int) and self.evaluate_every >= 0):
             raise ConfigError(
-                f"evaluate_every={self.evaluate_every!r}: steps between evaluations, 0 for the end only, None for once an epoch"
+                f"evaluate_every={self.evaluate_every!r}: give the steps between evaluations, 0 for the end only, "
+                "None for once an epoch"
             )
         if self.progress not in PROGRESS:
             raise ConfigError(f"progress={self.progress!r}: choose one of {', '.join(PROGRESS)}")
@@ -117,7 +122,7 @@ class Settings:
         check_guard(self.on_bad_gradient, self.max_grad_norm)
         if self.divergence_ratio is not None and self.divergence_ratio <= 1:
             raise ConfigError(
-                f"divergence_ratio={self.divergence_ratio!r}: a factor of a rank's first loss, above 1, such as 10"
+                f"divergence_ratio={self.divergence_ratio!r}: give a factor of a rank's first loss, above 1, such as 10"
             )
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")
@@ -164,4 +169,4 @@ def check_guard(on_bad_gradient: str, max_grad_norm: float | None) -> None:
 
 def _check_positive(name: str, value: float | None) -> None:
     if value is not None and not (isinstance(value, int | float) and 0 < value <= float_info.max):
-        raise ConfigError(f"{name}={value!r}: a finite number above 0")
+        raise ConfigError(f"{name}={value!r}: give a finite number above 0")

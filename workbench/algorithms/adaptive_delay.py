@@ -72,11 +72,11 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
     def __post_init__(self) -> None:
         check_collective(self.collective)
         if not isinstance(self.max_delay, int) or self.max_delay < 0:
-            raise ConfigError(f"max_delay={self.max_delay}: a number of steps, 0 (synchronous) or more")
+            raise ConfigError(f"max_delay={self.max_delay}: give a number of steps, 0 (synchronous) or more")
         if not isinstance(self.adapt_every, int) or self.adapt_every < 1:
-            raise ConfigError(f"adapt_every={self.adapt_every}: a number of steps, 1 or more")
+            raise ConfigError(f"adapt_every={self.adapt_every}: give a number of steps, 1 or more")
         if not 0 <= self.negligible < 1:
-            raise ConfigError(f"negligible={self.negligible}: a share of a step's compute time, from 0 to below 1")
+            raise ConfigError(f"negligible={self.negligible}: give a share of a step's compute time, from 0 to below 1")
 
     @property
     def requires(self) -> Requirements:

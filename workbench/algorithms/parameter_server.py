@@ -85,7 +85,7 @@ class ServerAlgorithm(Algorithm, ABC):
 
     def __post_init__(self) -> None:
         if not isinstance(self.shards, int) or not 1 <= self.shards <= 400:
-            raise ConfigError(f"shards={self.shards}: the number of servers, 1 to 400")
+            raise ConfigError(f"shards={self.shards}: give the number of servers, 1 to 400")
 
     @property
     def requires(self) -> Requirements:
@@ -385,9 +385,9 @@ def add(total: Gradient, other: Gradient) -> Local:
 
 
 def check_positive(name: str, value: Any, kinds: type | tuple[type, ...], least: float, what: str) -> None:
-    """Raise `ConfigError` unless a setting is a number and at least `least`."""
+    """Raise `ConfigError` unless a setting is a number and at least `least`. `what` says what to give."""
     if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number here
-        raise ConfigError(f"{name}={value!r}: {what}")
+        raise ConfigError(f"{name}={value!r}: give {what}")
 
 
 def ended(versions: dict[int, int], replies: dict[int, int]) -> None:

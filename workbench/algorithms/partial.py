@@ -97,7 +97,7 @@ class PartialAllReduce(CollectiveAlgorithm):
         )
         if isinstance(quorum, bool) or not legal:
             raise ConfigError(
-                f"quorum={quorum!r}: a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}"
+                f"quorum={quorum!r}: give a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}"
             )
         if self.collective.keeps_residual and not self._is_synchronous:
             raise ConfigError(
@@ -147,7 +147,7 @@ class PartialAllReduce(CollectiveAlgorithm):
 
     def check(self, num_ranks: int) -> None:
         if self.num_ready(num_ranks) > num_ranks:
-            raise ConfigError(f"quorum={self.quorum} of {num_ranks} ranks: at most {num_ranks}, or quorum='all'")
+            raise ConfigError(f"quorum={self.quorum} of {num_ranks} ranks: use at most {num_ranks}, or quorum='all'")
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Return None: control messages go to and from rank 0, and late ranks send fewer."""

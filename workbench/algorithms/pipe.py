@@ -70,7 +70,7 @@ class PipeSGD(CollectiveAlgorithm):
         check_collective(self.collective)
         if not isinstance(self.width, int) or self.width < 1:
             raise ConfigError(
-                f"width={self.width}: Pipe-SGD needs a whole width of at least 1 (1 is synchronous, 2 is the paper's choice)"
+                f"width={self.width}: give a whole number, 1 or more (1 is synchronous, 2 is the paper's choice)"
             )
         if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
             raise ConfigError(
@@ -140,7 +140,7 @@ def DelayedSGD(  # noqa: N802 - the paper's other name of a class
     2
     """
     if not isinstance(delay, int) or delay < 0:
-        raise ConfigError(f"delay={delay}: a number of steps, 0 (synchronous) or more")
+        raise ConfigError(f"delay={delay}: give a number of steps, 0 (synchronous) or more")
     return PipeSGD(
         width=delay + 1, warmup_steps=warmup_steps, first=first, collective=collective or Native(), lanes=lanes
     )

@@ -45,7 +45,7 @@ class StaleSynchronousSGD(ServerAlgorithm):
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
         check_positive(
-            "bound", self.bound, int, 0, "how many steps the fastest worker may be ahead of the slowest, 0 or more"
+            "bound", self.bound, int, 0, "the steps by which the fastest worker may be ahead of the slowest, 0 or more"
         )
 
     def serve(self, ctx: Context, shard: int) -> Program:

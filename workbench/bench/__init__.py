@@ -49,7 +49,9 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or any(number < 2 for number in self.ranks):
-            raise ConfigError(f"rounds={self.rounds}, ranks={list(self.ranks)}: one round or more, two ranks or more")
+            raise ConfigError(
+                f"rounds={self.rounds}, ranks={list(self.ranks)}: give one round or more, and two ranks or more"
+            )
 
     def wanted(self, case: str) -> bool:
         """Return whether to measure a case.

@@ -58,15 +58,15 @@ def make_setting(
     if network is not None and bandwidth_bytes_per_s is not None:
         raise ConfigError("give a network or a bandwidth, not both")
     if not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"workers={workers!r}: a whole number, 1 or more")
+        raise ConfigError(f"workers={workers!r}: give a whole number, 1 or more")
     if bandwidth_bytes_per_s is not None and not bandwidth_bytes_per_s > 0:
-        raise ConfigError(f"bandwidth_bytes_per_s={bandwidth_bytes_per_s!r}: a number above 0, 125e6 for 1 Gbit/s")
+        raise ConfigError(f"bandwidth_bytes_per_s={bandwidth_bytes_per_s!r}: give a number above 0, 125e6 for 1 Gbit/s")
     if isinstance(cores, str) and cores not in ("measured", "own"):
         raise ConfigError(
-            f'cores={cores!r}: a number that all ranks share, "measured" for those of the calibration, "own" for a host for each rank'
+            f'cores={cores!r}: give a number that all ranks share, "measured" for those of the calibration, "own" for a host for each rank'
         )
     if isinstance(cores, int | float) and not cores > 0:
-        raise ConfigError(f'cores={cores!r}: a number above 0, or "own" for a host for each rank')
+        raise ConfigError(f'cores={cores!r}: give a number above 0, or "own" for a host for each rank')
     assumed = cores is None
     same = (
         workers == calibration.origin.num_workers

@@ -89,9 +89,9 @@ def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_pe
     """Raise `ConfigError` for what cannot be calibrated."""
     for name, value in (("cores", cores), ("line_bytes_per_s", line_bytes_per_s)):
         if value is not None and not value > 0:
-            raise ConfigError(f"{name}={value!r}: a number above 0")
+            raise ConfigError(f"{name}={value!r}: give a number above 0")
     if latency_s is not None and not latency_s >= 0:
-        raise ConfigError(f"latency_s={latency_s!r}: seconds, 0 or more")
+        raise ConfigError(f"latency_s={latency_s!r}: give seconds, 0 or more")
     if run.updates():
         raise ConfigError(
             f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of an algorithm that sums over "
@@ -134,7 +134,7 @@ def _shapes(run: Run, problem: Problem | None) -> Shapes:
     batch_size = max(taken, default=0) or int((run.info.get("settings") or {}).get("batch_size") or 0)
     if not batch_size:
         raise ConfigError(
-            f"run {run.id} does not say how many samples its ranks took: its record of metrics is missing"
+            f"run {run.id} does not say how many samples its ranks took, because its metrics are missing: use another run"
         )
     if "shapes" in model:
         named = tuple((str(name), tuple(map(int, shape))) for name, shape in model["shapes"])

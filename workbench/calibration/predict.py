@@ -196,7 +196,7 @@ def predict_at(
     """Predict under the conditions of `make_setting`."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
-            f"algorithm={algorithm!r}: an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}"
+            f"algorithm={algorithm!r}: give an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}"
         )
     steps = affordable(calibration, algorithm, setting, steps)
     heavy = messages_per_step(calibration, algorithm, setting) * steps > HEAVY

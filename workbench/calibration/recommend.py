@@ -224,9 +224,9 @@ def _comparable(chosen: list[Algorithm], convergence: Convergence | None, exact:
         kept = [one for one in kept if convergence.of(one) is not None]
     if not kept:
         known = (
-            f"the steps of {', '.join(convergence.steps) or 'nothing'} are known ({convergence.source})"
+            f"steps are known of {', '.join(convergence.steps) or 'nothing'} ({convergence.source}); give more runs"
             if convergence
-            else "exact=True"
+            else "leave exact=True out"
         )
         raise ConfigError(f"none of {len(chosen)} candidates is left: {known}")
     return kept

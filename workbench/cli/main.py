@@ -195,7 +195,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     algorithm = algorithms.recorded(run.info.get("method") or {})
     if algorithm is None:
         raise ConfigError(
-            f"the algorithm of {run.id} is not the package's: call workbench.runtimes.rank.pending_evaluations.evaluate_left with it"
+            f"the algorithm of {run.id} is not the package's: in Python, give it to "
+            "workbench.runtimes.rank.pending_evaluations.evaluate_left"
         )
     name = options.problem or str((run.info.get("problem") or {}).get("name"))
     problem = problems.get(name, **parse_pairs(options.option, "--option"))

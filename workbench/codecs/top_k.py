@@ -38,10 +38,10 @@ class TopK(Codec):
             raise ConfigError("TopK takes fraction=... or k=..., not both")
         if self.fraction is not None and not (isinstance(self.fraction, int | float) and 0 < self.fraction <= 1):
             raise ConfigError(
-                f"fraction={self.fraction!r}: the share of the values that is sent, above 0 and at most 1"
+                f"fraction={self.fraction!r}: give the share of the values that is sent, above 0 and at most 1"
             )
         if self.k is not None and (not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1):
-            raise ConfigError(f"k={self.k!r}: how many values are sent, 1 or more")
+            raise ConfigError(f"k={self.k!r}: give the number of values that are sent, 1 or more")
 
     @property
     def reencodes(self) -> bool:

@@ -48,7 +48,7 @@ class Auto(Collective):
     def __post_init__(self) -> None:
         if not isinstance(self.candidates, tuple) or not self.candidates:
             raise ConfigError(
-                f"candidates={self.candidates!r}: a tuple of collectives to choose from, such as (Tree(), Ring())"
+                f"candidates={self.candidates!r}: give a tuple of collectives to choose from, such as (Tree(), Ring())"
             )
         for candidate in self.candidates:
             if not isinstance(candidate, Collective) or isinstance(candidate, Native | Auto):

@@ -61,7 +61,7 @@ class PowerSGD(Collective):
         for name, least in (("rank", 1), ("start_step", 0)):
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise ConfigError(f"{name}={number!r}: a whole number, {least} or more")
+                raise ConfigError(f"{name}={number!r}: give a whole number, {least} or more")
         if self.alternate and not self.error_feedback:
             raise ConfigError(
                 "alternate=True needs error_feedback=True: one factor a step sees only part of a gradient"

@@ -226,7 +226,7 @@ def check_chunks(chunks: object) -> None:
     """Raise `ConfigError` unless a block can be cut into this many chunks."""
     if not isinstance(chunks, int) or chunks < 1:
         raise ConfigError(
-            f"chunks={chunks}: into how many pieces a block is cut, 1 or more (2 to 8 hide a codec's time)"
+            f"chunks={chunks}: give the number of pieces of a block, 1 or more (2 to 8 hide a codec's time)"
         )
 
 

@@ -54,7 +54,7 @@ class Compute:
             if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ConfigError(f"Compute({name}={getattr(self, name)!r}): seconds must be 0 or more, and finite")
         if not 0 <= self.fixed_share <= 1:
-            raise ConfigError(f"Compute(fixed_share={self.fixed_share!r}): a share of the pass, from 0 to 1")
+            raise ConfigError(f"Compute(fixed_share={self.fixed_share!r}): give a share of the pass, from 0 to 1")
         for name in ("forward_shares", "backward_shares"):
             shares = getattr(self, name)
             if shares and not (all(isfinite(share) and share >= 0 for share in shares) and abs(sum(shares) - 1) < 1e-6):

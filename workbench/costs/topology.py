@@ -50,12 +50,12 @@ class Topology:
         for what in ("between", "inside"):
             if not isinstance(getattr(self, what), Network) and (what == "between" or self.inside is not None):
                 raise ConfigError(
-                    f"Topology({what}={getattr(self, what)!r}): a Network, such as costs.get('ethernet-10g')"
+                    f"Topology({what}={getattr(self, what)!r}): give a Network, such as costs.get('ethernet-10g')"
                 )
         for what in ("ranks_per_host", "nics_per_host", "hosts_per_switch"):
             value = getattr(self, what)
             if not (value is None and what == "hosts_per_switch") and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"Topology({what}={value!r}): a whole number, 1 or more")
+                raise ConfigError(f"Topology({what}={value!r}): give a whole number, 1 or more")
         if self.ranks_per_host > 1 and self.inside is None:
             raise ConfigError(
                 f"Topology: {self.ranks_per_host} ranks share a host: give the network between them, inside=, "
@@ -64,10 +64,10 @@ class Topology:
         if self.ranks_per_host % self.nics_per_host:
             raise ConfigError(
                 f"Topology: {self.nics_per_host} interfaces cannot be shared evenly by {self.ranks_per_host} ranks: "
-                "nics_per_host divides ranks_per_host"
+                "give an nics_per_host that divides ranks_per_host"
             )
         if not (isfinite(self.oversubscription) and self.oversubscription > 0):
-            raise ConfigError(f"Topology(oversubscription={self.oversubscription!r}): a number above 0, 4 for 4:1")
+            raise ConfigError(f"Topology(oversubscription={self.oversubscription!r}): give a number above 0, 4 for 4:1")
         if self.oversubscription != 1 and self.hosts_per_switch is None:
             raise ConfigError("Topology: oversubscription is of a leaf switch's uplinks: set hosts_per_switch")
         object.__setattr__(self, "rates", _both_ways(self.rates))
@@ -266,7 +266,7 @@ def _both_ways(rates: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...],
             or not all(isfinite(item) and item > 0 for item in rate[1:])
         ):
             raise ConfigError(
-                f"Topology(rates={rates!r}): (host, factor) or (host, factor out, factor in) of each, factors above 0"
+                f"Topology(rates={rates!r}): give (host, factor) or (host, factor out, factor in), factors above 0"
             )
     if len({rate[0] for rate in rates}) < len(rates):
         raise ConfigError(f"Topology(rates={rates!r}): a host is named twice: give it one rate")

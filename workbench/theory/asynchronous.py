@@ -72,4 +72,4 @@ def mean_staleness(num_workers: int) -> int:
 
 def _check(num_workers: int) -> None:
     if not isinstance(num_workers, int) or num_workers < 1:
-        raise ConfigError(f"num_workers={num_workers}: a whole number, 1 or more")
+        raise ConfigError(f"num_workers={num_workers}: give a whole number, 1 or more")

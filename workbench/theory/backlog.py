@@ -75,7 +75,7 @@ class Backlog:
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_steps, int) or self.num_steps < 20:
-            raise ConfigError(f"num_steps={self.num_steps}: the number of drawn steps, 20 or more")
+            raise ConfigError(f"num_steps={self.num_steps}: give the number of drawn steps, 20 or more")
 
     def expected_order_statistic(self, which: int, of: int) -> float:
         """Return the mean seconds until `which` gradients of a step have arrived, of `of` workers."""

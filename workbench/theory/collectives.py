@@ -149,5 +149,5 @@ def server_over_ring(num_workers: int) -> float:
 def _message(num_bytes: float, link: Link, shards: int) -> tuple[float, float]:
     """Return the seconds on the wire, and to sum, of one shard."""
     if not isinstance(shards, int) or shards < 1:
-        raise ConfigError(f"shards={shards}: the number of servers, 1 or more")
+        raise ConfigError(f"shards={shards}: give the number of servers, 1 or more")
     return num_bytes / shards / link.bandwidth_bytes_per_s, num_bytes / shards * link.sum_s_per_byte

@@ -40,7 +40,7 @@ def ring_break_even_bandwidth(
     if num_workers < 2:
         raise ConfigError(f"num_workers={num_workers}: one worker sends nothing; give 2 or more")
     if ratio < 1:
-        raise ConfigError(f"ratio={ratio}: bytes before divided by bytes after, 1 or more")
+        raise ConfigError(f"ratio={ratio}: give the bytes before divided by the bytes after, 1 or more")
     p = num_workers
     hidden = break_even_bandwidth(2 * (p - 1) * (1 - 1 / ratio), p * (encode_s_per_byte + decode_s_per_byte))
     if hidden * ratio * decode_s_per_byte <= 1:

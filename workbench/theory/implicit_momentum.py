@@ -23,7 +23,7 @@ def implicit_momentum(num_workers: int) -> float:
         ConfigError: there are no workers.
     """
     if not isinstance(num_workers, int) or num_workers < 1:
-        raise ConfigError(f"num_workers={num_workers}: a whole number, 1 or more")
+        raise ConfigError(f"num_workers={num_workers}: give a whole number, 1 or more")
     return 1 - 1 / num_workers
 
 
@@ -53,7 +53,7 @@ def fitted_momentum(paths: ArrayLike) -> tuple[float, float]:
     """
     mean = np.atleast_2d(np.asarray(paths, float)).mean(0)
     if len(mean) < 4:
-        raise ConfigError(f"a path of {len(mean) - 1} updates: momentum is fitted to three or more")
+        raise ConfigError(f"a path of {len(mean) - 1} updates: give three or more to fit a momentum")
     moves = np.diff(mean)
     found, *_ = np.linalg.lstsq(np.stack([moves[:-1], -mean[1:-1]], axis=1), moves[1:], rcond=None)
     return float(found[0]), float(found[1])

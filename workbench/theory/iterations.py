@@ -139,7 +139,7 @@ def best_backups(
         ConfigError: there are no machines.
     """
     if not isinstance(total, int) or total < 1:
-        raise ConfigError(f"total={total}: the number of machines, N + b, 1 or more")
+        raise ConfigError(f"total={total}: give the number of machines, N + b, 1 or more")
     num_gradients = tuple(range(total, 0, -1))
     counts = tuple(float(iterations(number)) for number in num_gradients)
     steps = tuple(arrival.expected_order_statistic(number, total) + overhead_s for number in num_gradients)

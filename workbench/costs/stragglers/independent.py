@@ -43,7 +43,7 @@ class Lognormal(Independent):
 
     def __post_init__(self) -> None:
         if not 0 <= self.sigma < float("inf"):
-            raise ConfigError(f"Lognormal(sigma={self.sigma}): a standard deviation of the logarithm, 0 or more")
+            raise ConfigError(f"Lognormal(sigma={self.sigma}): give a standard deviation of the logarithm, 0 or more")
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         normal = generator(seed, "lognormal", 0, step).standard_normal(num_workers)
