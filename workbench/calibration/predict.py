@@ -87,11 +87,6 @@ class Prediction:
         """The cost that a step waits for most."""
         return max(self.saved_s, key=lambda what: self.saved_s[what]) if self.saved_s else "unknown"
 
-    @property
-    def samples_per_s(self) -> float:
-        """Samples of one worker in a second."""
-        return 1 / self.step_s
-
     def as_record(self) -> dict[str, Any]:
         """Return plain values, fit for JSON."""
         setting = self.setting
