@@ -31,7 +31,7 @@ def kebab(name: str) -> str:
 
 
 def same_word(one: str, other: str) -> bool:
-    """Return whether two spellings mean the same name: a class's and the command line's. Upper case does not matter.
+    """Return whether two names are the same but for case, hyphens and underscores: a class's and the command line's.
 
     >>> same_word("DiLoCo", "diloco"), same_word("PipeSGD", "pipe-sgd"), same_word("PipeSGD", "pipe")
     (True, True, False)

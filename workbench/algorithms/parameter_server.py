@@ -303,7 +303,10 @@ class ServerPort:
         return True
 
     def at_most(self, quorum: int, of: Sequence[tuple[int, int]]) -> int:
-        """Return the quorum. If workers have left, at most the remaining ones and those that left gradients in `of`."""
+        """Return the quorum, but at most the number of workers that can contribute.
+
+        If workers have left, these are the remaining ones, and those that have a gradient in `of`.
+        """
         return (
             quorum if not self._gone else min(quorum, self.num_workers + sum(source in self._gone for source, _ in of))
         )

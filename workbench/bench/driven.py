@@ -72,7 +72,7 @@ def runs_in(folder: str) -> Iterator[None]:
 def driven(
     cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Return median seconds of a step on the engines and under a bare mpiexec, in turn.
+    """Return median seconds of a step on the engines and under a bare mpiexec, measured alternately.
 
     The first round does not count.
     """
@@ -107,7 +107,7 @@ def driven(
 
 
 def followed(cluster: Cluster, batch_size: int, rounds: int) -> dict[str, list[float]]:
-    """Return mean seconds of a step of one run, with its curves drawn and without, in turn.
+    """Return mean seconds of a step of one run, with its curves drawn and without, measured alternately.
 
     The browser's part is not included.
     """

@@ -118,9 +118,9 @@ def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
 
 
 def _shared_cores(headers: dict[int, dict[str, Any]]) -> float | None:
-    """Return the cores of the one machine that all ranks ran on.
+    """Return the number of cores if all ranks ran on one machine.
 
-    It is None if there were several, or if the trace does not say.
+    It is None if there were several machines, or if the trace does not say.
     """
     hosts = {header.get("machine", header.get("host")) for header in headers.values()}
     cores = [float(header["cores"]) for header in headers.values() if header.get("cores")]

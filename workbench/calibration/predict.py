@@ -33,7 +33,7 @@ from workbench.trace.run import Run
 
 STEPS = 30
 LEAST_STEPS, FEWEST_STEPS = 8, 4  # least steps of a simulation by messages, and of a heavy one
-MESSAGES = 4000  # of a simulation with more steps than these
+MESSAGES = 4000  # more than the least steps are simulated up to this number of messages
 NUM_DRAWS = 8
 HEAVY = 20_000  # messages of a simulation: above it, other draws are computed by proportion
 DIFFERS = 0.1

@@ -61,9 +61,10 @@ class Linear8(Codec):
 
     @property
     def contracts(self) -> bool:
-        """Return True for rounding to nearest, in which no error exceeds its value.
+        """Return True if the mean squared error is below the mean square of the values.
 
-        Stochastic, the mean squared error of n values is n (M/127)**2 / 4, less than M**2 in small groups.
+        To nearest, no error exceeds its value. Stochastic, the squared errors of n values sum in the mean to at most
+        n (M/127)**2 / 4: less than M**2 in small groups.
         """
         return not self.stochastic or (self.group is not None and self.group < 4 * LEVELS**2)
 

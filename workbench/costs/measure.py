@@ -216,7 +216,9 @@ def _of_forward(
 
 
 def _of_backward(arrived: Array) -> Array:
-    """Return each parameter's share of backward. A bucket is sent when its last gradient is ready.
+    """Return each parameter's share of backward.
+
+    A bucket is sent when its last gradient is ready, in order from the last parameter on.
 
     `arrived`: seconds from the begin of backward until each gradient was ready, shape (parameters,); 0 if none came.
     """

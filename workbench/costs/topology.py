@@ -64,7 +64,7 @@ class Topology:
         if self.ranks_per_host % self.nics_per_host:
             raise ConfigError(
                 f"Topology: {self.nics_per_host} interfaces cannot be shared evenly by {self.ranks_per_host} ranks: "
-                "give an nics_per_host that divides ranks_per_host"
+                "give a number of interfaces, nics_per_host, that divides ranks_per_host"
             )
         if not (isfinite(self.oversubscription) and self.oversubscription > 0):
             raise ConfigError(f"Topology(oversubscription={self.oversubscription!r}): give a number above 0, 4 for 4:1")
@@ -220,7 +220,7 @@ class Topology:
     def _two_levels_s(self, num_bytes: float, p: int, halves: tuple[bool, ...]) -> float:
         """Return the seconds of two levels: between hosts, one ring for each place in a host.
 
-        Rings that share a stage keep it busy in turn.
+        Rings that share a stage use it one after another.
         """
         assert self.inside is not None
         group, hosts = self.ranks_per_host, p // self.ranks_per_host

@@ -113,9 +113,9 @@ class LocalTraining:
         return self._test is not None
 
     def evaluated_parameters(self) -> Tensor:
-        """Return the parameters to evaluate, flat: the server's copy if this rank holds all of it.
+        """Return the parameters to evaluate, flat, or their moving averages if these are kept.
 
-        If moving averages are kept, they are the averages.
+        They are the server's copy if this rank holds all of it, otherwise the replica's.
         """
         replica = self.replica
         if replica.has_server_copy and all(replica.server_copy.updates):

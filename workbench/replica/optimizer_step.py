@@ -233,7 +233,7 @@ def _own(value: Any) -> Any:
 
 
 def _scale(schedule: Any, factor: float) -> None:
-    """Multiply the first and last learning rates of a schedule by a factor."""
+    """Multiply the base, largest and smallest learning rates of a schedule by a factor."""
     for name in ("base_lrs", "max_lrs"):
         if hasattr(schedule, name):
             setattr(schedule, name, [value * factor for value in getattr(schedule, name)])
