@@ -91,7 +91,7 @@ def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_pe
         if value is not None and not value > 0:
             raise ConfigError(f"{name}={value!r}: give a number above 0")
     if latency_s is not None and not latency_s >= 0:
-        raise ConfigError(f"latency_s={latency_s!r}: give seconds, 0 or more")
+        raise ConfigError(f"latency_s={latency_s!r}: seconds, 0 or more")
     if run.updates():
         raise ConfigError(
             f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of an algorithm that sums over "
