@@ -85,7 +85,7 @@ _FILES = frozenset(
 
 
 def _warn_of_foreign_files() -> None:
-    """Another distribution has the same import name. Its files in this folder are seen by their names."""
+    """Warn if this folder holds files of another distribution, which has the same import name."""
     try:
         found = os.listdir(os.path.dirname(__file__))
     except OSError:  # imported from an archive

@@ -200,7 +200,7 @@ def show(what: str, name: str) -> str:
 
 
 def listing(what: str, width: int) -> str:
-    """Return a table of all of them with at most `width` columns, if words can be broken into lines."""
+    """Return a table of all of them, at most `width` characters wide unless single words are too long."""
     columns = COLUMNS[what]
     rows = [[_cell(found, key) for key in columns] for found in describe_all(what)]
     table = grid(tuple(columns.values()), rows, width)
@@ -263,9 +263,9 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return column widths.
+    """Return the width of each column: that of its widest cell.
 
-    They are those of the widest cells. The widest columns are narrowed, down to the longest word, until all fit.
+    If the sum exceeds `width`, the widest columns are narrowed until all fit, but not below their longest word.
     """
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns]

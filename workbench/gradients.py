@@ -100,7 +100,7 @@ class Layout:
 
 
 def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the module's distinct trainable parameters with their names: shared ones once, frozen ones not at all."""
+    """Return the module's trainable parameters with their names: a shared one once, no frozen ones."""
     return [(name, param) for name, param in module.named_parameters() if param.requires_grad]
 
 
@@ -111,9 +111,9 @@ def build_layout(
 ) -> Layout:
     """Lay parameters out in buckets of at most `bucket_bytes` (None: one bucket; 0: one bucket for each parameter).
 
-    A bucket has at least one parameter, so a parameter larger than `bucket_bytes` is its own bucket. `num_buckets`
-    asks for that number of buckets of about equal size instead; fewer parameters give fewer buckets. The buffer has
-    the widest dtype of the parameters, and float32 for 16-bit parameters: they are summed in float32.
+    A bucket has at least one parameter, so a parameter larger than `bucket_bytes` is its own bucket. With
+    `num_buckets`, that many buckets of about equal size are made instead; fewer if there are fewer parameters. The
+    buffer has the widest dtype of the parameters, at least float32: 16-bit parameters are summed in float32.
 
     Raises:
         ConfigError: there is nothing to train, parameters are on several devices, or one is not floating point.
@@ -181,7 +181,7 @@ def _cut(sizes: list[int], bucket_bytes: float | None) -> list[list[int]]:
 
 
 def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
-    """Return the same for a number of buckets: a bucket ends nearest to its share of what is left."""
+    """Return the same for a number of buckets. Each bucket ends where it is nearest to an equal share of the rest."""
     groups: list[list[int]] = []
     left, index = sum(sizes), len(sizes) - 1
     for bucket in range(min(num_buckets, len(sizes))):

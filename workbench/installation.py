@@ -1,4 +1,4 @@
-"""Check whether the package's folder is intact: another distribution has the same import name."""
+"""Check that the package's folder is intact: another distribution has the same import name and may write into it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.resources import DISTRIBUTION, PACKAGE
 
 
 def foreign_distributions(folder: Path) -> list[str]:
-    """Return the other distributions whose record lists a file in the package's folder."""
+    """Return the names of the other distributions that have installed a file into the package's folder."""
     found = set[str]()
     for distribution in metadata.distributions(path=[str(folder.parent), *sys.path]):
         name = distribution.metadata["Name"] or ""

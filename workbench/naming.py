@@ -31,7 +31,7 @@ def kebab(name: str) -> str:
 
 
 def same_word(one: str, other: str) -> bool:
-    """Return whether two spellings mean the same name: a class's and the command line's, in any case.
+    """Return whether two names are the same but for case, hyphens and underscores: a class's and the command line's.
 
     >>> same_word("DiLoCo", "diloco"), same_word("PipeSGD", "pipe-sgd"), same_word("PipeSGD", "pipe")
     (True, True, False)
@@ -58,7 +58,7 @@ def listed(value: Any) -> Any:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
-    """A question with the names that are like `name`, and a space; "" if none is.
+    """Return a question with the names that are similar to `name`, and a space; "" if there are none.
 
     >>> did_you_mean("pipe-sdg", ["pipe-sgd", "layerwise-sgd"]), did_you_mean("x", ["pipe-sgd"])
     ('did you mean pipe-sgd? ', '')
@@ -86,7 +86,7 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
     """Return `make(**options)`; refuse an option that it does not take.
 
     Raises:
-        ConfigError: unknown option (similar and valid ones are named), or a value that it refuses.
+        ConfigError: unknown option (similar and valid ones are named), or a value that `make` refuses.
     """
     try:
         return make(**options)
@@ -147,7 +147,7 @@ def describe_kinds(kinds: Iterable[Any]) -> list[str]:
 
 
 def check_kinds(what: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Refuse an option whose value has none of its kinds, such as a word for a number, or "yes" for true.
+    """Refuse a value that has none of its option's kinds, such as text for a number, or "yes" for true.
 
     Options that take objects (a collective) are not checked here.
 
@@ -172,7 +172,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value from the command line: a number, a size, true, false, none, a list, or otherwise a word.
+    """Parse a value from the command line: a number, a size, true, false, none, a list, or otherwise text.
 
     >>> [parse_value(text) for text in ("2", "1e-3", "4MiB", "true", "none", "ring", "[64, 32]")]
     [2, 0.001, 4194304.0, True, None, 'ring', [64, 32]]
@@ -188,7 +188,7 @@ def parse_value(text: str) -> Any:
         return plain
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # text that looks like code is a word
+            warnings.simplefilter("ignore")  # for text that looks like code
             value = literal_eval(plain)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return plain
@@ -254,10 +254,10 @@ def _built(node: AST, classes: Mapping[str, Callable[..., Any]]) -> Any:
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
-    """Parse `key=value` words into a dictionary.
+    """Parse arguments of the form `key=value` into a dictionary.
 
     Raises:
-        ConfigError: a word without "=", or a name given twice.
+        ConfigError: an argument without "=", or a name given twice.
     """
     parsed: dict[str, Any] = {}
     for pair in pairs:

@@ -1,8 +1,7 @@
 """The requests: everything that an algorithm may ask of the runtime. The list is closed.
 
-An algorithm is a generator. It yields one of these requests and is resumed with the answer. It does not know
-the kind of time (wall or virtual), the kind of its peers (processes or simulated workers), or the library that sends
-its bytes.
+An algorithm is a generator. It yields one of these requests and is resumed with the answer. It does not know whether
+time is wall or virtual, whether a peer is a process or simulated, or which library sends its bytes.
 
 | request | answer |
 |---|---|
@@ -15,7 +14,7 @@ its bytes.
 | `Local` | what its action returned: encoding, decoding and summing, by name |
 | `Start` | a `Ticket` for a request or sub-program that runs in the background |
 | `Wait`, `WaitAny` | the ticket's value; (position, value) of one that is complete |
-| `Apply` | None: the optimizer has taken its step, and the buffer is free; of a server, whether the run was asked to stop |
+| `Apply` | None: the optimizer has taken its step, and the buffer is free; for a server, whether the run was asked to stop |
 | `Discard` | None: the buffer is free |
 | `ReadParameters`, `WriteParameters` | flat copy of the parameters; None |
 | `PackParameters`, `UnpackParameters` | the parameters in a gradient's layout, to be sent or averaged; None |
@@ -57,7 +56,7 @@ Program = Generator[Request, Any, Any]
 
 @final
 class Ticket:
-    """Background work, until `Wait`. `value` is set once `done`."""
+    """Background work. When it is `done`, `value` is set. `Wait` returns it."""
 
     __slots__ = ("done", "error", "key", "request", "runtime", "value")
 
@@ -71,7 +70,7 @@ class Ticket:
 
     @classmethod
     def completed(cls, value: Any) -> Ticket:
-        """Return a ticket of work that was done before this program began (it was resumed)."""
+        """Return a ticket of work that was done before this program was resumed."""
         ticket = cls(-1, Barrier())
         ticket.done, ticket.value = True, value
         return ticket
@@ -101,8 +100,8 @@ class Backward(Request):
     Args:
         step: the step of the minibatch.
         on_bucket: called with each bucket as soon as its gradients are final, inside backward and in bucket order. It
-            returns the request, the sub-program or the `Start` of one to begin. The answer is then the tuple of
-            tickets.
+            returns the request or sub-program to begin, or a `Start` of one. The answer to `Backward` is then the
+            tuple of tickets.
         before_forward: called with a bucket's number when the forward pass first needs its parameters. It returns a
             sub-program that ends before the pass continues: it waits for what must arrive, and applies it.
     """
@@ -113,7 +112,7 @@ class Backward(Request):
 
 
 class Collective(Protocol):
-    """Takes a sum instead of the communication library (`workbench.collectives`); `ctx` is a `program.Context`."""
+    """Computes a sum instead of the communication library (`workbench.collectives`). `ctx` is a `program.Context`."""
 
     def all_reduce(self, ctx: Any, value: Value) -> Request | Program:
         """Sum `value` over all ranks."""
@@ -128,12 +127,12 @@ class Collective(Protocol):
 @final
 @_frozen
 class AllReduce(Request):
-    """Sum over all ranks. Consumes `value`: the sum is written into the same memory, which is the answer.
+    """Sum over all ranks. Consumes `value`: the sum overwrites it and is the answer.
 
     Args:
         collective: how the sum is taken; None for the library's own all-reduce.
-        lane: the lane with the collective's memory (`Context.on_lane`): sums of one bucket in flight at once need
-            different lanes.
+        lane: the lane with the collective's memory (`Context.on_lane`). Concurrent sums of one bucket need different
+            lanes.
     """
 
     value: Value = field(repr=False)
@@ -144,7 +143,7 @@ class AllReduce(Request):
 @final
 @_frozen
 class ReduceScatter(Request):
-    """Sum over all ranks, each rank its own block (`gradients.block_bounds`).
+    """Sum over all ranks; each rank receives the sum of its own block (`gradients.block_bounds`).
 
     The contents of the other blocks are lost.
     """
@@ -180,15 +179,16 @@ class Barrier(Request):
 @final
 @_frozen
 class Send(Request):
-    """Send a copy of `value` to one rank. Rendezvous: it may return only when the receiver has asked for it,
+    """Send a copy of `value` to one rank, or to itself.
 
-    so two ranks that both send first and receive second deadlock. `Start` one of the two. A rank may send to itself.
+    It may return only when the receiver has asked for the value (a rendezvous). So two ranks that both send first and
+    receive second deadlock: `Start` one of the two requests.
 
     Args:
-        tag: 0 to 999. Hops of collectives have 0 to 899; a program that shares its tags with a collective uses the
+        tag: 0 to 999. Hops of collectives use 0 to 899; a program that shares its tags with a collective uses the
             others.
-        stamp: a number from 0 to 2^40 - 1 that travels with the value, in a header of 8 bytes; the receiver then says
-            `stamped`. None for none.
+        stamp: a number from 0 to 2^40 - 1 that is sent with the value, in a header of 8 bytes; the receiver then sets
+            `stamped`. None: no header.
     """
 
     to: int
@@ -203,10 +203,7 @@ ANY = -1
 @final
 @_frozen
 class PeerLeft:
-    """The answer instead of a message: this rank's process has ended.
-
-    Nothing more comes from it, and messages to it are lost.
-    """
+    """The answer in place of a message if a rank's process has ended. It sends no more, and messages to it are lost."""
 
     rank: int
 
@@ -214,10 +211,10 @@ class PeerLeft:
 @final
 @_frozen
 class Recv(Request):
-    """Receive one message. `like` says its size and dtype; the answer is a `Message` in new memory.
+    """Receive one message, with the size and dtype of `like`. The answer is a `Message` in new memory.
 
     Args:
-        departures: of a receive from any rank: the answer is `PeerLeft` once for each rank that has left, on each tag.
+        departures: for a receive from any rank: answer `PeerLeft` once for each rank that has left, on each tag.
     """
 
     source: int
@@ -230,12 +227,13 @@ class Recv(Request):
 @final
 @_frozen
 class Local(Request):
-    """Work of this rank's processor within a communication, named and counted, so a record can show its time.
+    """Work of this rank's processor within a communication, named and counted, so the trace can show its time.
 
     Args:
-        kind: "encode", "decode" or "sum"; "all_reduce" for another library's, with an unknown number of bytes.
-        num_bytes: of the uncompressed values that it processes.
-        action: does it, and returns the answer. That of a "sum" is None, and a simulation without values skips it.
+        kind: "encode", "decode" or "sum"; "all_reduce" for another library's sum, with an unknown number of bytes.
+        num_bytes: bytes of the uncompressed values that it processes.
+        action: does the work and returns the answer. For a "sum" it returns None, and a simulation without values
+            does not call it.
     """
 
     kind: str
@@ -252,11 +250,10 @@ class Start(Request):
     """Begin a request or sub-program in the background; every rank must start the same ones in the same order.
 
     Args:
-        lane: the works of one lane run in the order in which they started; lanes run concurrently. `FREE`: a separate
-            lane.
-        priority: among the free sub-programs that can continue, the one with the lowest number does.
-        shares_tags: it uses the program's own tags, as a server next to its worker does. Other sub-programs have
-            separate tags.
+        lane: the work of one lane runs in the order of its starts; lanes run concurrently. `FREE`: a separate lane.
+        priority: of the sub-programs on `FREE` lanes that can continue, the one with the lowest number continues.
+        shares_tags: the work uses the program's tags, as a server next to its worker does. Otherwise a sub-program
+            has separate tags.
     """
 
     work: Request | Program = field(repr=False)
@@ -287,17 +284,17 @@ class WaitAny(Request):
 class Apply(Request):
     """One optimizer step with a summed gradient, or with one bucket of it. Consumes the gradient.
 
-    The answer to a server's (`server_copy=True`) is True if the run was asked to stop: the server ends it for all at
-    one version.
+    For a server (`server_copy=True`), the answer is True if the run was asked to stop. The server then ends the run
+    for all ranks at one version.
 
     Args:
         lr_scale: factor on the learning rate of this step.
-        local: this rank's gradient alone, which no other rank sees: the control value in it is not yet known to all.
+        local: the gradient is this rank's alone, not a sum. Other ranks do not know the control value in it.
         server_copy: update the server's copy of the parameters, not the replica that computes gradients.
         of: (source, version) of each gradient in the sum, if that is not the gradient's own version.
-        dropped: (source, version) of the gradients since the last update that came too late and are not in it.
-        completes: of a server's update: how many steps of the run it completes, as the schedule of evaluations counts
-            them. None: a step is a minibatch of each worker, and each gradient is one of these, also a dropped one.
+        dropped: (source, version) of the gradients since the last update that came too late and are not in the sum.
+        completes: for a server: how many steps of the run the update completes, for the schedule of evaluations.
+            None: a step is one minibatch of each worker, and every gradient counts as one minibatch, also if dropped.
     """
 
     gradient: Gradient = field(repr=False)
@@ -326,7 +323,7 @@ class ReadParameters(Request):
 @final
 @_frozen
 class WriteParameters(Request):
-    """Overwrite the trainable parameters from such a tensor."""
+    """Overwrite the trainable parameters from a tensor of the form that `ReadParameters` returns."""
 
     value: Tensor = field(repr=False)
 
@@ -339,9 +336,9 @@ class PackParameters(Request):
     Summed over ranks and then unpacked, it is their average: the tail sums the weights.
 
     Args:
-        server_copy: the server's copy, made from the replica at its first use.
-        step: the step of the value if a collective sums it: codecs select their noise by it, and `PowerSGD` its
-            beginning.
+        server_copy: pack the server's copy, which is made from the replica at its first use.
+        step: the step of the value, if a collective sums it. A codec's noise depends on it; `PowerSGD` compares it
+            with its `start_step`.
     """
 
     bucket: int | None = None
@@ -352,7 +349,7 @@ class PackParameters(Request):
 @final
 @_frozen
 class UnpackParameters(Request):
-    """Overwrite the replica's parameters with such a value, divided by its weight."""
+    """Overwrite the replica's parameters with a value of the form of `PackParameters`, divided by its weight."""
 
     value: Gradient = field(repr=False)
 
@@ -372,7 +369,10 @@ class State:
     """
 
     def unused(self, step: int) -> State | None:
-        """This rank's gradients that are in no sum up to that step. Ranks that continue as fewer begin with them."""
+        """Return this rank's gradients that are in no sum up to that step.
+
+        After a rank has left, the others start from this state.
+        """
         return None
 
 

@@ -18,11 +18,10 @@ from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter
 @final
 @dataclass(slots=True)
 class Context:
-    """The facts about its run that a program is given.
+    """What a program knows of its run.
 
     Attributes:
-        rank, num_workers: plain numbers, all that a program sees of the cluster. `num_workers` counts all ranks,
-            servers too.
+        rank, num_workers: all that a program knows of the cluster. `num_workers` counts all ranks, servers too.
         first_step: the first step to take; more than 0 in a resumed run.
         num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`).
         resumed: the state of the last `EndStep`, with its tickets completed; None at a fresh start. A program may
@@ -46,10 +45,10 @@ class Context:
     link: Any = None
 
     def on_lane(self, lane: int) -> Context:
-        """The context of a sum on that lane, with its own memory. Lane 0 has the run's memory itself.
+        """Return the context of a sum on that lane, with a separate memory. Lane 0 has the run's memory itself.
 
-        Two sums of one bucket may be in flight at once. They must not share a residual: which one reads it first is
-        chance.
+        Two sums of one bucket may be in flight at once. They must not share a residual: the order in which they read
+        it depends on timing.
         """
         return self if lane == 0 else replace(self, memory=LaneMemory(self.memory, lane))
 
@@ -131,7 +130,7 @@ class Restart(StrEnum):
 
     ANYWHERE = "anywhere"  # also within a run, with other settings or ranks: nothing of it still runs
     FROM_CHECKPOINT = "from a checkpoint"  # its run must be stopped first
-    FROM_PARAMETERS = "from the parameters"  # the same; what is in flight is chance: neither saved nor replayed
+    FROM_PARAMETERS = "from the parameters"  # the same; work in flight depends on timing and is not saved
 
 
 @final
@@ -142,8 +141,7 @@ class Buckets:
     Attributes:
         max_bytes: most bytes of a bucket. 0: each parameter is a bucket. None: no limit.
         count: number of buckets of about equal size, instead of `max_bytes`; one for each parameter if there are fewer.
-        applied_singly: `Apply` is given single buckets, so nothing may need the whole gradient, as global clipping
-            does.
+        applied_singly: `Apply` takes single buckets. Then no setting may need the whole gradient, as `clip_norm` does.
     """
 
     max_bytes: float | None = None
@@ -245,7 +243,7 @@ class Algorithm(ABC):
     def asynchronous(self) -> bool:
         """Return True if each rank counts its own steps.
 
-        Then a rank ends its program to stop, and rank 0 evaluates for all.
+        Then a rank stops by ending its program, and rank 0 evaluates for all ranks.
         """
         return self.requires.servers
 

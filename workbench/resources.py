@@ -1,6 +1,6 @@
 """Files that come with the package: notebooks and paper cards, in a checkout and in an installed wheel.
 
-The variable WORKBENCH_SHARE names your own folder with `notebooks/` and `papers/` to use instead.
+The environment variable WORKBENCH_SHARE names another folder with `notebooks/` and `papers/` to use instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def version() -> str:
 
 
 def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
-    """Return the folder of a kind: your own, inside an installed package, or next to the package in a checkout.
+    """Return the folder of a kind: in WORKBENCH_SHARE, in an installed package, or next to the package in a checkout.
 
     >>> shared("notebooks").name
     'notebooks'

@@ -82,7 +82,7 @@ def _line(num_updates: int, last: int, update: int) -> float:
 def _check(**values: float) -> None:
     for name, value in values.items():
         if not isinstance(value, int | float) or not isfinite(value) or value <= 0:
-            raise ConfigError(f"{name}={value!r}: a number above 0")
+            raise ConfigError(f"{name}={value!r}: give a number above 0")
 
 
 __all__ = ["asynchronous", "linear_to_zero", "per_update", "synchronous"]

@@ -26,7 +26,8 @@ PROGRESS = ("auto", "blocking", "tests", "thread", "library")
 class Settings:
     """Settings of one training run; the same on every rank.
 
-    epochs, steps: length of training; give exactly one (an epoch is `ceil(samples / (batch_size * workers))` steps).
+    Attributes:
+        epochs, steps: length of training; give exactly one. An epoch is `ceil(samples / (batch_size * workers))` steps.
         batch_size: samples of a worker in a step; None: the problem's.
         optimizer: parameters -> `torch.optim` optimizer; None: the problem's.
         lr: overrides the optimizer's learning rate in every parameter group.
@@ -34,7 +35,7 @@ class Settings:
         clip_norm: global norm to which the mean gradient is clipped before each update.
         ema_decay: evaluate an exponential moving average of the parameters with this decay for each update (0.9999,
             for example); None: no average.
-        num_micro: micro-batches of a step, whose gradients accumulate before they are sent.
+        num_micro: micro-batches in a step; their gradients accumulate before they are sent.
         precision: "fp32", or "bf16" / "fp16" for automatic mixed precision (fp16 with dynamic loss scaling).
         compile: run the module through `torch.compile`.
         evaluate_every: steps between evaluations on the test data; None: once an epoch; 0: at the end only.
@@ -50,15 +51,15 @@ class Settings:
         timeout_s: how long a rank may wait for its peers before the run ends with an error.
         trace_steps: record spans of this many first steps, which limits the trace; None: all steps, 0: none. Metrics
             cover all steps. A span takes about 50 bytes in a rank's file. On digits with 2 ranks, a step takes 0.3 kB
-            (PipeSGD) to 3 kB (LayerwiseSGD with 10 buckets by Ring), so the default is 0.5 to 6 MB a rank. A ring's
-            spans grow with the number of ranks.
+            (PipeSGD) to 3 kB (LayerwiseSGD with 10 buckets by Ring). So the default takes 0.5 to 6 MB a rank. The
+            number of a ring's spans grows with the number of ranks.
         progress: how background communication makes progress while a rank computes: see
             `runtimes.execution.progress`.
-        on_failure: what synchronous ranks do if one of them leaves: "stop", or "shrink" to continue with the others
-            (gloo, Open MPI 5). On gloo, algorithms with servers always continue without a worker.
+        on_failure: what synchronous ranks do if one of them is lost: "stop", or "shrink" to continue with the others
+            (gloo, Open MPI 5). On gloo, algorithms with servers always continue if a worker is lost.
         threads: compute threads of a rank; None: share the machine's cores among its ranks.
-        checkpoint_every: steps between checkpoints, which are written during training and from which a lost run
-            continues; None: only the checkpoint of a stop.
+        checkpoint_every: steps between checkpoints that are written during training. A run that crashed continues
+            from the newest. None: a checkpoint is written only when the run is stopped.
         keep_checkpoints: number of newest checkpoints to keep.
     """
 
@@ -92,22 +93,27 @@ class Settings:
         for name in ("epochs", "steps", "batch_size", "num_micro", "threads", "checkpoint_every", "keep_checkpoints"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name}={value!r}: a whole number, 1 or more")
+                raise ConfigError(f"{name}={value!r}: give a whole number, 1 or more")
         for name in ("clip_norm", "lr", "timeout_s", "divergence_ratio"):
             _check_positive(name, getattr(self, name))
         for name in ("optimizer", "schedule"):
             value = getattr(self, name)
             if value is not None and (not callable(value) or isinstance(value, torch.optim.Optimizer)):
                 raise ConfigError(
-                    f"{name}={value!r}: a function that returns it, such as functools.partial(torch.optim.SGD, lr=0.1)"
+                    f"{name}={value!r}: give a function that returns it, such as functools.partial(torch.optim.SGD, lr=0.1)"
                 )
         if self.ema_decay is not None and not (isinstance(self.ema_decay, int | float) and 0 <= self.ema_decay < 1):
-            raise ConfigError(f"ema_decay={self.ema_decay!r}: from 0 (no averaging) to below 1, 0.9999 in the papers")
+            raise ConfigError(
+                f"ema_decay={self.ema_decay!r}: give a number from 0 (no averaging) to below 1, 0.9999 in the papers"
+            )
         if self.trace_steps is not None and not (isinstance(self.trace_steps, int) and self.trace_steps >= 0):
-            raise ConfigError(f"trace_steps={self.trace_steps!r}: how many steps to trace, 0 for none, None for all")
+            raise ConfigError(
+                f"trace_steps={self.trace_steps!r}: give the number of steps to trace, 0 for none, None for all"
+            )
         if self.evaluate_every is not None and not (isinstance(self.evaluate_every, int) and self.evaluate_every >= 0):
             raise ConfigError(
-                f"evaluate_every={self.evaluate_every!r}: steps between evaluations, 0 for the end only, None for once an epoch"
+                f"evaluate_every={self.evaluate_every!r}: give the steps between evaluations, 0 for the end only, "
+                "None for once an epoch"
             )
         if self.progress not in PROGRESS:
             raise ConfigError(f"progress={self.progress!r}: choose one of {', '.join(PROGRESS)}")
@@ -116,7 +122,7 @@ class Settings:
         check_guard(self.on_bad_gradient, self.max_grad_norm)
         if self.divergence_ratio is not None and self.divergence_ratio <= 1:
             raise ConfigError(
-                f"divergence_ratio={self.divergence_ratio!r}: a factor of a rank's first loss, above 1, such as 10"
+                f"divergence_ratio={self.divergence_ratio!r}: give a factor of a rank's first loss, above 1, such as 10"
             )
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")
@@ -163,4 +169,4 @@ def check_guard(on_bad_gradient: str, max_grad_norm: float | None) -> None:
 
 def _check_positive(name: str, value: float | None) -> None:
     if value is not None and not (isinstance(value, int | float) and 0 < value <= float_info.max):
-        raise ConfigError(f"{name}={value!r}: a finite number above 0")
+        raise ConfigError(f"{name}={value!r}: give a finite number above 0")

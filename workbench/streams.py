@@ -3,7 +3,7 @@
 A device runs each stream in order, and streams run concurrently. If one thread enqueues work on its stream and
 another thread reads the result from its own stream, an event must connect the two. This package has three rules:
 
-- A started sub-program works on a stream of its lane. It waits for the work that its starter's stream had been given
+- A started sub-program works on a stream of its lane. It begins after the work that the starting program had enqueued
   (`record_event` at `Start`, `wait` before its first request). `Wait` makes the waiting stream wait for the
   sub-program's end.
 - A server on a worker's rank exchanges values with the foreground while both run. It works on the foreground's
@@ -41,7 +41,7 @@ class Streams(ABC):
 
     @abstractmethod
     def record_event(self) -> Any:
-        """Return an event after all work that the calling thread's stream has been given so far."""
+        """Return an event after all work that is enqueued on the calling thread's stream so far."""
 
     @abstractmethod
     def completed_event(self) -> Any:

@@ -4,4 +4,4 @@ KB, MB, GB = 1e3, 1e6, 1e9
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 MICROSECOND, MILLISECOND = 1e-6, 1e-3
 MBIT_PER_S, GBIT_PER_S = 1e6 / 8, 1e9 / 8  # in bytes per second
-WAIT_REPORT_S = 10.0  # a wait reports what it waits for after this time, and again each time the time has doubled
+WAIT_REPORT_S = 10.0  # a wait reports itself after this time, then after twice, four times, ... this time

@@ -102,7 +102,7 @@ def test_the_dashboard_starts_stops_compares_and_is_kept(lab: Lab) -> None:
     start.wait_for()
     fill(board.get_by_label("lr"), "much")
     start.click()
-    board.get_by_text("lr='much': a finite number above 0").wait_for()
+    board.get_by_text("lr='much': give a finite number above 0").wait_for()
     lab.picture("dashboard-refuses")
     fill(board.get_by_label("lr"), "0.05")
     fill(board.get_by_label("width"), "3")

@@ -68,7 +68,7 @@ def link_to_python(folder: Path) -> Path:
         ("import sys; sys.exit('no such library: libx.so')", "no such library: libx.so"),
         (
             """import json; print(json.dumps({"size": 1, "total": 1, "library": "x"}))""",
-            "worlds have 1, 1 ranks: they are of two MPIs",
+            "worlds have 1, 1 ranks: mpiexec and mpi4py use different MPIs",
         ),
     ],
     ids=["hang", "end", "alone"],

@@ -460,7 +460,7 @@ def test_each_ranks_own_gradient_is_clipped(runtime: str) -> None:
         ({"on_bad_gradient": "drop"}, "choose one of stop, skip, clip, ignore"),
         ({"on_bad_gradient": "clip"}, "set it, such as 1.0"),
         ({"max_grad_norm": 1.0}, "does not check them"),
-        ({"on_bad_gradient": "skip", "max_grad_norm": -1.0}, "max_grad_norm=-1.0: a finite number above 0"),
+        ({"on_bad_gradient": "skip", "max_grad_norm": -1.0}, "max_grad_norm=-1.0: give a finite number above 0"),
     ],
 )
 def test_what_says_nothing_of_gradients_is_refused(how: dict[str, Any], words: str) -> None:

@@ -820,8 +820,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "hierarchical-alone",
         "collectives/hierarchical.py",
-        "if grouped:  # in every",
-        "if len(members) > 1:  # in every",
+        "if grouped:  # also in",
+        "if len(members) > 1:  # also in",
         "a leader alone keeps what it did not encode",
         HOPS,
     ),

@@ -449,8 +449,8 @@ def test_more_ranks_than_levels_are_refused_with_the_width_that_suits() -> None:
         (lambda: Truncate16(rounding="up"), "'toward-zero', 'nearest'"),  # type: ignore[arg-type]
         (lambda: Linear8(rounding="up"), "'nearest', 'stochastic'"),  # type: ignore[arg-type]
         (lambda: Linear8(group=0), "1 or more, or None"),
-        (lambda: QSGD(levels=0), "from 1 to 127"),
-        (lambda: QSGD(levels=128), "from 1 to 127"),
+        (lambda: QSGD(levels=0), "give 1 to 127"),
+        (lambda: QSGD(levels=128), "give 1 to 127"),
         (lambda: QSGD(group=2.5), "1 or more, or None"),  # type: ignore[arg-type]
         (lambda: TopK(fraction=0.1, k=3), "not both"),
         (lambda: TopK(fraction=0.0), "above 0 and at most 1"),

@@ -146,7 +146,7 @@ def test_few_samples_take_the_fixed_part_and_their_share_of_the_rest() -> None:
     assert compute.seconds(0.0) == (0.0, 0.0), "who has no samples computes nothing"
     assert compute.time_share(np.array([1.0, 0.5, 0.0])).tolist() == [1.0, 0.625, 0.0]
     assert replace(compute, fixed_share=0.0).seconds(0.5) == (0.5, 1.5)
-    assert "of forward and backward 25% whatever the batch" in str(compute)
+    assert "25% of forward and backward for any batch" in str(compute)
 
 
 def test_two_laws_of_one_kind_draw_numbers_of_their_own() -> None:

@@ -111,7 +111,7 @@ def test_a_simulation_is_held_goes_on_and_is_stopped(session: Session) -> None:
 
 def test_what_cannot_be_is_refused_before_it_begins(session: Session) -> None:
     for settings, words in (
-        ({"lr": "much"}, "lr='much': a finite number above 0"),
+        ({"lr": "much"}, "lr='much': give a finite number above 0"),
         ({"epochs": 2}, "either epochs=... or steps="),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -241,7 +241,9 @@ def test_the_dashboard_starts_compares_and_says_what_is_wrong_in_one_line() -> N
     board._where.value, board._workers.value, board._unit.value, board._network.value = SIMULATED, 2, "steps", "free"
     board._lr.value = "much"
     board._start.click()
-    assert "<b>ConfigError:</b> lr=&#x27;much&#x27;: a finite number above 0" in board._line.value and not board.runs
+    assert (
+        "<b>ConfigError:</b> lr=&#x27;much&#x27;: give a finite number above 0" in board._line.value and not board.runs
+    )
     board._lr.value = "0.5"
     for number, method in enumerate(("pipe-sgd", "synchronous-sgd"), 1):
         board._algorithm.value = method

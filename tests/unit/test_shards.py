@@ -39,5 +39,5 @@ def test_shards_of_digits_are_classes() -> None:
 def test_an_empty_shard_is_refused() -> None:
     with pytest.raises(ConfigError, match="none of them empty"):
         sharded(get("digits-softmax"), [[0], []], batch_size=1, steps=1, seed=0)
-    with pytest.raises(ConfigError, match="from 1 to the number of samples"):
+    with pytest.raises(ConfigError, match="give 1 to the number of samples"):
         shards_by_label([0, 1], 3)

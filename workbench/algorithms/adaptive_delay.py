@@ -24,7 +24,7 @@ class AdaptiveDelayState(State):
     """The state between two steps.
 
     Attributes:
-        sums: since the last report: seconds and number of all-reduces, of backwards, of updates.
+        sums: seconds and number of the all-reduces, backwards and updates since the last report.
         report: the all-reduce of the last report.
     """
 
@@ -45,13 +45,13 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
     worth a stale gradient.
 
     As in the paper, d all-reduces run at the same time, one on each lane. If they share one link's bandwidth, t_c grows
-    with d, and `max_delay` limits it. t_c is measured on the lane, waits for late peers included; t_compute in the
-    foreground, without waits.
+    with d, and `max_delay` limits it. t_c is measured on the lane and includes waits for late peers. t_compute is
+    measured in the foreground, without waits.
 
     The first delay is 1. Every `adapt_every` steps the ranks' sums of both times are all-reduced, and used one period
-    later: no rank waits for them, and all change d at the same step. While d grows nothing is applied; when it shrinks,
-    several gradients are. With a constant d it is `PipeSGD(width=d + 1)`. Staleness at most `max_delay`; d + 1 gradient
-    buffers.
+    later: no rank waits for them, and all change d at the same step. While d grows, no gradient is applied; when it
+    shrinks, several are applied in one step. With a constant d it is `PipeSGD(width=d + 1)`. Staleness at most
+    `max_delay`; d + 1 gradient buffers.
 
     Paper: daily2016leveraging, section 1: a delay chosen "adaptively on the basis of available overlap". It gives no
     rule.
@@ -72,11 +72,11 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
     def __post_init__(self) -> None:
         check_collective(self.collective)
         if not isinstance(self.max_delay, int) or self.max_delay < 0:
-            raise ConfigError(f"max_delay={self.max_delay}: a number of steps, 0 (synchronous) or more")
+            raise ConfigError(f"max_delay={self.max_delay}: give a number of steps, 0 (synchronous) or more")
         if not isinstance(self.adapt_every, int) or self.adapt_every < 1:
-            raise ConfigError(f"adapt_every={self.adapt_every}: a number of steps, 1 or more")
+            raise ConfigError(f"adapt_every={self.adapt_every}: give a number of steps, 1 or more")
         if not 0 <= self.negligible < 1:
-            raise ConfigError(f"negligible={self.negligible}: a share of a step's compute time, from 0 to below 1")
+            raise ConfigError(f"negligible={self.negligible}: give a share of a step's compute time, from 0 to below 1")
 
     @property
     def requires(self) -> Requirements:
@@ -88,7 +88,7 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
         return self.max_delay
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
-        """None: every `adapt_every` steps some more bytes are sent."""
+        """Return None: every `adapt_every` steps the measured times are sent too."""
 
     def useful_delay(self, communication_s: float, compute_s: float) -> int:
         """Return the smallest delay that hides an all-reduce.

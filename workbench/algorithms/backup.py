@@ -34,15 +34,15 @@ class BackupSGD(ServerAlgorithm):
     parameters. So a straggler catches up and skips the steps that it missed; no worker is cancelled. Staleness is 0.
     The mean is over the samples of the N gradients. Each server takes its own first N, so a worker may be late for one
     shard only. b = 0 is PS-Sync, synchronous SGD with the sum taken on servers: `ParameterServerSGD`. A worker that
-    leaves is one of the b. If more than b have left, an update takes the gradients of all that remain.
+    leaves counts as one of the b. If more than b have left, an update takes the gradients of all remaining workers.
 
     Args:
         backups: b; or "online": each server chooses N again for every update, by  min over N of  t(N) (1 + S/N).
             t(N) is the measured mean time of the N-th gradient. S is the measured noise scale of the gradients, in
             units of one worker's batch (McCandlish et al. 2018). I(N) = I (1 + S/N) is the number of updates that are
             needed with N gradients in each.
-        timeout_s: the longest wait after the first gradient of an update, for any N: instead of backups, or in
-            addition.
+        timeout_s: the longest wait after the first gradient of an update; the update then takes the gradients that
+            have arrived. With backups=0 it is used instead of backups, otherwise in addition.
         noise_scale: S, if it is known. None: it is measured.
 
     Paper: chen2016revisiting, Alg. 3-4 and section 3.1, which suggests time-outs. Choosing b online: after

@@ -28,9 +28,9 @@ from workbench.program import Card, Context
 class DelayCompensatedSGD(ServerAlgorithm):
     """w <- w - lr * (g + strength * g * g * (w - w_read)),   elementwise, on any gradient
 
-    The second term is the first-order change of the gradient from the parameters that were read to the present ones. g
-    * g approximates the diagonal of the Hessian. The server keeps what it last sent to each worker: p copies of its
-    shard. `strength=0` is `AsyncSGD`; one worker is serial SGD.
+    The second term is the first-order change of the gradient from the parameters that were read to the present ones.
+    The diagonal of the Hessian is approximated by g * g. The server keeps what it last sent to each worker: p copies of
+    its shard. `strength=0` is `AsyncSGD`; one worker is serial SGD.
 
     Paper: zheng2017dcasgd, eq. 10 with a constant lambda (DC-ASGD-c).
     """

@@ -46,8 +46,8 @@ class DeAR(CollectiveAlgorithm):
     gradient is computed from parameters with all updates, as in `SynchronousSGD`, and compute hides both halves of the
     communication. Staleness 0. After the last step the last gradient is gathered and applied. Two gradient buffers.
 
-    At the end of a step the update of its own gradient is still due. Parameters that are read there (by evaluations,
-    for example) lack that update, and are equal on all ranks. A checkpoint holds each rank's own block of the sums.
+    At the end of a step its gradient is not yet applied. Parameters that are read there (by evaluations, for example)
+    lack that update, but are equal on all ranks. A checkpoint holds each rank's own block of the sums.
 
     Paper: zhang2023dear, Alg. 1.
     """
@@ -67,7 +67,7 @@ class DeAR(CollectiveAlgorithm):
             isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0
         ):
             raise ConfigError(
-                f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for a message for each parameter, None for one message"
+                f"bucket_bytes={self.bucket_bytes}: give a size in bytes, 0 for a message for each parameter, None for one message"
             )
 
     @property
@@ -76,7 +76,7 @@ class DeAR(CollectiveAlgorithm):
         return Requirements(buckets=buckets, state=DeARState, link=self.collective.needs_link)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
-        """None: the first step sends half of what the others send."""
+        """Return None: the first step sends half of what the others send."""
 
     @property
     def symmetric(self) -> bool:
@@ -113,7 +113,7 @@ class DeAR(CollectiveAlgorithm):
         arriving: dict[int, Ticket] = {}
         if due is not None:
             for bucket in reversed(range(len(due.scattered))):  # the last bucket holds the first layers
-                # Its error is raised here. The last bucket is first, because forward needs it first.
+                # An error of the reduce-scatter is raised here. The last bucket comes first: forward needs it first.
                 yield Wait(due.scattered[bucket])
                 arriving[bucket] = yield Start(AllGather(due.gradient.bucket_view(bucket), self.collective))
         return arriving

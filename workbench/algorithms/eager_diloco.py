@@ -1,4 +1,4 @@
-"""DiLoCo with eager updates: an outer step uses the rank's new difference, and the others' of the turn before."""
+"""DiLoCo with eager updates: an outer step uses the rank's new difference, and the other ranks' previous ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class EagerDiLoCo(OuterAlgorithm):
 
     card: ClassVar[Card] = Card(
         paper="kale2025eager",
-        staleness="0; outer steps of the others by one period",
+        staleness="0; the others' differences one period late",
         bytes_per_step="2 (p-1)/p n / H",
         memory="4 parameter vectors",
     )
@@ -127,7 +127,7 @@ class EagerDiLoCo(OuterAlgorithm):
         yield UnpackParameters(packed)
 
     def _fragments(self, ctx: Context) -> Program:
-        """One for each bucket. There are fewer than P if there are fewer parameters."""
+        """Return a fragment for each bucket: P, or fewer if there are fewer parameters."""
         outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx)
         resumed: EagerState | None = ctx.resumed
         if resumed is None:

@@ -36,9 +36,9 @@ class LayerwiseSGD(CollectiveAlgorithm):
     """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   all-reduce of bucket l during the backward of buckets l+1, l+2, ...
 
     The same update as `SynchronousSGD`, bit-identical if sums are taken in rank order. Only backward can hide
-    communication. Staleness 0. `bucket_bytes=0` is the paper's one message for each parameter; one bucket is
-    SynchronousSGD. With `lanes`, that many all-reduces run at the same time, bucket b on lane b mod `lanes`. With
-    `"priority"` each bucket has its own lane, and the bucket that forward needs first sends first.
+    communication. Staleness 0. With `bucket_bytes=0` each parameter is one message, as in the paper. With one bucket it
+    is SynchronousSGD. `lanes` all-reduces run at the same time, bucket b on lane b mod `lanes`. With
+    `order="priority"` each bucket has its own lane, and the bucket that forward needs first sends first.
 
     Paper: daily2016leveraging, section 4.2; its layer-wise and task-wise orders. Priority: jayarajan2019priority.
     """
@@ -66,7 +66,7 @@ class LayerwiseSGD(CollectiveAlgorithm):
             isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0
         ):
             raise ConfigError(
-                f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for a message for each parameter, None for one message"
+                f"bucket_bytes={self.bucket_bytes}: give a size in bytes, 0 for a message for each parameter, None for one message"
             )
         if not isinstance(self.lanes, int) or self.lanes < 1:
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Local steps with an outer optimizer: what DiLoCo, StreamingDiLoCo and EagerDiLoCo share.
 
-A rank's parameters w_i start from an anchor a. Every H steps the outer optimizer moves the anchor by the mean over
-ranks of a - w_i, and the ranks continue from the new anchor.
+A rank's parameters w_i start from an anchor a. Every H steps the outer optimizer moves the anchor by the mean of
+a - w_i over the ranks. The ranks continue from the new anchor.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
         return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
-        """Most steps send nothing."""
+        """Return None: most steps send nothing."""
 
 
 @final
@@ -109,7 +109,7 @@ class OuterOptimizer:
         return found
 
     def load(self, anchor: Tensor, momentum: Tensor) -> None:
-        """Set anchor and momentum to copies of these. Another run may read the same state."""
+        """Copy the anchor and the momentum, because another run may read the same state."""
         self.anchor.copy_(anchor)
         self.momentum.copy_(momentum)
 
@@ -172,6 +172,6 @@ def average(collective: Collective, step: int) -> Program:
 
 
 def check_whole(name: str, value: int, least: int) -> None:
-    """Raise `ConfigError` unless a setting is a whole number of at least that."""
+    """Raise `ConfigError` unless a setting is a whole number and at least `least`."""
     if not isinstance(value, int) or value < least:
         raise ConfigError(f"{name}={value}: give a whole number, {least} or more")

@@ -40,7 +40,7 @@ from workbench.ops import (
 )
 from workbench.program import Algorithm, Buckets, Context, Elasticity, Replicas, Requirements, Roles
 
-REPLY = 500  # tags: a shard's pushes have its number, the replies REPLY more
+REPLY = 500  # pushes of shard j have tag j, replies have tag REPLY + j
 STAMP_BYTES = 8
 LAST = FINAL = 1  # a worker's last push; a server's last reply
 NO_GRADIENT = 2  # of a worker's only push, if it has no step to take: the message is no gradient
@@ -85,7 +85,7 @@ class ServerAlgorithm(Algorithm, ABC):
 
     def __post_init__(self) -> None:
         if not isinstance(self.shards, int) or not 1 <= self.shards <= 400:
-            raise ConfigError(f"shards={self.shards}: the number of servers, 1 to 400")
+            raise ConfigError(f"shards={self.shards}: give the number of servers, 1 to 400")
 
     @property
     def requires(self) -> Requirements:
@@ -116,7 +116,7 @@ class ServerAlgorithm(Algorithm, ABC):
         return num_ranks - self.shards + shard if self.dedicated else shard % num_ranks
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
-        """A push of each shard and its reply; nothing for what stays on the rank."""
+        """Return the bytes of this rank's pushes, and of its servers' replies. Messages to itself do not count."""
         workers, total = self.roles(num_ranks).num_computing, 0.0
         for piece in layout.buckets:
             message = (piece.stop - piece.start) * layout.itemsize + STAMP_BYTES
@@ -126,7 +126,7 @@ class ServerAlgorithm(Algorithm, ABC):
 
     @property
     def elasticity(self) -> Elasticity:
-        """Without a worker that serves no shard: only its server has a shard's parameters."""
+        """A run can lose a worker that serves no shard. Only its server has a shard's parameters."""
         return Elasticity.LOSES_WORKERS
 
     @abstractmethod
@@ -180,7 +180,7 @@ class WorkerPort:
         as a whole first.
 
         Args:
-            versions: shard -> version of its parameters; afterwards those that were pulled.
+            versions: shard -> version of its parameters; set to the pulled versions.
             flags: of the pushes.
 
         Returns:
@@ -269,11 +269,11 @@ class ServerPort:
         self._version = 0  # the newest that was sent
 
     def open(self) -> Program:
-        """Set the first version of the shard: its number of updates, those before a stop included."""
+        """Set and return the shard's first version: its number of updates, including those before a stop."""
         return (yield from self.parameters()).version
 
     def parameters(self) -> Program:
-        """Return the shard's first parameters, with that version."""
+        """Set the first version as `open` does, and return the shard's first parameters."""
         packed = yield PackParameters(self.shard, server_copy=True)
         self._version = packed.version
         return packed
@@ -283,9 +283,9 @@ class ServerPort:
         return self._next_push
 
     def next_push_within(self, timeout_s: float | None) -> Program:
-        """The answer to that request; None if there is none after `timeout_s`.
+        """Return the answer to `next_push`; None if there is none after `timeout_s`.
 
-        The receive is then left to the next call.
+        The next call then waits for the same receive.
         """
         self._posted = self._posted or (yield Start(self._next_push))
         found = yield WaitAny((self._posted,), timeout_s=timeout_s)
@@ -303,7 +303,10 @@ class ServerPort:
         return True
 
     def at_most(self, quorum: int, of: Sequence[tuple[int, int]]) -> int:
-        """Return the quorum, or fewer if workers have left: the remaining ones, and those with gradients in `of`."""
+        """Return the quorum, but at most the number of workers that can contribute.
+
+        If workers have left, these are the remaining ones, and those that have a gradient in `of`.
+        """
         return (
             quorum if not self._gone else min(quorum, self.num_workers + sum(source in self._gone for source, _ in of))
         )
@@ -312,7 +315,7 @@ class ServerPort:
         """Return (the gradient of a push, with the version of the parameters from which it was computed; flags).
 
         Raises:
-            RankMismatch: no worker of this algorithm can send this push now.
+            RankMismatch: no worker of this algorithm sends such a push.
         """
         version, flags = divmod(message.stamp, 4)
         if (
@@ -342,7 +345,7 @@ class ServerPort:
         self._version = version
         before = self._sending.get(source)
         if before is not None and not before.done:
-            yield Wait(before)  # the worker has pushed since, so it had received this
+            yield Wait(before)  # the worker has pushed since, so it has received that reply
         packed = yield PackParameters(self.shard, server_copy=True)
         self._sending[source] = yield Start(
             Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags))
@@ -356,7 +359,7 @@ class ServerPort:
 
 
 def like_of(layout: Layout, shard: int) -> Tensor:
-    """Return the size and dtype of a shard's messages."""
+    """Return a tensor with the size and dtype of a shard's messages."""
     piece = layout.buckets[shard]
     return torch.empty(piece.stop - piece.start, dtype=layout.dtype, device=layout.device)
 
@@ -384,9 +387,9 @@ def add(total: Gradient, other: Gradient) -> Local:
 
 
 def check_positive(name: str, value: Any, kinds: type | tuple[type, ...], least: float, what: str) -> None:
-    """Raise `ConfigError` unless a setting is a number and at least `least`."""
+    """Raise `ConfigError` unless a setting is a number and at least `least`. `what` says what to give."""
     if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number here
-        raise ConfigError(f"{name}={value!r}: {what}")
+        raise ConfigError(f"{name}={value!r}: give {what}")
 
 
 def ended(versions: dict[int, int], replies: dict[int, int]) -> None:

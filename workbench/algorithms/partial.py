@@ -60,13 +60,13 @@ class PartialAllReduce(CollectiveAlgorithm):
 
     Every rank runs its rounds next to its worker. Rank 0 also runs a coordinator that counts the ready ranks. A control
     message has one byte. A rank ends a step by applying its round, so parameters are then equal on all ranks. `dropped`
-    marks the steps whose minibatch this rank did not compute, and a gradient that was left over. A rank needs one
-    gradient buffer for each round that is not yet applied.
+    marks the steps without a minibatch of this rank, and a gradient that was left over. A rank needs one gradient
+    buffer for each round that is not yet applied.
 
     If a rank leaves, the others continue as fewer ranks, from the last step that any of them has finished. Only
-    gradients of the rank that left are lost: those that no finished step had used. The others keep a copy of what they
-    give to a round until it is over, and give it again. A quorum that is a number must not exceed the number of ranks
-    that remain. A process that takes the rank's place begins with the next round.
+    gradients of the rank that left are lost, if no finished step has used them. The others keep a copy of what they
+    give to a round until it is over, and give it again. A quorum that is a number must not exceed the number of
+    remaining ranks. A process that takes the rank's place begins with the next round.
 
     Paper: li2020eager, Alg. 1 and 2 (solo and majority).
     """
@@ -79,7 +79,7 @@ class PartialAllReduce(CollectiveAlgorithm):
         staleness="0 with a quorum of p, else no bound",
         bytes_per_step="2 (p-1)/p n",
         memory="a gradient for each round that is not yet applied",
-        roles="p workers; rank 0 also counts who is ready",
+        roles="p workers; rank 0 also counts the ready ranks",
     )
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class PartialAllReduce(CollectiveAlgorithm):
         )
         if isinstance(quorum, bool) or not legal:
             raise ConfigError(
-                f"quorum={quorum!r}: a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}"
+                f"quorum={quorum!r}: give a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}"
             )
         if self.collective.keeps_residual and not self._is_synchronous:
             raise ConfigError(
@@ -147,10 +147,10 @@ class PartialAllReduce(CollectiveAlgorithm):
 
     def check(self, num_ranks: int) -> None:
         if self.num_ready(num_ranks) > num_ranks:
-            raise ConfigError(f"quorum={self.quorum} of {num_ranks} ranks: at most {num_ranks}, or quorum='all'")
+            raise ConfigError(f"quorum={self.quorum} of {num_ranks} ranks: use at most {num_ranks}, or quorum='all'")
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
-        """Control messages go to and from rank 0, and late ranks send fewer."""
+        """Return None: control messages go to and from rank 0, and late ranks send fewer."""
 
     def worker(self, ctx: Context) -> Program:
         if ctx.num_steps is None:
@@ -166,7 +166,7 @@ class PartialAllReduce(CollectiveAlgorithm):
         tasks = [(yield Start(self._rounds(ctx, ctx.num_steps, shared, token), lane=FREE, shares_tags=True))]
         if ctx.rank == 0:
             tasks.append((yield Start(self._coordinate(ctx, ctx.num_steps, token), lane=FREE, shares_tags=True)))
-        step = ctx.first_step  # the round to come
+        step = ctx.first_step  # the next round
         while step < ctx.num_steps:
             begun = step
             shared.waiting.append((yield Backward(begun)))
@@ -231,7 +231,7 @@ class _Round:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialState(State):
-    """The gradients of this rank that wait for a round, between two steps."""
+    """The state between two steps: this rank's gradients that wait for a round."""
 
     waiting: tuple[Gradient, ...] = ()
 

@@ -19,7 +19,7 @@ class FirstSteps(StrEnum):
     """What is applied in the K - 1 steps in which the pipeline fills and no gradient has arrived."""
 
     ZERO = "zero"  # nothing
-    DUPLICATE = "duplicate"  # the last gradient, once more in each step
+    DUPLICATE = "duplicate"  # the last gradient, again in each step
 
 
 @final
@@ -40,10 +40,10 @@ class PipeSGD(CollectiveAlgorithm):
     """w[t] = w[t-1] - lr * mean_i g_i(w[t-K])
 
     Gradient s is computed from w[s], so K = 1 is `SynchronousSGD`, and the staleness is K - 1. The first `warmup_steps`
-    steps have width 1. Then the pipeline fills. With `first="zero"` nothing is applied. With `"duplicate"` the last
-    gradient of the warm-up (of at least one step) is applied K - 1 times again, so every step has an update. After the
-    last step the K - 1 gradients in flight are applied, so every gradient is used. K gradient buffers, and one more
-    while duplicates are applied.
+    steps have width 1. Then the pipeline fills for K - 1 steps. With `first="zero"` nothing is applied in them. With
+    `"duplicate"` the last gradient of the warm-up is applied again in each of them, so every step has an update; the
+    warm-up then has at least one step. After the last step the K - 1 gradients in flight are applied, so every gradient
+    is used. K gradient buffers, and one more while duplicates are applied.
 
     All-reduces run one after the other on one lane, or at the same time on `lanes` lanes. d lanes are the d
     communication threads of the paper's AGD(d). Each lane keeps its own memory of the collective (error feedback,
@@ -70,7 +70,7 @@ class PipeSGD(CollectiveAlgorithm):
         check_collective(self.collective)
         if not isinstance(self.width, int) or self.width < 1:
             raise ConfigError(
-                f"width={self.width}: Pipe-SGD needs a whole width of at least 1 (1 is synchronous, 2 is the paper's choice)"
+                f"width={self.width}: give a whole number, 1 or more (1 is synchronous, 2 is the paper's choice)"
             )
         if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
             raise ConfigError(
@@ -140,7 +140,7 @@ def DelayedSGD(  # noqa: N802 - the paper's other name of a class
     2
     """
     if not isinstance(delay, int) or delay < 0:
-        raise ConfigError(f"delay={delay}: a number of steps, 0 (synchronous) or more")
+        raise ConfigError(f"delay={delay}: give a number of steps, 0 (synchronous) or more")
     return PipeSGD(
         width=delay + 1, warmup_steps=warmup_steps, first=first, collective=collective or Native(), lanes=lanes
     )

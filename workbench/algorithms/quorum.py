@@ -17,7 +17,7 @@ from workbench.algorithms.parameter_server import body_of
 from workbench.gradients import Gradient
 from workbench.ops import Local, Program
 
-MEMORY = 20  # rounds in the mean
+MEMORY = 20  # rounds in the mean, for each worker
 
 
 @final
@@ -92,8 +92,8 @@ class ArrivalTimes:
     """Mean times until the first, second, ... gradient, from each worker's last time, over recent arrivals.
 
     A round is the last time of each worker, sorted. Every arrival makes a round, and the newest `MEMORY` times p rounds
-    count. The sums over them are kept, with the oldest round and the arrivals since. That is O(p) numbers, and two
-    passes over p numbers for an arrival.
+    count. The sums over them are kept, with the oldest round and the arrivals since. This takes memory for O(p)
+    numbers, and two passes over p numbers for each arrival.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -175,6 +175,7 @@ class NoiseScale:
 
     Args:
         given: S, if it is known.
+        decay: of the moving averages, for each update.
     """
 
     def __init__(self, given: float | None = None, decay: float = 0.9) -> None:

@@ -44,7 +44,7 @@ class SerialSGD(Algorithm):
 
     def __post_init__(self) -> None:
         if not isinstance(self.delay, int) or self.delay < 0:
-            raise ConfigError(f"delay={self.delay}: a number of steps, 0 or more")
+            raise ConfigError(f"delay={self.delay}: give a number of steps, 0 or more")
 
     @property
     def requires(self) -> Requirements:

@@ -59,7 +59,7 @@ class SoftsyncSGD(ServerAlgorithm):
         ServerAlgorithm.check(self, num_ranks)
         workers = self.roles(num_ranks).num_computing
         if self.splits > workers:
-            raise ConfigError(f"splits={self.splits} on {workers} workers: at most one update a gradient")
+            raise ConfigError(f"splits={self.splits} on {workers} workers: use at most {workers}, an update a gradient")
 
     def serve(self, ctx: Context, shard: int) -> Program:
         port = ServerPort(self, ctx, shard)

@@ -31,11 +31,11 @@ class StaleSGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_t,i(w[t - s_t]),   s_t <= t drawn from `staleness`, the same on all ranks
 
     This shows the effect of staleness apart from its causes: no gradient is late, so each minibatch is used once, in
-    order, and nothing is in flight after the last step. In the first `ramp_steps` steps s_t is scaled: step t has t /
-    ramp_steps of the drawn number, rounded down. `Constant(0)` is `SynchronousSGD`. `Constant(d)` delays by d as
+    order, and nothing is in flight after the last step. In the first `ramp_steps` steps the drawn number is multiplied
+    by t / ramp_steps and rounded down. `Constant(0)` is `SynchronousSGD`. `Constant(d)` delays by d as
     `PipeSGD(width=d + 1)` does, but also updates in each of the first d steps, where Pipe-SGD waits. Only parameters
-    are set back, not other state of a module (BatchNorm's statistics). One parameter vector for each update of the
-    largest staleness.
+    are set back, not other state of a module (BatchNorm's statistics). It keeps one parameter vector for each update of
+    the largest staleness.
 
     Paper: chen2016revisiting, section 2 (simulated staleness of a chosen mean, ramped over the first 3 epochs).
     """
@@ -48,7 +48,7 @@ class StaleSGD(CollectiveAlgorithm):
         paper="chen2016revisiting, section 2",
         staleness="as drawn",
         bytes_per_step="2 (p-1)/p n",
-        memory="as many parameter vectors as updates it can be late",
+        memory="a parameter vector for each update of the largest staleness",
     )
 
     def __post_init__(self) -> None:

@@ -26,8 +26,8 @@ class StaleSynchronousSGD(ServerAlgorithm):
 
     A worker's clock is its number of steps. Between a worker's read and its push, at most 2 bound + 1 pushes of any
     other worker are applied. So staleness is at most (p - 1)(2 bound + 1). With `bound=0` each worker waits for all
-    others at each step, and each gradient is still a separate update. One worker is serial SGD. A resumed run continues
-    with the workers' clocks. No worker waits for one that has left.
+    others at each step, and each gradient is still a separate update. One worker is serial SGD. In a resumed run all
+    clocks begin at 0. No worker waits for one that has left.
 
     Paper: ho2013ssp (SSP); the bounded-staleness baseline that the reviewers of chen2016revisiting ask for.
     """
@@ -45,7 +45,7 @@ class StaleSynchronousSGD(ServerAlgorithm):
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
         check_positive(
-            "bound", self.bound, int, 0, "how many steps the fastest worker may be ahead of the slowest, 0 or more"
+            "bound", self.bound, int, 0, "the steps by which the fastest worker may be ahead of the slowest, 0 or more"
         )
 
     def serve(self, ctx: Context, shard: int) -> Program:

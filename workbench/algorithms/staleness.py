@@ -58,7 +58,7 @@ class Uniform(Staleness):
     def __post_init__(self) -> None:
         _check_whole(self, low=self.low, high=self.high)
         if self.low > self.high:
-            raise ConfigError(f"{self}: low comes before high")
+            raise ConfigError(f"{self}: low must be at most high")
 
     @property
     def longest(self) -> int:
@@ -81,7 +81,7 @@ class Geometric(Staleness):
 
     def __post_init__(self) -> None:
         if not isinstance(self.mean, int | float) or not 0 <= self.mean < math.inf:
-            raise ConfigError(f"{self}: the mean is a number of updates, 0 or more")
+            raise ConfigError(f"{self}: the mean must be a number of updates, 0 or more")
         if self.cut is not None:
             _check_whole(self, cut=self.cut)
 
@@ -108,7 +108,7 @@ class Empirical(Staleness):
         if self.weights is not None and (
             len(self.weights) != len(self.values) or min(self.weights) < 0 or not 0 < sum(self.weights) < math.inf
         ):
-            raise ConfigError(f"{self}: one weight for each value, none negative and not all 0")
+            raise ConfigError(f"{self}: give one weight for each value, none negative and not all 0")
 
     @property
     def longest(self) -> int:
@@ -122,7 +122,7 @@ class Empirical(Staleness):
 def _check_whole(owner: Staleness, **numbers: int) -> None:
     for name, value in numbers.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise ConfigError(f"{owner}: {name} is a whole number of updates, 0 or more")
+            raise ConfigError(f"{owner}: {name} must be a whole number of updates, 0 or more")
 
 
 def _empirical(text: str) -> Empirical:

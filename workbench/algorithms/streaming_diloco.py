@@ -54,7 +54,7 @@ class StreamingDiLoCo(OuterAlgorithm):
 
     card: ClassVar[Card] = Card(
         paper="douillard2025streaming, Alg. 2",
-        staleness="0; outer steps by `delay` steps",
+        staleness="0; outer steps `delay` steps late",
         bytes_per_step="2 (p-1)/p n / H",
         memory="2 parameter vectors, 1 / P of one for each sum in flight",
     )
@@ -68,7 +68,7 @@ class StreamingDiLoCo(OuterAlgorithm):
                 f"delay={self.delay}: a fragment's outer step must end before its next turn: use at most every={self.every}"
             )
         if not 0 <= self.mix <= 1:
-            raise ConfigError(f"mix={self.mix}: the share of a rank's own parameters is in [0, 1]")
+            raise ConfigError(f"mix={self.mix}: give the share of a rank's own parameters, from 0 to 1")
 
     @property
     def requires(self) -> Requirements:
@@ -122,7 +122,7 @@ class StreamingDiLoCo(OuterAlgorithm):
         yield from outer.unpack(total, self.mix)
 
     def _fragments(self, ctx: Context) -> Program:
-        """One for each bucket. There are fewer than P if there are fewer parameters."""
+        """Return a fragment for each bucket: P, or fewer if there are fewer parameters."""
         outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx)
         resumed: StreamingState | None = ctx.resumed
         if resumed is None:

@@ -26,7 +26,7 @@ _COMPUTE = frozenset(CODES[kind] for kind in COMPUTE_KINDS)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CriticalPath:
-    """Pieces of each step's critical path, in order of time; all arrays have one length.
+    """Pieces of each step's critical path, in order of time; all arrays have the same length.
 
     A step ends on the rank that ends it last. It lasts from its first forward there to that of the next step; its
     pieces fill that time, without evaluations. The path is followed backwards from the end. Before a span comes the
@@ -232,7 +232,7 @@ class _Walk:
         return [piece for piece in reversed(pieces) if piece.end_s > piece.start_s and piece.kind != evaluate]
 
     def _before(self, rank: int, now_s: float, span: int, near_s: float, seen: set[int]) -> int:
-        """Return the span that precedes the one that begins now (-1: the step's end) on a rank; -1: none."""
+        """Return the span on a rank that precedes `span` (-1: the step's end), which begins at `now_s`; -1: none."""
         latest = self._ended(self.of_rank.get(rank), now_s, seen)
         if span < 0:
             return latest
@@ -283,7 +283,7 @@ class _Groups:
 def _last_arrival(table: NDArray[Any]) -> Steps:
     """Return for each call of a collective the call of the last rank to arrive, shape (N,).
 
-    For other spans it is their own place.
+    For other spans it is the span itself.
     """
     places = np.arange(len(table))
     groups = meetings(table)

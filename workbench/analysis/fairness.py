@@ -1,4 +1,4 @@
-"""Notes for a comparison of runs: failures, whose parameters were evaluated, learning rates that are not comparable."""
+"""Notes for a comparison of runs: failures, the evaluated parameters, learning rates that are not comparable."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Steps = NDArray[np.int64]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Overlap:
-    """The parts of each rank's time, one entry for each rank and step; all arrays have one length.
+    """The parts of each rank's time, one entry for each rank and step; all arrays have the same length.
 
     A step of a rank lasts from the start of its first forward to that of the next step; the last step ends with its
     last span. The step number of a span does not matter: communication of step 3 that runs during step 4 counts in

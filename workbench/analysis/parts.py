@@ -18,7 +18,7 @@ WORK = ("decode", "sum", "encode")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Parts:
-    """Seconds of each rank's messages and of the work on them, one entry for each rank; all arrays have one length.
+    """Seconds of each rank's messages and of the work on them, one entry for each rank, in arrays of the same length.
 
     A receive waits until its sender begins to send; from then to its end it is on the wire. Each entry is the time in
     which at least one span was in that part. Parts that run at the same time (a chunk is summed while the next is on

@@ -125,7 +125,7 @@ def runs_table(
         sort: a key, ascending; "-accuracy" sorts descending. Runs without the value, or with NaN, come last.
         columns: which to show; by default those of `workbench runs`, with seeds only if they differ.
         limit: largest number of runs: the last ones if ascending, the first ones if descending. Runs without a value
-            fill up only if there are too few others.
+            are added only if there are too few others.
         root: the store; None for `runs_root()`.
 
     Raises:

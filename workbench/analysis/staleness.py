@@ -29,10 +29,10 @@ def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
 
 
 def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
-    """Return the same if a worker read all parameters at the beginning of a step, not each bucket in reply to its push.
+    """Return the staleness if workers read all parameters when a step begins, not each bucket in reply to its push.
 
     It counts the bucket's updates between the beginning of the worker's step and the use of its gradient, in the
-    record of one simulated run. If parameters take no time to travel, reading earlier changes no time, so the count
+    record of one simulated run. If messages of parameters take no time, reading earlier changes no time, so the count
     is exact. Otherwise a read is counted when the step begins, not earlier when it is sent.
 
     Raises:

@@ -25,7 +25,7 @@ NAMES = {
     "overheads": "many small parameters compared with torch DDP, a request, a trace, memory, a notebook that drives a run or follows it",
     "checkpoints": "steps while checkpoints are written, compared with steps without",
     "codecs": "bytes of float32 values a second that each codec encodes, decodes and sums, compared with a copy of them",
-    "start": "time to import, to the first word of help, and to four ranks that are ready",
+    "start": "time to import the package, to print --help, and until four ranks are ready",
     "spans": "a trace of a million spans: read, analysed and drawn, on one core",
 }
 
@@ -38,7 +38,7 @@ class BenchOptions:
     Attributes:
         rounds: number of pairs of measurements for a ratio.
         ranks: numbers of ranks; empty for the benchmark's own.
-        only: measure cases whose name contains one of these words; empty for all.
+        only: measure cases with one of these words in the name; empty for all.
         say: called with progress messages.
     """
 
@@ -49,7 +49,9 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or any(number < 2 for number in self.ranks):
-            raise ConfigError(f"rounds={self.rounds}, ranks={list(self.ranks)}: one round or more, two ranks or more")
+            raise ConfigError(
+                f"rounds={self.rounds}, ranks={list(self.ranks)}: give one round or more, and two ranks or more"
+            )
 
     def wanted(self, case: str) -> bool:
         """Return whether to measure a case.

@@ -22,7 +22,7 @@ TIMEOUT_S = 120.0
 
 @final
 class Sums:
-    """Answers collectives' requests as a training's interpreter does, and with it.
+    """Answers the requests of collectives with the interpreter of a training.
 
     Args:
         num_bytes: size of the longest sum.

@@ -1,4 +1,4 @@
-"""The cost of checkpoints: steps while one is written now and then, next to steps without."""
+"""The cost of checkpoints: the time of steps with a checkpoint at intervals, compared with steps without."""
 
 from __future__ import annotations
 

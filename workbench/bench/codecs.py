@@ -41,7 +41,7 @@ COPY = "a copy of the same bytes"
 def run(how: BenchOptions) -> Iterator[Row]:
     """Measure each codec at each size; codecs that re-encode in a ring's hops also by their sums.
 
-    With a GPU, those with kernels.
+    On a GPU, measure the codecs with kernels.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
 
 
 def _on_gpu(how: BenchOptions, name: str) -> Iterator[Row]:
-    """Measure on a GPU: operations queued in a row are waited for once, as copies are."""
+    """Measure on a GPU. The host waits once for operations that are queued in a row, as it does for copies."""
     for size_mb, in_a_row in GPU_SIZES_MB.items():
         for codec in (Truncate16(), Truncate16(rounding="nearest"), Linear8(), Linear8(group=1024)):
             case = f"{size_mb} MB, {codec!r}, GPU: {name}"
@@ -92,9 +92,9 @@ def _speeds(
 
 
 def steps_of(codec: Codec, numel: int, device: torch.device | None = None) -> dict[str, Step]:
-    """Return a copy of `numel` values, and the codec's operations on them; all memory exists in advance.
+    """Return a copy of `numel` values, and the codec's operations on them; all memory is allocated in advance.
 
-    Default: on a CPU.
+    `device`: None for the CPU.
     """
     noise = torch.Generator(device or "cpu").manual_seed(0)
     values = torch.randn(numel, generator=noise, device=device)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DRIVEN, FOLLOWED = 1.01, 1.005
 STEP_S = 20e-3  # approximate time of a step
 STEPS, PROBE_STEPS, WARM_STEPS = 150, 60, 20  # steps of a timed run; of a run that measures a step; of the warm-up
-WINDOW_S = 2.0  # part of a run in which it is followed, or not
+WINDOW_S = 2.0  # seconds of a run that are timed together, with its curves drawn or without
 LIMIT_S = 900.0  # for a run, hundreds of times the expected time
 LAST_BYTES = 4096  # end of a metrics file, which holds its last row
 ALGORITHM, PROBLEM, PROBE_BATCH = "synchronous-sgd", "wide-mlp", 32
@@ -72,7 +72,7 @@ def runs_in(folder: str) -> Iterator[None]:
 def driven(
     cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Return median seconds of a step on the engines and under a bare mpiexec, in turn.
+    """Return median seconds of a step on the engines and under a bare mpiexec, measured alternately.
 
     The first round does not count.
     """
@@ -107,7 +107,7 @@ def driven(
 
 
 def followed(cluster: Cluster, batch_size: int, rounds: int) -> dict[str, list[float]]:
-    """Return mean seconds of a step of one run, with its curves drawn and without, in turn.
+    """Return mean seconds of a step of one run, with its curves drawn and without, measured alternately.
 
     The browser's part is not included.
     """

@@ -210,7 +210,7 @@ def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, 
 
 
 def _memory(case: str, number: int) -> Iterator[Row]:
-    """Measure the memory of a rank that trains by each algorithm, in fresh ranks, in gradients beyond DDP's."""
+    """Measure a rank's memory with each algorithm, in fresh ranks: the excess over DDP's, in sizes of a gradient."""
     found = {}
     for what in ("torch DDP", "synchronous", "PipeSGD, K = 2"):
         with ranks(number, "torch") as there:

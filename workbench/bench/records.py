@@ -60,10 +60,10 @@ def read_record(path: Path) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, slots=True)
 class RatioChange:
-    """A ratio whose interval does not overlap the record's.
+    """A ratio with an interval that does not overlap the record's.
 
     Attributes:
-        word: by time; more bytes a second are faster.
+        word: "slower" or "faster", by time. More bytes a second are faster.
     """
 
     now: Row

@@ -59,7 +59,10 @@ def _seconds(command: list[str], env: dict[str, str] | None = None) -> float:
 
 
 def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
-    """Measure ranks that have imported torch and met, by `Cluster` and bare mpiexec in turn, without the first round."""
+    """Measure the time until ranks have imported torch and met, by `Cluster` and by bare mpiexec alternately.
+
+    The first round does not count.
+    """
     from workbench.clusters import Cluster
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 

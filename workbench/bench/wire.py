@@ -70,7 +70,7 @@ class Measured:
             work.
         socket_s: the machine's seconds to send, transport and receive one sum's bytes, with all of its cores.
         gradient_bytes: size of the model's gradient.
-        sent_bytes: way with a codec -> mean bytes that a rank sends in a step, whatever the pieces.
+        sent_bytes: way with a codec -> mean bytes that a rank sends in a step, for any number of pieces.
     """
 
     times: dict[str, list[float]]

@@ -178,7 +178,7 @@ def target_rows(case: str, found: list[list[dict[str, list[tuple[float, float]]]
 
 
 def _servers(how: BenchOptions) -> Iterator[Row]:
-    """Measure Pipe-SGD and synchronous SGD with a parameter server on one of the hosts, in separate trainings, in turn."""
+    """Measure Pipe-SGD, and synchronous SGD with a parameter server on one of the hosts, in alternating trainings."""
     cases = {ratio: f"one server, {title(SERVER_HOSTS, 'torch', ratio)}" for ratio in SERVER_RATIOS}
     cases = {ratio: name for ratio, name in cases.items() if how.wanted(name)}
     if not cases:

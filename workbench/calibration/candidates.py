@@ -48,10 +48,14 @@ def candidates(workers: int, *, num_bytes: int, codecs: Sequence[str] = ("trunca
 
 
 def least_s(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
-    """Return a lower bound of a step's seconds, by work that the algorithm cannot hide; without waiting for stragglers.
+    """Return a lower bound of a step's seconds: work that the algorithm cannot hide, without waits for stragglers.
 
-    With C compute, F, B, U its parts, and W all of wire and codec: at least max(C, W) for every algorithm; F + B + U
-    + W if nothing overlaps; with buckets, C and the last bucket's sum, or F, the first bucket's part of B, and W.
+    C is the compute, with the parts F, B and U (forward, backward, update). W is the time of the sums on the wire. The
+    bound is max(C, W), and more for some algorithms:
+
+    - synchronous SGD: C + W, because nothing overlaps.
+    - layer-wise SGD: the larger of C and the last bucket's sum, and of F, the first bucket's part of B, and W.
+    - servers: F + B if no gradient is dropped, or the busiest server's replies.
     """
     compute, network = effective_costs(calibration, algorithm, setting)
     layout = layout_of(calibration, algorithm)

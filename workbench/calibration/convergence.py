@@ -48,12 +48,12 @@ class Convergence:
         """
         chosen = list(runs)
         if not chosen:
-            raise ConfigError("time to a loss is measured by runs: give one of each algorithm, on the same problem")
+            raise ConfigError("no run shows the time to a loss: give a run of each algorithm, on the same problem")
         kinds = {(str((run.info.get("problem") or {}).get("name")), run.info.get("num_workers")) for run in chosen}
         if len(kinds) > 1:
             said = "; ".join(f"{name} on {workers} workers" for name, workers in sorted(kinds, key=str))
             raise ConfigError(
-                f"these runs have different problems or numbers of workers ({said}): give runs with the same"
+                f"these runs have different problems or numbers of workers ({said}): give runs with the same ones"
             )
         found: dict[str, list[float | None]] = {}
         for run in chosen:

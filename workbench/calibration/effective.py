@@ -52,22 +52,21 @@ def make_setting(
 ) -> Setting:
     """Return the conditions for the arguments of `predict`.
 
-    Without `cores`, the shared cores of the measured machine hold only for as many workers on the same network. Other
-    workers, or
-    another network, are other hosts: each rank then has the cores that it needs.
+    Without `cores`, the shared cores of the measured machine are assumed only for the same number of workers on the
+    same network. Otherwise each rank is assumed to have a host with the cores that it needs.
     """
     if network is not None and bandwidth_bytes_per_s is not None:
         raise ConfigError("give a network or a bandwidth, not both")
     if not isinstance(workers, int) or workers < 1:
-        raise ConfigError(f"workers={workers!r}: a whole number, 1 or more")
+        raise ConfigError(f"workers={workers!r}: give a whole number, 1 or more")
     if bandwidth_bytes_per_s is not None and not bandwidth_bytes_per_s > 0:
-        raise ConfigError(f"bandwidth_bytes_per_s={bandwidth_bytes_per_s!r}: a number above 0, 125e6 for 1 Gbit/s")
+        raise ConfigError(f"bandwidth_bytes_per_s={bandwidth_bytes_per_s!r}: give a number above 0, 125e6 for 1 Gbit/s")
     if isinstance(cores, str) and cores not in ("measured", "own"):
         raise ConfigError(
-            f'cores={cores!r}: a number that all ranks share, "measured" for those of the calibration, "own" for a host for each rank'
+            f'cores={cores!r}: give a number that all ranks share, "measured" for those of the calibration, "own" for a host for each rank'
         )
     if isinstance(cores, int | float) and not cores > 0:
-        raise ConfigError(f'cores={cores!r}: a number above 0, or "own" for a host for each rank')
+        raise ConfigError(f'cores={cores!r}: give a number above 0, or "own" for a host for each rank')
     assumed = cores is None
     same = (
         workers == calibration.origin.num_workers
@@ -118,8 +117,7 @@ def effective_costs(
     """Return compute and network costs of one rank, on the cores that the ranks share.
 
     Args:
-        slow: slowdown of each kind of work by shared cores; None: `crowd`, as if all ranks do the same work at the
-            same time.
+        slow: slowdown of each kind of work by shared cores; None: that of `core_slowdown`.
     """
     compute = calibration.compute()
     network = calibration.network(
@@ -139,7 +137,10 @@ def effective_costs(
 
 
 def core_slowdown(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> Slowness:
-    """Return the slowdown if p ranks of k threads compute at the same time on c cores, p k / c, and that of other work."""
+    """Return the slowdown if all ranks do the same work at the same time.
+
+    It is at least 1. For compute of p ranks with k threads on c cores it is p k / c.
+    """
     workers, cores = setting.workers, setting.cores or setting.workers
     each = max(1.0, workers / cores)
     wire = max(1.0, workers * wire_part(calibration, algorithm, setting) / cores)
@@ -147,7 +148,7 @@ def core_slowdown(calibration: Calibration, algorithm: Algorithm, setting: Setti
 
 
 def wire_part(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
-    """Return the part of a core that sending a rank's bytes wants."""
+    """Return the part of a core that a rank needs to send its bytes."""
     network = calibration.network(setting.line_bytes_per_s, setting.latency_s, messages=sends_messages(algorithm))
     return core_s_per_byte(calibration, network) * network.bandwidth_bytes_per_s
 
@@ -175,9 +176,9 @@ def core_s_per_byte(calibration: Calibration, network: Network) -> float:
 
     On a faster link than the measured one, communication takes the same share of a core as on the measured one. On a
     slower link it takes the same core time for each byte. The reason: a faster link delivers bytes in larger pieces,
-    because `tbf` passes a burst, and a TCP window is as long in seconds. The receiver polls as often. But a piece is at
-    least a packet. On the emulated network a rank's own processor time is 5 to 6 ns for a byte at 100, 200 and
-    400 Mbit/s, and 3.5 ns at 800.
+    because a burst of `tbf` and a TCP window last equally long. So the receiver polls equally often. But a piece is at
+    least a packet. On the emulated network a rank's own processor time for a byte is 5 to 6 ns at 100, 200 and
+    400 Mbit/s, and 3.5 ns at 800 Mbit/s.
     """
     measured = calibration.line.s_per_byte.value
     scale = network.bandwidth_bytes_per_s * measured if measured > 0 else 1.0

@@ -82,7 +82,7 @@ def fit(
 def _busy(compute: Compute, origin: Origin) -> list[str]:
     """Return a note if compute varies so much that other load is the likeliest cause.
 
-    A record of wall time cannot tell.
+    Wall time alone does not show the cause.
     """
     if origin.runtime == "simulated":
         return []
@@ -127,7 +127,7 @@ def _notes(
 
 
 def _pace_values(compute: Compute, core_slowdown: float) -> dict[str, float]:
-    """Return medians over ranks and steps; for ranks that are always slower, of their time without that slowdown."""
+    """Return medians over ranks and steps. Times of a rank that is always slower are first divided by its slowdown."""
     if not np.isfinite(compute.forward_s).any() or not np.isfinite(compute.backward_s).any():
         raise ConfigError("no forward and backward was recorded: calibrate from a run whose ranks compute gradients")
     factors, _ = slow_ranks(compute.forward_s + compute.backward_s)
@@ -167,7 +167,7 @@ def _link_values(periods: Periods, num_workers: int, latency_s: float | None) ->
 def robust_line(seconds: Floats, num_messages: Floats, wire_bytes: Floats, alpha: float | None) -> tuple[float, float]:
     """Fit seconds = num_messages alpha + wire_bytes beta with Huber's weights; neither is below 0, alpha may be given.
 
-    Errors are relative to the time (at least a tenth of the median).
+    Errors are relative to the time, or to a tenth of the median if that is longer.
     """
     scale = 1 / np.maximum(seconds, 0.1 * max(float(np.median(seconds)), 1e-12))
     weights = np.ones(len(seconds))

@@ -39,8 +39,8 @@ class Simulated:
 
     Attributes:
         slow: slowdown of each kind of work by shared cores.
-        orders: for an algorithm whose messages meet at an interface: the seconds of a step, divided by `step_s`, if
-            messages share it fairly, and if each waits for those before it.
+        orders: seconds of a step, divided by `step_s`: if messages share an interface fairly, and if each waits for
+            those before it. They differ for algorithms with servers.
     """
 
     run: Run
@@ -64,9 +64,9 @@ def simulated(
 ) -> Simulated:
     """Simulate a run with a slowdown by shared cores: `slow`, or the fixed point.
 
-    Servers' replies that meet at an interface are TCP connections that share it, but not quite fairly. On the
-    emulated network, the first of three replies arrives after 2.3 to 2.5 times the time it takes alone, the others
-    after 2.7 and 3 times. The result is therefore the middle between fair sharing and messages one after another.
+    Servers' replies at one interface are TCP connections that share it, but not quite fairly. On the emulated network,
+    the first of three replies takes 2.3 to 2.5 times as long as alone, the others 2.7 and 3 times. The result is
+    therefore the middle between fair sharing and messages one after another.
     """
     found = _fixed_point(calibration, algorithm, setting, steps, seed, fair=True, slow=slow)
     if not (algorithm.requires.servers and setting.workers > 2 and calibration.network(1.0).fair):

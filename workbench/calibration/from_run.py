@@ -89,7 +89,7 @@ def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_pe
     """Raise `ConfigError` for what cannot be calibrated."""
     for name, value in (("cores", cores), ("line_bytes_per_s", line_bytes_per_s)):
         if value is not None and not value > 0:
-            raise ConfigError(f"{name}={value!r}: a number above 0")
+            raise ConfigError(f"{name}={value!r}: give a number above 0")
     if latency_s is not None and not latency_s >= 0:
         raise ConfigError(f"latency_s={latency_s!r}: seconds, 0 or more")
     if run.updates():
@@ -118,9 +118,9 @@ def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
 
 
 def _shared_cores(headers: dict[int, dict[str, Any]]) -> float | None:
-    """Return the cores of the one machine that all ranks ran on.
+    """Return the number of cores if all ranks ran on one machine.
 
-    It is None if there were several, or if the trace does not say.
+    It is None if there were several machines, or if the trace does not say.
     """
     hosts = {header.get("machine", header.get("host")) for header in headers.values()}
     cores = [float(header["cores"]) for header in headers.values() if header.get("cores")]
@@ -134,7 +134,7 @@ def _shapes(run: Run, problem: Problem | None) -> Shapes:
     batch_size = max(taken, default=0) or int((run.info.get("settings") or {}).get("batch_size") or 0)
     if not batch_size:
         raise ConfigError(
-            f"run {run.id} does not say how many samples its ranks took: its record of metrics is missing"
+            f"run {run.id} does not say how many samples its ranks took, because its metrics are missing: use another run"
         )
     if "shapes" in model:
         named = tuple((str(name), tuple(map(int, shape))) for name, shape in model["shapes"])

@@ -73,10 +73,10 @@ class Calibration:
         messages: bool = False,
         codec: str | None = None,
     ) -> Network:
-        """Return the measured network, or one with another rate, of which the same share carries gradients.
+        """Return the measured network, or one with another nominal rate and the same efficiency.
 
         Args:
-            line_bytes_per_s: nominal rate of the other network, as `line.line_bytes_per_s` is of the measured one.
+            line_bytes_per_s: nominal rate of the other network; that of the measured one is `line.line_bytes_per_s`.
             latency_s: latency of a message in addition to the measured one.
             messages: for an algorithm that sends messages itself; otherwise for the library's own sums.
             codec: the codec whose encoding and decoding count.

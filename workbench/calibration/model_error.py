@@ -6,18 +6,20 @@ algorithms; gloo on an emulated network). A band combines three causes, taken as
 
     measured = predicted * c * v * exp(e)
 
-    c   another calibration: the prediction by resampled calibration steps over the prediction
+    c   another calibration: the prediction from resampled calibration steps, divided by the prediction
     v   the mean of a few steps: 1 + z sd / sqrt(STEPS_OF_A_MEAN), z normal, sd of a step relative to its mean, as simulated
     e   the model's own error: each of RESIDUALS, with both signs
 
 The sign of an error depends on the machine, so e and -e are equally likely. The band is from the 10 % to the 90 %
-quantile of all products. It was tested on the second session, whose cells were measured after the band was made. Of
-78 cells, 55 lay in the band of that day: 71 %, not 80 %. Steps that overlap communication with computation on shared
-cores took longer than predicted: those of Pipe-SGD with 16-bit hops were predicted 9 % too short at the median, and
-the worst of all 25 %. The present band uses both sessions. With
-one session left out, the band of the other holds 78 % (94 % and 62 %); with one configuration (model, hosts, rate)
-left out in turn, 79 %; with one algorithm, 79 %; with one model, 80 %; with one number of hosts, 77 %
-(`tests/unit/test_model_error.py`). Both sessions are from idle machines: under other load the error is larger.
+quantile of all products. A band from the first session was tested on the second, which was measured later. It held 55
+of 78 cells: 71 %, not 80 %. Steps that overlap communication with computation on shared cores took longer than
+predicted. Predictions for Pipe-SGD with 16-bit hops were 9 % too short at the median; the worst of all was 25 % too
+short.
+
+The present band uses both sessions. With one session left out, the band of the other holds 78 % (94 % and 62 %). With
+one configuration (model, hosts, rate) left out in turn, it holds 79 %; with one algorithm, 79 %; with one model, 80 %;
+with one number of hosts, 77 % (`tests/unit/test_model_error.py`). Both sessions are from idle machines: under other
+load the error is larger.
 """
 
 from __future__ import annotations

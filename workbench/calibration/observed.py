@@ -40,10 +40,11 @@ class Compute:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Periods:
-    """Times in which the network was busy; all arrays have one length.
+    """Times in which the network was busy; all arrays have the same length.
 
-    A collective begins when the last rank has called it and the previous one has ended: before that, ranks wait only
-    for a rank. It ends when the ranks, on average, leave it. Collectives that overtake one another are one period.
+    A collective begins when the last rank has called it and the previous one has ended. Before that, ranks only wait
+    for other ranks. It ends when the ranks, on average, leave it. Collectives that end in another order than they begin
+    are one period.
 
     Attributes:
         step: the step in which it began.
@@ -201,9 +202,9 @@ def _messages(spans: Spans, steps: Ints) -> Periods:
 def _merged(
     *, step: Ints, begin_s: Floats, end_s: Floats, num_messages: Floats, wire_bytes: Floats, waiting_s: Floats
 ) -> Periods:
-    """Merge overlapping intervals.
+    """Merge overlapping intervals into periods.
 
-    Those of a period that end in the order of their beginnings count one after another.
+    Overlapping intervals that end in the order in which they begin stay apart: each counts from the end of the last.
     """
     order = np.lexsort((end_s, begin_s))
     starts, ends = begin_s[order], end_s[order]

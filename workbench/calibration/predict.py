@@ -32,7 +32,8 @@ from workbench.program import Algorithm
 from workbench.trace.run import Run
 
 STEPS = 30
-LEAST_STEPS, FEWEST_STEPS, MESSAGES = 8, 4, 4000  # steps of a simulation by messages; of a heavy one; messages of any
+LEAST_STEPS, FEWEST_STEPS = 8, 4  # least steps of a simulation by messages, and of a heavy one
+MESSAGES = 4000  # more than the least steps are simulated up to this number of messages
 NUM_DRAWS = 8
 HEAVY = 20_000  # messages of a simulation: above it, other draws are computed by proportion
 DIFFERS = 0.1
@@ -45,14 +46,15 @@ class Prediction:
     """A prediction of a step.
 
     Attributes:
-        step_s: mean seconds over steps; `usual_s` is the mean without the longest and shortest quarters. low_s,
-        high_s: quantiles (10 and 90 %) of the mean of a few steps, with the model's own error
+        step_s: mean seconds over steps.
+        usual_s: the mean without the longest and the shortest quarter.
+        low_s, high_s: 10 % and 90 % quantiles of the mean of a few steps, with the model's own error
             (`calibration.model_error`).
         cores: the measured cores, and those assumed here.
         other_step_s: if the cores were assumed, about the seconds of a step with the other assumption: the measured
             machine's shared cores, or a host for each rank; None: there is no other.
-        saved_s: how much shorter a step would be if wire, latency or stragglers cost nothing, or, without stragglers,
-            compute. The largest one is the bound.
+        saved_s: seconds by which a step would be shorter if wire, latency or stragglers took no time. For compute: if
+            neither stragglers nor compute took time, compared with no stragglers. The largest one is the bound.
         overlap: hidden share of the communication; None without communication.
     """
 
@@ -84,11 +86,6 @@ class Prediction:
     def bound(self) -> str:
         """The cost that a step waits for most."""
         return max(self.saved_s, key=lambda what: self.saved_s[what]) if self.saved_s else "unknown"
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples of one worker in a second."""
-        return 1 / self.step_s
 
     def as_record(self) -> dict[str, Any]:
         """Return plain values, fit for JSON."""
@@ -166,9 +163,9 @@ def predict(
     Args:
         network: a network, its name in `workbench.costs`, or None for the measured one.
         bandwidth_bytes_per_s: instead, another nominal rate of the measured network (125e6 for 1 Gbit/s).
-        latency_s: latency of the link in addition to the measured one; a network has its own.
+        latency_s: latency in addition to the measured one; None: that of `network`, or 0.
         cores: a number that all ranks share; "measured": those of the calibration; "own": each rank has a host with
-            enough cores. None: "measured" for as many workers on the measured network, otherwise "own".
+            enough cores. None: "measured" for the same number of workers on the measured network, otherwise "own".
             `Prediction.cores` says which.
         steps: steps to simulate, with the warm-up.
         draws: draws of the calibration for the band; with 0, the band holds the variation of steps and the model's
@@ -194,7 +191,7 @@ def predict_at(
     """Predict under the conditions of `make_setting`."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
-            f"algorithm={algorithm!r}: an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}"
+            f"algorithm={algorithm!r}: give an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}"
         )
     steps = affordable(calibration, algorithm, setting, steps)
     heavy = messages_per_step(calibration, algorithm, setting) * steps > HEAVY
@@ -257,7 +254,7 @@ def _in_proportion(
 def _with_other_cores(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int
 ) -> float | None:
-    """Return about the seconds of a step with the other assumption about cores."""
+    """Return the approximate seconds of a step with the other assumption about cores."""
     if not setting.assumed or calibration.host.cores is None:
         return None
     other = replace(setting, cores=calibration.host.cores if setting.cores is None else None)
@@ -290,7 +287,7 @@ def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting,
 
 
 def messages_per_step(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
-    """Return about the number of messages of all workers in a step; 0 if the library sums."""
+    """Return the approximate number of messages of all workers in a step; 0 if the library sums."""
     collective = getattr(algorithm, "collective", None)
     if not sends_messages(algorithm):
         return 0.0

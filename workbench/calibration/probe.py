@@ -54,7 +54,7 @@ class Probe:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """The opposite."""
+        """Make a probe from `as_record`."""
         return cls(**{name: as_tuples(value) for name, value in record.items()})
 
     @property
@@ -184,7 +184,7 @@ def _codec_seconds(codec: Codec, values: Tensor, rounds: Callable[[Callable[[], 
 def with_probe(calibration: Calibration, found: Probe) -> Calibration:
     """Add the probe's results to a calibration: latencies, summing, codecs, the cores' share in communication.
 
-    beta stays that of the run, whose messages matter, minus the measured latency.
+    beta is that of the run, because its message sizes matter, minus the measured latency.
     """
     line, p = calibration.line, found.num_workers
     if p < 2:

@@ -30,7 +30,7 @@ class Choice:
     """An algorithm and its prediction.
 
     Attributes:
-        steps_to_loss: None if no run shows it.
+        steps_to_loss: steps to the loss; None if no run shows it.
         loss_s: seconds to the loss, or None.
     """
 
@@ -203,7 +203,7 @@ def _not_reached(convergence: Convergence | None) -> tuple[str, ...]:
 
 
 def _in_order(found: list[tuple[float, Algorithm]]) -> list[Algorithm]:
-    """Return the plainest of the best, then the others, quickest first."""
+    """Return the one of the best that changes the numbers least, then the others, quickest first."""
     ordered = sorted(found, key=lambda item: item[0])
     plainest = min(
         (item for item in ordered if item[0] <= ordered[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0])
@@ -224,9 +224,9 @@ def _comparable(chosen: list[Algorithm], convergence: Convergence | None, exact:
         kept = [one for one in kept if convergence.of(one) is not None]
     if not kept:
         known = (
-            f"the steps of {', '.join(convergence.steps) or 'nothing'} are known ({convergence.source})"
+            f"steps are known of {', '.join(convergence.steps) or 'nothing'} ({convergence.source}); give more runs"
             if convergence
-            else "exact=True"
+            else "leave exact=True out"
         )
         raise ConfigError(f"none of {len(chosen)} candidates is left: {known}")
     return kept

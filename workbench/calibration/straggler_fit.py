@@ -19,15 +19,15 @@ STEADY = 1e-3  # a smaller spread counts as none
 
 
 def fit_distribution(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, str]:
-    """Fit the distribution of one rank's seconds over their median, from (N,) independent samples.
+    """Fit the distribution of one rank's seconds divided by their median, from (N,) independent samples.
 
     Candidates are lognormal, shifted exponential and Pareto, compared by their largest likelihood (Akaike: all have
-    two parameters, one of them the median). If a sample of the best one would differ from it by as much in fewer
-    than 5 % of cases (Kolmogorov-Smirnov), the samples themselves are the distribution.
+    two parameters, one of them the median). If a Kolmogorov-Smirnov test rejects the best one at the 5 % level, the
+    samples themselves are the distribution.
 
     Returns:
-        the distribution (or none), the factor of the median that gives the seconds it multiplies, and how it was
-        chosen.
+        the distribution (or none), the factor of the median that gives the seconds it multiplies, and a sentence on
+        the choice.
     """
     samples = np.sort(slowness[np.isfinite(slowness) & (slowness > 0)])
     if len(samples) < 2 or samples[-1] - samples[0] < STEADY:
@@ -86,11 +86,10 @@ def _candidates(samples: Floats, sigma: float) -> list[tuple[float, str, Straggl
 
 
 def slow_ranks(seconds: Floats) -> tuple[Floats, SlowMachines | None]:
-    """Return the permanent slowdown of each rank of (ranks, steps) seconds, relative to the median rank.
+    """Return each rank's permanent slowdown, relative to the median rank, from (ranks, steps) seconds.
 
-    It is None if all are equal.
-
-    A rank differs if its median does by 2 % and by three standard errors of a median.
+    The second result is the distribution of these slow ranks; None if all are equal. A rank differs if its median
+    differs by 2 % and by three standard errors of a median.
     """
     medians = np.nanmedian(seconds, 1)
     middle = float(np.median(medians))

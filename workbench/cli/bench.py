@@ -26,7 +26,7 @@ EPILOG = """\
 
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench bench`, and what runs it."""
+    """Add the options of `workbench bench`, and set its function."""
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
     add = parser.add_argument
     add("name", nargs="?", help="name of a benchmark; `all` runs all of them")
@@ -34,7 +34,7 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--ranks", type=int, nargs="+", default=[], metavar="N", help="numbers of ranks, instead of the benchmark's own"
     )
-    add("--only", nargs="+", default=[], metavar="WORD", help="only cases with one of these words in their names")
+    add("--only", nargs="+", default=[], metavar="WORD", help="only cases with one of these words in the name")
     add("--json", action="store_true", help="print only the record")
     add("--output", "-o", metavar="FILE", help="write the record there; with `all`, a folder for bench-NAME.json files")
     add("--against", metavar="FILE", help="say what has changed since this record; with `all`, a folder of records")

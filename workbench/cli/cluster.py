@@ -1,4 +1,4 @@
-"""`workbench cluster`: what runs, and what was left to itself, from a shell."""
+"""`workbench cluster`: lists, shows and stops clusters, also detached ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A detached cluster runs until a process attaches to it (workbench.attach in Pyth
 
 
 def add_cluster_options(cluster: argparse.ArgumentParser) -> None:
-    """The options of `workbench cluster`, and what runs it."""
+    """Add the options of `workbench cluster`, and set its function."""
     cluster.formatter_class = argparse.RawDescriptionHelpFormatter
     cluster.epilog = EXAMPLES
     actions = cluster.add_subparsers(title="actions", required=True, metavar="ACTION")

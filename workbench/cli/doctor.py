@@ -19,7 +19,7 @@ SIGNS = {"ok": "ok", "missing": "-", "warning": "!", "fault": "FAULT"}
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench doctor`, and what runs it."""
+    """Add the options of `workbench doctor`, and set its function."""
     add = parser.add_argument
     add("--quick", action="store_true", help="start no ranks and no emulated network")
     add("--timeout", type=float, default=60.0, metavar="SECONDS", help="limit for ranks to find each other")

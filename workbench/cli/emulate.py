@@ -28,7 +28,7 @@ COMMAND runs on the first host, host0. Ranks that it starts by `workbench train`
 
 
 def add_emulate_options(emulate: argparse.ArgumentParser) -> None:
-    """The options of `workbench emulate`, and what runs it."""
+    """Add the options of `workbench emulate`, and set its function."""
     emulate.formatter_class = argparse.RawDescriptionHelpFormatter
     emulate.epilog = EXAMPLES
     add = emulate.add_argument

@@ -13,7 +13,7 @@ from workbench.naming import unknown
 
 
 def add_kernels_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench kernels`."""
+    """Add the options of `workbench kernels`, and set its functions."""
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list the kernels and the folders where they are installed")
     listing.add_argument("--json", action="store_true", help="print a JSON array")

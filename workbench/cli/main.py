@@ -113,7 +113,11 @@ def _parser() -> argparse.ArgumentParser:
     add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
     add_calibrate_options(add("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(add("predict", help="predict the time of a step for other workers, networks and algorithms"))
-    add_recommend_options(add("recommend", help="which algorithm, width, bucket size, codec and b to use, and why"))
+    add_recommend_options(
+        add(
+            "recommend", help="recommend an algorithm, width, bucket size, codec and number of backups, with the reason"
+        )
+    )
 
     add_runs_options(add("runs", help="list, export or remove runs of the run store"))
 
@@ -191,7 +195,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     algorithm = algorithms.recorded(run.info.get("method") or {})
     if algorithm is None:
         raise ConfigError(
-            f"the algorithm of {run.id} is not the package's: call workbench.runtimes.rank.pending_evaluations.evaluate_left with it"
+            f"the algorithm of {run.id} is not the package's: in Python, give it to "
+            "workbench.runtimes.rank.pending_evaluations.evaluate_left"
         )
     name = options.problem or str((run.info.get("problem") or {}).get("name"))
     problem = problems.get(name, **parse_pairs(options.option, "--option"))

@@ -19,7 +19,7 @@ WORDS = ("run", "list")
 
 
 def add_notebook_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench notebook`, and what runs it."""
+    """Add the options of `workbench notebook`, and set its function."""
     add = parser.add_argument
     add(
         "words",
@@ -41,13 +41,13 @@ def add_notebook_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench demo`, and what runs it."""
+    """Add the options of `workbench demo`, and set its function."""
     parser.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE")
     parser.set_defaults(command=_demo)
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Options of every command that executes notebooks."""
+    """Add the options of every command that executes notebooks."""
     add = parser.add_argument
     add(
         "--parameter",

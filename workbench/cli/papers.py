@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def add_papers_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench papers`, and what runs it."""
+    """Add the options of `workbench papers`, and set its function."""
     actions = parser.add_subparsers(title="actions", required=True, metavar="list | table | check")
     listing = actions.add_parser("list", help="list every claim with its verdict")
     listing.add_argument("key", nargs="*", help="keys of papers; all by default")
@@ -28,7 +28,7 @@ def add_papers_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_artefact_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench artefact`, and what runs it."""
+    """Add the options of `workbench artefact`, and set its function."""
     parser.add_argument("key", help="key of a paper")
     parser.add_argument(
         "--output", "-o", type=Path, metavar="FILE.zip", help="file to write; KEY.zip in this folder by default"

@@ -20,7 +20,7 @@ PROBE_FILE = "probe.json"
 
 
 def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
-    """The options of `workbench calibrate`, and what runs it."""
+    """Add the options of `workbench calibrate`, and set its function."""
     add = calibrate.add_argument
     add("run", nargs="+", help="a run's name or folder; or Chrome traces of torch.profiler of a DDP loop, one per rank")
     add("--output", "-o", type=Path, help="file to write; calibration.json in the run's folder, or here, by default")
@@ -57,7 +57,7 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
 
 
 def add_predict_options(predict: argparse.ArgumentParser) -> None:
-    """The options of `workbench predict`, and what runs it."""
+    """Add the options of `workbench predict`, and set its function."""
     add = predict.add_argument
     _add_places(predict)
     add(
@@ -73,7 +73,7 @@ def add_predict_options(predict: argparse.ArgumentParser) -> None:
 
 
 def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
-    """The options of `workbench recommend`, and what runs it."""
+    """Add the options of `workbench recommend`, and set its function."""
     add = recommend.add_argument
     _add_places(recommend)
     add("--exact", action="store_true", help="only algorithms with the same numerical results as synchronous SGD")
@@ -275,7 +275,7 @@ def _algorithm(options: argparse.Namespace) -> Any:
 
 
 def _places(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every number of workers on every network."""
+    """Return the arguments of `predict` for every number of workers on every network."""
     if options.network and options.rate:
         raise ConfigError("--network and --rate: give one of the two")
     workers: list[int | None] = [_whole(word) for word in options.workers.split(",") if word]

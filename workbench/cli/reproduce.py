@@ -28,7 +28,7 @@ The output folder holds the executed notebooks, their pages and records, and ind
 
 
 def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench reproduce`, and what runs it."""
+    """Add the options of `workbench reproduce`, and set its function."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add = parser.add_argument

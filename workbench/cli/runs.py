@@ -23,7 +23,7 @@ Signs are = != < <= > >=, and ~ for "contains".
 
 
 def add_runs_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench runs`, and what runs it."""
+    """Add the options of `workbench runs`, and set its function."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add = parser.add_argument

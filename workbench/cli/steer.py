@@ -20,7 +20,7 @@ COMMANDS = ("pause", "resume", "stop")
 
 
 def add_steer_options(steer: argparse.ArgumentParser) -> None:
-    """The options of `workbench steer`, and what runs it."""
+    """Add the options of `workbench steer`, and set its function."""
     steer.formatter_class = argparse.RawDescriptionHelpFormatter
     steer.epilog = EXAMPLES
     steer.add_argument("run", help="name, beginning of a name, folder, or `last`")

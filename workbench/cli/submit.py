@@ -19,22 +19,22 @@ The job runs `workbench` with the arguments after --. Its --workers are the job'
   workbench submit --time 04:00:00 --requeue -- train synchronous-sgd --workers 8 --steps 200000
 
 Before the time limit (--warn) the training is asked to write a checkpoint and stop at the end of a step. With --requeue the
-job then goes back into the queue, and its next turn continues from the checkpoint. Each turn is a separate run in the run
-store.
+job then goes back into the queue. When it starts again, it continues from the checkpoint. Each start of the job is a
+separate run in the run store.
 """
 SLURM_OPTIONS = ("partition", "account", "time_limit", "nodes", "gpus_per_rank")
 SBATCH_OPTIONS = {"qos": "qos", "constraint": "constraint", "cpus_per_rank": "cpus-per-task", "memory": "mem"}
 
 
 def add_submit_options(submit: argparse.ArgumentParser) -> None:
-    """The options of `workbench submit`, and what runs it."""
+    """Add the options of `workbench submit`, and set its function."""
     submit.formatter_class = argparse.RawDescriptionHelpFormatter
     submit.epilog = EXAMPLES
     add_job_options(submit, short=True)
     submit.add_argument(
         "--requeue",
         action="store_true",
-        help="continue from the checkpoint in further turns, until the training has ended",
+        help="put the job back into the queue, where it continues from the checkpoint, until the training has ended",
     )
     submit.add_argument("argv", nargs="*", metavar="train ...", help="command to run, after --")
     submit.set_defaults(command=_submit)

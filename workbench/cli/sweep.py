@@ -31,7 +31,7 @@ Exit status: 0 if every cell is finished, 1 if some failed, 2 for an error in th
 
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `workbench sweep`, and what runs it."""
+    """Add the options of `workbench sweep`, and set its function."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLE
     add = parser.add_argument

@@ -13,7 +13,7 @@ from workbench.run_spec import add_train_options, report, resolve, run_simulated
 
 
 def add_train_command(train: argparse.ArgumentParser) -> None:
-    """The options of `workbench train`, and what runs it."""
+    """Add the options of `workbench train`, and set its function."""
     add_train_options(train)
     train.set_defaults(command=_train)
 

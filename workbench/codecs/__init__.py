@@ -45,7 +45,7 @@ def check_codec(codec: object) -> None:
             f"error feedback needs a next step; a partial sum has none: put it once around the sum, Once(codec={codec!r})"
         )
     if not isinstance(codec, Codec):
-        raise ConfigError(f"codec={codec!r}: give one of {', '.join(names())}, such as Truncate16(), or None for none")
+        raise ConfigError(f"codec={codec!r}: give one of {', '.join(names())}, such as Truncate16(), or None")
 
 
 def names() -> tuple[str, ...]:

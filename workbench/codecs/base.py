@@ -30,7 +30,7 @@ class Codec(ABC):
 
     @property
     def contracts(self) -> bool:
-        """Return True if the mean squared error is below the squared values, as error feedback needs."""
+        """Return True if the mean squared error is below the mean square of the values, as error feedback needs."""
         return True
 
     @property
@@ -40,7 +40,7 @@ class Codec(ABC):
 
     @abstractmethod
     def wire_bytes(self, numel: int) -> int:
-        """Return the length of the message for `numel` values, whatever they are; 0 for none."""
+        """Return the bytes of the message for any `numel` values; 0 for none."""
 
     @abstractmethod
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:

@@ -22,7 +22,7 @@ def check_group(group: Any) -> None:
     """Raise `ConfigError` unless it is a number of values or None."""
     if group is not None and (not isinstance(group, int) or isinstance(group, bool) or group < 1):
         raise ConfigError(
-            f"group={group!r}: the number of values that share a scale, 1 or more, or None for one scale for each message"
+            f"group={group!r}: give the number of values that share a scale, 1 or more, or None for one scale for each message"
         )
 
 
@@ -149,7 +149,7 @@ def scratch(values: Tensor, name: str = "values") -> Tensor:
     """Return scratch memory.
 
     On a CPU it is (TILE,) float32 of the calling thread, the same at each call. Elsewhere it is (n,) new values. Its
-    content is valid within one call of a codec. Two at a time have two names.
+    content is valid within one call of a codec. Give different names to two that are in use at the same time.
     """
     if values.device.type != "cpu":
         return torch.empty(values.numel(), device=values.device)

@@ -36,10 +36,10 @@ class Linear8(Codec):
     unbiased. The group of a NaN or an infinity is decoded to NaN.
 
     The paper does not say whether M is that of a message or of a tensor. `group=None` uses one M for all values that
-    are encoded together; with a collective that cuts its value, those of a block. For one M for each tensor, use one
-    bucket for each parameter (`bucket_bytes=0`) and a collective that does not cut. `group` uses one M for this
-    number of values, at 4 / group bytes a value. That is finer than either, and independent of how values are cut
-    into messages whose sizes are multiples of it.
+    are encoded together. With a collective that cuts its value, these are the values of a block. For one M for each
+    tensor, use one bucket for each parameter (`bucket_bytes=0`) and a collective that does not cut. `group` uses one M
+    for this number of values, at 4 / group bytes a value. The result then does not depend on how values are cut into
+    messages, if message sizes are multiples of `group`.
 
     Paper: li2018pipesgd, section 3 (scalar quantisation).
     """
@@ -61,9 +61,10 @@ class Linear8(Codec):
 
     @property
     def contracts(self) -> bool:
-        """To nearest, no error exceeds its value.
+        """Return True if the mean squared error is below the mean square of the values.
 
-        Stochastic, n values err by n (M/127)**2 / 4, less than M**2 in small groups.
+        To nearest, no error exceeds its value. Stochastic, the squared errors of n values sum in the mean to at most
+        n (M/127)**2 / 4: less than M**2 in small groups.
         """
         return not self.stochastic or (self.group is not None and self.group < 4 * LEVELS**2)
 

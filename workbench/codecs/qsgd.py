@@ -36,7 +36,7 @@ class QSGD(Codec):
 
     def __post_init__(self) -> None:
         if not isinstance(self.levels, int) or not 1 <= self.levels <= 127:
-            raise ConfigError(f"levels={self.levels!r}: from 1 to 127; 1, 7 and 127 fill their 2, 4 and 8 bits")
+            raise ConfigError(f"levels={self.levels!r}: give 1 to 127; 1, 7 and 127 fill their 2, 4 and 8 bits")
         check_group(self.group)
 
     @property

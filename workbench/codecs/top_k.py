@@ -38,10 +38,10 @@ class TopK(Codec):
             raise ConfigError("TopK takes fraction=... or k=..., not both")
         if self.fraction is not None and not (isinstance(self.fraction, int | float) and 0 < self.fraction <= 1):
             raise ConfigError(
-                f"fraction={self.fraction!r}: the share of the values that is sent, above 0 and at most 1"
+                f"fraction={self.fraction!r}: give the share of the values that is sent, above 0 and at most 1"
             )
         if self.k is not None and (not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1):
-            raise ConfigError(f"k={self.k!r}: how many values are sent, 1 or more")
+            raise ConfigError(f"k={self.k!r}: give the number of values that are sent, 1 or more")
 
     @property
     def reencodes(self) -> bool:
@@ -81,8 +81,8 @@ class TopK(Codec):
 def largest_positions(values: Tensor, num: int) -> Tensor:
     """Return the positions, ascending, of the `num` float32 values of largest magnitude; of equal ones the first.
 
-    Selecting among all values is slow. So a threshold that slightly more than `num` values pass is guessed from one
-    value in `STRIDE`, and the selection is made among those. If the guess was too high, it is made among all.
+    Selecting among all values is slow. So one value in `STRIDE` gives a threshold that slightly more than `num` values
+    should exceed, and these are the candidates. If they are too few, all values are candidates.
     """
     magnitudes = values.view(torch.int32) & 0x7FFFFFFF  # the order of the bits: NaN above infinity
     sample = magnitudes[::STRIDE]

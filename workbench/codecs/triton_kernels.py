@@ -227,9 +227,9 @@ def _quantise_parts(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Encode a chunk of a group, the last ones first: they are still in cache.
+    """Encode a chunk of a group. The last chunks come first, because they are still in cache.
 
-    All chunks write the group's scale; a chunk that reads it after that computes the same scale again.
+    All chunks write the group's scale. A chunk that reads the written scale computes the same scale again.
     """
     row, at, inside = _tile(tl.num_programs(0) - 1 - tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
     x = _summed(values, scales, levels, row, at, inside, groups, SUM)

@@ -22,8 +22,8 @@ class Truncate16(Codec):
 
     Toward zero, the other 16 bits are dropped: |x - y| < 2**-7 |x|, never larger than x, so biased. To nearest (ties
     to even): half that error, and float32's largest numbers, from 2**128 - 2**119 on, become infinite. Relative
-    bounds hold from 2**-126 on. Infinities stay. A NaN stays a NaN; toward zero it may become an infinity. No
-    neighbour is changed.
+    bounds hold from 2**-126 on. Infinities stay. A NaN stays a NaN; toward zero it may become an infinity. It does not
+    affect other values.
 
     Paper: li2018pipesgd, section 3 (truncation).
     """

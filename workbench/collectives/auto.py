@@ -20,8 +20,8 @@ MARGIN = 1.4  # a measurement at a run's beginning is sometimes off by a third
 WIRE_MARGIN = 1.2  # less, where the wire is the limit
 WIRE_BINDS = 50.0  # the wire is the limit if a processor sums this many times faster
 OF_MESSAGES_S = 2e-4  # overhead of a sum of messages: sub-programs are Python
-PIECE_BYTES = 8 * MIB  # of a long ring's messages: their memory is reused; that of much longer ones is mapped each time
-NEW_BYTES = 32 * MIB  # from this length on a message's memory is new each time, and mapped page by page
+PIECE_BYTES = 8 * MIB  # of a long ring's messages: their memory is reused
+NEW_BYTES = 32 * MIB  # from this length on, a message's memory is new each time, and mapped page by page
 NEW_S_PER_BYTE = 1e-9  # to map it
 
 
@@ -34,13 +34,13 @@ class Auto(Collective):
     choice. If candidates take the same time, the first one is chosen. One choice is made for all buckets of a gradient.
 
     On real ranks, the library's own all-reduce is measured with the link (`native_s`), and also the ratio of a ring's
-    time to its formula (`slowdown`). The library's all-reduce is used unless a candidate's formula is `MARGIN` times as
-    fast, or on a slow wire `WIRE_MARGIN` times: formulas predict wires better than processors. With a codec, or in a
-    simulation, the library is not a candidate.
+    time to its formula (`slowdown`). A candidate is used only if it is predicted to be `MARGIN` times as fast as the
+    library's all-reduce. On a slow wire, `WIRE_MARGIN` times is enough: formulas predict wires better than processors.
+    With a codec, or in a simulation, the library is not considered.
 
     A plain `Ring()` among the candidates gets as many `chunks` as keep its messages at 8 MiB or less.
 
-    Paper: thakur2005optimization: it switches by size too.
+    Paper: thakur2005optimization, which also switches by size.
     """
 
     candidates: tuple[Collective, ...] = (Tree(), HalvingDoubling(), Ring())
@@ -48,7 +48,7 @@ class Auto(Collective):
     def __post_init__(self) -> None:
         if not isinstance(self.candidates, tuple) or not self.candidates:
             raise ConfigError(
-                f"candidates={self.candidates!r}: a tuple of collectives to choose from, such as (Tree(), Ring())"
+                f"candidates={self.candidates!r}: give a tuple of collectives to choose from, such as (Tree(), Ring())"
             )
         for candidate in self.candidates:
             if not isinstance(candidate, Collective) or isinstance(candidate, Native | Auto):

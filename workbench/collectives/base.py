@@ -79,7 +79,8 @@ class Collective(ABC):
     def uncorrected(self) -> str:
         """What each sum loses permanently, if that is so much that training fails; otherwise "".
 
-        Rounding is not meant, nor what error feedback adds to the next sum (`records/combinations.md` has the losses).
+        Rounding does not count. What error feedback adds to the next sum does not either. `records/combinations.md` has
+        the losses.
         """
         codec = getattr(self, "codec", None)
         return f"{codec}" if codec is not None and not codec.reencodes else ""
@@ -88,7 +89,7 @@ class Collective(ABC):
     def keeps_residual(self) -> bool:
         """Return True if the loss of a sum is added to the next sum of that value.
 
-        Then all ranks must take part in each.
+        Then all ranks must take part in each sum.
         """
         return False
 
@@ -111,7 +112,7 @@ class Collective(ABC):
         return False
 
     def select(self, ctx: Context, value: Value) -> Collective:
-        """Return the collective for this sum: itself, unless it is one that chooses."""
+        """Return the collective for this sum: itself, except for `Auto`."""
         return self
 
     @abstractmethod
@@ -139,7 +140,7 @@ class Collective(ABC):
         """Return the bytes that `rank` sends for a bucket of `numel` elements, the last `tail` uncompressed."""
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """Return the mean of `bytes_sent` over the ranks, which may differ much, as a root and a leaf do."""
+        """Return the mean of `bytes_sent` over the ranks. They may differ much, such as a root and a leaf."""
         return (
             sum(self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank in range(num_workers)) / num_workers
         )

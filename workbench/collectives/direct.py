@@ -23,15 +23,16 @@ AHEAD = 2  # receives posted in advance: the next one, so that no sender waits
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Direct(Collective):
-    """Rank j receives block j of every rank, sums, and sends the sum to every rank: 2 (p-1)/p n bytes and messages, as a ring.
+    """Rank j receives block j of every rank, sums, and sends the sum to every rank: as many bytes and messages as a ring.
 
-    In turn d = 1 ... p - 1 rank i sends block i + d to rank i + d and receives from rank i - d. So each link carries
-    one message in each direction. The sums are sent in the same turns. A message does not wait for what has arrived, as
-    in each hop of a ring; if processors are busy with gradients, that wait is most of a ring's overhead. On hosts in a
-    chain, prefer a ring. Rank j adds the blocks of j - 1, j - 2, ... (mod p) in this order.
+    Each rank sends 2 (p-1)/p n bytes. In turn d = 1 ... p - 1 rank i sends block i + d to rank i + d and receives from
+    rank i - d. So each link carries one message in each direction. The sums are sent in the same turns. In a ring, each
+    message waits for the one that arrives before it; here it does not. That wait is most of a ring's overhead if
+    processors are busy with gradients. On hosts in a chain, prefer a ring. Rank j adds the blocks of j - 1, j - 2, ...
+    (mod p) in this order.
 
     With a codec each rank's block is encoded once. The owner of a block encodes its sum once, and keeps the decoded
-    message. A block travels in `chunks` pieces; with 2 or more the wire does not wait for the last sum.
+    message. A block is sent in `chunks` pieces; with 2 or more the wire does not wait for the last sum.
 
     Paper: thakur2005optimization (the pairwise exchange).
     """

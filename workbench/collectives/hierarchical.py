@@ -29,7 +29,7 @@ class Hierarchical(Collective):
         group: ranks of a group.
         inner: within a group: `Linear` or `Tree`.
         outer: among leaders: any but `Native`, which needs all ranks; another `Hierarchical` for three levels.
-        codec: for both levels; or give `inner` and `outer` one each, or only one of them one.
+        codec: for both levels. Or give codecs to `inner`, to `outer`, or to both.
     """
 
     group: int = 4
@@ -107,7 +107,7 @@ class Hierarchical(Collective):
         if ctx.rank == first:
             part = _group_context(ctx, leaders, "leaders")
             yield from among(leaders, lower(part, perform(outer.all_reduce(part, value))))
-        if grouped:  # in every group, be it of one: leaders hold the same sum and encode it with the same noise
+        if grouped:  # also in a group of one: leaders hold the same sum and encode it with the same noise
             yield from among(members, inner.broadcast(_group_context(ctx, members, "back"), value))
         return value
 

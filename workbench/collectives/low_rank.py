@@ -37,9 +37,9 @@ class PowerSGD(Collective):
     orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less is exact (with
     `alternate` and a constant sum, each pair of an even and an odd step is). `ctx.memory` keeps Q, P and e_i by
     parameter. A NaN or an infinity reaches every rank, and is not kept. e_i is the loss of this rank's own M_i, not an
-    equal share of the loss of the sum: both add up to the same, but equal shares would grow without limit where ranks'
-    gradients differ. Residuals are in units of the applied mean (`collectives.memory`). `alternate` counts the sums of
-    a bucket, not steps.
+    equal share of the loss of the sum. Both add up to the same, but equal shares would grow without limit if the ranks'
+    gradients differ. Residuals are in units of the applied mean (`collectives.memory`). With `alternate`, t counts the
+    sums of a bucket, not steps.
 
     Args:
         rank: r; at most a matrix's smaller side.
@@ -61,7 +61,7 @@ class PowerSGD(Collective):
         for name, least in (("rank", 1), ("start_step", 0)):
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise ConfigError(f"{name}={number!r}: a whole number, {least} or more")
+                raise ConfigError(f"{name}={number!r}: give a whole number, {least} or more")
         if self.alternate and not self.error_feedback:
             raise ConfigError(
                 "alternate=True needs error_feedback=True: one factor a step sees only part of a gradient"
@@ -170,7 +170,7 @@ class PowerSGD(Collective):
     def _turn(self, ctx: Context, piece: BucketSlice) -> int:
         """Return 0 and 1 in turns, for each sum of this bucket on this lane.
 
-        (With two lanes one of them would have all the even steps.)
+        The step's number would not do: with two lanes, one of them has all the even steps.
         """
         return count_sum(ctx.memory, f"low-rank.sums/{piece.index}") % 2
 

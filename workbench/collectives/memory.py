@@ -1,12 +1,12 @@
 """What collectives keep from step to step in `Context.memory`, and what of it stays valid when the ranks change.
 
 Residuals are in units of the applied mean: a sum S of shares of total weight W is applied as S / W. A rank sends C(v)
-of v = g + a e, where the share a is the expected W. The summed tail tells W; then
+of v = g + a e, where the share a is the expected W. The summed tail contains W. Then
 
     e <- (v - C(v)) / W + (1 - a / W) e,
 
-so what is applied and what all ranks keep always add up to what was owed. A rank of weight 0 sends nothing of e and
-keeps it. So does every rank for a parameter that no rank used, and for a sum that is not finite.
+so nothing is lost: what is applied and what all ranks keep always add up to all gradients. A rank of weight 0 sends
+nothing of e and keeps it. So does every rank for a parameter that no rank used, and for a sum that is not finite.
 
 If |1 - a / W| exceeds 1 in every step, e grows without a bound. If W is not known in advance (a `Trainer` whose ranks
 count their samples), a = q w. w is the rank's own weight, and q its smallest recent W / w: see `share_of`.
@@ -36,7 +36,7 @@ RATIO_GROWTH = 1 / 16
 
 
 def forget_blocks(memory: MutableMapping[str, Tensor]) -> None:
-    """Drop what depends on the number of ranks, which has changed: blocks and weights of sums are others."""
+    """Drop what depends on the number of ranks, after it has changed: errors of blocks, and ratios of weights."""
     for name in [name for name in memory if plain_name(name).startswith((ONCE_OWNER, WEIGHT_RATIO))]:
         del memory[name]
 
@@ -119,12 +119,12 @@ def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) 
 def remember_weight(ctx: Context, name: str, tail: Tensor, share: float | Tensor) -> None:
     """Keep the ratio of a sum's weight to this rank's own, for the share of the next sum.
 
-    Needed if no `total_weight` is known. A ratio that falls is taken at once, for a share above W makes a residual
-    grow. One that rises is taken in small steps.
+    Needed if no `total_weight` is known. A smaller ratio is taken at once, because a share above W makes a residual
+    grow. A larger ratio is approached in small steps.
 
     Args:
-        tail: summed.
-        share: that this rank took.
+        tail: of the bucket, after the sum.
+        share: what `share_of` returned for this sum.
     """
     if not tail.numel() or tail.is_meta:
         return
@@ -162,7 +162,7 @@ class Outcome:
     on_device: tuple[Tensor, Tensor] | None = None
 
     def settle(self, residual: Tensor, left: Tensor, share: float | Tensor, begin: int = 0) -> None:
-        """Update `residual` in place to what is still owed.
+        """Update `residual` in place, by the rule above.
 
         `left` is v - C(v) of the values from `begin` on, in any shape.
         """

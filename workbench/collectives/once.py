@@ -1,4 +1,4 @@
-"""A codec once around a sum: each value is encoded once, and the sum at most once more."""
+"""A codec once around a sum: each value is encoded once, and the sum at most once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Piece:
     """One bucket of a gradient, or a tensor: `body` goes through the codec, `tail` does not.
 
     Attributes:
-        name: of what is kept for it.
+        name: part of the names of its tensors in `ctx.memory`.
         spans: where in `body` each parameter lies.
         total_weight: see `Gradient`.
     """
@@ -66,11 +66,11 @@ class Once(Collective):
     | "gather" | C(g_i) to all ranks; each computes the sum | (p-1) w(n) |
     | with a `SummableCodec` | its scale, then its integers, through `inner` | those of `inner` for n integers |
 
-    None chooses "encoded", or "gather" if the codec is a poor one for sums (`TopK`, `Sign`). Sums are taken in rank
+    None chooses "encoded", or "gather" if the codec loses too much of a sum (`TopK`, `Sign`). Sums are taken in rank
     order, in the value's dtype. Every rank decodes the same bytes, its own included: replicas stay bit-identical.
     Unlike a codec in a ring's hops, the error does not grow with each hop: each g_i is encoded once, and with "encoded"
-    so is the sum. One rank alone encodes and decodes too. Tails travel uncompressed with the last block's messages, or
-    with the scales.
+    so is the sum. A single rank also encodes and decodes. Tails are sent uncompressed with the last block's messages,
+    or with the scales.
 
     With `ErrorFeedback` a rank's error is added to its next gradient; with "encoded", so is the owner's error of a
     block's sum. Residuals are in units of the applied mean (`collectives.memory`), and stay if no rank used a
@@ -260,7 +260,7 @@ class Once(Collective):
     # -- parts of them -----------------------------------------------------------------------------------------
 
     def _sum(self, like: Tensor, wires: list[Tensor]) -> Program:
-        """Decode and add in rank order. Return a new tensor like `like`."""
+        """Decode the messages and add them in rank order. Return a new tensor like `like`."""
         nbytes = like.numel() * like.element_size()
         total = yield Local("decode", nbytes, partial(self.plain.decode, wires[0], like))
         for wire in wires[1:]:
@@ -298,7 +298,7 @@ class Once(Collective):
     def _settle(
         self, ctx: Context, piece: Piece, outcome: Outcome, residual: Tensor, left: Tensor | None, share: float | Tensor
     ) -> None:
-        """After the sum, the residual becomes what is still owed."""
+        """Update the residual after the sum."""
         assert left is not None
         outcome.settle(residual, left, share)
         if piece.total_weight is None:

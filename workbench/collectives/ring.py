@@ -21,11 +21,11 @@ class Ring(Collective):
     """p - 1 hops sum and p - 1 hops distribute; each rank sends 2 (p-1)/p n bytes.
 
     In hop h rank i sends block (i - h - 1) mod p to i + 1 and receives block (i - h - 2) mod p. While h < p - 1, it
-    adds what it receives. So block i is complete at rank i after p - 1 hops, and is then passed round. Blocks differ by
-    one element at most, and may be empty.
+    adds what it receives. So block i is complete at rank i after p - 1 hops, and is then forwarded around the ring.
+    Block sizes differ by at most one element, and may be 0.
 
     With a codec each summing hop decodes, sums and encodes again. A complete block is encoded once, by its owner, which
-    keeps the decoded message; the same message is then forwarded. A block travels in `chunks` pieces: one is encoded,
+    keeps the decoded message; the same message is then forwarded. A block is sent in `chunks` pieces: one is encoded,
     decoded and summed while the next is on the wire.
 
     Paper: li2018pipesgd; patarasuk2009bandwidth (the algorithm).
@@ -124,9 +124,9 @@ class Ring(Collective):
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma.
 
-        With c chunks the next hop begins when the first chunk has passed this one, or the wire or the processor is done
-        with its block: max(alpha + (n beta + n gamma) / (p c), n beta / p, n gamma / p) later. The last hop takes alpha
-        + n beta / p.
+        With c chunks a hop begins max(alpha + (n beta + n gamma) / (p c), n beta / p, n gamma / p) after the last one:
+        its first chunk has been received and summed, and the wire and the processor are done with their blocks. The
+        final hop takes alpha + n beta / p.
         """
         p, c = num_workers, self.chunks
         if p == 1:

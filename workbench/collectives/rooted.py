@@ -18,7 +18,7 @@ SUMMING, SPREADING = 0, 1  # hops
 class Rooted(Collective):
     """Reduce to rank 0, then broadcast from it: two halves that `Hierarchical` also uses separately.
 
-    With a codec each rank encodes its sum once. Rank 0 encodes the whole sum once, and the same message is then
+    With a codec each rank encodes its partial sum once. Rank 0 encodes the whole sum once, and that message is
     forwarded.
     """
 
@@ -43,7 +43,7 @@ class Rooted(Collective):
 
     @abstractmethod
     def broadcast(self, ctx: Context, value: Value) -> Program:
-        """Give all ranks, rank 0 included (even alone), what they decode of rank 0's value."""
+        """Give all ranks what they decode from rank 0's message: also rank 0, and also if it is alone."""
 
     @abstractmethod
     def num_broadcast(self, rank: int, num_workers: int) -> int:

@@ -26,7 +26,7 @@ from workbench.ops import Local, Program, Recv, Send, Start, Ticket, Value, Wait
 from workbench.program import Context
 from workbench.rng import derive_seed
 
-# Tags of hops, which may share one: its messages keep their order. Tags from 900 to 999 are the algorithm's.
+# Tags of hops. Hops may share a tag, because messages with the same tag keep their order. Algorithms use 900 to 999.
 NUM_TAGS = 900
 ALIGNMENT = 8  # bytes; a codec may view its message as numbers, which must not begin between two of them
 
@@ -34,7 +34,7 @@ ALIGNMENT = 8  # bytes; a codec may view its message as numbers, which must not 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """One bucket as messages. Every function but `like` is a sub-program; empty ranges make no message.
+    """One bucket as messages. All methods but `like` and `join` are sub-programs; empty ranges make no message.
 
     Attributes:
         flat: (n,) the bucket's buffer: parameters, then its tail.
@@ -55,7 +55,7 @@ class Wire:
         return self.flat.numel()
 
     def like(self, cuts: Sequence[int]) -> Tensor:
-        """Return the size and dtype of a message of the ranges between these cuts."""
+        """Return a tensor with the size and dtype of a message of the ranges between these cuts."""
         if self.codec is None:
             return self.flat[cuts[0] : cuts[-1]]
         size = sum(
@@ -65,13 +65,13 @@ class Wire:
         return self.flat.new_empty(1, dtype=torch.uint8).expand(size)  # a size and a dtype, but no memory
 
     def pack(self, start: int, stop: int, hop: int) -> Program:
-        """Return the message of one range. `hop` gives two encodings of one range different noise."""
+        """Return the message of one range. Encodings of one range in different hops have different noise."""
         if self.codec is None or start == stop:
             return self.like((start, stop))
         return (yield Local("encode", self._size(start, stop), partial(self._encode, self.codec, start, stop, hop)))
 
     def adopt(self, start: int, stop: int, message: Tensor) -> Program:
-        """Keep what the others will decode from the owner's message of its sum, so that replicas stay equal."""
+        """Replace this rank's sum by what the others decode from its message, so that replicas stay equal."""
         if self.codec is not None:
             yield from self.put((start, stop), message)
 
@@ -97,10 +97,7 @@ class Wire:
             yield Local("decode", self._size(cuts[0], cuts[-1]), partial(self._put, self.codec, cuts, message))
 
     def join(self, cuts: Sequence[int], *messages: Tensor) -> Tensor:
-        """Return one message of several, in order.
-
-        Together they are the ranges between these cuts, which `put` has filled.
-        """
+        """Join messages, in order. Together they are the ranges between these cuts, which `put` has filled."""
         return self.like(cuts) if self.codec is None else torch.cat(messages)
 
     def start_send(self, to: int, message: Tensor, hop: int) -> Program:
@@ -127,7 +124,7 @@ class Wire:
         return (yield Recv(source, like=like, tag=hop % NUM_TAGS)).value if like.numel() else like
 
     def finish(self, ticket: Ticket | None) -> Program:
-        """Wait until the started sends have left. Only then may their ranges be written."""
+        """Wait until a started send has left. Only then may its range be written."""
         if ticket is not None:
             yield Wait(ticket)
 
@@ -183,7 +180,7 @@ def wires(ctx: Context, value: Value, codec: Codec | None) -> list[Wire]:
     """Return a value as one wire for each bucket; a plain tensor is one bucket without a tail.
 
     Raises:
-        ConfigError: numbers that no codec takes.
+        ConfigError: a codec with numbers that are not floating-point.
     """
     if codec is not None and not (value.flat if isinstance(value, Gradient) else value).is_floating_point():
         raise ConfigError(f"{codec} encodes floating-point numbers: sum others by a collective without a codec")
@@ -229,7 +226,7 @@ def check_chunks(chunks: object) -> None:
     """Raise `ConfigError` unless a block can be cut into this many chunks."""
     if not isinstance(chunks, int) or chunks < 1:
         raise ConfigError(
-            f"chunks={chunks}: into how many pieces a block is cut, 1 or more (2 to 8 hide a codec's time)"
+            f"chunks={chunks}: give the number of pieces of a block, 1 or more (2 to 8 hide a codec's time)"
         )
 
 

@@ -54,7 +54,7 @@ class Compute:
             if not (isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ConfigError(f"Compute({name}={getattr(self, name)!r}): seconds must be 0 or more, and finite")
         if not 0 <= self.fixed_share <= 1:
-            raise ConfigError(f"Compute(fixed_share={self.fixed_share!r}): a share of the pass, from 0 to 1")
+            raise ConfigError(f"Compute(fixed_share={self.fixed_share!r}): give a share of the pass, from 0 to 1")
         for name in ("forward_shares", "backward_shares"):
             shares = getattr(self, name)
             if shares and not (all(isfinite(share) and share >= 0 for share in shares) and abs(sum(shares) - 1) < 1e-6):
@@ -69,7 +69,7 @@ class Compute:
 
     def __str__(self) -> str:
         parts = f"forward {self.forward_s * 1e3:.3g} ms, backward {self.backward_s * 1e3:.3g} ms, update {self.update_s * 1e3:.3g} ms"
-        fixed = f", of forward and backward {self.fixed_share:.0%} whatever the batch" if self.fixed_share else ""
+        fixed = f", {self.fixed_share:.0%} of forward and backward for any batch" if self.fixed_share else ""
         return parts + fixed + "".join(f", {distribution}" for distribution in self.stragglers)
 
     @property

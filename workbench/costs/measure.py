@@ -43,7 +43,7 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        """The middle half of the steps' forward and backward, from smallest to largest, divided by the median."""
+        """Interquartile range of the steps' forward and backward seconds, divided by their median."""
         low, middle, high = np.quantile(self.forward_s + self.backward_s, [0.25, 0.5, 0.75])
         return float((high - low) / middle)
 
@@ -63,8 +63,7 @@ def measure_compute(
 
     Returns:
         Medians of `steps`, after two for warm-up. `fixed_share` comes from a second batch, a quarter as large. It is
-        0 if the batch is too small to tell (below 3 samples). Shares are measured in separate steps, because the
-        hooks take time.
+        0 for a batch below 3 samples. Shares are measured in separate steps, because the hooks take time.
     """
     return measure_steps(problem, batch_size, optimizer=optimizer, steps=steps, threads=threads, device=device).compute
 
@@ -193,11 +192,11 @@ class _Bench:
 def _of_forward(
     called: list[int], at: Sequence[float], holders: list[list[int]], parameters: Sequence[Tensor]
 ) -> Array | None:
-    """Attribute the time from one module's call to the next to the first one's parameters, by elements.
+    """Attribute the time from one module's call to the next call to that module's parameters, by elements.
 
-    The time before the first call belongs to the first module. A module whose parameters another one has used before
-    (a head that is tied to the embedding) counts with the module called before it: that is when it runs, forward and
-    backward.
+    The time before the first call belongs to the first module. If another module has used the same parameters before (a
+    head that is tied to the embedding), the time belongs to the module called before. It runs at that time, in forward
+    and in backward.
 
     `at`: the begin of the pass, the time of each call, the end of the pass.
     """
@@ -217,7 +216,7 @@ def _of_forward(
 
 
 def _of_backward(arrived: Array) -> Array:
-    """Attribute backward to parameters.
+    """Return each parameter's share of backward.
 
     A bucket is sent when its last gradient is ready, in order from the last parameter on.
 
@@ -231,7 +230,7 @@ def _of_backward(arrived: Array) -> Array:
 
 
 def _middle(shares: list[Array]) -> tuple[float, ...]:
-    """Return the median time up to each parameter, from the last one on, as shares that sum to 1."""
+    """Return median shares that sum to 1, from the medians of the time up to each parameter, from the last one on."""
     if not shares:
         return ()
     up_to = np.median([np.cumsum(row[::-1])[::-1] for row in shares], axis=0)

@@ -13,11 +13,12 @@ from workbench.units import GBIT_PER_S, MILLISECOND
 @final
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way of a message from one worker to another.
+    """The route of a message from one worker to another.
 
     Attributes:
         latency_s: alpha, from the last byte sent to the last byte received.
-        stages: (number, seconds a byte) of each interface and switch port on the way; routes may share a number.
+        stages: (number, seconds a byte) of each interface and switch port on the route. Routes with the same number
+            share that stage.
     """
 
     latency_s: float

@@ -1,4 +1,4 @@
-"""Hosts with several ranks that share network interfaces, behind switches that may be oversubscribed."""
+"""Hosts with several ranks that share network interfaces, on switches that may be oversubscribed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Topology:
         hosts_per_switch: neighbouring hosts on one leaf switch; None: one switch for all.
         oversubscription: bandwidth of a leaf's hosts, divided by that of its uplinks: 4 for "4:1".
         nics_per_host: interfaces of a host; neighbouring ranks share one.
-        rates: (host, factor) or (host, factor out, factor in) of hosts whose interfaces are slower or faster than
-            `between`.
+        rates: (host, factor) or (host, factor out, factor in): these hosts' interfaces have `between`'s rate times the
+            factor.
         name: name in tables.
 
     Example:
@@ -50,12 +50,12 @@ class Topology:
         for what in ("between", "inside"):
             if not isinstance(getattr(self, what), Network) and (what == "between" or self.inside is not None):
                 raise ConfigError(
-                    f"Topology({what}={getattr(self, what)!r}): a Network, such as costs.get('ethernet-10g')"
+                    f"Topology({what}={getattr(self, what)!r}): give a Network, such as costs.get('ethernet-10g')"
                 )
         for what in ("ranks_per_host", "nics_per_host", "hosts_per_switch"):
             value = getattr(self, what)
             if not (value is None and what == "hosts_per_switch") and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"Topology({what}={value!r}): a whole number, 1 or more")
+                raise ConfigError(f"Topology({what}={value!r}): give a whole number, 1 or more")
         if self.ranks_per_host > 1 and self.inside is None:
             raise ConfigError(
                 f"Topology: {self.ranks_per_host} ranks share a host: give the network between them, inside=, "
@@ -64,10 +64,10 @@ class Topology:
         if self.ranks_per_host % self.nics_per_host:
             raise ConfigError(
                 f"Topology: {self.nics_per_host} interfaces cannot be shared evenly by {self.ranks_per_host} ranks: "
-                "nics_per_host divides ranks_per_host"
+                "give a number of interfaces, nics_per_host, that divides ranks_per_host"
             )
         if not (isfinite(self.oversubscription) and self.oversubscription > 0):
-            raise ConfigError(f"Topology(oversubscription={self.oversubscription!r}): a number above 0, 4 for 4:1")
+            raise ConfigError(f"Topology(oversubscription={self.oversubscription!r}): give a number above 0, 4 for 4:1")
         if self.oversubscription != 1 and self.hosts_per_switch is None:
             raise ConfigError("Topology: oversubscription is of a leaf switch's uplinks: set hosts_per_switch")
         object.__setattr__(self, "rates", _both_ways(self.rates))
@@ -158,7 +158,7 @@ class Topology:
 
         The two levels are a reduce-scatter inside each host, rings between the hosts, and an all-gather inside (full
         hosts only). There are p ranks on H hosts, with g = p / H ranks each, n bytes, and m = n / p. alpha and beta are
-        those of the slowest way from a host to the next: its interfaces, or an uplink if leaves differ. alpha' and
+        those of the slowest route from a host to the next: its interfaces, or an uplink if leaves differ. alpha' and
         beta' are those inside a host.
 
             ring        2 (p-1) max(alpha + m beta, alpha' + m beta') + (p-1) m gamma
@@ -198,7 +198,7 @@ class Topology:
         return inside_s + _rounds(self._num_hosts(num_workers)) * self.between.latency_s
 
     def _quicker(self, num_bytes: float, num_workers: int, halves: tuple[bool, ...]) -> float:
-        """Return the quicker one. `halves`: for each half, whether it sums."""
+        """Return the seconds of the quicker of ring and two levels. `halves`: for each half, whether it sums."""
         if num_workers == 1:
             return 0.0
         seconds = self._ring_s(num_bytes, num_workers, halves)
@@ -209,7 +209,7 @@ class Topology:
     def _ring_s(self, num_bytes: float, p: int, halves: tuple[bool, ...]) -> float:
         """Return the seconds of the ring.
 
-        Every hop waits for the slowest one, whose receiver waits for it in the next hop too.
+        All hops take the time of the slowest link: its receiver is late, and so are the receivers after it.
         """
         block, hosts = num_bytes / p, self._num_hosts(p)
         hop_s = self.between.latency_s + block * self._host_to_host(hosts) if hosts > 1 else 0.0
@@ -220,7 +220,7 @@ class Topology:
     def _two_levels_s(self, num_bytes: float, p: int, halves: tuple[bool, ...]) -> float:
         """Return the seconds of two levels: between hosts, one ring for each place in a host.
 
-        Rings that share a stage keep it busy in turn.
+        Rings that share a stage use it one after another.
         """
         assert self.inside is not None
         group, hosts = self.ranks_per_host, p // self.ranks_per_host
@@ -266,7 +266,7 @@ def _both_ways(rates: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...],
             or not all(isfinite(item) and item > 0 for item in rate[1:])
         ):
             raise ConfigError(
-                f"Topology(rates={rates!r}): (host, factor) or (host, factor out, factor in) of each, factors above 0"
+                f"Topology(rates={rates!r}): give (host, factor) or (host, factor out, factor in), factors above 0"
             )
     if len({rate[0] for rate in rates}) < len(rates):
         raise ConfigError(f"Topology(rates={rates!r}): a host is named twice: give it one rate")

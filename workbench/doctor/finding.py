@@ -17,7 +17,7 @@ class Finding:
             "fault": it should work and does not.
         found: what was found.
         mend: the command or the step that fixes it; empty if there is nothing to fix.
-        core: whether no training works without it.
+        core: whether training is impossible without it.
     """
 
     part: str

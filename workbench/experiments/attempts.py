@@ -1,10 +1,8 @@
 """The states of a sweep's cells, as files.
 
-Each attempt at a cell has a file, and only the process that made it writes to it.
-
-The newest attempt is the cell's state. If a process is gone, another process can take over
-its cell: it makes the file of the next attempt. Only one process can make that file. So several processes, on machines
-that share the folder, can run one sweep.
+Each attempt at a cell has a file, and only the process that made it writes to it. The newest attempt is the cell's
+state. If a process is gone, another process can take over its cell: it makes the file of the next attempt. Only one
+process can make that file. So several processes, on machines that share the folder, can run one sweep.
 """
 
 from __future__ import annotations
@@ -77,7 +75,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
-        return {}  # being written, or incomplete, and then its claim expires
+        return {}  # it is being written, or it stays incomplete until its claim expires
     return found if isinstance(found, dict) else {}
 
 

@@ -24,8 +24,8 @@ def run_notebook(
 ) -> Path:
     """Execute a notebook and write the result to `output`, also after an error.
 
-    No process is left, even after a kill. A file next to the output, which ends in `.record.json`, says how the notebook ended:
-    see `record.read_record`.
+    No process is left, even after a kill. A file next to the output, which ends in `.record.json`, says how the
+    notebook ended: see `record.read_record`.
 
     Args:
         path: the notebook.

@@ -1,7 +1,7 @@
 """The entry point `workbench` of papermill. It imports the real engine when it is called.
 
-Papermill loads its entry points during its own import. If this package's engine is imported first and imports
-papermill, papermill's base class does not exist yet at that time.
+Papermill loads its entry points during its own import. If the engine's module is imported first, it imports papermill,
+which would need the engine before its own base class exists.
 """
 
 from __future__ import annotations

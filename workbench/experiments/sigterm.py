@@ -13,10 +13,10 @@ TERMINATED = 128 + signal.SIGTERM
 
 @contextmanager
 def terminated_as_exit(first: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Within it, SIGTERM raises `SystemExit` with the usual exit status.
+    """Within the block, SIGTERM raises `SystemExit` with the usual exit status.
 
     Args:
-        first: called before that, at the first SIGTERM.
+        first: called before that, at the first SIGTERM only.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield

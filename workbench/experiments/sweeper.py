@@ -259,7 +259,7 @@ class _Sweeper:
         return "" if all(status == "finished" for status in ended) else f"its run is {', '.join(ended)}, not finished"
 
     def _close_runs(self, attempt: Attempt, error: str) -> None:
-        """Record the runs whose processes are gone as failed."""
+        """Record the runs of an attempt as failed, if they have not ended. Their processes are gone."""
         for name in attempt.runs:
             with contextlib.suppress(RunNotFound, OSError):
                 if _status(self._store / name) not in OVER:

@@ -50,7 +50,7 @@ REGISTRY = MappingProxyType(
     }
 )
 
-# Without a name: networks of true shape that are too large to be trained everywhere, for timing.
+# Without a name: networks of the true shape, for timing. They are too large to be trained on most machines.
 _BY_SHAPE = MappingProxyType({"gpt2_synthetic": ("gpt2", "gpt2_synthetic")})
 _PUBLIC = MappingProxyType(
     {
@@ -83,7 +83,7 @@ def get(name: str, **options: Any) -> Problem:
 
     Raises:
         ConfigError: unknown name or option; the message lists the known ones.
-            DataMissing: its data are missing.
+        DataMissing: its data are missing.
     """
     file, colon, attribute = name.rpartition(":")
     if colon and file.endswith(".py"):

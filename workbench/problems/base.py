@@ -186,7 +186,7 @@ class Sampler:
         return torch.from_numpy(batch[start : start + base + (rank < extra)].copy())
 
     def share_size(self, step: int, rank: int) -> int:
-        """Return the number of these samples."""
+        """Return the number of samples of `rank` at `step`."""
         base, extra = divmod(self.samples_before(step + 1) - self.samples_before(step), self.num_workers)
         return base + (rank < extra)
 

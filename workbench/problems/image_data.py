@@ -76,9 +76,9 @@ SOURCES = MappingProxyType(
 
 
 def find_folder(name: str, folder: str | Path | None) -> str:
-    """Return the absolute folder that holds `place`.
+    """Return the absolute folder that holds the data set's `place`.
 
-    The place itself, or a folder between the two, is accepted as well.
+    `folder` may also be the place itself, or a folder between the two.
 
     Raises:
         DataMissing: no folder was given, or files are missing.

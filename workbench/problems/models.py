@@ -91,7 +91,7 @@ class Standardise(nn.Module):
 
 @final
 class CropAndFlip(nn.Module):
-    """In training, shift each image by up to `padding` pixels, with black behind it, and mirror it half of the time.
+    """In training, shift each image by up to `padding` pixels (the new border is black), and mirror half of them.
 
     It draws from PyTorch's default generator, as dropout does. Any dtype, (B, C, H, W) -> the same.
     """

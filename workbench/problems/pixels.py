@@ -3,7 +3,7 @@
 An image's likelihood is a product over pixels. Each factor is a softmax over the pixel's levels, given all pixels
 above it and to its left, and its own previous colours. Convolutions with masked kernels compute all factors at once.
 The loss is the mean negative log-likelihood of a dimension in nats (divide by ln 2 for bits). "accuracy" is the share
-of pixels whose level is the most likely one.
+of pixels for which the model gives the true level the highest probability.
 """
 
 from __future__ import annotations

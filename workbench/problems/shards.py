@@ -26,7 +26,7 @@ def shards_by_label(labels: Sequence[int], num_workers: int) -> list[list[int]]:
     """
     order = np.argsort(np.asarray(labels), kind="stable")
     if not 1 <= num_workers <= len(order):
-        raise ConfigError(f"num_workers={num_workers} of {len(order)} samples: from 1 to the number of samples")
+        raise ConfigError(f"num_workers={num_workers} of {len(order)} samples: give 1 to the number of samples")
     return [part.tolist() for part in np.array_split(order, num_workers)]
 
 
@@ -47,7 +47,7 @@ def sharded(problem: Problem, shards: Sequence[Sequence[int]], *, batch_size: in
         ConfigError: a shard is empty.
     """
     if not shards or not all(len(shard) for shard in shards):
-        raise ConfigError("shards: a list of samples for each worker, none of them empty")
+        raise ConfigError("shards: give a list of samples for each worker, none of them empty")
     num_workers = len(shards)
     sampler = Sampler(steps * batch_size * num_workers, batch_size, num_workers, seed)
     places = np.empty(sampler.num_samples, dtype=np.int64)

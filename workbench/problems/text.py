@@ -206,7 +206,7 @@ def load_library(num_bytes: int) -> bytes:
 
 def _first(text: bytes, num_bytes: int) -> bytes:
     if len(text) < num_bytes:
-        raise ConfigError(f"num_bytes={num_bytes}: this Python's text has {len(text)} bytes")
+        raise ConfigError(f"num_bytes={num_bytes}: this Python's text has {len(text)} bytes: give at most that many")
     return text[:num_bytes]
 
 

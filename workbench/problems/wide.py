@@ -32,7 +32,7 @@ def wide_mlp(
     check_dtype(dtype)
     width = width_for(megabytes * MB / dtype.itemsize, layers)
     if width < 1:
-        raise ConfigError(f"megabytes={megabytes}: too small for {layers} layers of one unit each")
+        raise ConfigError(f"megabytes={megabytes} is too small for {layers} layers of one unit each: give more")
     return Problem(
         name="wide-mlp",
         model=partial(mlp, NUM_INPUTS, (width,) * layers, NUM_CLASSES, dtype),

@@ -40,8 +40,8 @@ class GradientGuard:
         rank: the rank that errors name.
         max_norm: a larger global norm of the gradient (the mean over the rank's samples) is also bad. Buckets are then
             sent after backward.
-        deferred: do not wait for the device. A bad gradient is left out whatever the policy, and reported later. None:
-            on a GPU.
+        deferred: do not wait for the device. With any policy, a bad gradient is then left out, and reported later.
+            None: True on a GPU.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class GradientGuard:
             self._found.append(Finding(self.rank, "norm", value))
             return
         largest = max(self._layout.slots, key=lambda slot: float(gradient.view(slot).norm()))
-        fault = f"norm {value:g}, above {self._max_norm:g}, the most of it in {largest.name}"
-        self._report(fault, f"the gradient of rank {self.rank} has at step {self._step} a {fault} (max_grad_norm)")
+        fault = f"norm {value:g}, above {self._max_norm:g}, largest in {largest.name}"
+        self._report(fault, f"the gradient of rank {self.rank} at step {self._step} has {fault} (max_grad_norm)")
 
     def check_bucket(self, gradient: Gradient, bucket: int) -> None:
         """Check a bucket before it is sent; its tail is written.
@@ -133,7 +133,7 @@ class GradientGuard:
             tail[WEIGHT], tail[USED:] = 0.0, 0.0
 
     def restore_buffers(self) -> None:
-        """Restore the buffers if the gradient was left out: backward may have needed them until now."""
+        """Restore the buffers if the gradient was left out. Call it after backward, which may need their new values."""
         if self._pending is None and not self._left_out:
             return
         for buffer, kept in zip(self._buffers, self._kept, strict=True):
@@ -193,7 +193,7 @@ class GradientGuard:
     def accepts_sum(self, gradient: Gradient) -> bool:
         """Return whether a sum is finite. All ranks hold the same sum, so all make the same decision.
 
-        With a loss scale, an overflow is the scale's to handle, until the scale is too small to cause it.
+        With a loss scale, the scale handles an overflow, unless it is too small to cause one.
         """
         scale = self._replica.loss_scale
         others = self._deferred_checks if scale is None else scale.value >= LEAST_SCALE
@@ -364,7 +364,7 @@ class LossWatch:
         return self._first.get(rank)
 
     def begin(self, rank: int, first: float | None) -> None:
-        """Set the first loss of a rank: it had another number before, or continues for another rank."""
+        """Set the first loss of a rank that has a new number, or that continues another rank's part."""
         self._first = {} if first is None else {rank: first}
 
     def check(self, value: float | None, step: int, rank: int) -> None:

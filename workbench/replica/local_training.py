@@ -97,12 +97,12 @@ class LocalTraining:
         return [step for step in range(self.num_steps) if self.evaluates_after(step)]
 
     def redistribute_data(self, origin: tuple[int, int]) -> None:
-        """Divide the data from a step on, after a number of samples, among the present ranks: see `Sampler.origin`."""
+        """Divide the remaining data among the present ranks. `origin`: (step, samples before it); see `Sampler`."""
         self.sampler = replace(self.sampler, origin=origin)
         self.num_steps = num_steps_of(self.settings, self.sampler)
 
     def set_rank(self, rank: int, num_workers: int, origin: tuple[int, int]) -> None:
-        """Change this rank's number and the number of workers from a step on, after a number of samples."""
+        """Change this rank's number and the number of workers. `origin`: (step, samples before it)."""
         self.loss_watch.begin(rank, self.loss_watch.first(self.rank))
         self.rank = rank
         self.sampler = replace(self.sampler, num_workers=num_workers)
@@ -113,9 +113,9 @@ class LocalTraining:
         return self._test is not None
 
     def evaluated_parameters(self) -> Tensor:
-        """Return the parameters to evaluate, flat.
+        """Return the parameters to evaluate, flat, or their moving averages if these are kept.
 
-        The server's copy if this rank holds a complete one. The averages, if they are kept.
+        They are the server's copy if this rank holds all of it, otherwise the replica's.
         """
         replica = self.replica
         if replica.has_server_copy and all(replica.server_copy.updates):
@@ -203,7 +203,7 @@ class LocalTraining:
         *,
         dropped: bool = False,
     ) -> dict[str, Any]:
-        """Return a step's row of metrics. `found` is the result of `found()` at its end.
+        """Return a step's row of metrics. `found` is what `gradient_reports` returned at the end of the step.
 
         Raises:
             Diverged: the loss is not finite or too large, or a bad gradient must stop the run.
@@ -229,7 +229,8 @@ class LocalTraining:
 def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, device: torch.device) -> Replica:
     """Build model and optimizer with the algorithm's layout.
 
-    Refuse settings that the algorithm cannot honour.
+    Raises:
+        ConfigError: the algorithm or the model does not support a setting.
     """
     torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
     model = problem.model()
@@ -271,7 +272,7 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
 
 
 def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
-    """Refuse settings that an algorithm with servers cannot honour."""
+    """Refuse settings that an algorithm with servers does not support."""
     if algorithm.requires.servers and settings.clip_norm is not None:
         raise ConfigError(
             "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own clip_norm if it has one"

@@ -163,7 +163,7 @@ class Updater:
             self.grad_norm, self._squares = torch.stack(self._squares).sum().sqrt(), []
 
     def keep(self, indices: Iterable[int]) -> None:
-        """Copy the gradients of these parameters' update."""
+        """Keep copies of the gradients with which these parameters were just updated."""
         for index in indices:
             gradient = self._parameters[index].grad
             if gradient is None:
@@ -233,7 +233,7 @@ def _own(value: Any) -> Any:
 
 
 def _scale(schedule: Any, factor: float) -> None:
-    """Multiply the values from which a schedule starts or to which it goes by a factor."""
+    """Multiply the base, largest and smallest learning rates of a schedule by a factor."""
     for name in ("base_lrs", "max_lrs"):
         if hasattr(schedule, name):
             setattr(schedule, name, [value * factor for value in getattr(schedule, name)])

@@ -376,7 +376,7 @@ class Replica:
 
     @torch.no_grad()
     def write_parameters(self, value: Tensor) -> None:
-        """Overwrite the parameters by such a tensor."""
+        """Overwrite the parameters from a tensor of the form that `read_parameters` returns."""
         offset = 0
         for param in self._parameters:
             param.copy_(value[offset : offset + param.numel()].view(param.shape))
@@ -473,7 +473,7 @@ class Replica:
 def _divide(gradient: Gradient, weights: Sequence[float]) -> None:
     """Divide a sum of shares by its weights: the mean over the samples that contributed.
 
-    A rank may have left out some buckets only.
+    The weights of buckets differ if a rank left out only some of them.
     """
     little = 64 * torch.finfo(gradient.flat.dtype).eps
     parts = [(gradient.flat, weights[0])]

@@ -1,7 +1,7 @@
 """Arrival times of a worker's gradient: distributions of its seconds, each with the mean of the N-th of N + b.
 
-Workers are independent and every step is drawn again, as `costs` simulates them. A distribution's expected order
-statistic has a closed form, or is computed by quadrature; `order_statistics` has both. All derived here.
+Workers and steps are independent, as `costs` simulates them. A distribution's expected order statistic has a closed
+form, or is computed by quadrature; `order_statistics` has both. All derived here.
 Distributions of single values: `atoms`.
 """
 
@@ -57,7 +57,7 @@ class Arrival(ABC):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftedExponentialTime(Arrival):
-    """shift + Exp(1 / scale)."""
+    """shift_s + an exponential time of mean scale_s."""
 
     shift_s: float
     scale_s: float
@@ -85,7 +85,7 @@ class ShiftedExponentialTime(Arrival):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LognormalTime(Arrival):
-    """median exp(sigma N(0, 1))."""
+    """median_s exp(sigma N(0, 1))."""
 
     median_s: float
     sigma: float

@@ -30,9 +30,9 @@ def cycle_s(compute_s: float, num_bytes: float, update_s: float, link: Link) -> 
 def update_interval_s(cycle_s: float, num_workers: int, service_s: float = 0.0) -> float:
     """Return the seconds between updates: max(cycle / p, service).
 
-    With compute E[X] and a free server it is E[X] / p, for any distribution of X. At a server that is always
-    busy it is `service_s`. It is exact for equal workers with constant speed. With random speeds it is a lower bound,
-    reached at both ends, because pushes queue. Derived here.
+    With compute E[X] and a server that takes no time it is E[X] / p, for any distribution of X. At a server that is
+    always busy it is `service_s`. It is exact for equal workers with constant speed. With random speeds pushes queue,
+    and it is a lower bound, reached in these two cases. Derived here.
 
     >>> update_interval_s(1.0, 4), update_interval_s(1.0, 4, service_s=0.5)
     (0.25, 0.5)
@@ -47,7 +47,7 @@ def update_interval_s(cycle_s: float, num_workers: int, service_s: float = 0.0) 
 def busiest_workers(cycle_s: float, service_s: float) -> float:
     """Return the number of workers above which a server is the bottleneck: cycle / service.
 
-    It is infinite for a free server.
+    It is infinite for a server that takes no time.
 
     >>> busiest_workers(1.0, 0.125)
     8.0
@@ -58,10 +58,10 @@ def busiest_workers(cycle_s: float, service_s: float) -> float:
 def mean_staleness(num_workers: int) -> int:
     """Return the mean staleness p - 1, in updates, over all gradients in the long run.
 
-    It holds for all distributions, and whether or not the server is busy. For each worker, every update of another
-    worker falls between exactly one of its reads and the following update. So each update makes the gradients of the
-    p - 1 others one update staler. A slow worker's gradients are staler than a quick worker's; the mean is p - 1.
-    Derived here (chen2016revisiting reports about N - 1 for equal workers).
+    It holds for all distributions, with a busy and with an idle server. For each worker, every update of another worker
+    falls between exactly one of its reads and its following update. So each update makes the gradients of the p - 1
+    others one update staler. A slow worker's gradients are staler than a quick worker's; the mean is p - 1. Derived
+    here (chen2016revisiting reports about N - 1 for equal workers).
 
     >>> mean_staleness(4)
     3
@@ -72,4 +72,4 @@ def mean_staleness(num_workers: int) -> int:
 
 def _check(num_workers: int) -> None:
     if not isinstance(num_workers, int) or num_workers < 1:
-        raise ConfigError(f"num_workers={num_workers}: a whole number, 1 or more")
+        raise ConfigError(f"num_workers={num_workers}: give a whole number, 1 or more")

@@ -1,8 +1,8 @@
-"""Backup workers whose stragglers are not cancelled: a worker that is late in one step begins the next step late.
+"""Backup workers without cancellation of stragglers: a worker that is late in one step begins the next step late.
 
 An order statistic assumes that every worker begins every step at its start. Here a late worker first ends its old
-gradient, which is dropped, and then begins the present step's gradient. Steps are therefore longer: with 2 backups of
-8 workers and lognormal times by 3 % at sigma = 0.1 and by 40 % at sigma = 1.
+gradient, which is dropped, and then begins the present step's gradient. Steps are therefore longer. With 2 backups of
+8 workers and lognormal times, they are longer by 3 % at sigma = 0.1 and by 40 % at sigma = 1.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def backlog_steps(times: Array, num_gradients: int) -> Array:
     """Return the seconds of each step, by a recurrence: step t ends with the N-th gradient that was begun in it.
 
     A worker begins when the step does, or when it has ended a gradient of an earlier step: r_i seconds later. It
-    arrives at r_i + x_i. T = the N-th smallest of these. Then r_i <- 0 for workers that arrived, r_i - T for workers
-    still at an old gradient, r_i + x_i - T for workers at this step's gradient. Times that differ by less than 1e-9
-    of a step are equal: if times have few values, many coincide, and rounding must not decide which gradient a worker
-    is at.
+    arrives at r_i + x_i. T is the N-th smallest of these. The next r_i is 0 for workers that have arrived. It is
+    r_i - T for workers still at an old gradient, and r_i + x_i - T for workers at this step's gradient. Times that
+    differ by less than 1e-9 of a step are equal: if times have few values, many coincide, and rounding must not decide
+    which gradient a worker computes.
 
     Args:
         times: (steps, N + b) seconds of each worker's gradient begun in each step.
@@ -58,10 +58,8 @@ def backlog_steps(times: Array, num_gradients: int) -> Array:
 class Backlog:
     """An arrival distribution for `best_backups` with backlog: stragglers begin the next step late.
 
-    The mean is over `num_steps` drawn steps.
-
-    All N of one m use the same draws, so that a curve over b is smooth. `standard_error` is the uncertainty of a
-    mean.
+    Means are over `num_steps` drawn steps. All N of one m use the same draws, so that a curve over b is smooth.
+    `standard_error` is the uncertainty of a mean.
 
     >>> from workbench.theory import ConstantTime, LognormalTime
     >>> Backlog(arrival=ConstantTime(seconds=2.0)).expected_order_statistic(7, 8)
@@ -77,7 +75,7 @@ class Backlog:
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_steps, int) or self.num_steps < 20:
-            raise ConfigError(f"num_steps={self.num_steps}: the number of drawn steps, 20 or more")
+            raise ConfigError(f"num_steps={self.num_steps}: give the number of drawn steps, 20 or more")
 
     def expected_order_statistic(self, which: int, of: int) -> float:
         """Return the mean seconds until `which` gradients of a step have arrived, of `of` workers."""

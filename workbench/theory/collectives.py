@@ -44,8 +44,8 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
     | `Linear` | 2 n e + p n d: the root decodes p-1 values, a worker the sum |
     | `Tree` | (k+1) n (e + d), k = ceil(log2 p): each level encodes its sum; the whole sum is encoded once |
 
-    w is the wire time of an encoded block, n/p beta / r. It is 0 without a codec. `Ring(chunks=c)` hides more of it,
-    and has no formula here.
+    w is the wire time of an encoded block, n/p beta / r. The result is 0 without a codec. `Ring(chunks=c)` hides more
+    of the codec's time, and has no formula here.
 
     Raises:
         ConfigError: no formula is known.
@@ -112,13 +112,12 @@ def parameter_server_s(
 
     This is the time from a common start to the last worker's end. `staggered` is the time of a step in the long run
     if replies are sent one after another: the worker with the first reply computes and pushes first, while the others
-    still get their replies. Then
+    still get their replies. Then about half of it remains:
 
         p (alpha + m beta) + (p-1) m gamma  +  M (alpha + m beta)
 
-    remains, half of it. If replies share the interface fairly, as TCP flows do, all arrive late at the same time, and
-    nothing is saved. A server that received all gradients at once would need p - 1 latencies less: 2 alpha + 2 p n
-    beta + (p-1) n gamma.
+    If replies share the interface fairly, as TCP flows do, all arrive late at the same time, and nothing is saved. A
+    server that received all gradients at once would need p - 1 latencies less: 2 alpha + 2 p n beta + (p-1) n gamma.
 
     Derived here; the comparison with a ring is li2018pipesgd's.
 
@@ -150,5 +149,5 @@ def server_over_ring(num_workers: int) -> float:
 def _message(num_bytes: float, link: Link, shards: int) -> tuple[float, float]:
     """Return the seconds on the wire, and to sum, of one shard."""
     if not isinstance(shards, int) or shards < 1:
-        raise ConfigError(f"shards={shards}: the number of servers, 1 or more")
+        raise ConfigError(f"shards={shards}: give the number of servers, 1 or more")
     return num_bytes / shards / link.bandwidth_bytes_per_s, num_bytes / shards * link.sum_s_per_byte

@@ -1,4 +1,4 @@
-"""When compression pays: the bandwidth below which it does, and the ratio that it needs. All derived here."""
+"""When compression saves time: below which bandwidth, and from which ratio on. All derived here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workbench.errors import ConfigError
 
 
 def break_even_bandwidth(saved_bytes: float, codec_s: float) -> float:
-    """Return the bandwidth at which a codec takes the time that it saves on the wire. Below it the codec pays.
+    """Return the bytes per second at which a codec takes the time that it saves on the wire. Below, it saves time.
 
     `saved_bytes` are those of one rank's critical path. Infinite for a codec that takes no time.
 
@@ -24,10 +24,8 @@ def ring_break_even_bandwidth(
 ) -> float:
     """Return that bandwidth for a ring with a codec in each hop: 2 (p-1)/p n beta (1 - 1/r) = `collectives.codec_s`.
 
-    It does not depend on n.
-
-    2 (p-1) (1 - 1/r) / (p (e + d)) if decoding hides under an encoded block's time on the wire; otherwise (p-1) (2 -
-    1/r) / (p e + (2p-1) d).
+    It is 2 (p-1) (1 - 1/r) / (p (e + d)) if decoding hides under an encoded block's time on the wire. Otherwise it is
+    (p-1) (2 - 1/r) / (p e + (2p-1) d). It does not depend on n.
 
     Args:
         ratio: r, bytes of the values divided by bytes on the wire.
@@ -42,7 +40,7 @@ def ring_break_even_bandwidth(
     if num_workers < 2:
         raise ConfigError(f"num_workers={num_workers}: one worker sends nothing; give 2 or more")
     if ratio < 1:
-        raise ConfigError(f"ratio={ratio}: bytes before divided by bytes after, 1 or more")
+        raise ConfigError(f"ratio={ratio}: give the bytes before divided by the bytes after, 1 or more")
     p = num_workers
     hidden = break_even_bandwidth(2 * (p - 1) * (1 - 1 / ratio), p * (encode_s_per_byte + decode_s_per_byte))
     if hidden * ratio * decode_s_per_byte <= 1:

@@ -43,7 +43,7 @@ def pipe_ends_s(compute_s: ArrayLike, communication_s: Sequence[float], width: i
             f"compute_s is {compute.shape} and communication_s {communication.shape}: give (steps, workers) and (steps,)"
         )
     if not isinstance(width, int) or width < 1:
-        raise ConfigError(f"width={width}: a whole number, 1 or more")
+        raise ConfigError(f"width={width}: give a whole number, 1 or more")
     ends = np.zeros(len(compute))
     ready, free_s = np.zeros(compute.shape[1]), 0.0
     for step, (seconds, sum_s) in enumerate(zip(compute, communication, strict=True)):

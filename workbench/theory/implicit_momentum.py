@@ -12,7 +12,7 @@ def implicit_momentum(num_workers: int) -> float:
     """Return 1 - 1/p, for asynchronous SGD in which each worker is equally likely to make the next update.
 
     Worker k holds parameters v_k. On average an update moves w by -eta times the gradient at the mean of all v_k, s.
-    Then v_k of that worker becomes w, so s <- (1 - 1/p) s + (1/p) w. Hence with a linear gradient, in expectation,
+    Then v_k of that worker becomes w, so s <- (1 - 1/p) s + (1/p) w. With a linear gradient, in expectation:
     w[t+1] - w[t] = (1 - 1/p) (w[t] - w[t-1]) - (eta / p) g(w[t]). Derived here; the idea is Mitliagkas et al. (2016),
     as recalled.
 
@@ -23,12 +23,12 @@ def implicit_momentum(num_workers: int) -> float:
         ConfigError: there are no workers.
     """
     if not isinstance(num_workers, int) or num_workers < 1:
-        raise ConfigError(f"num_workers={num_workers}: a whole number, 1 or more")
+        raise ConfigError(f"num_workers={num_workers}: give a whole number, 1 or more")
     return 1 - 1 / num_workers
 
 
 def quadratic_paths(staleness: ArrayLike, step: float) -> NDArray[np.float64]:
-    """Return parameters of SGD on the quadratic of curvature 1, update after update from 1, with recorded staleness.
+    """Return the parameter of SGD on w^2 / 2 after each update, from w = 1, with recorded staleness.
 
     Args:
         staleness: (R, T) of T updates in R repetitions; parameters before the first update are 1.
@@ -53,7 +53,7 @@ def fitted_momentum(paths: ArrayLike) -> tuple[float, float]:
     """
     mean = np.atleast_2d(np.asarray(paths, float)).mean(0)
     if len(mean) < 4:
-        raise ConfigError(f"a path of {len(mean) - 1} updates: momentum is fitted to three or more")
+        raise ConfigError(f"a path of {len(mean) - 1} updates: give three or more to fit a momentum")
     moves = np.diff(mean)
     found, *_ = np.linalg.lstsq(np.stack([moves[:-1], -mean[1:-1]], axis=1), moves[1:], rcond=None)
     return float(found[0]), float(found[1])

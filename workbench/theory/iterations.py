@@ -13,7 +13,7 @@ from workbench.errors import ConfigError
 
 
 class OrderStatistic(Protocol):
-    """The requirement for an arrival distribution (`arrivals.Arrival` is one)."""
+    """What is required of an arrival distribution (`arrivals.Arrival` is one)."""
 
     def expected_order_statistic(self, which: int, of: int) -> float:
         """Return the mean seconds until `which` of `of` have arrived."""
@@ -56,8 +56,7 @@ def fit_iterations(points: Iterable[tuple[float, float]]) -> Iterations:
     (14900, 411)
 
     Raises:
-        ConfigError: there are fewer than two numbers of workers, or the line falls below zero, which this form
-            cannot.
+        ConfigError: there are fewer than two numbers of workers, or the fitted I_inf or N_c is negative.
     """
     found = [(float(workers), float(count)) for workers, count in points]
     if len({workers for workers, _ in found}) < 2 or min((min(point) for point in found), default=0.0) <= 0:
@@ -124,8 +123,8 @@ def best_backups(
         arrival: the distribution of a gradient's seconds; any object with `expected_order_statistic`.
         overhead_s: overhead of a step that does not depend on N: gather, update, scatter.
 
-    Every step is drawn again for every worker. A simulated straggler is not cancelled and begins the next step late,
-    so simulated steps take a little longer than here.
+    Each worker draws a new time in each step. A simulated straggler is not cancelled and begins the next step late,
+    so simulated steps take a little longer than here (`backlog`).
 
     Paper: chen2016revisiting, section 3.1 (the rule); xu2020dynamic (chosen during training). Formula derived here.
 
@@ -140,7 +139,7 @@ def best_backups(
         ConfigError: there are no machines.
     """
     if not isinstance(total, int) or total < 1:
-        raise ConfigError(f"total={total}: the number of machines, N + b, 1 or more")
+        raise ConfigError(f"total={total}: give the number of machines, N + b, 1 or more")
     num_gradients = tuple(range(total, 0, -1))
     counts = tuple(float(iterations(number)) for number in num_gradients)
     steps = tuple(arrival.expected_order_statistic(number, total) + overhead_s for number in num_gradients)
@@ -165,8 +164,8 @@ def backups_repay(
     """Return whether N + b machines with b backups take fewer machine-seconds than machines without backups.
 
     Args:
-        extra: compare with N machines, so that backups are additional; otherwise with the same N + b, waiting for
-            all.
+        extra: compare with N machines, so that backups are additional; otherwise with N + b machines that wait for
+            all gradients.
 
     >>> from workbench.theory import ShiftedExponentialTime
     >>> iterations = Iterations(limit=14900, critical_workers=411)

@@ -139,8 +139,10 @@ def dear_s(
     begins when the bucket has arrived and is applied, and the layers before it are done. Backward follows, with the
     scatters on one lane as in `layerwise`.
 
-    Args: of each bucket, in the order of backward: seconds of forward, backward, reduce-scatter, all-gather and
-    update.
+    Args:
+        forward_s, backward_s: of each bucket, in the order of backward.
+        scatter_s, gather_s: of its reduce-scatter and of its all-gather.
+        update_s: of its update.
 
     Derived here. Paper: zhang2023dear (the algorithm).
 

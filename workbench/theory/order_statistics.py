@@ -105,7 +105,9 @@ def _tail(quantile: Quantile, above: int, scale: float) -> float:
 
 
 def exponential_order_statistic(shift_s: float, scale_s: float, which: int, of: int) -> float:
-    """Return shift + scale (H_m - H_(m-k)), the k-th of m times shift + Exp(1 / scale); H are the harmonic numbers.
+    """Return shift + scale (H_m - H_(m-k)): the k-th of m times, each shift + an exponential time of mean scale.
+
+    H_m is the m-th harmonic number.
 
     >>> [round(exponential_order_statistic(0.0, 1.0, which, 100), 2) for which in (100, 96)]
     [5.19, 3.1]

@@ -40,9 +40,9 @@ def stability_limit(delay: int, momentum: float = 0.0) -> float:
         ConfigError: the delay or the momentum is out of range.
     """
     if not isinstance(delay, int) or delay < 0:
-        raise ConfigError(f"delay={delay}: a whole number of updates, 0 or more")
+        raise ConfigError(f"delay={delay}: give a whole number of updates, 0 or more")
     if not 0 <= momentum < 1:
-        raise ConfigError(f"momentum={momentum}: 0 or more, and below 1")
+        raise ConfigError(f"momentum={momentum}: give a number from 0 to below 1")
     if delay == 0:
         return 2 * (1 + momentum)
     if delay == 1:

@@ -100,7 +100,7 @@ def delayed_s(compute_s: float, communication_s: float, wire_s: float, delay: in
     """
     _check(compute_s, communication_s)
     if not isinstance(delay, int) or delay < 0:
-        raise ConfigError(f"delay={delay}: a whole number of steps, 0 or more")
+        raise ConfigError(f"delay={delay}: give a whole number of steps, 0 or more")
     return max(compute_s, wire_s, communication_s / delay) if delay else compute_s + communication_s
 
 
@@ -131,4 +131,4 @@ def _check(compute_s: float, communication_s: float) -> None:
 
 def _check_whole(name: str, value: int) -> None:
     if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value}: a whole number, 1 or more")
+        raise ConfigError(f"{name}={value}: give a whole number, 1 or more")

@@ -4,7 +4,7 @@ A distribution answers two questions. `factors`: the factor of each worker's sec
 (seed, step). `finish_s`: when work ends that begins at a given time, for distributions that depend on the clock
 (`timed`). Several combine: factors multiply. If all workers are equal and steps independent, a distribution is
 `Independent` and has a `quantile` and a `mean`, from which order statistics follow. Factors multiply `Compute`'s
-seconds, whatever their mean is.
+seconds. They are not normalised to mean 1.
 """
 
 from __future__ import annotations

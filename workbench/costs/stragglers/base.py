@@ -80,4 +80,4 @@ def check_numbers(
         number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
         if not number or (above is not None and value <= above) or (least is not None and value < least):
             rule = f" above {above:g}" if above is not None else f", {least:g} or more" if least is not None else ""
-            raise ConfigError(f"{type(distribution).__name__}({name}={value!r}): a finite number{rule}")
+            raise ConfigError(f"{type(distribution).__name__}({name}={value!r}): give a finite number{rule}")

@@ -43,7 +43,7 @@ class Lognormal(Independent):
 
     def __post_init__(self) -> None:
         if not 0 <= self.sigma < float("inf"):
-            raise ConfigError(f"Lognormal(sigma={self.sigma}): a standard deviation of the logarithm, 0 or more")
+            raise ConfigError(f"Lognormal(sigma={self.sigma}): give a standard deviation of the logarithm, 0 or more")
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         normal = generator(seed, "lognormal", 0, step).standard_normal(num_workers)
@@ -162,7 +162,7 @@ class Empirical(Independent):
 
     @classmethod
     def from_seconds(cls, seconds: ArrayLike) -> Self:
-        """Make it from measured seconds over their median; any shape, NaN for missing values."""
+        """Make it from measured seconds divided by their median; any shape, NaN for missing values."""
         return cls(values=tuple(_over_median(seconds).ravel().tolist()))
 
     def quantile(self, level: ArrayLike) -> Array:
@@ -177,7 +177,7 @@ class Empirical(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmpiricalByRank(Stragglers):
-    """The same by rank: rank r draws from row r (rows repeat for more ranks), so different machines stay different."""
+    """`Empirical` by rank: rank r draws from row r (rows repeat for more ranks), so different machines stay different."""
 
     rows: tuple[tuple[float, ...], ...]
 
@@ -190,7 +190,7 @@ class EmpiricalByRank(Stragglers):
 
     @classmethod
     def from_seconds(cls, seconds: ArrayLike) -> Self:
-        """Make it from measured seconds (ranks, steps) over the median of all; NaN for missing values."""
+        """Make it from measured seconds (ranks, steps) divided by the median of all; NaN for missing values."""
         factors = _over_median(seconds)
         if factors.ndim != 2:
             raise ConfigError(

@@ -25,7 +25,8 @@ class SlowMachines(Stragglers):
 
     Attributes:
         factor_of: rank -> factor, as pairs or a dictionary.
-        share, factor: every other rank is slower by this factor with this probability; the seed decides.
+        share, factor: each rank that is not in `factor_of` is slower by `factor` with probability `share`; the seed
+            decides.
     """
 
     factor_of: tuple[tuple[int, float], ...] = ()
@@ -64,14 +65,14 @@ class SlowMachines(Stragglers):
         return found
 
 
-TIME_VARYING_TOLERANCE = 1e-8  # share of a step's logarithm from steps that are left out
+TIME_VARYING_TOLERANCE = 1e-8  # steps with less influence on a step's logarithm are left out
 BLOCK_STEPS = 256
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeVarying(Stragglers):
-    """A machine that is slow stays slow for a while: its logarithm is a stationary AR(1) process over steps.
+    """A machine that is slow stays slow for a while: the factor's logarithm is a stationary AR(1) process over steps.
 
     factor = exp(sigma x[t] - sigma^2 / 2),   x[t] = c x[t-1] + sqrt(1 - c^2) e[t],   e standard normal
 
@@ -161,7 +162,7 @@ class Windows(Stragglers):
         check_rule(
             self,
             all(begin < end < float("inf") for begin, end, _ in self.windows),
-            "a window ends, and after it begins",
+            "end_s of a window is finite, and after its begin_s",
         )
         check_rule(self, edges[-1] <= self.period_s, "the last window ends within period_s")
         check_rule(
@@ -218,8 +219,8 @@ class Failures(Stragglers):
     """Workers that fail and recover: up for an exponential time with this mean, then down for `repair_s`.
 
     A worker that fails during forward or backward loses that work and repeats it when it is up. A worker that is down
-    when work comes begins it when it is up. Earlier sums are kept, and messages are not lost: this models a
-    checkpoint at every step.
+    begins new work when it is up. Earlier sums are kept, and messages are not lost: this models a checkpoint at every
+    step.
 
     Attributes:
         mean_between_s: mean time that a worker is up, in virtual seconds.
@@ -248,7 +249,7 @@ class Failures(Stragglers):
         return np.array(found[: bisect_right(found, until_s) + 1])
 
     def _known(self, seed: int, rank: int, until_s: float) -> tuple[float, ...]:
-        """Return at least those times."""
+        """Return the times of `failures_s`, and possibly later ones."""
         num = FIRST_FAILURES
         while (found := _failures(seed, rank, self.mean_between_s, self.repair_s, num))[-1] <= until_s:
             num *= 2
@@ -271,7 +272,7 @@ class Failures(Stragglers):
             start_s = failures[number] + self.repair_s
             number += 1
         raise ConfigError(
-            f"{self}: work of {seconds:g} s is never done after {MOST_FAILURES} failures in a row: give a longer mean_between_s"
+            f"{self}: work of {seconds:g} s is not done after {MOST_FAILURES} failures in a row: give a longer mean_between_s"
         )
 
 
