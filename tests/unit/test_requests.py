@@ -12,6 +12,7 @@ from workbench.collectives import Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.ops import FREE, AllGather, AllReduce, Backward, Local, Program, ReduceScatter, Request, Send, Start
 from workbench.program import Context, lower
+from workbench.runtimes.execution import interpreter
 
 CTX = Context(0, 2)
 
@@ -32,6 +33,11 @@ def test_no_module_has_a_request_of_its_own() -> None:
             importlib.import_module(module.name)
     ours = {kind.__module__ for kind in Request.__subclasses__() if kind.__module__.startswith("workbench.")}
     assert ours == {ops.__name__}
+
+
+def test_one_table_answers_every_request_on_real_ranks() -> None:
+    everything = {kind for kind in Request.__subclasses__() if kind.__module__ == ops.__name__}
+    assert set(interpreter.HANDLERS) == everything - {ops.EndStep}
 
 
 @pytest.mark.parametrize("kind", [AllReduce, ReduceScatter, AllGather])

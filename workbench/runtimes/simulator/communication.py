@@ -15,7 +15,7 @@ from workbench.collectives import flat_of, native_bytes
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
 from workbench.ops import Message, PeerLeft, Ticket
-from workbench.runtimes.execution.endpoint import bucket_of, not_lowered, size_of
+from workbench.runtimes.execution.endpoint import bucket_of, check_lowered, size_of
 from workbench.runtimes.simulator.comm_schedule import CommSchedule, SchedulePlayer
 from workbench.runtimes.simulator.fabric import LEFT
 from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess, complete
@@ -120,7 +120,7 @@ def all_reduce(
     channel: str | None = None,
 ) -> Any:
     """Sum over all ranks."""
-    _check_lowered(request)
+    check_lowered(request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.all_reduce_s(size, p)
     name = f"{channel or process.channel} all-reduce"
@@ -130,7 +130,7 @@ def all_reduce(
 
 def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.ReduceScatter) -> Any:
     """Sum over all ranks. Each rank gets its own block."""
-    _check_lowered(request)
+    check_lowered(request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.reduce_scatter_s(size, p)
     _join(
@@ -147,7 +147,7 @@ def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.Reduce
 
 def all_gather(cluster: SimCluster, process: SimProcess, request: ops.AllGather) -> Any:
     """Give every rank each rank's block."""
-    _check_lowered(request)
+    check_lowered(request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.all_gather_s(size, p)
     _join(
@@ -160,11 +160,6 @@ def all_gather(cluster: SimCluster, process: SimProcess, request: ops.AllGather)
         _gather_blocks,
     )
     return PENDING
-
-
-def _check_lowered(request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> None:
-    if request.collective is not None:
-        raise not_lowered(request)
 
 
 def broadcast(cluster: SimCluster, process: SimProcess, request: ops.Broadcast) -> Any:
