@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from workbench.errors import ConfigError
 from workbench.ops import FREE, AllGather, AllReduce, Backward, Local, Program, ReduceScatter, Request, Send, Start
 from workbench.program import Context, lower
 from workbench.runtimes.execution import interpreter
+from workbench.runtimes.simulator import simulation
 
 CTX = Context(0, 2)
 
@@ -35,9 +37,10 @@ def test_no_module_has_a_request_of_its_own() -> None:
     assert ours == {ops.__name__}
 
 
-def test_one_table_answers_every_request_on_real_ranks() -> None:
+@pytest.mark.parametrize("handlers", [interpreter.HANDLERS, simulation.HANDLERS], ids=["real ranks", "simulator"])
+def test_one_table_answers_every_request(handlers: Mapping[type, object]) -> None:
     everything = {kind for kind in Request.__subclasses__() if kind.__module__ == ops.__name__}
-    assert set(interpreter.HANDLERS) == everything - {ops.EndStep}
+    assert set(handlers) == everything - {ops.EndStep}
 
 
 @pytest.mark.parametrize("kind", [AllReduce, ReduceScatter, AllGather])

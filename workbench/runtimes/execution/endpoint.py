@@ -122,7 +122,8 @@ class Endpoint:
 
     def all_reduce(self, request: ops.AllReduce) -> ops.Value:
         """Sum over all ranks, by the library."""
-        check_lowered(request)
+        if request.collective is not None:
+            raise not_lowered(request)
         clock, value = self._clock, request.value
         begin = clock.now()
         self._transport.all_reduce(flat_of(value), self._deadline("the all-reduce", clock.step))
@@ -130,7 +131,8 @@ class Endpoint:
 
     def reduce_scatter(self, request: ops.ReduceScatter) -> ops.Value:
         """Sum over all ranks, each rank its own block."""
-        check_lowered(request)
+        if request.collective is not None:
+            raise not_lowered(request)
         begin = self._clock.now()
         deadline = self._deadline("the reduce-scatter", self._clock.step)
         self._transport.reduce_scatter(flat_of(request.value), deadline)
@@ -138,7 +140,8 @@ class Endpoint:
 
     def all_gather(self, request: ops.AllGather) -> ops.Value:
         """Give every rank each rank's own block."""
-        check_lowered(request)
+        if request.collective is not None:
+            raise not_lowered(request)
         begin = self._clock.now()
         deadline = self._deadline("the all-gather", self._clock.step)
         self._transport.all_gather(flat_of(request.value), deadline)
@@ -175,7 +178,8 @@ class Endpoint:
         if isinstance(request, ops.Send | ops.Recv):
             return self.start_message(request)
         if isinstance(request, ops.AllReduce):
-            check_lowered(request)
+            if request.collective is not None:
+                raise not_lowered(request)
             handle = self._transport.start_all_reduce(flat_of(request.value), always=always)
             return None if handle is None else Ticket(0, request, handle)
         return None
@@ -285,12 +289,11 @@ def not_answered(request: Request) -> TypeError:
     return TypeError(f"{type(request).__name__} is not a request that can be answered here")
 
 
-def check_lowered(request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> None:
-    """Raise `TypeError` if a sum names a collective, which the library cannot take."""
-    if request.collective is not None:
-        raise TypeError(
-            f"{type(request).__name__} names {request.collective}, which a runtime replaces by messages first: use program.lower"
-        )
+def not_lowered(request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> TypeError:
+    """Return the error for a sum that names a collective, which the library cannot take."""
+    return TypeError(
+        f"{type(request).__name__} names {request.collective}, which a runtime replaces by messages first: use program.lower"
+    )
 
 
 def bucket_of(value: Any) -> int:

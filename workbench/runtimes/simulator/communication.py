@@ -15,7 +15,7 @@ from workbench.collectives import flat_of, native_bytes
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
 from workbench.ops import Message, PeerLeft, Ticket
-from workbench.runtimes.execution.endpoint import bucket_of, check_lowered, size_of
+from workbench.runtimes.execution.endpoint import bucket_of, not_lowered, size_of
 from workbench.runtimes.simulator.comm_schedule import CommSchedule, SchedulePlayer
 from workbench.runtimes.simulator.fabric import LEFT
 from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess, complete
@@ -104,14 +104,6 @@ def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigEr
 # -- collectives -----------------------------------------------------------------------------------------------
 
 
-def play(_: SimCluster, process: SimProcess, schedule: CommSchedule) -> Any:
-    """Send and receive the messages of a collective with a known schedule."""
-    player = SchedulePlayer(process, schedule, process.resume)
-    process.pending = player
-    player.go()
-    return PENDING
-
-
 def all_reduce(
     cluster: SimCluster,
     process: SimProcess,
@@ -120,7 +112,8 @@ def all_reduce(
     channel: str | None = None,
 ) -> Any:
     """Sum over all ranks."""
-    check_lowered(request)
+    if request.collective is not None:
+        return _play(process, request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.all_reduce_s(size, p)
     name = f"{channel or process.channel} all-reduce"
@@ -130,7 +123,8 @@ def all_reduce(
 
 def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.ReduceScatter) -> Any:
     """Sum over all ranks. Each rank gets its own block."""
-    check_lowered(request)
+    if request.collective is not None:
+        return _play(process, request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.reduce_scatter_s(size, p)
     _join(
@@ -147,7 +141,8 @@ def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.Reduce
 
 def all_gather(cluster: SimCluster, process: SimProcess, request: ops.AllGather) -> Any:
     """Give every rank each rank's block."""
-    check_lowered(request)
+    if request.collective is not None:
+        return _play(process, request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.all_gather_s(size, p)
     _join(
@@ -159,6 +154,17 @@ def all_gather(cluster: SimCluster, process: SimProcess, request: ops.AllGather)
         native_bytes(p, size) / 2,
         _gather_blocks,
     )
+    return PENDING
+
+
+def _play(process: SimProcess, request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> Any:
+    """Send and receive the messages of a collective with a known schedule."""
+    schedule: object = request.collective
+    if not isinstance(schedule, CommSchedule):
+        raise not_lowered(request)
+    player = SchedulePlayer(process, schedule, request.value)
+    process.pending = player
+    player.go()
     return PENDING
 
 
