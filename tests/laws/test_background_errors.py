@@ -16,7 +16,7 @@ from tests.laws.train import COMPUTE, NETWORK, make_job, run_job, run_on_ranks
 from workbench import ops
 from workbench.errors import ConfigError, PeerFailed
 from workbench.ops import FREE, Program, Start
-from workbench.program import Algorithm, Card, Context
+from workbench.program import Algorithm, Card, Context, perform
 from workbench.replica.backward import Micro
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.interpreter import Interpreter
@@ -287,3 +287,40 @@ def test_a_message_of_another_size_is_an_error_of_its_receive() -> None:
     with pytest.raises(ConfigError, match="expected 4 elements"):
         simulate(begin, 2)
     assert log == ["computed"]
+
+
+@both
+@pytest.mark.parametrize("inside", [False, True], ids=["the sum", "a sub-program"])
+def test_a_sum_of_different_sizes_is_an_error_of_its_work(run: Callable[..., None], inside: bool) -> None:
+    log: list[str] = []
+
+    def begin(ctx: Context) -> Program:
+        total = ops.AllReduce(torch.zeros(3 + ctx.rank))
+        ticket = yield Start(perform(total) if inside else total)
+        for _ in range(2):
+            gradient = yield ops.Backward(0)
+            yield ops.Discard(gradient)
+        log.append("computed")
+        yield ops.Wait(ticket)
+        log.append("continued")
+
+    with pytest.raises((ConfigError, RuntimeError), match=r"size|elements"):
+        run(begin, 2)
+    assert set(log) == {"computed"}
+
+
+COLLECTIVES: list[Callable[[Tensor], ops.Request]] = [ops.AllReduce, ops.ReduceScatter, ops.AllGather, ops.Broadcast]
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+@pytest.mark.parametrize(
+    "values", [(torch.zeros(4), torch.zeros(5)), (torch.zeros(4), torch.zeros(4).long())], ids=["size", "dtype"]
+)
+def test_values_of_a_collective_have_one_size_and_one_type(
+    kind: Callable[[Tensor], ops.Request], values: tuple[Tensor, Tensor]
+) -> None:
+    def begin(ctx: Context) -> Program:
+        yield kind(values[ctx.rank])
+
+    with pytest.raises(ConfigError, match=r"rank 0 has 4 elements of torch\.float32, rank 1 has"):
+        simulate(begin, 2)

@@ -384,9 +384,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "diloco-fragment-turn",
-        "algorithms/streaming_diloco.py",
-        "number * self.every // len(fragments)",
-        "number * self.every // (len(fragments) + 1)",
+        "algorithms/outer_optimizer.py",
+        "fragment * every // num_fragments",
+        "fragment * every // (num_fragments + 1)",
         "fragments take their turns too early",
         DILOCO,
     ),
@@ -420,14 +420,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "                yield from self._finish_turn(fragment)\n        differ",
         "                yield Wait(fragment.summing)\n        differ",
         "the end does not take the outer steps in flight",
-        DILOCO,
-    ),
-    _M(
-        "eager-fragment-turn",
-        "algorithms/eager_diloco.py",
-        "number * self.every // len(fragments)",
-        "number * self.every // (len(fragments) + 1)",
-        "fragments take their turns too early",
         DILOCO,
     ),
     _M(
@@ -689,7 +681,7 @@ MUTANTS: tuple[Mutant, ...] = (
         CONSERVATION,
     ),
     _M(
-        "master-weight",
+        "server-copy-weight",
         "replica/server_copy.py",
         "if tail[WEIGHT] > 0:\n                flat.div_(tail[WEIGHT])",
         "if tail[WEIGHT] > 0:\n                flat.div_(1.0)",
@@ -1215,7 +1207,7 @@ MUTANTS: tuple[Mutant, ...] = (
         REPLICA,
     ),
     _M(
-        "master-of-replica",
+        "server-copy-of-replica",
         "replica/replica.py",
         "return self.server_copy.pack(bucket)",
         "return pack(self._parameters, self.layout, bucket, self.control_out, self.server_copy.updates[bucket or 0])",
@@ -1247,7 +1239,7 @@ MUTANTS: tuple[Mutant, ...] = (
         REPLICA,
     ),
     _M(
-        "master-average-early",
+        "server-copy-average-early",
         "replica/server_copy.py",
         "        if self.average is not None:\n            self.average.update()",
         "        if self.average is not None and staleness:\n            self.average.update()",

@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from workbench.collectives import Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.ops import FREE, AllGather, AllReduce, Backward, Local, Program, ReduceScatter, Request, Send, Start
 from workbench.program import Context, lower
+from workbench.runtimes.execution import interpreter
+from workbench.runtimes.simulator import simulation
 
 CTX = Context(0, 2)
 
@@ -32,6 +35,12 @@ def test_no_module_has_a_request_of_its_own() -> None:
             importlib.import_module(module.name)
     ours = {kind.__module__ for kind in Request.__subclasses__() if kind.__module__.startswith("workbench.")}
     assert ours == {ops.__name__}
+
+
+@pytest.mark.parametrize("handlers", [interpreter.HANDLERS, simulation.HANDLERS], ids=["real ranks", "simulator"])
+def test_one_table_answers_every_request(handlers: Mapping[type, object]) -> None:
+    everything = {kind for kind in Request.__subclasses__() if kind.__module__ == ops.__name__}
+    assert set(handlers) == everything - {ops.EndStep}
 
 
 @pytest.mark.parametrize("kind", [AllReduce, ReduceScatter, AllGather])

@@ -8,7 +8,16 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from workbench.algorithms.outer_optimizer import OuterAlgorithm, OuterOptimizer, average, check_whole, sum_flat
+from workbench.algorithms.outer_optimizer import (
+    Fragment,
+    FragmentState,
+    OuterAlgorithm,
+    OuterOptimizer,
+    average,
+    check_whole,
+    has_turn,
+    sum_flat,
+)
 from workbench.collectives import Collective, Native
 from workbench.gradients import CONTROL
 from workbench.ops import (
@@ -18,8 +27,6 @@ from workbench.ops import (
     PackParameters,
     Program,
     Start,
-    State,
-    Ticket,
     UnpackParameters,
     Wait,
 )
@@ -28,13 +35,10 @@ from workbench.program import Buckets, Card, Context, Replicas, Requirements
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagerState(State):
-    """The state of each fragment; `summing` is None before its first turn."""
+class EagerState(FragmentState):
+    """The state of each fragment."""
 
-    anchors: tuple[Tensor, ...]
-    momenta: tuple[Tensor, ...]
     own: tuple[Tensor, ...]
-    summing: tuple[Ticket | None, ...]
 
 
 @final
@@ -91,9 +95,9 @@ class EagerDiLoCo(OuterAlgorithm):
             yield Apply((yield Backward(step)), local=True)
             num_done = step + 1
             for number, fragment in enumerate(fragments):
-                if num_done % self.every == number * self.every // len(fragments):
+                if has_turn(number, len(fragments), self.every, num_done):
                     yield from self._take_turn(ctx, fragment, step)
-            yield EndStep(step, state=_state_of(fragments))
+            yield EndStep(step, state=EagerState.of(fragments, own=tuple(fragment.own for fragment in fragments)))
         for fragment in fragments:
             if fragment.summing is not None:
                 yield from self._take_last_turn(fragment)
@@ -131,25 +135,16 @@ class EagerDiLoCo(OuterAlgorithm):
         outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx)
         resumed: EagerState | None = ctx.resumed
         if resumed is None:
-            return [_Fragment(outer, torch.zeros_like(outer.anchor)) for outer in outers]
+            return [_Fragment(outer=outer, own=torch.zeros_like(outer.anchor)) for outer in outers]
         known = zip(outers, resumed.own, resumed.summing, strict=True)
-        return [_Fragment(outer, own.clone(), outer.load_sum(summing)) for outer, own, summing in known]
+        return [
+            _Fragment(outer=outer, summing=outer.load_sum(summing), own=own.clone()) for outer, own, summing in known
+        ]
 
 
 @final
-@dataclass(slots=True)
-class _Fragment:
-    """A bucket of the parameters between two steps."""
+@dataclass(slots=True, kw_only=True)
+class _Fragment(Fragment):
+    """A fragment with D_i / p of the turn before."""
 
-    outer: OuterOptimizer
-    own: Tensor  # D_i / p of the turn before
-    summing: Ticket | None = None
-
-
-def _state_of(fragments: list[_Fragment]) -> EagerState:
-    return EagerState(
-        anchors=tuple(fragment.outer.anchor for fragment in fragments),
-        momenta=tuple(fragment.outer.momentum for fragment in fragments),
-        own=tuple(fragment.own for fragment in fragments),
-        summing=tuple(fragment.summing for fragment in fragments),
-    )
+    own: Tensor

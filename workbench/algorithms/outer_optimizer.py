@@ -7,6 +7,7 @@ a - w_i over the ranks. The ranks continue from the new anchor.
 from __future__ import annotations
 
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self, final
@@ -18,7 +19,7 @@ from workbench.collectives import Collective, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
-from workbench.ops import AllReduce, PackParameters, Program, Ticket, UnpackParameters
+from workbench.ops import AllReduce, PackParameters, Program, State, Ticket, UnpackParameters
 from workbench.program import Context, Elasticity
 
 CLASS_OF = MappingProxyType(
@@ -158,6 +159,42 @@ class OuterOptimizer:
         total = ticket.value.clone()
         self.tail(total)[CONTROL] = 0.0
         return Ticket.completed(total)
+
+
+@dataclass(slots=True, kw_only=True)
+class Fragment:
+    """A bucket of the parameters between two steps, and its sum in flight (None: there is none)."""
+
+    outer: OuterOptimizer
+    summing: Ticket | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FragmentState(State):
+    """The state of each fragment."""
+
+    anchors: tuple[Tensor, ...]
+    momenta: tuple[Tensor, ...]
+    summing: tuple[Ticket | None, ...]
+
+    @classmethod
+    def of(cls, fragments: Sequence[Fragment], **more: Any) -> Self:
+        """The state of these fragments. `more` are the fields of the subclass."""
+        return cls(
+            anchors=tuple(fragment.outer.anchor for fragment in fragments),
+            momenta=tuple(fragment.outer.momentum for fragment in fragments),
+            summing=tuple(fragment.summing for fragment in fragments),
+            **more,
+        )
+
+
+def has_turn(fragment: int, num_fragments: int, every: int, num_done: int) -> bool:
+    """Return True if a fragment has its turn after that many steps: t mod H = floor(f H / P).
+
+    >>> [[f for f in range(3) if has_turn(f, 3, 6, num_done)] for num_done in range(1, 7)]
+    [[], [1], [], [2], [], [0]]
+    """
+    return num_done % every == fragment * every // num_fragments
 
 
 def sum_flat(value: Gradient, collective: Collective) -> Program:

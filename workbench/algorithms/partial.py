@@ -194,7 +194,7 @@ class PartialAllReduce(CollectiveAlgorithm):
             yield Recv(0, like=token, tag=GO)
             mine = [shared.waiting.popleft() for _ in range(len(shared.waiting))]
             merged = _merged(ctx, mine, number)
-            if mine:
+            if mine:  # in every run: a program does not know whether its run continues without a rank that leaves
                 shared.keep(number, merged)
             total = yield AllReduce(merged, self.collective)
             shared.done.append(_Round(total, tuple((ctx.rank, one.version) for one in mine), mine[1:]))

@@ -7,22 +7,28 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from workbench.algorithms.outer_optimizer import OuterAlgorithm, OuterOptimizer, average, check_whole, sum_flat
+from workbench.algorithms.outer_optimizer import (
+    Fragment,
+    FragmentState,
+    OuterAlgorithm,
+    OuterOptimizer,
+    average,
+    check_whole,
+    has_turn,
+    sum_flat,
+)
 from workbench.collectives import Collective, Native
 from workbench.errors import ConfigError
-from workbench.ops import Apply, Backward, EndStep, Program, Start, State, Ticket, Wait
+from workbench.ops import Apply, Backward, EndStep, Program, Start, Wait
 from workbench.program import Buckets, Card, Context, Replicas, Requirements
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamingState(State):
-    """The state of each fragment; `summing` is None if no sum is in flight."""
+class StreamingState(FragmentState):
+    """The state of each fragment."""
 
-    anchors: tuple[Tensor, ...]
-    momenta: tuple[Tensor, ...]
     due: tuple[int, ...]
-    summing: tuple[Ticket | None, ...]
 
 
 @final
@@ -91,9 +97,9 @@ class StreamingDiLoCo(OuterAlgorithm):
                 if fragment.summing is not None and num_done >= fragment.due:
                     yield from self._finish_turn(fragment)
             for number, fragment in enumerate(fragments):
-                if num_done % self.every == number * self.every // len(fragments):
+                if has_turn(number, len(fragments), self.every, num_done):
                     yield from self._begin_turn(fragment, step)
-            yield EndStep(step, state=_state_of(fragments))
+            yield EndStep(step, state=StreamingState.of(fragments, due=tuple(fragment.due for fragment in fragments)))
         for fragment in fragments:
             if fragment.summing is not None:
                 yield from self._finish_turn(fragment)
@@ -126,25 +132,14 @@ class StreamingDiLoCo(OuterAlgorithm):
         outers: list[OuterOptimizer] = yield from OuterOptimizer.begin_each(self, ctx)
         resumed: StreamingState | None = ctx.resumed
         if resumed is None:
-            return [_Fragment(outer) for outer in outers]
+            return [_Fragment(outer=outer) for outer in outers]
         known = zip(outers, resumed.due, resumed.summing, strict=True)
-        return [_Fragment(outer, due, outer.load_sum(summing)) for outer, due, summing in known]
+        return [_Fragment(outer=outer, summing=outer.load_sum(summing), due=due) for outer, due, summing in known]
 
 
 @final
-@dataclass(slots=True)
-class _Fragment:
-    """A bucket of the parameters between two steps."""
+@dataclass(slots=True, kw_only=True)
+class _Fragment(Fragment):
+    """A fragment with the number of steps after which its sum in flight is used."""
 
-    outer: OuterOptimizer
-    due: int = 0  # number of steps after which the sum in flight is used
-    summing: Ticket | None = None
-
-
-def _state_of(fragments: list[_Fragment]) -> StreamingState:
-    return StreamingState(
-        anchors=tuple(fragment.outer.anchor for fragment in fragments),
-        momenta=tuple(fragment.outer.momentum for fragment in fragments),
-        due=tuple(fragment.due for fragment in fragments),
-        summing=tuple(fragment.summing for fragment in fragments),
-    )
+    due: int = 0

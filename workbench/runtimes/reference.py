@@ -232,13 +232,18 @@ class ReferenceRuntime:
             self.processes.remove(process)
             if process.ticket is not None:
                 self._finish(process.ticket, stop.value, process.now)
-        except Exception as error:
-            if process.ticket is None:
-                raise
-            self.processes.remove(process)
-            self.errors.append(error)
-            process.ticket.error = error
-            self._finish(process.ticket, None, process.now)
+        except Exception as error:  # noqa: BLE001 - raised again, here or at `Wait`
+            self._fail(process, error, process.now)
+
+    def _fail(self, process: Process, error: Exception, now: float) -> None:
+        """End a program with an error. That of background work is raised at `Wait`."""
+        if process.ticket is None:
+            raise error
+        process.program.close()
+        self.processes.remove(process)
+        self.errors.append(error)
+        process.ticket.error = error
+        self._finish(process.ticket, None, now)
 
     def _finish(self, ticket: Ticket, value: Any, now: float) -> None:
         ticket.done = True
@@ -449,9 +454,14 @@ class ReferenceRuntime:
             if len(arrived) == len(self.ranks):
                 del self.joins[key]
                 at = max(now for _, _, now in arrived.values()) + self.costs.collective
-                _combine([arrived[rank][1] for rank in range(len(self.ranks))])
-                for process, request, _ in arrived.values():
-                    self._arrive(process, getattr(request, "value", None), at)
+                try:
+                    _combine([arrived[rank][1] for rank in range(len(self.ranks))])
+                except Exception as error:  # noqa: BLE001 - raised where each rank waits
+                    for process, _, _ in arrived.values():
+                        self._fail(process, error, at)
+                else:
+                    for process, request, _ in arrived.values():
+                        self._arrive(process, getattr(request, "value", None), at)
 
     def _arrive(self, receiver: Process | Ticket, answer: Any, at: float) -> None:
         if isinstance(receiver, Ticket):

@@ -1,4 +1,4 @@
-"""One program's endpoint of the communication library: answers requests, and records their bytes and spans."""
+"""One program's endpoint of the communication library: performs requests, and records their bytes and spans."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class RankClock:
 
 @final
 class Endpoint:
-    """Answers the communication requests of one program: the foreground's, or one that was started.
+    """Performs the communication of one program: the foreground's, or one that was started.
 
     Args:
         mailbox: the rank's, shared by all its programs.
@@ -118,31 +118,57 @@ class Endpoint:
         """Prepare the calling thread. Each background thread calls it first."""
         self._transport.enter_thread()
 
-    def perform(self, request: Request) -> Any:
-        """Answer a communication request on the calling thread, and wait until it is complete."""
-        transport, clock = self._transport, self._clock
+    # Each of these answers its request on the calling thread, when it is complete.
+
+    def all_reduce(self, request: ops.AllReduce) -> ops.Value:
+        """Sum over all ranks, by the library."""
+        if request.collective is not None:
+            raise not_lowered(request)
+        clock, value = self._clock, request.value
         begin = clock.now()
-        if type(request) is ops.AllReduce and request.collective is None:  # first, because it is the most frequent one
-            transport.all_reduce(flat_of(request.value), self._deadline("the all-reduce", clock.step))
-            return self._book_sum(request.value, begin, clock.now())
-        match request:
-            case ops.ReduceScatter(value, None):
-                transport.reduce_scatter(flat_of(value), self._deadline("the reduce-scatter", clock.step))
-            case ops.AllGather(value, None):
-                transport.all_gather(flat_of(value), self._deadline("the all-gather", clock.step))
-            case ops.Local(kind, num_bytes, action):
-                answer = action()
-                clock.recorder.span(kind, self._lane, begin, clock.now(), clock.step, -1, num_bytes)
-                return answer
-            case ops.Broadcast(value, root):
-                transport.broadcast(flat_of(value), root, self._deadline(f"the broadcast from rank {root}"))
-            case ops.Barrier():
-                transport.barrier(self._deadline("the barrier"))
-            case ops.Send() | ops.Recv():
-                return self.finish(self._start_point(request))
-            case _:
-                raise not_lowered(request)
-        return self._book(request, begin, clock.now())
+        self._transport.all_reduce(flat_of(value), self._deadline("the all-reduce", clock.step))
+        return self._book_sum(value, begin, clock.now())
+
+    def reduce_scatter(self, request: ops.ReduceScatter) -> ops.Value:
+        """Sum over all ranks, each rank its own block."""
+        if request.collective is not None:
+            raise not_lowered(request)
+        begin = self._clock.now()
+        deadline = self._deadline("the reduce-scatter", self._clock.step)
+        self._transport.reduce_scatter(flat_of(request.value), deadline)
+        return self._book_half("reduce_scatter", request.value, begin)
+
+    def all_gather(self, request: ops.AllGather) -> ops.Value:
+        """Give every rank each rank's own block."""
+        if request.collective is not None:
+            raise not_lowered(request)
+        begin = self._clock.now()
+        deadline = self._deadline("the all-gather", self._clock.step)
+        self._transport.all_gather(flat_of(request.value), deadline)
+        return self._book_half("all_gather", request.value, begin)
+
+    def broadcast(self, request: ops.Broadcast) -> ops.Value:
+        """Replace every rank's value by the root's."""
+        value, root = request.value, request.root
+        begin = self._clock.now()
+        self._transport.broadcast(flat_of(value), root, self._deadline(f"the broadcast from rank {root}"))
+        num_bytes = size_of(value) if self._transport.rank == root else 0
+        self._sent("broadcast", begin, self._clock.now(), value, num_bytes)
+        return value
+
+    def barrier(self, _: ops.Barrier) -> None:
+        """Wait for all ranks."""
+        begin = self._clock.now()
+        self._transport.barrier(self._deadline("the barrier"))
+        self._clock.recorder.span("barrier", self._lane, begin, self._clock.now(), self._clock.step)
+
+    def local(self, request: ops.Local) -> Any:
+        """Encode, decode or sum."""
+        clock = self._clock
+        begin = clock.now()
+        answer = request.action()
+        clock.recorder.span(request.kind, self._lane, begin, clock.now(), clock.step, -1, request.num_bytes)
+        return answer
 
     def _deadline(self, what: str, step: int | None = None) -> Deadline:
         return self._clock.deadline(what, self._spins, step)
@@ -150,7 +176,7 @@ class Endpoint:
     def start(self, request: Request, *, always: bool = False) -> Ticket | None:
         """Start it in the library's background; None if it needs a lane's thread."""
         if isinstance(request, ops.Send | ops.Recv):
-            return self._start_point(request)
+            return self.start_message(request)
         if isinstance(request, ops.AllReduce):
             if request.collective is not None:
                 raise not_lowered(request)
@@ -158,7 +184,8 @@ class Endpoint:
             return None if handle is None else Ticket(0, request, handle)
         return None
 
-    def _start_point(self, request: ops.Send | ops.Recv) -> Ticket:
+    def start_message(self, request: ops.Send | ops.Recv) -> Ticket:
+        """Start to send or to receive a message."""
         tag = self.tags + request.tag
         if isinstance(request, ops.Send):
             flat = flat_of(request.value)
@@ -221,19 +248,12 @@ class Endpoint:
     def _book(
         self, request: Any, begin: float, end: float, received: Any = None, source: int = -1, stamp: int = 0
     ) -> Any:
-        """Record what a request did, and return its answer."""
+        """Record what a started request did, and return its answer."""
         match request:
             case ops.AllReduce(value):
                 if isinstance(value, Gradient):
                     value.ready = self._transport.streams.completed_event()  # the host has waited for it
                 return self._book_sum(value, begin, end)
-            case ops.ReduceScatter(value) | ops.AllGather(value):
-                kind = "reduce_scatter" if isinstance(request, ops.ReduceScatter) else "all_gather"
-                self._sent(kind, begin, end, value, native_bytes(self._transport.num_workers, size_of(value)) / 2)
-                return value
-            case ops.Broadcast(value, root):
-                self._sent("broadcast", begin, end, value, size_of(value) if self._transport.rank == root else 0)
-                return value
             case ops.Send(to, value):
                 num_bytes = (
                     0 if to == self._transport.rank else size_of(value) + (0 if request.stamp is None else STAMP_BYTES)
@@ -245,11 +265,15 @@ class Endpoint:
                 self._clock.recorder.span("recv", self._lane, begin, end, self._clock.step, -1, num_bytes, source)
                 return Message(source, without_header(received, like.dtype) if request.stamped else received, stamp)
             case _:
-                self._clock.recorder.span("barrier", self._lane, begin, end, self._clock.step)
-                return None
+                raise AssertionError(f"{type(request).__name__} is not started by the library")
 
     def _book_sum(self, value: ops.Value, begin: float, end: float) -> ops.Value:
         self._sent("all_reduce", begin, end, value, native_bytes(self._transport.num_workers, size_of(value)))
+        return value
+
+    def _book_half(self, kind: str, value: ops.Value, begin: float) -> ops.Value:
+        num_bytes = native_bytes(self._transport.num_workers, size_of(value)) / 2
+        self._sent(kind, begin, self._clock.now(), value, num_bytes)
         return value
 
     def _sent(self, kind: str, begin: float, end: float, value: ops.Value, num_bytes: float, peer: int = -1) -> None:
@@ -260,13 +284,15 @@ class Endpoint:
         self._clock.recorder.span(kind, self._lane, begin, end, step, bucket, int(num_bytes), peer)
 
 
-def not_lowered(request: Request) -> TypeError:
-    """Return the error for a request that the transport cannot answer."""
-    collective = getattr(request, "collective", None)
-    if collective is None:
-        return TypeError(f"{type(request).__name__} is not a request that can be answered here")
+def not_answered(request: Request) -> TypeError:
+    """Return the error for a request that the program may not make."""
+    return TypeError(f"{type(request).__name__} is not a request that can be answered here")
+
+
+def not_lowered(request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> TypeError:
+    """Return the error for a sum that names a collective, which the library cannot take."""
     return TypeError(
-        f"{type(request).__name__} names {collective}, which a runtime replaces by messages first: use program.lower"
+        f"{type(request).__name__} names {request.collective}, which a runtime replaces by messages first: use program.lower"
     )
 
 

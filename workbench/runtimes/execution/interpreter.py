@@ -1,6 +1,8 @@
 """Run one rank's program on a real communication library: answer requests, keep time, count bytes, write the trace.
 
-Foreground requests run on the calling thread. `progress` runs what a program starts in the background.
+`HANDLERS` names what each request does. It is one table, for the rank's own program and for the programs that this one
+starts. They differ in how they wait: the rank's own program blocks the calling thread (`Interpreter`), and `progress`
+polls the others (`tasks.Task`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from workbench.ops import Program, Request, State, Ticket
 from workbench.program import Context, leaves
 from workbench.replica.backward import Hooks, Micro
 from workbench.replica.replica import Replica
-from workbench.runtimes.execution.endpoint import Endpoint, RankClock, bucket_of
+from workbench.runtimes.execution.caller import COMMUNICATION, Caller, Handler
+from workbench.runtimes.execution.endpoint import Endpoint, RankClock, bucket_of, not_answered
 from workbench.runtimes.execution.progress import ProgressEngine
 from workbench.runtimes.execution.tasks import TaskHandle
 from workbench.runtimes.liveness.failure_detector import FailureDetector
@@ -26,14 +29,9 @@ from workbench.runtimes.transport.base import Transport
 from workbench.runtimes.transport.mailbox import Mailbox, flush
 from workbench.trace.recorder import Recorder
 
-# Requests that are final classes, looked up and not matched one after the other: a request should cost microseconds.
-COMMUNICATION = frozenset(
-    {ops.Send, ops.Recv, ops.AllReduce, ops.ReduceScatter, ops.AllGather, ops.Broadcast, ops.Barrier}
-)
-
 
 @final
-class Interpreter:
+class Interpreter(Caller):
     """Runs one rank's program, its lanes and its clock.
 
     Args:
@@ -65,14 +63,16 @@ class Interpreter:
         self.on_update: Callable[[ops.Apply, float], None] | None = None
         self._minibatch = minibatch
         self._mailbox = Mailbox(transport)
-        self._here = Endpoint(transport, self.clock, self._mailbox)
+        self.endpoint = Endpoint(transport, self.clock, self._mailbox)
         self._progress = progress
         self._background = self._in_background()
         self._num_waits = 0
         self._thread = threading.get_ident()  # the one that runs the program
 
     def _in_background(self) -> ProgressEngine:
-        return ProgressEngine(self.transport, self.clock, self._mailbox, self._here, self._own, progress=self._progress)
+        return ProgressEngine(
+            self.transport, self.clock, self._mailbox, self.endpoint, self.answer, progress=self._progress
+        )
 
     def reset_transport(self) -> None:
         """Continue with other ranks on the transport.
@@ -82,7 +82,7 @@ class Interpreter:
         self._background.close()
         self.clock.failure = None
         self._mailbox = Mailbox(self.transport)
-        self._here = Endpoint(self.transport, self.clock, self._mailbox)
+        self.endpoint = Endpoint(self.transport, self.clock, self._mailbox)
         self._background = self._in_background()
 
     def continue_from_state(self, state: State | None) -> None:
@@ -105,64 +105,84 @@ class Interpreter:
                 return None
             if isinstance(request, ops.EndStep):
                 return request
-            answer = self._answer(request)
+            answer = self.answer(request)
 
-    def _answer(self, request: Request) -> Any:
-        if self._background.ticks:
-            self._background.tick()
-        if type(request) in COMMUNICATION:
-            begin = self.clock.now()
-            value = self._here.perform(request)
-            self._waited(begin)
-            return value
-        match request:
-            case ops.Backward():
-                return self._backward(request)
-            case ops.Start():
-                return self.start(request)
-            case ops.Wait(ticket):
-                return self._wait(ticket)
-            case ops.WaitAny(tickets, timeout_s):
-                return self._wait_any(tickets, timeout_s)
-            case ops.Local():
-                return self._here.perform(request)
-            case _:
-                return self._own(request, 0)
-
-    def _own(self, request: Request, task: int) -> Any:
-        """Answer a request that concerns only this rank's replica and clock.
+    def answer(self, request: Request, caller: Caller | None = None) -> Any:
+        """Answer a request of a started program, or of the rank's own (None).
 
         A server's requests come from another thread.
         """
-        match request:
-            case ops.Apply(gradient) if request.server_copy:
-                return self._apply_to_server_copy(request, gradient, task)
-            case ops.Apply(gradient, lr_scale, local):
-                return self._apply(gradient, lr_scale, local, task)
-            case ops.Discard(gradient):
-                return self.replica.discard(gradient)
-            case ops.ReadParameters():
-                return self.replica.read_parameters()
-            case ops.WriteParameters(value):
-                return self.replica.write_parameters(value)
-            case ops.PackParameters(bucket, server_copy, step):
-                return self.replica.pack_parameters(bucket, server_copy=server_copy, step=step)
-            case ops.UnpackParameters(value):
-                return self.replica.unpack_parameters(value)
-            case ops.Now():
-                self.transport.streams.finish()  # on a GPU: the time when earlier work ends, not when it was queued
-                now = self.clock.now()
-                self.recorder.event({"strand": task, "now": now})
-                return now
-            case _:
-                raise TypeError(f"{type(request).__name__} is not a request that can be answered here")
+        if caller is None:
+            caller = self
+            if self._background.ticks:
+                self._background.tick()
+        handler = HANDLERS.get(type(request))
+        if handler is None:
+            raise not_answered(request)
+        return handler(self, caller, request)
+
+    # -- how the rank's own program waits ----------------------------------------------------------------------
+
+    def message(self, request: ops.Send | ops.Recv) -> Any:
+        begin = self.clock.now()
+        value = self.endpoint.finish(self.endpoint.start_message(request))
+        self._waited(begin)
+        return value
+
+    def collective(self, operation: Callable[[Any], Any], request: Request) -> Any:
+        begin = self.clock.now()
+        value = operation(request)
+        self._waited(begin)
+        return value
+
+    def start(self, request: ops.Start) -> Ticket:
+        return self._background.start(request)
+
+    def wait(self, ticket: Ticket) -> Any:
+        if not ticket.done:
+            begin = self.clock.now()
+            self._complete(ticket)
+            self._waited(begin)
+        if ticket.error is not None:
+            raise ticket.error
+        return ticket.value
+
+    def _complete(self, ticket: Ticket) -> None:
+        handle = ticket.runtime
+        if isinstance(handle, TaskHandle):
+            deadline = self.clock.deadline(f"background work {ticket.key} (step {self.clock.step})")
+            self._background.wait(handle, deadline)
+            ticket.done, ticket.value, ticket.error = True, handle.value, handle.error
+            self.transport.streams.wait(handle.ready)
+            if isinstance(handle.value, Gradient):
+                handle.value.ready = handle.ready
+        else:
+            self.endpoint.finish(ticket)
+
+    def wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> tuple[int, Any] | None:
+        begin = self.clock.now()
+        deadline = self.clock.deadline(f"any of {len(tickets)} background works")
+        found = -1
+        while found < 0:
+            found = next(
+                (position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1
+            )
+            if found < 0 and timeout_s is not None and self.clock.now() - begin > timeout_s:
+                break
+            if found < 0 and not self._background.tick():
+                deadline.pause()
+        self._waited(begin)
+        self.recorder.event({"strand": 0, "wait_any": self._num_waits, "position": found})
+        self._num_waits += 1
+        return None if found < 0 else (found, self.wait(tickets[found]))
 
     def _waited(self, begin: float) -> None:
         self.recorder.span("wait", "compute", begin, self.clock.now(), self.clock.step)
 
     # -- compute -----------------------------------------------------------------------------------------------
 
-    def _backward(self, request: ops.Backward) -> Any:
+    def backward(self, request: ops.Backward) -> Any:
+        """Compute the gradient of a minibatch, and start what `on_bucket` returns."""
         self.clock.step = request.step
         tickets: list[Ticket] = []
         phase, since = "", self.clock.now()
@@ -219,19 +239,24 @@ class Interpreter:
         answer: Any = None
         while True:
             try:
-                answer = self._answer(program.send(answer))
+                answer = self.answer(program.send(answer))
             except StopIteration:
                 return
 
-    def _apply(self, gradient: Gradient, lr_scale: float, local: bool, task: int) -> None:
+    def apply(self, request: ops.Apply, task: int) -> bool | None:
+        """Take an optimizer step, for the program with this number."""
+        gradient = request.gradient
+        if request.server_copy:
+            return self._apply_to_server_copy(request, gradient, task)
         begin = self.clock.now()
         if task == 0:
             self.clock.activity = "in the update"
-        staleness = self.replica.apply(gradient, lr_scale, local=local)
+        staleness = self.replica.apply(gradient, request.lr_scale, local=request.local)
         if task == 0:
             self.clock.activity = ""
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span("apply", "compute", begin, self.clock.now(), gradient.step, bucket_of(gradient))
+        return None
 
     def _apply_to_server_copy(self, request: ops.Apply, gradient: Gradient, task: int) -> bool:
         """Update the server's copy. Return True if the run was asked to stop."""
@@ -252,51 +277,7 @@ class Interpreter:
             self.on_update(request, end)
         return bool(server_copy.control_seen)
 
-    # -- background --------------------------------------------------------------------------------------------
-
-    def start(self, request: ops.Start) -> Ticket:
-        """Begin a request or sub-program in the background."""
-        return self._background.start(request)
-
-    def _wait(self, ticket: Ticket) -> Any:
-        if not ticket.done:
-            begin = self.clock.now()
-            self._complete(ticket)
-            self._waited(begin)
-        if ticket.error is not None:
-            raise ticket.error
-        return ticket.value
-
-    def _complete(self, ticket: Ticket) -> None:
-        handle = ticket.runtime
-        if isinstance(handle, TaskHandle):
-            deadline = self.clock.deadline(f"background work {ticket.key} (step {self.clock.step})")
-            self._background.wait(handle, deadline)
-            ticket.done, ticket.value, ticket.error = True, handle.value, handle.error
-            self.transport.streams.wait(handle.ready)
-            if isinstance(handle.value, Gradient):
-                handle.value.ready = handle.ready
-        else:
-            self._here.finish(ticket)
-
-    def _wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> tuple[int, Any] | None:
-        if not tickets:
-            raise ValueError("WaitAny of no tickets never returns: give at least one")
-        begin = self.clock.now()
-        deadline = self.clock.deadline(f"any of {len(tickets)} background works")
-        found = -1
-        while found < 0:
-            found = next(
-                (position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1
-            )
-            if found < 0 and timeout_s is not None and self.clock.now() - begin > timeout_s:
-                break
-            if found < 0 and not self._background.tick():
-                deadline.pause()
-        self._waited(begin)
-        self.recorder.event({"strand": 0, "wait_any": self._num_waits, "position": found})
-        self._num_waits += 1
-        return None if found < 0 else (found, self._wait(tickets[found]))
+    # -- the end of a program --------------------------------------------------------------------------------------
 
     def tick(self) -> bool:
         """Poll background work that no thread drives. Return True if anything moved."""
@@ -311,7 +292,7 @@ class Interpreter:
         """Wait for every ticket in a program's state, so that it can be saved."""
         for item in leaves(state):
             if isinstance(item, Ticket):
-                self._wait(item)
+                self.wait(item)
 
     def flush(self) -> None:
         """Cancel what is still posted at the end of a run. Every rank must call it."""
@@ -321,6 +302,34 @@ class Interpreter:
         """End the background threads. Their unfinished work is abandoned."""
         self._background.close()
         self.clock.close()
+
+
+def _backward(rank: Interpreter, caller: Caller, request: ops.Backward) -> Any:
+    if caller is not rank:  # only the rank's own program computes
+        raise not_answered(request)
+    return rank.backward(request)
+
+
+def _now(rank: Interpreter, caller: Caller, _: ops.Now) -> float:
+    rank.transport.streams.finish()  # on a GPU: the time when earlier work ends, not when it was queued
+    now = rank.clock.now()
+    rank.recorder.event({"strand": caller.endpoint.task, "now": now})
+    return now
+
+
+HANDLERS: dict[type[Request], Handler] = {  # `EndStep` is `advance`'s own
+    **COMMUNICATION,
+    ops.Apply: lambda rank, caller, request: rank.apply(request, caller.endpoint.task),
+    ops.Backward: _backward,
+    ops.Discard: lambda rank, _, request: rank.replica.discard(request.gradient),
+    ops.Now: _now,
+    ops.PackParameters: lambda rank, _, request: rank.replica.pack_parameters(
+        request.bucket, server_copy=request.server_copy, step=request.step
+    ),
+    ops.ReadParameters: lambda rank, _, request: rank.replica.read_parameters(),
+    ops.UnpackParameters: lambda rank, _, request: rank.replica.unpack_parameters(request.value),
+    ops.WriteParameters: lambda rank, _, request: rank.replica.write_parameters(request.value),
+}
 
 
 def update_event(request: ops.Apply, bucket: int, update: int, seconds: float) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from workbench.collectives import flat_of
 from workbench.errors import ConfigError
 from workbench.ops import FREE, Request, Ticket
 from workbench.program import Algorithm, perform
+from workbench.runtimes.execution.caller import Caller
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock
 from workbench.runtimes.execution.polling import PollingExecutor
 from workbench.runtimes.execution.tasks import LANE_SPINS, FairExecutor, Lane, Task, TaskHandle
@@ -44,7 +45,7 @@ class ProgressEngine:
 
     Args:
         here: the foreground's endpoint.
-        answer: answers a sub-program's requests about the replica and time.
+        answer: answers a request of a sub-program; of the foreground if the sub-program is None.
         progress: a row of the table above.
     """
 
@@ -54,12 +55,12 @@ class ProgressEngine:
         clock: RankClock,
         mailbox: Mailbox,
         here: Endpoint,
-        answer: Callable[[Request, int], Any],
+        answer: Callable[[Request, Caller | None], Any],
         *,
         progress: str,
     ) -> None:
         self.transport, self.clock = transport, clock
-        self._mailbox, self._here, self._own = mailbox, here, answer
+        self._mailbox, self._here, self._answer = mailbox, here, answer
         self._progress = progress
         self._polling = PollingExecutor()
         self._begun: list[Handle] = []  # handles of the library, to be polled
@@ -122,13 +123,11 @@ class ProgressEngine:
 
     def _perform_now(self, work: Request) -> Ticket:
         """Do the work in the foreground. Its error is raised at `Wait`, as that of other work."""
-        begin = self.clock.now()
         done = Ticket.completed(None)
         try:
-            done.value = self._here.perform(work)
+            done.value = self._answer(work, None)
         except Exception as error:  # noqa: BLE001 - raised at `Wait`
             done.error = error
-        self._waited(begin)
         return done
 
     def _start_program(self, request: ops.Start) -> Ticket:
@@ -154,7 +153,7 @@ class ProgressEngine:
             program,
             endpoint,
             self.clock,
-            self._own,
+            self._answer,
             priority=request.priority,
             after=after,
             serves=request.shares_tags,
@@ -208,7 +207,7 @@ class ProgressEngine:
         """End the threads. Work in progress is abandoned."""
         for lane in self._lanes.values():
             lane.close()
-        self._own = _nobody  # drop the interpreter's method: the cycle would keep the library's sockets open
+        self._answer = _nobody  # drop the interpreter's method: the cycle would keep the library's sockets open
 
 
 def _is_long(work: Request) -> bool:
@@ -219,7 +218,7 @@ def _is_long(work: Request) -> bool:
     return flat.device.type == "cpu" and flat.numel() * flat.element_size() >= LONG_BYTES
 
 
-def _nobody(request: Request, task: int) -> Any:  # noqa: ARG001 - the signature it stands in for
+def _nobody(request: Request, caller: Caller | None) -> Any:  # noqa: ARG001 - the signature of `answer`
     raise RuntimeError(f"{type(request).__name__} was asked for after the end of the run")
 
 

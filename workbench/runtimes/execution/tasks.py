@@ -12,6 +12,7 @@ from typing import Any, final
 from workbench import ops
 from workbench.errors import ConfigError
 from workbench.ops import Program, Request, Ticket
+from workbench.runtimes.execution.caller import PENDING, Caller
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock
 from workbench.runtimes.transport.base import Deadline, Handle
 from workbench.streams import HOST, Streams
@@ -48,11 +49,11 @@ class TaskHandle(Handle):
 
 
 @final
-class Task:
+class Task(Caller):
     """A started sub-program, and what it waits for.
 
     Args:
-        answer: answers the requests about the replica and time. The endpoint answers the rest.
+        answer: answers each of its requests. `PENDING` says that it waits for a ticket.
         after: the sub-program that used its tags before, which must have ended.
         serves: maybe no thread waits for it when it fails, so its failure is set on the rank clock.
         streams, stream: the device stream on which it works; None: its thread's own.
@@ -65,7 +66,7 @@ class Task:
         program: Program,
         endpoint: Endpoint,
         clock: RankClock,
-        answer: Callable[[Request, int], Any],
+        answer: Callable[[Request, Caller], Any],
         *,
         priority: int = 0,
         after: TaskHandle | None = None,
@@ -159,38 +160,38 @@ class Task:
         self.handle.end(error=error)
 
     def _take(self, request: Request) -> bool:
-        """Answer a request and return False, or note what it waits for and return True."""
-        match request:
-            case ops.Start(work):
-                self._reply = self.endpoint.start(work) if isinstance(work, Request) else None
-                assert self._reply is not None, f"a sub-program cannot start {type(work).__name__} in the background"
-                return False
-            case ops.Wait(ticket):
-                self._tickets = (ticket,)
-            case ops.WaitAny(tickets, timeout_s):
-                self._tickets, self._any = tickets, True
-                self._deadline_s = None if timeout_s is None else self._clock.now() + timeout_s
-            case ops.Send() | ops.Recv():
-                started = self.endpoint.start(request)
-                assert started is not None
-                self._tickets = (started,)
-            case ops.Local():
-                self._reply = self.endpoint.perform(request)
-                return False
-            case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Broadcast() | ops.Barrier():
-                if not self._sums:
-                    raise ConfigError(
-                        "NCCL may deadlock if threads of a rank begin sums on several lanes, because each rank may begin them in another "
-                        "order: use lanes=1 (max_delay=1), or sum over Send and Recv, for example with inner=Ring()"
-                    )
-                self._reply = self.endpoint.perform(request)
-                return False
-            case _:
-                self._reply = self._answer(request, self.endpoint.task)
-                return False
+        """Take a request and return False if its answer is known."""
+        self._reply = self._answer(request, self)
+        if self._reply is not PENDING:
+            return False
         if self.alone and not self._any and not self._tickets[0].done:
             return True  # without polling, which would take the lock from another thread
         return not self._is_ready()
+
+    def message(self, request: ops.Send | ops.Recv) -> Any:
+        return self.wait(self.endpoint.start_message(request))
+
+    def collective(self, operation: Callable[[Any], Any], request: Request) -> Any:
+        if not self._sums:
+            raise ConfigError(
+                "NCCL may deadlock if threads of a rank begin sums on several lanes, because each rank may begin them in another "
+                "order: use lanes=1 (max_delay=1), or sum over Send and Recv, for example with inner=Ring()"
+            )
+        return operation(request)
+
+    def start(self, request: ops.Start) -> Ticket:
+        ticket = self.endpoint.start(request.work) if isinstance(request.work, Request) else None
+        assert ticket is not None, f"a sub-program cannot start {type(request.work).__name__} in the background"
+        return ticket
+
+    def wait(self, ticket: Ticket) -> Any:
+        self._tickets = (ticket,)
+        return PENDING
+
+    def wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> Any:
+        self._tickets, self._any = tickets, True
+        self._deadline_s = None if timeout_s is None else self._clock.now() + timeout_s
+        return PENDING
 
 
 @final

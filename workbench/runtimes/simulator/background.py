@@ -23,7 +23,7 @@ def start(cluster: SimCluster, process: SimProcess, request: ops.Start) -> Ticke
         send(cluster, process, work, ticket)
     elif work.__class__ is ops.Recv:
         receive(cluster, process, work, ticket)
-    elif work.__class__ is ops.AllReduce:
+    elif work.__class__ is ops.AllReduce and work.collective is None:
         all_reduce(cluster, process, work, ticket, f"lane {request.lane}")
     else:
         _start_program(cluster, process, request, ticket)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 from workbench import ops
 from workbench.collectives import Collective
 from workbench.gradients import Gradient
-from workbench.ops import Message, Program, Request, Ticket, Value
+from workbench.ops import Message, Program, Request, Ticket
 from workbench.program import Context, Sum, take_sum
 from workbench.runtimes.execution.endpoint import size_of
 
@@ -32,7 +32,7 @@ share instructions."""
 class CommSchedule:
     """The requests of a collective, in order.
 
-    Only the simulator has this request: it is yielded instead of the collective.
+    In the simulator a sum may name a schedule instead of its collective. The handler of the sum then plays it.
     """
 
     __slots__ = ("instructions", "num_slots")
@@ -68,7 +68,10 @@ class ScheduleCache:
         self._known: dict[Any, CommSchedule | None] = {}
 
     def take(self, ctx: Context, request: Sum) -> Request | Program:
-        """Return the request or sub-program for a sum (`program.lower`): a schedule if the collective has one."""
+        """Return what takes a sum (`program.lower`).
+
+        It is the sum itself with a schedule if the collective has one, else the collective's sub-program.
+        """
         value, collective = request.value, request.collective
         assert isinstance(collective, Collective)
         chosen = replace(request, collective=collective.select(ctx, value))
@@ -79,7 +82,9 @@ class ScheduleCache:
         if key not in self._known:
             self._known[key] = self._learn(take_sum(ctx, chosen))
         known = self._known[key]
-        return take_sum(ctx, chosen) if known is None else _play(known, value)
+        if known is None:
+            return take_sum(ctx, chosen)
+        return replace(chosen, collective=known)  # type: ignore[arg-type]  # only the simulator's handlers see it
 
     def _learn(self, work: Request | Program) -> CommSchedule | None:
         schedule = record_schedule(work)
@@ -93,11 +98,6 @@ class ScheduleCache:
         kept = (item for item in relative if item[0] != WORK or self._traced or self._seconds(item[4], item[1]) > 0)
         instructions = tuple(shared.setdefault(item, item) for item in kept)
         return CommSchedule(shared.setdefault(instructions, instructions), schedule.num_slots)
-
-
-def _play(schedule: CommSchedule, value: Value) -> Program:
-    yield schedule  # type: ignore[misc]  # a request of the simulator only
-    return value
 
 
 def record_schedule(work: Request | Program) -> CommSchedule | None:
@@ -145,9 +145,10 @@ def record_schedule(work: Request | Program) -> CommSchedule | None:
 
 @final
 class SchedulePlayer:
-    """Repeats a schedule for a simulated program, and calls `then` at its end."""
+    """Repeats a schedule for a simulated program, and resumes it with `answer` at the end."""
 
     __slots__ = (
+        "_answer",
         "_begun",
         "_blocked",
         "_done",
@@ -156,14 +157,13 @@ class SchedulePlayer:
         "_key",
         "_position",
         "_since_s",
-        "_then",
         "_thread",
         "_traced",
     )
 
-    def __init__(self, thread: SimProcess, schedule: CommSchedule, then: Callable[[Any], None]) -> None:
+    def __init__(self, thread: SimProcess, schedule: CommSchedule, answer: Any) -> None:
         cluster = thread.cluster
-        self._thread, self._then = thread, then
+        self._thread, self._answer = thread, answer
         self._instructions = schedule.instructions
         self._fabric = cluster.fabric
         self._key = (thread.key, thread.priority, thread.worker.rank, cluster.num_workers)
@@ -207,7 +207,7 @@ class SchedulePlayer:
             elif self._work(size, slot, position):
                 return
         self._position = len(instructions)
-        self._then(None)
+        self._thread.resume(self._answer)
 
     def _work(self, kind: str, num_bytes: int, position: int) -> bool:
         """Encode, decode or sum. Return True if that takes time."""

@@ -104,14 +104,6 @@ def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigEr
 # -- collectives -----------------------------------------------------------------------------------------------
 
 
-def play(_: SimCluster, process: SimProcess, schedule: CommSchedule) -> Any:
-    """Send and receive the messages of a collective with a known schedule."""
-    player = SchedulePlayer(process, schedule, process.resume)
-    process.pending = player
-    player.go()
-    return PENDING
-
-
 def all_reduce(
     cluster: SimCluster,
     process: SimProcess,
@@ -120,7 +112,8 @@ def all_reduce(
     channel: str | None = None,
 ) -> Any:
     """Sum over all ranks."""
-    _check_lowered(request)
+    if request.collective is not None:
+        return _play(process, request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.all_reduce_s(size, p)
     name = f"{channel or process.channel} all-reduce"
@@ -130,7 +123,8 @@ def all_reduce(
 
 def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.ReduceScatter) -> Any:
     """Sum over all ranks. Each rank gets its own block."""
-    _check_lowered(request)
+    if request.collective is not None:
+        return _play(process, request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.reduce_scatter_s(size, p)
     _join(
@@ -147,7 +141,8 @@ def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.Reduce
 
 def all_gather(cluster: SimCluster, process: SimProcess, request: ops.AllGather) -> Any:
     """Give every rank each rank's block."""
-    _check_lowered(request)
+    if request.collective is not None:
+        return _play(process, request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.all_gather_s(size, p)
     _join(
@@ -162,9 +157,15 @@ def all_gather(cluster: SimCluster, process: SimProcess, request: ops.AllGather)
     return PENDING
 
 
-def _check_lowered(request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> None:
-    if request.collective is not None:
+def _play(process: SimProcess, request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> Any:
+    """Send and receive the messages of a collective with a known schedule."""
+    schedule: object = request.collective
+    if not isinstance(schedule, CommSchedule):
         raise not_lowered(request)
+    player = SchedulePlayer(process, schedule, request.value)
+    process.pending = player
+    player.go()
+    return PENDING
 
 
 def broadcast(cluster: SimCluster, process: SimProcess, request: ops.Broadcast) -> Any:
@@ -203,7 +204,10 @@ def _join(
     cluster, worker = process.cluster, process.worker
     checksum = _checksum(value) if cluster.check_in_flight else None
 
-    def finish(begin_s: float) -> None:
+    def finish(begin_s: float, error: Exception | None) -> None:
+        if error is not None:
+            process.fail(error) if ticket is None else complete(cluster, ticket, None, error)
+            return
         worker.bytes_sent += num_bytes
         if worker.traced:
             _span(process, kind, begin_s, value, num_bytes)
@@ -212,11 +216,15 @@ def _join(
         else:
             complete(cluster, ticket, value)
 
-    def combine_checked(values: list[Any]) -> None:
+    def combine_checked(values: list[Any]) -> Exception | None:
         for held, sealed in values:
             if sealed is not None and _checksum(held) != sealed:
                 raise AssertionError(f"a gradient in flight was overwritten (rank {worker.rank}, step {worker.step})")
-        combine([held for held, _ in values])
+        try:
+            combine([held for held, _ in values])
+        except Exception as error:  # noqa: BLE001 - raised where each rank waits
+            return error
+        return None
 
     cluster.fabric.join(channel, (worker.rank, (value, checksum), finish), seconds, combine_checked)
 
@@ -230,9 +238,26 @@ def _span(process: SimProcess, kind: str, begin_s: float, value: Any, num_bytes:
     )
 
 
+def _flats(values: list[Any]) -> list[torch.Tensor]:
+    """Return the memory of each rank's value.
+
+    Raises:
+        ConfigError: the values differ in size or type.
+    """
+    flats = [flat_of(value) for value in values]
+    numel, dtype = flats[0].numel(), flats[0].dtype
+    for rank, flat in enumerate(flats):
+        if flat.numel() != numel or flat.dtype != dtype:
+            raise ConfigError(
+                f"all ranks give a collective values of one size and type: rank 0 has {numel} elements of {dtype}, rank {rank} has "
+                f"{flat.numel()} of {flat.dtype}"
+            )
+    return flats
+
+
 def _sum(values: list[Any]) -> None:
     """Sum in rank order, into every rank's own memory."""
-    flats = [flat_of(value) for value in values]
+    flats = _flats(values)
     for other in flats[1:]:
         flats[0].add_(other)
     for other in flats[1:]:
@@ -241,7 +266,7 @@ def _sum(values: list[Any]) -> None:
 
 def _sum_blocks(values: list[Any]) -> None:
     """Sum in rank order, each block into its own rank's memory. The contents of the other blocks are lost."""
-    flats = [flat_of(value) for value in values]
+    flats = _flats(values)
     bounds = block_bounds(flats[0].numel(), len(flats))
     for block, mine in enumerate(flats):
         where = slice(bounds[block], bounds[block + 1])
@@ -254,7 +279,7 @@ def _sum_blocks(values: list[Any]) -> None:
 
 
 def _gather_blocks(values: list[Any]) -> None:
-    flats = [flat_of(value) for value in values]
+    flats = _flats(values)
     bounds = block_bounds(flats[0].numel(), len(flats))
     for block, mine in enumerate(flats):
         where = slice(bounds[block], bounds[block + 1])
@@ -265,9 +290,10 @@ def _gather_blocks(values: list[Any]) -> None:
 
 def _copy_from(root: int) -> Callable[[list[Any]], None]:
     def copy(values: list[Any]) -> None:
-        for position, value in enumerate(values):
-            if position != root:
-                flat_of(value).copy_(flat_of(values[root]))
+        flats = _flats(values)
+        for rank, flat in enumerate(flats):
+            if rank != root:
+                flat.copy_(flats[root])
 
     return copy
 

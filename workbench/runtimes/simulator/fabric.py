@@ -42,7 +42,9 @@ class Clock:
 
 
 LEFT = object()  # in place of a message's value: the rank has left
-Arrival = tuple[int, Any, Callable[[float], None]]  # rank, value, what to call at the end with the time of arrival
+# Rank, value, what to call at the end with the time of arrival and the error of the collective.
+Arrival = tuple[int, Any, Callable[[float, Exception | None], None]]
+Combine = Callable[[list[Any]], Exception | None]
 
 
 @final
@@ -86,10 +88,11 @@ class Fabric:
 
     # -- collectives -------------------------------------------------------------------------------------------
 
-    def join(self, channel: str, arrival: Arrival, seconds: float, combine: Callable[[list[Any]], None]) -> None:
+    def join(self, channel: str, arrival: Arrival, seconds: float, combine: Combine) -> None:
         """Take part in the channel's next collective. It ends `seconds` after the last rank has joined.
 
-        `combine` is called once, at the end, with every rank's value in order of rank.
+        `combine` is called once, at the end, with every rank's value in order of rank. It returns the error of the
+        collective if it has one.
         """
         number = self._counts[channel, arrival[0]]
         self._counts[channel, arrival[0]] += 1
@@ -104,11 +107,11 @@ class Fabric:
         self._free_s.clear()
         self.clock.at(end, self._finish, (sorted(meeting, key=lambda item: item[1][0]), combine))
 
-    def _finish(self, meeting: tuple[list[tuple[float, Arrival]], Callable[[list[Any]], None]]) -> None:
+    def _finish(self, meeting: tuple[list[tuple[float, Arrival]], Combine]) -> None:
         arrivals, combine = meeting
-        combine([value for _, (_, value, _) in arrivals])
+        error = combine([value for _, (_, value, _) in arrivals])
         for came_s, (_, _, then) in arrivals:
-            then(came_s)
+            then(came_s, error)
 
     # -- messages ----------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ from workbench.runtimes.control.generations import (
 )
 from workbench.runtimes.simulator import background, communication, compute
 from workbench.runtimes.simulator.checkpoints import SimCheckpoints, is_complete, when_complete
-from workbench.runtimes.simulator.comm_schedule import CommSchedule, ScheduleCache
+from workbench.runtimes.simulator.comm_schedule import ScheduleCache
 from workbench.runtimes.simulator.evaluations import SimEvaluations
 from workbench.runtimes.simulator.failures import check_failures, departures_of, plan_failures
 from workbench.runtimes.simulator.pass_times import PassTimes
@@ -89,7 +89,6 @@ HANDLERS: dict[type, Handler] = {  # `EndStep` has its handler in `Simulation`
     ops.Wait: background.wait,
     ops.WaitAny: background.wait_any,
     ops.WriteParameters: lambda cluster, process, request: process.worker.replica.write_parameters(request.value),
-    CommSchedule: communication.play,
 }
 
 

@@ -20,6 +20,7 @@ from workbench.gradients import BucketSlice, Gradient, Layout, Slot
 from workbench.ops import AllReduce, Program, Request
 from workbench.program import Context, lower
 from workbench.rng import derive_seed
+from workbench.runtimes.execution.caller import COMMUNICATION, Caller
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock
 from workbench.runtimes.execution.progress import NUM_TAG_RANGES, TAG_SPAN
 from workbench.runtimes.execution.tasks import LANE_SPINS, Lane, Task, TaskHandle
@@ -115,7 +116,7 @@ class DDPHook:
             self._transport.for_lane(0), self._clock, self._mailbox, spins=LANE_SPINS, tags=tags, task=self._num_started
         )
         averaging = lower(known.ctx, program or self._average(known, buffer, self.step, ready))
-        task = Task(averaging, endpoint, self._clock, _refuse)
+        task = Task(averaging, endpoint, self._clock, _answer)
         task.handle.then = partial(self._end, task.handle, future, buffer, self.step)
         self._lane.submit(task)
 
@@ -357,10 +358,13 @@ def _value(future: Future[Tensor]) -> Tensor:
     return future.value()
 
 
-def _refuse(request: Request, _task: int) -> Any:
-    raise TypeError(
-        f"{type(request).__name__} cannot be answered inside torch's DDP: a collective sends, receives and sums"
-    )
+def _answer(request: Request, task: Caller) -> Any:
+    handler = COMMUNICATION.get(type(request))
+    if handler is None:
+        raise TypeError(
+            f"{type(request).__name__} cannot be answered inside torch's DDP: a collective sends, receives and sums"
+        )
+    return handler(None, task, request)
 
 
 def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future[Tensor]) -> None:
