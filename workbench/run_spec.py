@@ -17,7 +17,7 @@ from workbench.errors import ConfigError
 from workbench.naming import call_checked, parse_pairs, unknown
 
 LAUNCHERS = {"torch": "torchrun", "mpi": "mpiexec"}
-OPTION_GROUPS = ("set", "option", "optimizer_set")  # those that take NAME=VALUE
+OPTION_GROUPS = ("set", "option", "optimizer_set", "compute")  # those that take NAME=VALUE
 
 
 def add_train_options(train: argparse.ArgumentParser) -> None:
@@ -88,13 +88,21 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         help="record the timeline of the first N steps, or `all` (default 2000)",
         metavar="N",
     )
+    add(
+        "--compute",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="seconds of forward_s, backward_s and update_s, such as --compute forward_s=0.03 --compute backward_s=0.07; "
+        "real ranks sleep for them; default: as long as it takes (simulated: measured)",
+    )
     add("--network", help="simulated: the network; ethernet-10g by default")
     add(
         "--stragglers",
         action="append",
         default=[],
         metavar="DISTRIBUTION",
-        help="simulated: factor of the compute times, such as lognormal:0.3; several are multiplied",
+        help="simulated, or with --compute: factor of the compute times, such as lognormal:0.3; several are multiplied",
     )
     add("--timing-only", action="store_true", help="simulated: only times, without gradients")
     add(
@@ -177,9 +185,11 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
     settings = _settings(options)
     if options.runtime == "simulated" and (options.checkpoint_every or options.on_failure != "stop" or options.replace):
         raise ConfigError("--checkpoint-every, --on-failure and --replace are for real ranks: repeat a simulated run from its seed")
-    simulated_only = options.network or options.timing_only or options.stragglers or options.detail != "auto"
+    simulated_only = options.network or options.timing_only or options.detail != "auto"
     if options.runtime != "simulated" and simulated_only:
-        raise ConfigError("--network, --stragglers, --timing-only and --detail are for simulated workers: add --runtime simulated")
+        raise ConfigError("--network, --timing-only and --detail are for simulated workers: add --runtime simulated")
+    if options.runtime != "simulated" and options.stragglers and not options.compute:
+        raise ConfigError("--stragglers multiplies compute times: give them by --compute, or add --runtime simulated")
     return here, algorithm, problem, settings
 
 
@@ -196,7 +206,21 @@ def _settings(options: argparse.Namespace) -> Any:
     safe = "on_failure on_bad_gradient max_grad_norm divergence_ratio checkpoint_every keep_checkpoints"
     names = [*plain.split(), *safe.split()]
     values = {name: getattr(options, name) for name in names if name != "trace_steps" or hasattr(options, name)}
-    return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options))
+    compute = None if options.runtime == "simulated" else _compute(options)
+    return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options), compute=compute)
+
+
+def _compute(options: argparse.Namespace) -> Any:
+    """Return the `costs.Compute` that the options give, with its stragglers; None without one."""
+    from workbench import costs
+
+    arguments = parse_pairs(options.compute, "--compute")
+    if not arguments:
+        return None
+    if "stragglers" in arguments:
+        raise ConfigError("--compute stragglers=...: give them by --stragglers, such as --stragglers lognormal:0.3")
+    stragglers = tuple(costs.stragglers.get(name) for name in options.stragglers)
+    return call_checked("--compute", costs.Compute, {"forward_s": 0.0, "backward_s": 0.0, **arguments, "stragglers": stragglers})
 
 
 def _optimizer(options: argparse.Namespace) -> Any:
@@ -235,10 +259,12 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
     if options.resume:
         raise ConfigError("--resume is for real ranks: repeat a simulated run from its seed")
     network = costs.get(options.network or "ethernet-10g")
-    distributions = tuple(costs.stragglers.get(name) for name in options.stragglers)
-    threads = settings.threads or 1
-    compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=threads)
-    compute = replace(compute, stragglers=distributions)
+    compute = _compute(options)
+    if compute is None:
+        distributions = tuple(costs.stragglers.get(name) for name in options.stragglers)
+        threads = settings.threads or 1
+        compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=threads)
+        compute = replace(compute, stragglers=distributions)
     folder = new_run(run_info(algorithm, problem, settings, "simulated", options.workers))
     try:
         run = run_simulation(

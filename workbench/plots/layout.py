@@ -153,7 +153,8 @@ def lay_rows(spans: Spans, numbers: NDArray[np.int64]) -> Rows:
 
     def by_place(key: tuple[int, int]) -> tuple[Any, ...]:
         words = re.split(r"(\d+)", spans.lanes[key[1]])  # stream 7 before stream 20
-        return key[0], words[0] != "compute", key[1] not in computing, [(len(word) if word.isdigit() else 0, word) for word in words]
+        computes = words[0].startswith("compute")
+        return key[0], not computes, key[1] not in computing, [(len(word) if word.isdigit() else 0, word) for word in words]
 
     order = sorted(depth, key=by_place)
     places: dict[tuple[int, int, int], tuple[float, float]] = {}

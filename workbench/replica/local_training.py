@@ -267,6 +267,11 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
 
 def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
     """Refuse settings that an algorithm with servers cannot honour."""
+    if algorithm.requires.servers and settings.compute is not None and settings.compute.update_s > 0:
+        raise ConfigError(
+            f"compute has update_s={settings.compute.update_s:g}, and the updates of this algorithm are made by servers, which do not "
+            "sleep: use update_s=0"
+        )
     if algorithm.requires.servers and settings.clip_norm is not None:
         raise ConfigError(
             "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own clip_norm if it has one"
@@ -319,8 +324,13 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
         "num_workers": num_workers,
         "settings": settings.as_record(),
         "versions": {"torch": torch.__version__ + ""},
-        "notes": [problem.note] if problem.note else [],
+        "notes": [*filter(None, [problem.note]), *slept_note(settings)],
     }
+
+
+def slept_note(settings: Settings) -> list[str]:
+    """Return a note if ranks sleep for their compute."""
+    return [] if settings.compute is None else [f"compute (slept): {settings.compute}"]
 
 
 def trace_note(settings: Settings, num_steps: int) -> list[str]:

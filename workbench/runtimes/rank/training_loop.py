@@ -6,7 +6,9 @@ instructions.
 
 from __future__ import annotations
 
+import json
 import time
+import warnings
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -51,13 +53,14 @@ from workbench.runtimes.elastic.admission import JoinState, admit
 from workbench.runtimes.elastic.grow import admit_waiting, join_refusal
 from workbench.runtimes.elastic.shrink import FAILURES, Shrinker
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.liveness.membership import require_all
+from workbench.runtimes.execution.slept_compute import LatePasses
+from workbench.runtimes.liveness.membership import LEFT_TEXT, require_all
 from workbench.runtimes.rank.async_evaluations import AsyncEvaluations
 from workbench.runtimes.rank.consistency import share_tensors
 from workbench.runtimes.transport.base import Deadline, offset_to_rank0
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.recorder import Recorder
-from workbench.trace.store import update_run
+from workbench.trace.store import read_info, update_run
 
 NEWS = 1  # what asynchronous ranks tell each other of commands: there are some
 
@@ -124,6 +127,7 @@ class TrainingLoop:
         if self._evaluations is not None:
             last = self._finish_asynchronous(self._evaluations, seconds, stopped=stopped)
         self._writer.finish()
+        self._report_late_passes()
         self._write_result(last, seconds, stopped=stopped)
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
 
@@ -354,7 +358,7 @@ class TrainingLoop:
         interpreter.clock.activity = ""
         end = interpreter.clock.now()
         self._paused_s += end - begin
-        self._recorder.span("evaluate", "compute", begin, end, step)
+        self._recorder.span("evaluate", interpreter.clock.compute_lane, begin, end, step)
         row = {"step": step, "seconds": round(self._seconds(end), 6), "samples": worker.sampler.samples_before(step + 1)}
         self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
 
@@ -365,6 +369,23 @@ class TrainingLoop:
             self._transport.all_reduce(parameters, self._interpreter.clock.deadline("all ranks to evaluate"))
             parameters /= self._transport.num_workers
         return parameters
+
+    def _report_late_passes(self) -> None:
+        """Note in the run's record if the compute of ranks took longer than the slept time. All ranks call it."""
+        slept = self._interpreter.slept
+        if slept is None:
+            return
+        late = slept.late
+        deadline = self._interpreter.clock.deadline("all ranks to say how long their compute took")
+        texts = self._transport.gather_texts(json.dumps([late.num_passes, late.num_late, late.seconds]), deadline)
+        total = LatePasses()
+        for text in texts:
+            if text != LEFT_TEXT:
+                total.add(LatePasses(*json.loads(text)))
+        if self._transport.rank == 0 and total.note:
+            update_run(self._folder, notes=[*read_info(self._folder).get("notes", ()), total.note])
+            if total.loud:
+                warnings.warn(total.note, RuntimeWarning, stacklevel=2)
 
     def _write_result(self, last: int, seconds: float, *, stopped: bool) -> None:
         if self._transport.rank != 0:

@@ -34,7 +34,8 @@ from workbench.runtimes.checkpoint.replicated import is_replicated, without_repl
 from workbench.runtimes.checkpoint.restore import restore_state
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.rank.consistency import share_tensors
-from workbench.settings import describe
+from workbench.settings import ComputeTimes, describe
+from workbench.trace.kinds import SLEPT_LANE
 from workbench.trace.processes import when_begun
 from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
 from workbench.trace.store import new_run
@@ -205,14 +206,17 @@ class LoopCheckpoints:
         return self._ctx.first_step, own
 
 
-def open_record(algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpreter: Interpreter) -> tuple[Path, Recorder]:
+def open_record(
+    algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpreter: Interpreter, compute: ComputeTimes | None = None
+) -> tuple[Path, Recorder]:
     """Make a run's folder and this rank's recorder in it, which the interpreter uses from then on.
 
     Every rank must call it.
     """
     transport, name = interpreter.transport, ""
     if transport.rank == 0:
-        info = {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": transport.num_workers}
+        info: dict[str, Any] = {"settings": {"compute": repr(compute)}, "notes": [f"{SLEPT_LANE}: {compute}"]} if compute else {}
+        info |= {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": transport.num_workers}
         model = describe(type(interpreter.replica.model))
         problem = {"name": f"trainer-{model}", "note": "", "optimizer": type(optimizer).__name__}
         name = str(new_run({**info, "problem": problem, "runtime": transport.library, "status": "running"}))

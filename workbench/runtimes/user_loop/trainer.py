@@ -22,6 +22,7 @@ from workbench.replica.gradient_guard import GradientGuard, GradientReport, entr
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
+from workbench.runtimes.execution.slept_compute import SleptCompute
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import check_agreement, facts_of_layout, share_tensors, versions
 from workbench.runtimes.rank.main import cause_of, transport_here
@@ -30,7 +31,7 @@ from workbench.runtimes.user_loop.loop_checkpoints import BatchWeights, LoopChec
 from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
 from workbench.runtimes.user_loop.peers import stop_watching, translated_errors, watch_peers
 from workbench.runtimes.user_loop.process_end import ProcessEnd
-from workbench.settings import PROGRESS, check_guard
+from workbench.settings import PROGRESS, ComputeTimes, check_guard
 from workbench.trace.recorder import NullRecorder, Recorder
 from workbench.trace.run import Run
 from workbench.trace.store import update_run
@@ -73,6 +74,8 @@ class Trainer:
         keep_gradients: after a step each parameter's `.grad` is the mean gradient of its last update (clipped, if you
             clip), and `grad_norm` is measured. It costs a copy of the gradient. `clip_norm=math.inf` measures the norm
             alone.
+        compute: seconds of forward, backward and update, as in `Settings`: this rank sleeps for them, whatever its
+            number of samples. The stragglers are those of seed 0.
 
     Attributes:
         num_skipped: number of this rank's gradients that were left out. On a GPU it is known a step later, unless the
@@ -103,6 +106,7 @@ class Trainer:
         on_bad_gradient: str = "ignore",
         max_grad_norm: float | None = None,
         keep_gradients: bool = False,
+        compute: ComputeTimes | None = None,
     ) -> None:
         check_guard(on_bad_gradient, max_grad_norm)
         if progress not in PROGRESS:
@@ -141,7 +145,9 @@ class Trainer:
             self.replica.updater.keeps = keep_gradients
             if on_bad_gradient != "ignore":
                 self._guard = self.replica.guard = GradientGuard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
-            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector}
+            whole = max_grad_norm is not None
+            slept = None if compute is None else SleptCompute(compute, 0, self.rank, self.replica.layout, whole=whole)
+            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector, "slept": slept}
             here = weakref.ref(self)  # a weak reference: the interpreter must not keep the Trainer alive
 
             def micros(_step: int) -> list[Micro]:
@@ -162,7 +168,7 @@ class Trainer:
             check_agreement(known, self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
-                self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
+                self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter, compute)
         self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
         if algorithm.requires.link:
             self._ctx.link = measure_link(self._transport, self._deadline, self.replica.layout.message_bytes)
@@ -338,6 +344,8 @@ class Trainer:
             self._report_gradient(self._interpreter.clock.step, last=True)
             share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
             self._transport.barrier(self._deadline("all ranks to finish"))
+        if (slept := self._interpreter.slept) is not None and slept.late.loud:
+            warnings.warn(f"rank {self.rank}: {slept.late.note}", RuntimeWarning, stacklevel=2)
         self._release()
         if self._folder is None:
             return None
