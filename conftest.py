@@ -2,4 +2,6 @@
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("triton") else ["workbench/codecs/triton_kernels.py", "tests/unit/triton_interpreted.py"]
+collect_ignore = (
+    [] if find_spec("triton") else ["workbench/codecs/triton_kernels.py", "tests/unit/triton_interpreted.py"]
+)

@@ -48,10 +48,16 @@ def _mpiexec() -> bool:
 
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "mpi": (_mpiexec, "no mpiexec: pip install 'sgd-workbench[mpi]'"),
-    "notebooks": (lambda: _has_modules("ipyparallel", "papermill", "plotly"), "no Jupyter: pip install 'sgd-workbench[notebooks]'"),
+    "notebooks": (
+        lambda: _has_modules("ipyparallel", "papermill", "plotly"),
+        "no Jupyter: pip install 'sgd-workbench[notebooks]'",
+    ),
     "browser": (lambda: _found("chromium", "google-chrome", "chromium-browser", "chrome"), "no Chrome or Chromium"),
     "root": (lambda: os.geteuid() == 0 and _found("ip") and _found("tc"), "needs root and iproute2"),
-    "slurm": (lambda: all(map(_found, ("slurmctld", "slurmd", "munged", "sbatch"))), "no Slurm: apt-get install slurm-wlm munge"),
+    "slurm": (
+        lambda: all(map(_found, ("slurmctld", "slurmd", "munged", "sbatch"))),
+        "no Slurm: apt-get install slurm-wlm munge",
+    ),
     "gpu": (torch.cuda.is_available, "no CUDA device"),
 }
 
@@ -64,7 +70,11 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.sharing import take_own_network
 
         take_own_network()
-    if config.pluginmanager.hasplugin("randomly") and config.pluginmanager.hasplugin("hypothesispytest") and not os.environ.get("CI"):
+    if (
+        config.pluginmanager.hasplugin("randomly")
+        and config.pluginmanager.hasplugin("hypothesispytest")
+        and not os.environ.get("CI")
+    ):
         config.pluginmanager.register(SameSeed())
 
 
@@ -92,7 +102,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     peaks = [_peaks(), *_of_workers]
     num_bytes, test, _ = max(peaks)
     of_ranks = max(of_ranks for *_, of_ranks in peaks)
-    seed = f"order and examples: SEED={config.getoption('randomly_seed')}, " if config.pluginmanager.hasplugin("randomly") else ""
+    seed = (
+        f"order and examples: SEED={config.getoption('randomly_seed')}, "
+        if config.pluginmanager.hasplugin("randomly")
+        else ""
+    )
     terminalreporter.write_line(
         f"{seed}peak memory: {num_bytes / 2**30:.2f} GB of a process of tests (in {test}), {of_ranks / 2**30:.2f} GB of a rank of its pools"
     )
@@ -151,7 +165,9 @@ def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -
     _largest = max(_largest, (peak_bytes(), request.node.nodeid), key=lambda one: one[0])
     if log := os.environ.get("WORKBENCH_TEST_MEMORY"):
         with Path(log).open("a") as file:
-            file.write(f"{psutil.Process().memory_info().rss >> 20} {_largest[0] >> 20} {os.getpid()} {request.node.nodeid}\n")
+            file.write(
+                f"{psutil.Process().memory_info().rss >> 20} {_largest[0] >> 20} {os.getpid()} {request.node.nodeid}\n"
+            )
     lines = [*before.differences(), *_definitions.changes()]
     if lines:
         before.restore()
@@ -169,7 +185,9 @@ def single_threaded() -> None:
 
 
 @pytest.fixture(autouse=True)
-def runs_leave_nothing(request: pytest.FixtureRequest, nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def runs_leave_nothing(
+    request: pytest.FixtureRequest, nothing_left_behind: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Validates each simulation, and each run on the reference runtime, that a test of the package makes: see `tests/invariants.py`."""
     if request.path.parent.name in ("laws", "unit"):
         from tests.invariants import validated
@@ -228,7 +246,9 @@ def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for process in left:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    assert not left, "processes left behind:\n" + "\n".join(f"{process.pid} {command[:120]}" for process, command in left.items())
+    assert not left, "processes left behind:\n" + "\n".join(
+        f"{process.pid} {command[:120]}" for process, command in left.items()
+    )
 
 
 def _marked(mark: str) -> dict[psutil.Process, str]:

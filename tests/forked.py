@@ -83,7 +83,9 @@ def fork_kernels(folder: Path) -> None:
         path.write_text(json.dumps(spec))
 
 
-def fork_starts(change: Callable[[Any, str, Any], None], python: str, *kinds: Literal["ranks", "engines", "cells"]) -> None:
+def fork_starts(
+    change: Callable[[Any, str, Any], None], python: str, *kinds: Literal["ranks", "engines", "cells"]
+) -> None:
     """Let what this process starts be forked: ranks of its commands, engines of its clusters, cells of its sweeps.
 
     Args:
@@ -125,7 +127,9 @@ def _fork_cells(change: Callable[[Any, str, Any], None], python: str) -> None:
 
 def become_forked(caller: socket.socket) -> NoReturn:
     """In the forked process: do what the stand-in was started for."""
-    caller = socket.socket(fileno=fcntl.fcntl(caller.detach(), fcntl.F_DUPFD_CLOEXEC, FIRST_FREE))  # out of the way of streams
+    caller = socket.socket(
+        fileno=fcntl.fcntl(caller.detach(), fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
+    )  # out of the way of streams
     try:
         _, numbers, _, _ = socket.recv_fds(caller, 1, 4)
         with caller.makefile("rb") as file:

@@ -47,7 +47,11 @@ def simulation(run: Simulation) -> list[str]:
     cluster, stopped = run.cluster, run._stopped
     left = [f"event at {event[0]} s" for event in run.clock.events]
     left += [f"an error that nobody has raised: {error!r}" for error in cluster.errors]
-    left += [f"rank {process.worker.rank} waits for {process.pending}" for process in cluster.processes if not (stopped and process.free)]
+    left += [
+        f"rank {process.worker.rank} waits for {process.pending}"
+        for process in cluster.processes
+        if not (stopped and process.free)
+    ]
     left += fabric(run.fabric, stopped=stopped)
     for worker in run.workers:
         left += times(worker, run.clock.now_s)
@@ -64,14 +68,26 @@ def fabric(network: Fabric, *, stopped: bool) -> list[str]:
     left += [f"a message with priority {item[0]} that has not left" for item in network._urgent]
     if network._fair is not None:
         left += [f"a message of ranks {pair} on its way" for pair in network._fair._left]
-        left += [f"a message of ranks {pair} that has not left" for pair, waiting in network._fair._waiting.items() if waiting]
+        left += [
+            f"a message of ranks {pair} that has not left"
+            for pair, waiting in network._fair._waiting.items()
+            if waiting
+        ]
     if stopped:
         return left
     offers = [offer for box in network._offers.values() for offer in every(box)]
     offers += [offer for there in network._open.values() for offer in there.offers]
     left += [f"a message of rank {offer[0]}, {offer[1]} bytes, that nobody has received" for offer in offers]
-    left += [f"a receive of rank {box[3]} from rank {box[2]}, tag {box[1]}" for box, asked in network._asked.items() for _ in every(asked)]
-    left += [f"a receive of rank {target[2]}, tag {target[1]}" for target, there in network._open.items() for _ in there.asked]
+    left += [
+        f"a receive of rank {box[3]} from rank {box[2]}, tag {box[1]}"
+        for box, asked in network._asked.items()
+        for _ in every(asked)
+    ]
+    left += [
+        f"a receive of rank {target[2]}, tag {target[1]}"
+        for target, there in network._open.items()
+        for _ in there.asked
+    ]
     return left
 
 
@@ -143,6 +159,8 @@ def reference(run: ReferenceRuntime) -> list[str]:
     left += [f"ranks {sorted(arrived)} in {key}" for key, arrived in run.joins.items()]
     left += [f"work on lane {lane} of rank {rank}" for (rank, lane), line in run.lanes.items() if line]
     left += [
-        f"rank {rank}: {len(here.out)} gradients that were neither applied nor discarded" for rank, here in enumerate(run.ranks) if here.out
+        f"rank {rank}: {len(here.out)} gradients that were neither applied nor discarded"
+        for rank, here in enumerate(run.ranks)
+        if here.out
     ]
     return left

@@ -30,7 +30,19 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGUSR1", "SIGU
 
 # Modules besides ours whose functions tests replace.
 THEIRS = {
-    *("builtins", "os", "posixpath", "random", "shutil", "signal", "socket", "subprocess", "tempfile", "threading", "time"),
+    *(
+        "builtins",
+        "os",
+        "posixpath",
+        "random",
+        "shutil",
+        "signal",
+        "socket",
+        "subprocess",
+        "tempfile",
+        "threading",
+        "time",
+    ),
     *("torch", "torch.cuda", "torch.distributed", "torch.distributed.distributed_c10d"),
 }
 

@@ -39,13 +39,18 @@ print("near one")"""
 
 def write_notebook(share: Path, name: str, *cells: tuple[str, str], ranks: str = "[]", ci: str = "{}") -> Path:
     """A notebook with sizes: (tag, code) of each cell behind the parameters."""
-    made = [nbformat.v4.new_code_cell(code, metadata={"tags": [tag] if tag else []}) for tag, code in (("parameters", PARAMETERS), *cells)]
+    made = [
+        nbformat.v4.new_code_cell(code, metadata={"tags": [tag] if tag else []})
+        for tag, code in (("parameters", PARAMETERS), *cells)
+    ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(f"# {name}: is it one?"), *made])
     notebook.metadata["kernelspec"] = {"name": "workbench", "display_name": "Workbench", "language": "python"}
     path = share / "notebooks" / f"{name}.ipynb"
     (path.parent / "sizes").mkdir(parents=True, exist_ok=True)
     nbformat.write(notebook, path)
-    (path.parent / "sizes" / f"{name}.yaml").write_text(f"smoke: {{}}\nci: {ci}\nfull: {{scale: 2.0}}\nranks: {ranks}\n")
+    (path.parent / "sizes" / f"{name}.yaml").write_text(
+        f"smoke: {{}}\nci: {ci}\nfull: {{scale: 2.0}}\nranks: {ranks}\n"
+    )
     return path
 
 
@@ -86,15 +91,25 @@ def commit(folder: Path) -> str:
 def git(folder: Path, *words: str) -> str:
     """What git prints there."""
     who = ("-c", "user.name=Jane", "-c", "user.email=jane@example.org", "-c", "init.defaultBranch=main")
-    return subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(
+        ["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
 
 
-def facts(name: str, claim: Any, sha: str, values: tuple[float, ...] = (1.0, 1.01, 0.99, 1.02, 0.98), **more: Any) -> dict[str, Any]:
+def facts(
+    name: str, claim: Any, sha: str, values: tuple[float, ...] = (1.0, 1.01, 0.99, 1.02, 0.98), **more: Any
+) -> dict[str, Any]:
     """What a record of a notebook holds, as if it had been executed."""
     from workbench.papers.verdicts import judge
 
     size = more.get("size", "ci")
-    found = {"values": list(values), "seeds": list(range(len(values))), "where": "formula", "how": "by hand", "digest": claim.digest}
+    found = {
+        "values": list(values),
+        "seeds": list(range(len(values))),
+        "where": "formula",
+        "how": "by hand",
+        "digest": claim.digest,
+    }
     return {
         "notebook": name,
         "paper": claim.paper,

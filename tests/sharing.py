@@ -41,7 +41,15 @@ ALONE_UNIT, NETWORKS_UNIT = "alone", "tests/distributed/ on emulated networks"
 
 # The longest unit comes first. Every second worker begins at the other end, where waiting is least: they meet at short files, and end
 # at about the same time.
-ORDER = (NETWORKS_UNIT, "tests/distributed/", "workbench/", "tests/unit/", "tests/notebooks/", "tests/browser/", "tests/laws/")
+ORDER = (
+    NETWORKS_UNIT,
+    "tests/distributed/",
+    "workbench/",
+    "tests/unit/",
+    "tests/notebooks/",
+    "tests/browser/",
+    "tests/laws/",
+)
 
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET of sched.h
 
@@ -120,7 +128,9 @@ def take_own_network() -> None:
         return
     addresses: list[str] = []
     with suppress(OSError):
-        addresses = [address for address in socket.gethostbyname_ex(socket.gethostname())[2] if not address.startswith("127.")]
+        addresses = [
+            address for address in socket.gethostbyname_ex(socket.gethostname())[2] if not address.startswith("127.")
+        ]
     if ctypes.CDLL(None, use_errno=True).unshare(NEW_NETWORK) != 0:
         return
     lines = ["link set lo up", *(f"addr add {address}/32 dev lo" for address in addresses)]

@@ -29,12 +29,14 @@ H: steps between two averages. P: fragments of the parameters. t_c, t_compute: s
 TIED = "\N{NO-BREAK SPACE}"  # keeps text in parentheses on one line
 CODED = 1_000_000  # number of values for which a codec's bytes are shown
 
-FIND: MappingProxyType[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], Callable[..., Any]]]] = MappingProxyType(
-    {
-        "algorithms": (algorithms.names, algorithms.find),
-        "collectives": (collectives.names, collectives.find),
-        "codecs": (codecs.names, codecs.find),
-    }
+FIND: MappingProxyType[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], Callable[..., Any]]]] = (
+    MappingProxyType(
+        {
+            "algorithms": (algorithms.names, algorithms.find),
+            "collectives": (collectives.names, collectives.find),
+            "codecs": (codecs.names, codecs.find),
+        }
+    )
 )
 COLUMNS = MappingProxyType(
     {
@@ -189,7 +191,11 @@ def show(what: str, name: str) -> str:
         for name, default, kinds in _settings(make)
     ]
     title = "Settings, given as --set NAME=VALUE" if what == "algorithms" else "Settings, in Python"
-    parts.append(f"{title}:\n" + textwrap.indent(grid(("name", "value", "default"), rows, 100), "  ") if rows else "It has no settings.")
+    parts.append(
+        f"{title}:\n" + textwrap.indent(grid(("name", "value", "default"), rows, 100), "  ")
+        if rows
+        else "It has no settings."
+    )
     return "\n\n".join(parts)
 
 
@@ -209,7 +215,11 @@ def listing(what: str, width: int) -> str:
 def markdown(what: str) -> str:
     """Return the table as Markdown."""
     columns = COLUMNS[what]
-    rows = [tuple(columns.values()), ["---"] * len(columns), *([_cell(found, key) for key in columns] for found in describe_all(what))]
+    rows = [
+        tuple(columns.values()),
+        ["---"] * len(columns),
+        *([_cell(found, key) for key in columns] for found in describe_all(what)),
+    ]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
 
@@ -244,7 +254,10 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
             for cell, column in zip(row, widths, strict=True)
         ]
         for line in range(max(map(len, cells))):
-            words = [(cell[line] if line < len(cell) else "").ljust(column) for cell, column in zip(cells, widths, strict=True)]
+            words = [
+                (cell[line] if line < len(cell) else "").ljust(column)
+                for cell, column in zip(cells, widths, strict=True)
+            ]
             lines.append("  ".join(words).replace(TIED, " ").rstrip())
     return "\n".join(lines)
 

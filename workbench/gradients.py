@@ -105,7 +105,9 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def build_layout(
-    named_parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: float | None = None, num_buckets: int | None = None
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+    bucket_bytes: float | None = None,
+    num_buckets: int | None = None,
 ) -> Layout:
     """Lay parameters out in buckets of at most `bucket_bytes` (None: one bucket; 0: one bucket for each parameter).
 
@@ -121,16 +123,22 @@ def build_layout(
         raise ConfigError("the model has no trainable parameter: every requires_grad is False, or it has no parameters")
     devices = {param.device for _, param in named}
     if len(devices) > 1:
-        raise ConfigError(f"the model's parameters are on several devices ({', '.join(map(str, devices))}): move it to one")
+        raise ConfigError(
+            f"the model's parameters are on several devices ({', '.join(map(str, devices))}): move it to one"
+        )
     dtype = torch.float32
     for name, param in named:
         if isinstance(param, nn.parameter.UninitializedParameter):
             raise ConfigError(f"parameter {name} has no shape yet: run the lazy model once on a batch before training")
         if not param.dtype.is_floating_point:
-            raise ConfigError(f"parameter {name} is {param.dtype}: only real floating-point parameters can be trained here")
+            raise ConfigError(
+                f"parameter {name} is {param.dtype}: only real floating-point parameters can be trained here"
+            )
         dtype = torch.promote_types(dtype, param.dtype)
     if bucket_bytes is not None and bucket_bytes < 0:
-        raise ConfigError(f"bucket_bytes is {bucket_bytes}: use None for one bucket, 0 for one bucket a parameter, or a size in bytes")
+        raise ConfigError(
+            f"bucket_bytes is {bucket_bytes}: use None for one bucket, 0 for one bucket a parameter, or a size in bytes"
+        )
 
     sizes = [param.numel() * dtype.itemsize for _, param in named]
     groups = _cut(sizes, bucket_bytes) if num_buckets is None else _cut_evenly(sizes, num_buckets)
@@ -247,7 +255,9 @@ class Gradient:
 
     def copy(self) -> Gradient:
         """Return a copy of the values, for use after `Apply` has consumed this gradient."""
-        return Gradient(self.flat.clone(), self.layout, self.step, self.version, self.bucket, total_weight=self.total_weight)
+        return Gradient(
+            self.flat.clone(), self.layout, self.step, self.version, self.bucket, total_weight=self.total_weight
+        )
 
     def bucket_view(self, bucket: int) -> Gradient:
         """Return one bucket of a complete gradient; it shares memory."""
@@ -272,7 +282,9 @@ class BufferPool:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         # a runtime may replace it
-        self.allocate: Callable[[], Tensor] = partial(torch.empty, layout.numel, dtype=layout.dtype, device=layout.device)
+        self.allocate: Callable[[], Tensor] = partial(
+            torch.empty, layout.numel, dtype=layout.dtype, device=layout.device
+        )
         self._free: list[Tensor] = []
         self._out: set[int] = set()
         self._all: list[Tensor] = []  # kept alive, so that ids are unique

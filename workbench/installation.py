@@ -18,7 +18,11 @@ def foreign_distributions(folder: Path) -> list[str]:
         if name.lower().replace("_", "-") == DISTRIBUTION:
             continue
         for file in distribution.files or []:
-            if file.parts and file.parts[0] == folder.name and Path(str(file.locate())).resolve().is_relative_to(folder.resolve()):
+            if (
+                file.parts
+                and file.parts[0] == folder.name
+                and Path(str(file.locate())).resolve().is_relative_to(folder.resolve())
+            ):
                 found.add(name)
                 break
     return sorted(found)
@@ -30,7 +34,10 @@ def mixed(folder: Path = PACKAGE) -> tuple[str, str] | None:
     if not others:
         return None
     words = f"{', '.join(others)} has also written into {folder}: files of both are mixed, and either may be damaged"
-    return words, f"pip uninstall {' '.join(others)} {DISTRIBUTION}, then install {DISTRIBUTION} again as README.md says"
+    return (
+        words,
+        f"pip uninstall {' '.join(others)} {DISTRIBUTION}, then install {DISTRIBUTION} again as README.md says",
+    )
 
 
 def warn_if_mixed() -> None:

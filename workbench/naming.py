@@ -92,13 +92,23 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
         return make(**options)
     except WorkbenchError:
         raise
-    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:  # any error of an unexpected value
+    except (
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+    ) as error:  # any error of an unexpected value
         valid = list(signature(make).parameters)
         for option in options:
             if option not in valid:
                 meant = did_you_mean(option, valid)
-                raise ConfigError(f"{what} has no option {brief(option)}: {meant}It takes {', '.join(valid) or 'none'}") from None
-        raise ConfigError(f"{what}({', '.join(f'{key}={brief(value)}' for key, value in options.items())}): {error}") from error
+                raise ConfigError(
+                    f"{what} has no option {brief(option)}: {meant}It takes {', '.join(valid) or 'none'}"
+                ) from None
+        raise ConfigError(
+            f"{what}({', '.join(f'{key}={brief(value)}' for key, value in options.items())}): {error}"
+        ) from error
 
 
 def kinds_of(make: Callable[..., Any]) -> dict[str, tuple[Any, ...]]:
@@ -129,7 +139,11 @@ def describe_kinds(kinds: Iterable[Any]) -> list[str]:
     ['a whole number', 'once', 'none']
     """
     plain = {bool: ["true", "false"], int: ["a whole number"], float: ["a number"], NoneType: ["none"]}
-    return [word for kind in kinds for word in (plain.get(kind, [kind.__name__.lower()]) if isinstance(kind, type) else [str(kind)])]
+    return [
+        word
+        for kind in kinds
+        for word in (plain.get(kind, [kind.__name__.lower()]) if isinstance(kind, type) else [str(kind)])
+    ]
 
 
 def check_kinds(what: str, make: Callable[..., Any], options: dict[str, Any]) -> None:
@@ -209,8 +223,19 @@ def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
             return _built(parse(text, mode="eval").body, classes)
     except WorkbenchError as error:
         raise ConfigError(str(error)) from None
-    except (SyntaxError, ValueError, TypeError, ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError) as error:
-        raise ConfigError(f"{brief(text)} cannot be read as a setting ({error}): write it as in Ring(chunks=2)") from None
+    except (
+        SyntaxError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        MemoryError,
+        RecursionError,
+    ) as error:
+        raise ConfigError(
+            f"{brief(text)} cannot be read as a setting ({error}): write it as in Ring(chunks=2)"
+        ) from None
 
 
 def _built(node: AST, classes: Mapping[str, Callable[..., Any]]) -> Any:
@@ -219,7 +244,8 @@ def _built(node: AST, classes: Mapping[str, Callable[..., Any]]) -> Any:
             if name not in classes:
                 raise unknown("setting", name, classes)
             return classes[name](
-                *(_built(item, classes) for item in args), **{str(key.arg): _built(key.value, classes) for key in keywords}
+                *(_built(item, classes) for item in args),
+                **{str(key.arg): _built(key.value, classes) for key in keywords},
             )
         case Tuple(elts=items):
             return tuple(_built(item, classes) for item in items)
@@ -240,6 +266,8 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
             raise ConfigError(f"{option} {brief(pair)}: write it as name=value, for example {option} width=2")
         name = key.strip().replace("-", "_")
         if name in parsed:
-            raise ConfigError(f"{option} {name}: given twice, as {brief(parsed[name])} and as {brief(parse_value(value))}: give it once")
+            raise ConfigError(
+                f"{option} {name}: given twice, as {brief(parsed[name])} and as {brief(parse_value(value))}: give it once"
+            )
         parsed[name] = parse_value(value)
     return parsed

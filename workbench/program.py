@@ -304,7 +304,10 @@ def leaves(state: State | None) -> Iterator[Any]:
 
 def map_leaves(state: State | None, change: Callable[[Any], Any]) -> State | None:
     """A copy of the state with `change` applied to each of its `leaves`."""
-    changed = {name: tuple(map(change, value)) if isinstance(value, tuple) else change(value) for name, value in fields_of(state).items()}
+    changed = {
+        name: tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+        for name, value in fields_of(state).items()
+    }
     return None if state is None else replace(state, **changed)
 
 
@@ -319,7 +322,9 @@ def defaults_of(algorithm: Algorithm) -> list[str]:
     The algorithm's own first setting is left out, because labels always show it.
     """
     own = next((name for name in type(algorithm).__annotations__ if name != "card"), None)
-    return [item.name for item in fields(algorithm) if item.name != own and getattr(algorithm, item.name) == item.default]
+    return [
+        item.name for item in fields(algorithm) if item.name != own and getattr(algorithm, item.name) == item.default
+    ]
 
 
 Sum = AllReduce | ReduceScatter | AllGather
@@ -360,7 +365,9 @@ def lower(ctx: Context, program: Program, take: Callable[[Context, Sum], Request
 _LOWERED = frozenset({AllReduce, ReduceScatter, AllGather, Start, Backward})
 
 
-def _lowered(ctx: Context, work: Request | Program, take: Callable[[Context, Sum], Request | Program]) -> Request | Program:
+def _lowered(
+    ctx: Context, work: Request | Program, take: Callable[[Context, Sum], Request | Program]
+) -> Request | Program:
     """One request or sub-program, lowered."""
     match work:
         case AllReduce() | ReduceScatter() | AllGather():
@@ -378,7 +385,9 @@ def _lowered(ctx: Context, work: Request | Program, take: Callable[[Context, Sum
             return replace(
                 work,
                 on_bucket=None if on_bucket is None else lambda bucket: _lowered(ctx, on_bucket(bucket), take),
-                before_forward=None if before_forward is None else lambda bucket: lower(ctx, before_forward(bucket), take),
+                before_forward=None
+                if before_forward is None
+                else lambda bucket: lower(ctx, before_forward(bucket), take),
             )
         case Request():
             return work

@@ -36,7 +36,9 @@ def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
     for folder in (*own, PACKAGE / "_share" / kind, PACKAGE.parent / kind):
         if folder.is_dir():
             return folder
-    raise ConfigError(f"this installation holds no {kind}: install sgd-workbench from its wheel, or in a checkout with `make install`")
+    raise ConfigError(
+        f"this installation holds no {kind}: install sgd-workbench from its wheel, or in a checkout with `make install`"
+    )
 
 
 def notebooks() -> tuple[str, ...]:

@@ -39,7 +39,13 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a setting of the algorithm, such as width=2; see `workbench algorithms NAME`",
     )
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, such as hidden=[64]")
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the problem, such as hidden=[64]",
+    )
     add("--optimizer", help="a class of torch.optim, such as AdamW")
     add(
         "--optimizer-set",
@@ -184,7 +190,9 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
     settings = _settings(options)
     if options.runtime == "simulated" and (options.checkpoint_every or options.on_failure != "stop" or options.replace):
-        raise ConfigError("--checkpoint-every, --on-failure and --replace are for real ranks: repeat a simulated run from its seed")
+        raise ConfigError(
+            "--checkpoint-every, --on-failure and --replace are for real ranks: repeat a simulated run from its seed"
+        )
     simulated_only = options.network or options.timing_only or options.detail != "auto"
     if options.runtime != "simulated" and simulated_only:
         raise ConfigError("--network, --timing-only and --detail are for simulated workers: add --runtime simulated")
@@ -220,7 +228,9 @@ def _compute(options: argparse.Namespace) -> Any:
     if "stragglers" in arguments:
         raise ConfigError("--compute stragglers=...: give them by --stragglers, such as --stragglers lognormal:0.3")
     stragglers = tuple(costs.stragglers.get(name) for name in options.stragglers)
-    return call_checked("--compute", costs.Compute, {"forward_s": 0.0, "backward_s": 0.0, **arguments, "stragglers": stragglers})
+    return call_checked(
+        "--compute", costs.Compute, {"forward_s": 0.0, "backward_s": 0.0, **arguments, "stragglers": stragglers}
+    )
 
 
 def _optimizer(options: argparse.Namespace) -> Any:

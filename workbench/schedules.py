@@ -43,7 +43,9 @@ def synchronous(
     return lr * num_workers, per_update(partial(_exponential, decay, num_workers * batch_size / (2 * num_samples)))
 
 
-def asynchronous(num_samples: int, batch_size: int, *, lr: float = 0.045, decay: float = 0.94) -> tuple[float, ScheduleFactory]:
+def asynchronous(
+    num_samples: int, batch_size: int, *, lr: float = 0.045, decay: float = 0.94
+) -> tuple[float, ScheduleFactory]:
     """gamma_0 = lr,   gamma_t = gamma_0 decay^(t / (2 T)),   T = num_samples / batch_size: an update uses one worker's gradient
 
     Paper: chen2016revisiting, A.2 and A.3.

@@ -134,7 +134,9 @@ class Settings:
         for name in ("optimizer", "schedule"):
             value = getattr(self, name)
             if value is not None and (not callable(value) or isinstance(value, torch.optim.Optimizer)):
-                raise ConfigError(f"{name}={value!r}: a function that returns it, such as functools.partial(torch.optim.SGD, lr=0.1)")
+                raise ConfigError(
+                    f"{name}={value!r}: a function that returns it, such as functools.partial(torch.optim.SGD, lr=0.1)"
+                )
         if self.ema_decay is not None and not (isinstance(self.ema_decay, int | float) and 0 <= self.ema_decay < 1):
             raise ConfigError(f"ema_decay={self.ema_decay!r}: from 0 (no averaging) to below 1, 0.9999 in the papers")
         if self.trace_steps is not None and not (isinstance(self.trace_steps, int) and self.trace_steps >= 0):
@@ -149,16 +151,23 @@ class Settings:
             raise ConfigError(f"on_failure={self.on_failure!r}: choose stop or shrink")
         check_guard(self.on_bad_gradient, self.max_grad_norm)
         if self.divergence_ratio is not None and self.divergence_ratio <= 1:
-            raise ConfigError(f"divergence_ratio={self.divergence_ratio!r}: a factor of a rank's first loss, above 1, such as 10")
+            raise ConfigError(
+                f"divergence_ratio={self.divergence_ratio!r}: a factor of a rank's first loss, above 1, such as 10"
+            )
         if self.compute is not None and not isinstance(self.compute, ComputeTimes):
-            raise ConfigError(f"compute={self.compute!r}: give seconds, such as costs.Compute(forward_s=0.03, backward_s=0.07)")
+            raise ConfigError(
+                f"compute={self.compute!r}: give seconds, such as costs.Compute(forward_s=0.03, backward_s=0.07)"
+            )
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")
 
     def as_record(self) -> dict[str, Any]:
         """Return names and values fit for JSON, as written to the run's folder."""
         plain = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value if isinstance(value, int | float | str | None) else describe(value) for name, value in plain.items()}
+        return {
+            name: value if isinstance(value, int | float | str | None) else describe(value)
+            for name, value in plain.items()
+        }
 
 
 def describe(factory: Any) -> str:
@@ -170,7 +179,9 @@ def describe(factory: Any) -> str:
     """
     inner = getattr(factory, "func", None)
     if inner is not None:
-        arguments = [repr(item) for item in factory.args] + [f"{key}={value!r}" for key, value in factory.keywords.items()]
+        arguments = [repr(item) for item in factory.args] + [
+            f"{key}={value!r}" for key, value in factory.keywords.items()
+        ]
         return f"{describe(inner)}({', '.join(arguments)})"
     return getattr(factory, "__name__", None) or repr(factory)
 
@@ -181,9 +192,13 @@ def check_guard(on_bad_gradient: str, max_grad_norm: float | None) -> None:
         raise ConfigError(f"on_bad_gradient={on_bad_gradient!r}: choose one of {', '.join(BAD_GRADIENT)}")
     _check_positive("max_grad_norm", max_grad_norm)
     if on_bad_gradient == "clip" and max_grad_norm is None:
-        raise ConfigError("on_bad_gradient='clip' scales a gradient to max_grad_norm: set it, such as 1.0, or use 'skip'")
+        raise ConfigError(
+            "on_bad_gradient='clip' scales a gradient to max_grad_norm: set it, such as 1.0, or use 'skip'"
+        )
     if on_bad_gradient == "ignore" and max_grad_norm is not None:
-        raise ConfigError("max_grad_norm limits good gradients, and on_bad_gradient='ignore' does not check them: use 'clip' or 'skip'")
+        raise ConfigError(
+            "max_grad_norm limits good gradients, and on_bad_gradient='ignore' does not check them: use 'clip' or 'skip'"
+        )
 
 
 def _check_positive(name: str, value: float | None) -> None:

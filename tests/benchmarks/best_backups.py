@@ -57,7 +57,14 @@ def updates_to_target(num_workers: int, lr: float, seed: int) -> int | None:
     """Updates until the test loss is TARGET, one sample a worker; None if it was not within the steps."""
     still = Compute(forward_s=1.0, backward_s=2.0)
     settings = {"steps": STEPS_OF[num_workers], "batch_size": 1, "evaluate_every": 1, "trace_steps": 0, "threads": 1}
-    how: dict[str, Any] = {"workers": num_workers, "network": "free", "compute": still, "lr": lr, "seed": seed, **settings}
+    how: dict[str, Any] = {
+        "workers": num_workers,
+        "network": "free",
+        "compute": still,
+        "lr": lr,
+        "seed": seed,
+        **settings,
+    }
     try:
         run = wb.simulate(wb.SynchronousSGD(), wb.problems.digits_mlp(), **how)
     except wb.errors.Diverged:
@@ -116,7 +123,10 @@ def simulated_steps(law: Independent) -> list[dict[str, float]]:
         row["carried"] = carried.expected_order_statistic(TOTAL - b, TOTAL)
         row["standard_error"] = carried.standard_error(TOTAL - b, TOTAL) * (CARRIED_STEPS / SIMULATED_STEPS) ** 0.5
         rows.append(
-            {key: round(value, 4) for key, value in {**row, "order_statistic": arrival.expected_order_statistic(TOTAL - b, TOTAL)}.items()}
+            {
+                key: round(value, 4)
+                for key, value in {**row, "order_statistic": arrival.expected_order_statistic(TOTAL - b, TOTAL)}.items()
+            }
         )
     return rows
 
@@ -130,14 +140,24 @@ def spread(arrival: theory.Arrival) -> dict[str, float]:
 
 def main() -> None:
     load = os.getloadavg()[0]
-    measured = {f"measured: {ranks} ranks of this machine": Empirical(values=tuple(measure_arrivals(ranks))) for ranks in MEASURED_RANKS}
+    measured = {
+        f"measured: {ranks} ranks of this machine": Empirical(values=tuple(measure_arrivals(ranks)))
+        for ranks in MEASURED_RANKS
+    }
     counted = count_updates()
     laws: dict[str, Independent] = {**measured, **LAWS}
-    goals = {"paper": theory.fit_iterations(PAPER), "digits": theory.fit_iterations((row["workers"], row["updates"]) for row in counted)}
+    goals = {
+        "paper": theory.fit_iterations(PAPER),
+        "digits": theory.fit_iterations((row["workers"], row["updates"]) for row in counted),
+    }
     rows = []
     for name, law in laws.items():
         arrival = arrival_of(law)
-        row = {"law": name, "spread": spread(arrival), **{goal: best(arrival, updates) for goal, updates in goals.items()}}
+        row = {
+            "law": name,
+            "spread": spread(arrival),
+            **{goal: best(arrival, updates) for goal, updates in goals.items()},
+        }
         rows.append({**row, "steps": simulated_steps(law)})
         print(name, row, flush=True)
     how = {

@@ -52,7 +52,10 @@ MARGIN = 1.5 / SHARE / STEPS
 CODECS: tuple[Codec, ...] = (Truncate16(), Linear8(), QSGD(), TopK(fraction=SHARE), Sign(), SharedInt8())
 COLLECTIVES: tuple[Collective, ...] = (
     *(Ring(codec=codec) for codec in CODECS),
-    *(Once(codec=codec, inner=Ring()) if isinstance(codec, type(SharedInt8())) else Once(codec=codec) for codec in CODECS),
+    *(
+        Once(codec=codec, inner=Ring()) if isinstance(codec, type(SharedInt8())) else Once(codec=codec)
+        for codec in CODECS
+    ),
     *(Once(codec=ErrorFeedback(codec=codec)) for codec in (TopK(fraction=SHARE), Sign(), Linear8())),
     *(Hierarchical(group=2, codec=codec) for codec in CODECS),
     PowerSGD(rank=1, inner=Ring()),
@@ -123,7 +126,9 @@ def table() -> list[dict[str, Any]]:
     for name, make in ALGORITHMS.items():
         before, after = losses(make(collective=Ring()))
         for collective in COLLECTIVES:
-            rows.append({"algorithm": name, "collective": repr(collective), **outcome(make, collective, before - after)})
+            rows.append(
+                {"algorithm": name, "collective": repr(collective), **outcome(make, collective, before - after)}
+            )
             print(rows[-1], flush=True)
     return rows
 
@@ -154,7 +159,9 @@ def page(record: dict[str, Any]) -> str:
         cells = [_cell(by_key[name, kind]) for name in names]
         lines.append(f"| `{kind}` | {' | '.join(cells)} |")
     lines += ["", "## Refused", ""]
-    words = dict.fromkeys((row["algorithm"], row["collective"], row["words"]) for row in record["rows"] if row["outcome"] == "refused")
+    words = dict.fromkeys(
+        (row["algorithm"], row["collective"], row["words"]) for row in record["rows"] if row["outcome"] == "refused"
+    )
     lines += [f"- {name}, `{kind}`: {text}" for name, kind, text in words]
     return "\n".join(lines) + "\n"
 
@@ -170,7 +177,9 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=RECORDS).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=RECORDS
+    ).stdout.strip()
     record = {
         "settings": {"seed": SEED, "steps": STEPS, "ranks": RANKS, "batch_size": BATCH, "margin": MARGIN},
         "versions": {"python": platform.python_version(), "torch": torch.__version__},

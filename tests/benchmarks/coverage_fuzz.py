@@ -42,7 +42,9 @@ def records(modules: Any) -> Callable[[bytes], None]:
     part = kept.rank_file_path(folder, 1, 0)
     part.parent.mkdir()
     part.write_bytes(b"abc")
-    good = json.dumps({"format": 4, "step": 1, "rank": 0, "num_workers": 1, "run": "a", "bytes": 3, "crc32": 0}).encode()
+    good = json.dumps(
+        {"format": 4, "step": 1, "rank": 0, "num_workers": 1, "run": "a", "bytes": 3, "crc32": 0}
+    ).encode()
 
     def read(data: bytes) -> None:
         begin, end = sorted(place % len(good) for place in (*data[:2], 0, 0)[:2])
@@ -66,7 +68,9 @@ def main(name: str, options: list[str]) -> None:
         from workbench import errors
         from workbench.runtimes.checkpoint import files as kept
         from workbench.runtimes.transport import framing as header
-    atheris.Setup(["coverage_fuzz", *options], globals()[name]({"torch": torch, "errors": errors, "header": header, "kept": kept}))
+    atheris.Setup(
+        ["coverage_fuzz", *options], globals()[name]({"torch": torch, "errors": errors, "header": header, "kept": kept})
+    )
     atheris.Fuzz()
 
 

@@ -117,7 +117,9 @@ def settings(entry: Entry, seed: int) -> dict[str, Any]:
 
 
 def simulate(entry: Entry, seed: int) -> dict[str, Any]:
-    compute = costs.Compute(forward_s=0.4e-3, backward_s=0.8e-3, update_s=0.1e-3, stragglers=(costs.Lognormal(sigma=HOW["jitter"]),))
+    compute = costs.Compute(
+        forward_s=0.4e-3, backward_s=0.8e-3, update_s=0.1e-3, stragglers=(costs.Lognormal(sigma=HOW["jitter"]),)
+    )
     where: dict[str, Any] = {"workers": entry.workers, "network": costs.ethernet_1g, "compute": compute}
     return outcome(wb.simulate(entry.algorithm, wb.problems.digits_mlp(), **where, **settings(entry, seed)))
 
@@ -128,7 +130,9 @@ def outcome(run: Any) -> dict[str, Any]:
     stale = [value for row in run.updates() for value in row["staleness"]]
     stale += [row["staleness"] for rows in run.metrics.values() for row in rows if row.get("staleness") is not None]
     num_steps = max(len([row for row in rows if "evaluation" not in row]) for rows in run.metrics.values())
-    sent = sum(max((row["bytes_sent"] for row in rows if "evaluation" not in row), default=0) for rows in run.metrics.values())
+    sent = sum(
+        max((row["bytes_sent"] for row in rows if "evaluation" not in row), default=0) for rows in run.metrics.values()
+    )
     dropped = sum(bool(row.get("dropped")) for rows in run.metrics.values() for row in rows)
     return {
         "loss": last["test_loss"],
@@ -160,7 +164,13 @@ def margins(only: str = "") -> None:
         differences = [run["loss"] - base for run, base in zip(runs, reference, strict=True)]
         mean, half, said = verdict(differences, MARGINS[entry.margin])
         means = {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
-        row = {"method": entry.name, "margin": MARGINS[entry.margin], "difference": mean, "half_width": half, "verdict": said}
+        row = {
+            "method": entry.name,
+            "margin": MARGINS[entry.margin],
+            "difference": mean,
+            "half_width": half,
+            "verdict": said,
+        }
         rows.append({**row, **means, "losses": [run["loss"] for run in runs]})
         print(
             f"{entry.name[:78]:78} {means['loss']:.4f} {100 * means['accuracy']:.2f}% {mean:+.4f} ± {half:.4f} < {row['margin']}: {said}",
@@ -187,12 +197,18 @@ def table() -> None:
                 found[runtime].append(outcome(Run.load(job.folder)))
         row = {
             "method": entry.name,
-            **{name: {key: statistics.fmean(run[key] for run in runs) for key in runs[0]} for name, runs in found.items()},
+            **{
+                name: {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
+                for name, runs in found.items()
+            },
         }
         rows.append(row)
         shown = "  ".join(f"{name} {row[name]['loss']:.3f} {100 * row[name]['accuracy']:.1f}%" for name in found)
         last = row["mpi"]
-        print(f"{entry.name[:70]:70} {shown}  stale {last['staleness_mean']:.2f} bytes {last['bytes_per_step']:.0f}", flush=True)
+        print(
+            f"{entry.name[:70]:70} {shown}  stale {last['staleness_mean']:.2f} bytes {last['bytes_per_step']:.0f}",
+            flush=True,
+        )
         write("digits-methods.json", rows)
     close_all()
 

@@ -164,7 +164,12 @@ def goes_on(cluster: Cluster, case: Case) -> dict[str, Any]:
     recover_s = time.monotonic() - begin - detect_s
     info = run.wait(LIMIT_S).run.info
     assert (info["status"], [row["rank"] for row in info["departures"]]) == ("finished", [VICTIM]), info
-    return {"outcome": f"rank {VICTIM} left, the others went on", "detect_s": detect_s, "recover_s": recover_s, "same": "-"}
+    return {
+        "outcome": f"rank {VICTIM} left, the others went on",
+        "detect_s": detect_s,
+        "recover_s": recover_s,
+        "same": "-",
+    }
 
 
 def _train(cluster: Cluster, case: Case, problem: Any, **more: Any) -> RunHandle:
@@ -209,18 +214,38 @@ def _until(condition: Callable[[], bool]) -> None:
 
 CODED = SynchronousSGD(collective=Ring(codec=DyingCodec()))
 SYNCHRONOUS: tuple[Algorithm, ...] = (SynchronousSGD(), CODED, LayerwiseSGD(bucket_bytes=200.0), PipeSGD(width=2))
-SERVED: tuple[Algorithm, ...] = (ParameterServerSGD(), BackupSGD(backups=1), AsyncSGD(), StaleSynchronousSGD(), SoftsyncSGD())
+SERVED: tuple[Algorithm, ...] = (
+    ParameterServerSGD(),
+    BackupSGD(backups=1),
+    AsyncSGD(),
+    StaleSynchronousSGD(),
+    SoftsyncSGD(),
+)
 ALONE: tuple[Algorithm, ...] = (PartialAllReduce(), PartialAllReduce(quorum="solo"), NoCommunication())
 
 CASES: list[Case] = [
-    *(Case(method=method, fault="killed", place=place, expect=ends) for method in SYNCHRONOUS for place in ("forward", "collective")),
+    *(
+        Case(method=method, fault="killed", place=place, expect=ends)
+        for method in SYNCHRONOUS
+        for place in ("forward", "collective")
+    ),
     Case(method=CODED, fault="killed", place="codec", expect=ends),
     Case(method=SynchronousSGD(), fault="killed", place="record", expect=ends),
     *(Case(method=method, fault="killed", place="from outside", expect=ends) for method in SYNCHRONOUS),
     *(Case(method=method, fault="stopped", place="from outside", expect=waits) for method in SYNCHRONOUS),
-    *(Case(method=method, fault="killed", place="from outside", expect=goes_on, runtimes=("torch",)) for method in (*SERVED, *ALONE)),
     *(
-        Case(method=method, fault="killed", place="from outside", expect=goes_on, how={"on_failure": "shrink"}, runtimes=("torch",))
+        Case(method=method, fault="killed", place="from outside", expect=goes_on, runtimes=("torch",))
+        for method in (*SERVED, *ALONE)
+    ),
+    *(
+        Case(
+            method=method,
+            fault="killed",
+            place="from outside",
+            expect=goes_on,
+            how={"on_failure": "shrink"},
+            runtimes=("torch",),
+        )
         for method in (SynchronousSGD(), LayerwiseSGD(), PipeSGD(width=2), LocalSGD(every=4), DiLoCo(every=8))
     ),
 ]
@@ -241,11 +266,17 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runtime", choices=RUNTIMES, action="append", help="default: both")
-    parser.add_argument("--only", default="", help="rows of the methods, faults and places that hold these words, such as 'PipeSGD killed'")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="rows of the methods, faults and places that hold these words, such as 'PipeSGD killed'",
+    )
     parser.add_argument("--json", type=Path, help="write the rows there too")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    cases = [case for case in CASES if all(word in f"{case} {case.fault} {case.place}" for word in options.only.split())]
+    cases = [
+        case for case in CASES if all(word in f"{case} {case.fault} {case.place}" for word in options.only.split())
+    ]
     with tempfile.TemporaryDirectory() as store:
         os.environ.setdefault("WORKBENCH_RUNS", store)
         table = measure(cases, options.runtime or RUNTIMES)

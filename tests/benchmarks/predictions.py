@@ -114,14 +114,24 @@ def be_rank(plan: Path) -> None:
     for job in content["jobs"]:
         settings = Settings(steps=job["steps"], batch_size=model.batch_size, evaluate_every=0, threads=1, seed=1)
         problem = replace(model.make(), test=None)
-        run_rank(Job(algorithm=method(job["method"]), problem=problem, settings=settings, runtime="torch", folder=job["folder"]))
+        run_rank(
+            Job(
+                algorithm=method(job["method"]),
+                problem=problem,
+                settings=settings,
+                runtime="torch",
+                folder=job["folder"],
+            )
+        )
     leave_world()
 
 
 # -- all ranks ----------------------------------------------------------------------------------------------------------
 
 
-def measure(folder: Path, model: str, hosts: int, rate: str, steps: dict[str, int], probe_file: Path | None = None) -> dict[str, Run]:
+def measure(
+    folder: Path, model: str, hosts: int, rate: str, steps: dict[str, int], probe_file: Path | None = None
+) -> dict[str, Run]:
     """Train with each algorithm on an emulated network; return its name -> its run."""
     from workbench.replica.local_training import run_info
     from workbench.settings import Settings
@@ -133,20 +143,40 @@ def measure(folder: Path, model: str, hosts: int, rate: str, steps: dict[str, in
         info = run_info(method(name), MODELS[model].make(), settings, "torch", hosts)
         jobs.append({"method": name, "steps": number, "folder": str(new_run(info, folder / "runs").resolve())})
     plan = folder / f"plan-{model}-{hosts}-{rate}.json"
-    plan.write_text(json.dumps({"hosts": hosts, "model": model, "jobs": jobs, "probe": str(probe_file.resolve()) if probe_file else None}))
+    plan.write_text(
+        json.dumps(
+            {"hosts": hosts, "model": model, "jobs": jobs, "probe": str(probe_file.resolve()) if probe_file else None}
+        )
+    )
     command = [sys.executable, "-m", "tests.benchmarks.predictions", "rank", str(plan.resolve())]
     with EmulatedNetwork(hosts, rate=rate) as network, (folder / "ranks.log").open("ab") as log:
-        world = {"WORLD_SIZE": hosts, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": network.hosts[0].address, "MASTER_PORT": 29500}
+        world = {
+            "WORLD_SIZE": hosts,
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": 1,
+            "MASTER_ADDR": network.hosts[0].address,
+            "MASTER_PORT": 29500,
+        }
         common = {**{key: str(value) for key, value in world.items()}, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
         ranks = [
-            network.run(host, command, env={**common, "RANK": str(host)}, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=HERE)
+            network.run(
+                host,
+                command,
+                env={**common, "RANK": str(host)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=HERE,
+            )
             for host in range(hosts)
         ]
         deadline = time.monotonic() + WAIT_S
         try:
             codes = [rank.wait(max(1.0, deadline - time.monotonic())) for rank in ranks]
         except subprocess.TimeoutExpired:
-            raise SystemExit(f"{model} on {hosts} hosts at {rate}: not done in {WAIT_S:g} s; see {folder / 'ranks.log'}") from None
+            raise SystemExit(
+                f"{model} on {hosts} hosts at {rate}: not done in {WAIT_S:g} s; see {folder / 'ranks.log'}"
+            ) from None
     if any(codes):
         raise SystemExit(f"{model} on {hosts} hosts at {rate}: ranks ended with {codes}; see {folder / 'ranks.log'}")
     return {job["method"]: Run.load(job["folder"]) for job in jobs}
@@ -189,7 +219,12 @@ def prediction(calibration: Calibration, cell: dict[str, Any]) -> dict[str, Any]
     rate = parse_rate(cell["rate"]) / 8
     found = predict(calibration, method(cell["method"]), workers=cell["hosts"], bandwidth_bytes_per_s=rate, cores=CORES)
     usual = found.usual_s / found.step_s  # the band is of the mean step
-    return {"predicted_s": found.usual_s, "low_s": usual * found.low_s, "high_s": usual * found.high_s, "bound": found.bound}
+    return {
+        "predicted_s": found.usual_s,
+        "low_s": usual * found.low_s,
+        "high_s": usual * found.high_s,
+        "bound": found.bound,
+    }
 
 
 def run_all(folder: Path, models: list[str]) -> None:
@@ -223,7 +258,12 @@ def describe(run: Run) -> dict[str, Any]:
     """Mean of the middle half, and quartiles, of a run's steps after the warm-up."""
     times = np.sort(step_seconds(run))
     quarter = len(times) // 4
-    return {"step_s": midmean(times), "low_s": float(times[quarter]), "high_s": float(times[-1 - quarter]), "steps": summary(run)["steps"]}
+    return {
+        "step_s": midmean(times),
+        "low_s": float(times[quarter]),
+        "high_s": float(times[-1 - quarter]),
+        "steps": summary(run)["steps"],
+    }
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -258,17 +298,31 @@ def record(folder: Path) -> None:
             continue
         seen = (row["hosts"], row["rate"], row["method"]) == (*CALIBRATED_AT, "synchronous")
         spread = {"measured_low_s": cell["low_s"], "measured_high_s": cell["high_s"], "steps": cell["steps"]}
-        rows.append({**row, "measured_s": cell["step_s"], **spread, "error": row["predicted_s"] / cell["step_s"] - 1, "fitted": seen})
+        rows.append(
+            {
+                **row,
+                "measured_s": cell["step_s"],
+                **spread,
+                "error": row["predicted_s"] / cell["step_s"] - 1,
+                "fitted": seen,
+            }
+        )
         if first:
             rows[-1]["first_error"] = first[_key(row)] / cell["step_s"] - 1
     models = sorted({row["model"] for row in rows})
-    write(rows, {name: Calibration.load(folder / f"calibration-{name}.json").as_record() for name in models}, {"seen": UNSEEN})
+    write(
+        rows,
+        {name: Calibration.load(folder / f"calibration-{name}.json").as_record() for name in models},
+        {"seen": UNSEEN},
+    )
 
 
 def repredict() -> None:
     """Predict the record's rows again from its calibrations; `error_before` is the error of the earlier prediction."""
     recorded = json.loads(RECORD.read_text())
-    known = {name: without_hold_up(Calibration.from_record(record)) for name, record in recorded["calibrations"].items()}
+    known = {
+        name: without_hold_up(Calibration.from_record(record)) for name, record in recorded["calibrations"].items()
+    }
     rows = []
     for row in recorded["rows"]:
         new = {**row, **prediction(known[row["model"]], row)}
@@ -291,7 +345,12 @@ def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], more: dict[s
     errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
     result = {
         "how": {
-            "calibrated_at": {"hosts": CALIBRATED_AT[0], "rate": CALIBRATED_AT[1], "method": "synchronous", "steps": CALIBRATION_STEPS},
+            "calibrated_at": {
+                "hosts": CALIBRATED_AT[0],
+                "rate": CALIBRATED_AT[1],
+                "method": "synchronous",
+                "steps": CALIBRATION_STEPS,
+            },
             "models": {name: {**vars(MODELS[name])} for name in calibrations},
             "methods": {name: f"{word} {settings}" for name, (word, settings) in METHODS.items()},
             "cores": CORES,

@@ -38,9 +38,13 @@ def on_rank(rounds: int, block: int) -> dict[str, list[float]]:
     names = list(times)
     for number in range(rounds):
         turn = number % len(WAYS)
-        for name, (progress, how) in list(zip(names, WAYS, strict=True))[turn:] + list(zip(names, WAYS, strict=True))[:turn]:
+        for name, (progress, how) in (
+            list(zip(names, WAYS, strict=True))[turn:] + list(zip(names, WAYS, strict=True))[:turn]
+        ):
             model = problem.model()
-            with Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-4), PipeSGD(collective=how), progress=progress) as trainer:
+            with Trainer(
+                model, torch.optim.SGD(model.parameters(), lr=1e-4), PipeSGD(collective=how), progress=progress
+            ) as trainer:
                 for step in range(block + 2):
                     if step == 2:
                         begin = time.perf_counter()
@@ -61,7 +65,9 @@ def main() -> None:
         for name, values in slowest.items():
             ratios = values / slowest["blocking, Native"]
             low, high = bootstrap(ratios)
-            print(f"{runtime:6} {name:18} {np.median(values) * 1e3:8.1f} ms  {np.median(ratios):.3f} of blocking [{low:.3f}, {high:.3f}]")
+            print(
+                f"{runtime:6} {name:18} {np.median(values) * 1e3:8.1f} ms  {np.median(ratios):.3f} of blocking [{low:.3f}, {high:.3f}]"
+            )
     close_all()
 
 

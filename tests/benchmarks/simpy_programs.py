@@ -87,7 +87,9 @@ def ring(compute_s: Sequence[Sequence[float]], message_s: float, *, width: int =
     return counted(env, num_steps * p * hops)
 
 
-def server(compute_s: Sequence[Sequence[float]], message_s: float, update_s: float, *, interfaces: bool = False) -> Counts:
+def server(
+    compute_s: Sequence[Sequence[float]], message_s: float, update_s: float, *, interfaces: bool = False
+) -> Counts:
     """Asynchronous SGD: workers push and wait for the parameters; the server, on a rank of its own, hears one push after the other."""
     env = simpy.Environment()
     num_steps, p = len(compute_s), len(compute_s[0])

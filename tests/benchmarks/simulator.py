@@ -133,11 +133,20 @@ def beside_simpy(case: str, blocks: dict[str, Callable[[], simpy_programs.Counts
     rows = []
     for name, measured in found.items():
         counts = measured[0][1]
-        row: Row = {"case": case, "what": name, "messages": counts.messages, "events": counts.events, "virtual_s": counts.seconds}
+        row: Row = {
+            "case": case,
+            "what": name,
+            "messages": counts.messages,
+            "events": counts.events,
+            "virtual_s": counts.seconds,
+        }
         row["messages_per_s"] = spread(rates[name])
         row["events_per_s"] = spread([counts.events / seconds for seconds, counts in measured])
         if name != "ours":
-            row |= {"ratio": spread(rates["ours"] / rates[name]), "aim": {"ratio": "at least", "value": 1.0}}  # ours over this one
+            row |= {
+                "ratio": spread(rates["ours"] / rates[name]),
+                "aim": {"ratio": "at least", "value": 1.0},
+            }  # ours over this one
         rows.append(row)
     return rows
 
@@ -169,7 +178,12 @@ def whole_rows(sizes: Sizes) -> list[Row]:
     p, steps, pipe = sizes.ring_workers, sizes.ring_steps_whole, PipeSGD(width=2, collective=Ring())
     found = [timed(lambda: ours(pipe, p, steps)) for _ in range(min(3, sizes.rounds))]
     counts = found[0][1]
-    row: Row = {"case": f"Pipe-SGD, ring of {p}, {steps} steps", "what": "ours", "messages": counts.messages, "events": counts.events}
+    row: Row = {
+        "case": f"Pipe-SGD, ring of {p}, {steps} steps",
+        "what": "ours",
+        "messages": counts.messages,
+        "events": counts.events,
+    }
     return [{**row, "seconds": spread([seconds for seconds, _ in found]), "aim": {"seconds": "at most", "value": 20.0}}]
 
 
@@ -180,12 +194,23 @@ def formula_rows(sizes: Sizes, simpy_messages_per_s: float) -> list[Row]:
     """SimPy's worker-steps a second follow from its messages a second and the 2 (p - 1) that a worker-step has in a ring of as many."""
     p, steps, rows = sizes.formula_workers, sizes.formula_steps, []
     theirs = simpy_messages_per_s / (2 * (p - 1))
-    choices: tuple[tuple[Detail, Algorithm], ...] = (("auto", PipeSGD(width=2)), ("formula", PipeSGD(width=2, collective=Ring())))
+    choices: tuple[tuple[Detail, Algorithm], ...] = (
+        ("auto", PipeSGD(width=2)),
+        ("formula", PipeSGD(width=2, collective=Ring())),
+    )
     for detail, algorithm in choices:
         seconds = [timed(partial(one_program, algorithm, p, steps, detail))[0] for _ in range(min(3, sizes.rounds))]
         rate = np.array([p * steps / took for took in seconds])
-        row = {"case": f"Pipe-SGD, {p} workers, {steps} steps, detail={detail}", "what": "ours", "seconds": spread(seconds)}
-        row |= {"worker_steps_per_s": spread(rate), "ratio": spread(rate / theirs), "aim": {"seconds": "at most", "value": 10.0}}
+        row = {
+            "case": f"Pipe-SGD, {p} workers, {steps} steps, detail={detail}",
+            "what": "ours",
+            "seconds": spread(seconds),
+        }
+        row |= {
+            "worker_steps_per_s": spread(rate),
+            "ratio": spread(rate / theirs),
+            "aim": {"seconds": "at most", "value": 10.0},
+        }
         rows.append(row)
     return rows
 
@@ -214,10 +239,14 @@ def memory_rows(sizes: Sizes) -> list[Row]:
     rows = []
     for kind in PEAKS:
         found = {}
-        most = 128 if "ring" in kind or "replica" in kind else max(sizes.memory_workers)  # of these each worker costs more
+        most = (
+            128 if "ring" in kind or "replica" in kind else max(sizes.memory_workers)
+        )  # of these each worker costs more
         for workers in dict.fromkeys(min(number, most) for number in sizes.memory_workers):
             command = [sys.executable, "-m", "tests.benchmarks.simulator_cases", kind, str(workers)]
-            found[workers] = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout)
+            found[workers] = int(
+                subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+            )
         first, last = min(found), max(found)
         slope = (found[last] - found[first]) / (last - first)
         rows.append({"case": f"memory: {kind}", "what": "ours", "peak_bytes": found, "bytes_per_worker": slope})
@@ -240,9 +269,15 @@ def verdict(row: Row) -> str:
 def show(row: Row) -> str:
     """One line of the table."""
     parts = [f"{row['case']:52} {row['what']:18}"]
-    for name, unit, scale in (("messages_per_s", "k messages/s", 1e-3), ("events_per_s", "k events/s", 1e-3), ("seconds", "s", 1.0)):
+    for name, unit, scale in (
+        ("messages_per_s", "k messages/s", 1e-3),
+        ("events_per_s", "k events/s", 1e-3),
+        ("seconds", "s", 1.0),
+    ):
         if name in row:
-            parts.append(f"{row[name]['median'] * scale:9.4g} [{row[name]['low'] * scale:.4g}, {row[name]['high'] * scale:.4g}] {unit}")
+            parts.append(
+                f"{row[name]['median'] * scale:9.4g} [{row[name]['low'] * scale:.4g}, {row[name]['high'] * scale:.4g}] {unit}"
+            )
     if "ratio" in row:
         parts.append(f"ratio {row['ratio']['median']:.3g} [{row['ratio']['low']:.3g}, {row['ratio']['high']:.3g}]")
     if "peak_bytes" in row:
@@ -281,7 +316,12 @@ def main(arguments: list[str] | None = None) -> None:
     rows = measure(QUICK if options.quick else Sizes(rounds=options.rounds))
     if options.write:
         machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-        versions = {"workbench": workbench.__version__, "torch": torch.__version__, "simpy": simpy.__version__, "numpy": np.__version__}
+        versions = {
+            "workbench": workbench.__version__,
+            "torch": torch.__version__,
+            "simpy": simpy.__version__,
+            "numpy": np.__version__,
+        }
         RECORD.write_text(json.dumps({"machine": machine, "versions": versions, "rows": rows}, indent=1) + "\n")
 
 

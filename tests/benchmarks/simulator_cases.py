@@ -35,19 +35,25 @@ MESSAGE_BYTES = (NUMEL + 3) * 4  # of a whole gradient, its tail included
 def size_only(workers: int) -> Problem:
     """A vector of `NUMEL` parameters and two full minibatches a worker."""
     x = torch.zeros(1, 1).expand(2 * workers, 1)
-    return Problem(model=partial(nn.Linear, NUMEL, 1, bias=False), loss=cross_entropy, train=(x,), name="vector", batch_size=1)
+    return Problem(
+        model=partial(nn.Linear, NUMEL, 1, bias=False), loss=cross_entropy, train=(x,), name="vector", batch_size=1
+    )
 
 
 def simulation(algorithm: Algorithm, workers: int, steps: int) -> Simulation:
     """Built for its times alone, without a trace."""
     computing = algorithm.roles(workers).num_computing
     how = Settings(steps=steps, trace_steps=0)
-    return Simulation(algorithm, size_only(computing), how, workers, network=ethernet_10g, compute=COMPUTE, timing_only=True)
+    return Simulation(
+        algorithm, size_only(computing), how, workers, network=ethernet_10g, compute=COMPUTE, timing_only=True
+    )
 
 
 def seconds_of(workers: int, steps: int) -> list[list[float]]:
     """[step][rank] of forward and backward, the same numbers that ours takes."""
-    return [((COMPUTE.forward_s + COMPUTE.backward_s) * COMPUTE.factors(0, step, workers)).tolist() for step in range(steps)]
+    return [
+        ((COMPUTE.forward_s + COMPUTE.backward_s) * COMPUTE.factors(0, step, workers)).tolist() for step in range(steps)
+    ]
 
 
 def one_program(algorithm: Algorithm, workers: int, steps: int, detail: Detail = "auto") -> Run:
@@ -60,7 +66,9 @@ def enough_data(problem: Problem, workers: int) -> Problem:
     """The same samples over and over, so that every worker has a full minibatch; no test."""
     columns = problem.train_data().tensors  # type: ignore[attr-defined]
     times = -(-workers * problem.batch_size // len(columns[0]))
-    return replace(problem, train=tuple(column.repeat(times, *[1] * (column.ndim - 1)) for column in columns), test=None)
+    return replace(
+        problem, train=tuple(column.repeat(times, *[1] * (column.ndim - 1)) for column in columns), test=None
+    )
 
 
 def plain_loop(problem: Problem, workers: int, steps: int) -> float:

@@ -51,7 +51,9 @@ FILE_BYTES = 4096  # more than the header of a trace, less than a run
 SAMPLE_S = 2.0
 NUM_BINS, WARM_UP = 20, 1 / 4  # of the samples of memory
 FLAT_BYTES_PER_HOUR = 32e6  # the slope's interval must reach below this
-JUDGED_MINUTES = 20.0  # a shorter soak tells slopes and judges none: what is imported at its first use would be most of them
+JUDGED_MINUTES = (
+    20.0  # a shorter soak tells slopes and judges none: what is imported at its first use would be most of them
+)
 
 
 def slow_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -64,7 +66,9 @@ def plane() -> Problem:
     """Least squares in three dimensions."""
     x = torch.linspace(-1, 1, 3 * 64).reshape(64, 3).sin()
     y = x @ torch.tensor([[1.0], [2.0], [-1.0]])
-    return Problem(model=lambda: torch.nn.Linear(3, 1), loss=slow_loss, train=(x, y), name="plane", batch_size=8, correct=None)
+    return Problem(
+        model=lambda: torch.nn.Linear(3, 1), loss=slow_loss, train=(x, y), name="plane", batch_size=8, correct=None
+    )
 
 
 @dataclass
@@ -129,7 +133,10 @@ class Soak:
             fault = Fault(kind, launcher)
             FAULTS[kind](self, cluster, method, fault)
             self.faults.append(fault)
-            print(f"{kind} ({launcher}, {method}): {fault.recovered}, {fault.detect_s:.1f} s, {fault.recover_s:.1f} s", flush=True)
+            print(
+                f"{kind} ({launcher}, {method}): {fault.recovered}, {fault.detect_s:.1f} s, {fault.recover_s:.1f} s",
+                flush=True,
+            )
             return
         self.book(train(cluster, method, self.chance.randint(*STEPS)).wait(120))
 
@@ -257,7 +264,9 @@ def limit_files(num_bytes: int | None) -> None:
     """On a rank, which is sent this text alone: how large a file may be."""
     import resource
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY if num_bytes is None else num_bytes, resource.RLIM_INFINITY))
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY if num_bytes is None else num_bytes, resource.RLIM_INFINITY)
+    )
 
 
 def damaged(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
@@ -269,7 +278,9 @@ def damaged(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
     path = soak.chance.choice(files)
     content = path.read_bytes()
     place = soak.chance.randrange(len(content))
-    path.write_bytes(content[:place] if soak.chance.random() < 0.5 else content[:place] + b"\x00\xff{" + content[place + 3 :])
+    path.write_bytes(
+        content[:place] if soak.chance.random() < 0.5 else content[:place] + b"\x00\xff{" + content[place + 3 :]
+    )
     begin = time.monotonic()
     try:
         wb.open_run(twin).steps()
@@ -277,7 +288,9 @@ def damaged(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
     except WorkbenchError:
         fault.recovered = "named"
     # In a process of its own: a table of all runs takes memory as they become more, and this process's is to stay as it is.
-    subprocess.run([sys.executable, "-m", "workbench", "runs", "--json"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+    subprocess.run(
+        [sys.executable, "-m", "workbench", "runs", "--json"], check=True, stdout=subprocess.DEVNULL, timeout=60
+    )
     fault.detect_s = time.monotonic() - begin
     shutil.rmtree(twin)
     begin = time.monotonic()
@@ -302,7 +315,9 @@ class Memory:
     """Bytes of the client and the controllers, looked at all the time."""
 
     clusters: dict[str, Any]
-    samples: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=dict)  # (what, process) -> seconds, bytes
+    samples: dict[tuple[str, int], list[tuple[float, float]]] = field(
+        default_factory=dict
+    )  # (what, process) -> seconds, bytes
     over: threading.Event = field(default_factory=threading.Event)
 
     def follow(self) -> None:
@@ -353,14 +368,18 @@ def launchers() -> list[str]:
 
 def report(soak: Soak, memory: Memory, left: list[str], minutes: float) -> bool:
     """Print the table; whether all is well."""
-    print(f"\n{soak.num_runs} runs and {len(soak.faults)} faults in {minutes:.1f} minutes on {', '.join(soak.clusters)}")
+    print(
+        f"\n{soak.num_runs} runs and {len(soak.faults)} faults in {minutes:.1f} minutes on {', '.join(soak.clusters)}"
+    )
     print(f"{'fault':24}{'number':>7}  {'recovered':40}{'detected, s':>18}{'recovered, s':>18}")
     for kind in FAULTS:
         of_kind = [fault for fault in soak.faults if fault.kind == kind]
         if of_kind:
             ways = [fault.recovered for fault in of_kind]
             how = ", ".join(f"{way or 'NOT'} {ways.count(way)}" for way in dict.fromkeys(ways))
-            print(f"{kind:24}{len(of_kind):7}  {how:40}{spread([f.detect_s for f in of_kind])}{spread([f.recover_s for f in of_kind])}")
+            print(
+                f"{kind:24}{len(of_kind):7}  {how:40}{spread([f.detect_s for f in of_kind])}{spread([f.recover_s for f in of_kind])}"
+            )
     lost = soak.lost()
     print(f"finished runs: {len(soak.finished)}, all read whole" if not lost else "LOST: " + "; ".join(lost))
     flat = True
@@ -391,7 +410,11 @@ def main(words: list[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="wb-"))
     place = folder / "t"  # short: there will be sockets in it
     place.mkdir()
-    os.environ |= {"WORKBENCH_RUNS": str(folder / "runs"), "XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(place)}
+    os.environ |= {
+        "WORKBENCH_RUNS": str(folder / "runs"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "TMPDIR": str(place),
+    }
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache" / "inductor")  # of torch's own
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     tempfile.tempdir = str(place)
@@ -417,7 +440,9 @@ def main(words: list[str]) -> int:
         for cluster in soak.clusters.values():
             cluster.stop()
     marks += [cluster.mark for cluster in soak.clusters.values()]
-    left = before.left(place, more_files=64) + [f"process {process.pid}" for mark in set(marks) for process in marked(mark)]
+    left = before.left(place, more_files=64) + [
+        f"process {process.pid}" for mark in set(marks) for process in marked(mark)
+    ]
     well = report(soak, memory, left, took / 60)
     shutil.rmtree(folder, ignore_errors=True)
     return 0 if well else 1

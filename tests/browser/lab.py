@@ -27,7 +27,9 @@ PATIENCE_S = 120.0  # a crowded machine takes its time; nothing waits that long 
 SLOW = "[anywidget] Failed to initialize model"  # said by a browser that was slow, which live figures do not mind
 QUIET = {  # Lab asks its users, over the network, whether they want news
     "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
-    "@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},  # cells out of sight are there, too
+    "@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {
+        "windowingMode": "none"
+    },  # cells out of sight are there, too
     "@jupyterlab/docmanager-extension/plugin.jupyterlab-settings": {"autosave": False},
 }
 
@@ -94,7 +96,11 @@ class Server:
             "--LabApp.extension_manager=readonly",
         ]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options], cwd=self.notebooks, env=environment, stdout=self._log, stderr=self._log
+            [sys.executable, "-m", "jupyterlab", *options],
+            cwd=self.notebooks,
+            env=environment,
+            stdout=self._log,
+            stderr=self._log,
         )
         try:
             self.url = eventually(self._address, "the server's address", START_S)
@@ -111,7 +117,9 @@ class Server:
 
     def ask(self, path: str, method: str = "GET") -> bytes:
         """The server's answer to a request of its own interface."""
-        request = urllib.request.Request(f"{self.url}{path}", headers={"Authorization": f"token {self.token}"}, method=method)
+        request = urllib.request.Request(
+            f"{self.url}{path}", headers={"Authorization": f"token {self.token}"}, method=method
+        )
         with urllib.request.urlopen(request, timeout=30) as answer:
             content: bytes = answer.read()
         return content
@@ -119,7 +127,9 @@ class Server:
     def write(self, name: str, *cells: str) -> Path:
         """A notebook of the Workbench kernel."""
         kernel = {"name": "workbench", "display_name": "Workbench", "language": "python"}
-        content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells], metadata={"kernelspec": kernel})
+        content = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(text) for text in cells], metadata={"kernelspec": kernel}
+        )
         nbformat.write(content, self.notebooks / name)
         return self.notebooks / name
 
@@ -147,7 +157,10 @@ class Server:
     def _left(self) -> Iterator[psutil.Process]:
         for process in psutil.process_iter():
             try:
-                if process.environ().get("WORKBENCH_TEST_MARK") == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.environ().get("WORKBENCH_TEST_MARK") == self._mark
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     yield process
             except psutil.Error:  # gone meanwhile, or another user's
                 continue
@@ -238,7 +251,9 @@ class Lab:
 
     def scroll(self, number: int) -> None:
         """Bring the end of a cell into view."""
-        self.cell(number).locator(".jp-OutputArea-child").last.evaluate("output => output.scrollIntoView({block: 'end'})")
+        self.cell(number).locator(".jp-OutputArea-child").last.evaluate(
+            "output => output.scrollIntoView({block: 'end'})"
+        )
 
     def save(self) -> list[list[dict[str, Any]]]:
         """Write the notebook that is shown; each cell's outputs as its file holds them: mimetype -> content."""

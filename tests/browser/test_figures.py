@@ -92,7 +92,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
     folder = tmp_path_factory.mktemp("page")
     content = nbformat.v4.new_notebook(
-        metadata={"title": "figures"}, cells=[nbformat.v4.new_code_cell(text) for text in (f"EVIL = {EVIL!r}\n{RUNS}", *CELLS)]
+        metadata={"title": "figures"},
+        cells=[nbformat.v4.new_code_cell(text) for text in (f"EVIL = {EVIL!r}\n{RUNS}", *CELLS)],
     )
     NotebookClient(content, timeout=60, kernel_name="python3", store_widget_state=False).execute()
     kept = [[list(output.data) for output in cell.outputs] for cell in content.cells[1:3]]
@@ -115,8 +116,12 @@ def test_every_figure_is_drawn_offline(page: Path, tmp_path: Path) -> None:
     figures = document.split('class="plot-container plotly"')[1:]
     lines = [len(re.findall(r'<path class="js-line"', figure)) for figure in figures]
     bars = [len(re.findall(r'<g class="point"', figure)) for figure in figures]
-    assert lines[:2] == [4 + 2, 2 + 2], "loss and accuracy of two runs as the live view left them; two curves; two lines in each legend"
-    assert bars[2] >= 2 * 2 * 5 * 4 and bars[3] == 2 * 4, "four spans a step, on two ranks of two runs; four parts a run"
+    assert lines[:2] == [4 + 2, 2 + 2], (
+        "loss and accuracy of two runs as the live view left them; two curves; two lines in each legend"
+    )
+    assert bars[2] >= 2 * 2 * 5 * 4 and bars[3] == 2 * 4, (
+        "four spans a step, on two ranks of two runs; four parts a run"
+    )
     # two ranks send two messages: of an arrow Plotly draws the line and three marks, of which one has a size; and the path of two steps
     assert lines[4] == 4 + 2 + 2, "arrows, pieces of the path, and one of each in the legend"
     assert bars[5] == 10 * (4 + 3), "four parts of ten steps, and three kinds on their paths"
@@ -124,9 +129,19 @@ def test_every_figure_is_drawn_offline(page: Path, tmp_path: Path) -> None:
     assert {"message", "critical path"} <= set(legends)
     titles = re.findall(r'<text class="x2?title"[^>]* y="([\d.]+)"[^>]*>([^<]*)<', figures[2])
     height = float(re.findall(r'<svg class="main-svg"[^>]* height="([\d.]+)"', figures[2])[0])
-    assert titles and all(float(y) + 6 < height for y, _ in titles), "the axis' title is inside the figure, its descenders too"
+    assert titles and all(float(y) + 6 < height for y, _ in titles), (
+        "the axis' title is inside the figure, its descenders too"
+    )
     text = re.sub(r"<[^>]+>", " ", document)
-    for words in ("training loss", "test accuracy", "time (ms)", "rank 0", "step 20", "all-reduce", "bytes sent, all ranks together"):
+    for words in (
+        "training loss",
+        "test accuracy",
+        "time (ms)",
+        "rank 0",
+        "step 20",
+        "all-reduce",
+        "bytes sent, all ranks together",
+    ):
         assert words in text, words
 
 
@@ -147,7 +162,9 @@ def test_nothing_lies_over_anything(page: Path) -> None:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
         shown = browser.new_page(viewport={"width": 900, "height": 1200})
         shown.goto(page.as_uri())
-        shown.wait_for_function(f"() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= {NUM_FIGURES}", timeout=60_000)
+        shown.wait_for_function(
+            f"() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= {NUM_FIGURES}", timeout=60_000
+        )
         figures = shown.evaluate(read, kinds)
         browser.close()
     assert len(figures) == NUM_FIGURES
@@ -171,4 +188,6 @@ def test_names_are_shown_as_they_are_and_run_no_script(page: Path, tmp_path: Pat
 def test_the_page_can_be_looked_at(page: Path, tmp_path: Path) -> None:
     picture = tmp_path / "figures.png"
     browse(page, tmp_path, f"--screenshot={picture}")
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and picture.stat().st_size > 50_000, "an empty page is some 10 kB"
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and picture.stat().st_size > 50_000, (
+        "an empty page is some 10 kB"
+    )

@@ -37,14 +37,23 @@ def parts() -> list[str]:
     buttons.stop.click()
     shown = [compare(runs)._repr_html_(), run_overlap(runs[0])._repr_html_(), run_critical_path(runs[0])._repr_html_()]
     shown += [live._status.value, buttons._said.value, error_line(RuntimeError(EVIL))]
-    figures = [live.static(), plots.curves(runs, "steps"), plots.timeline(runs[0], slice(0, 3), critical=True), plots.overlap_bars(runs)]
+    figures = [
+        live.static(),
+        plots.curves(runs, "steps"),
+        plots.timeline(runs[0], slice(0, 3), critical=True),
+        plots.overlap_bars(runs),
+    ]
     figures.append(plots.timelines(runs, slice(0, 2), names=[EVIL, "b"]))
-    return shown + [figure_division(json.loads(figure.to_json()), f"figure-{number}") for number, figure in enumerate(figures)]
+    return shown + [
+        figure_division(json.loads(figure.to_json()), f"figure-{number}") for number, figure in enumerate(figures)
+    ]
 
 
 def page_of(folder: Path, *bodies: str) -> Path:
     page = folder / "page.html"
-    page.write_text(f"<!doctype html><title>calm</title><meta charset=utf-8><script>{get_plotlyjs()}</script>{''.join(bodies)}")
+    page.write_text(
+        f"<!doctype html><title>calm</title><meta charset=utf-8><script>{get_plotlyjs()}</script>{''.join(bodies)}"
+    )
     return page
 
 

@@ -126,7 +126,10 @@ def test_the_dashboard_starts_stops_compares_and_is_kept(lab: Lab) -> None:
     lab.scroll(BOARD)
     lab.picture("dashboard-compares")
     _, curves, table = lab.save()[BOARD]
-    assert {curve["name"] for curve in curves[PLOTLY]["data"] if curve.get("name")} == {"PipeSGD(width=3)", "LocalSGD(every=8)"}
+    assert {curve["name"] for curve in curves[PLOTLY]["data"] if curve.get("name")} == {
+        "PipeSGD(width=3)",
+        "LocalSGD(every=8)",
+    }
     assert "PipeSGD(width=3)" in table["text/html"]
     assert lab.errors == []
 

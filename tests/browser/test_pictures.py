@@ -16,7 +16,12 @@ from workbench.plots import pictures
 
 
 def figure(num_points: int, **layout: Any) -> dict[str, Any]:
-    points = {"type": "scatter", "mode": "markers", "x": list(range(num_points)), "y": [place * place % 97 for place in range(num_points)]}
+    points = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": list(range(num_points)),
+        "y": [place * place % 97 for place in range(num_points)],
+    }
     return {"data": [points, {"type": "bar", "y": [1, 2]}], "layout": {"title": {"text": "points"}, **layout}}
 
 
@@ -55,5 +60,7 @@ def test_without_a_browser_it_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
         raise RuntimeError("Kaleido requires Google Chrome to be installed.\nmore")
 
     monkeypatch.setattr(pio, "write_images", refuse)
-    with pytest.raises(LaunchError, match=r"are not drawn: Kaleido requires Google Chrome to be installed\. \(they need"):
+    with pytest.raises(
+        LaunchError, match=r"are not drawn: Kaleido requires Google Chrome to be installed\. \(they need"
+    ):
         pictures.write_pictures({tmp_path / "one": figure(3)})

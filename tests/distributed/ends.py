@@ -111,7 +111,9 @@ class Case:
     folder: Path
     begin: float
     pids: list[int] = field(default_factory=list)  # in order of rank
-    ends: dict[int, tuple[int, float]] = field(default_factory=dict)  # rank -> exit status (minus a signal's number) and seconds
+    ends: dict[int, tuple[int, float]] = field(
+        default_factory=dict
+    )  # rank -> exit status (minus a signal's number) and seconds
 
     def look(self) -> bool:
         """Whether all ranks have ended; those that last too long are killed."""
@@ -130,7 +132,10 @@ class Case:
         """Print a line for each rank."""
         for rank, (status, seconds) in sorted(self.ends.items()):
             text = (self.folder / f"{rank}.txt").read_text(errors="replace")
-            print(json.dumps({"case": self.spec, "rank": rank, "status": status, "seconds": seconds, "text": text}), flush=True)
+            print(
+                json.dumps({"case": self.spec, "rank": rank, "status": status, "seconds": seconds, "text": text}),
+                flush=True,
+            )
 
 
 def _wait(running: list[Case], most: int) -> None:

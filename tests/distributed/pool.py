@@ -101,7 +101,9 @@ class RankPool:
                 ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
                 if not ready:
                     self._ask_where(waiting.values())
-                    raise PoolDied(f"ranks {sorted(waiting.values())} of the {self.runtime} pool did not answer within {timeout_s:.0f} s")
+                    raise PoolDied(
+                        f"ranks {sorted(waiting.values())} of the {self.runtime} pool did not answer within {timeout_s:.0f} s"
+                    )
                 for connection in ready:
                     assert isinstance(connection, Connection)
                     rank = waiting.pop(connection)
@@ -114,7 +116,9 @@ class RankPool:
         except (EOFError, OSError, PoolDied) as error:
             printed = self._printed()
             self.close()
-            raise PoolDied(f"the {self.runtime} pool of {self.num_ranks} ranks ended: {error!r}. Its ranks printed:\n{printed}") from None
+            raise PoolDied(
+                f"the {self.runtime} pool of {self.num_ranks} ranks ended: {error!r}. Its ranks printed:\n{printed}"
+            ) from None
         return [found[rank] for rank in range(self.num_ranks)]
 
     def left_behind(self) -> list[str]:
@@ -173,7 +177,9 @@ class RankPool:
                 if time.monotonic() > deadline or (self._mpiexec is not None and self._mpiexec.poll() is not None):
                     printed = self._printed()
                     self.close()
-                    raise PoolDied(f"the ranks of the {self.runtime} pool did not start. They printed:\n{printed}") from None
+                    raise PoolDied(
+                        f"the ranks of the {self.runtime} pool did not start. They printed:\n{printed}"
+                    ) from None
                 continue
             rank, pid = connection.recv()
             by_rank[rank] = (connection, pid)
@@ -232,7 +238,9 @@ def start_mpi(num_ranks: int, more: dict[str, str], log: Path, *, outlives: bool
     argv = forked("-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()")
     command, env = mpiexec_command(find_mpi(), num_ranks, argv, outlives=outlives)
     with log.open("wb") as file:
-        return subprocess.Popen(command, env=our_environment({**env, **more}), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        return subprocess.Popen(
+            command, env=our_environment({**env, **more}), stdin=subprocess.DEVNULL, stdout=file, stderr=file
+        )
 
 
 def our_environment(env: dict[str, str]) -> dict[str, str]:

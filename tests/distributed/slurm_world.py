@@ -82,7 +82,10 @@ class SlurmWorld:
         for name in ("state", "home", "cache", *(f"{kind}-{node}" for node in self.nodes for kind in ("spool", "tmp"))):
             (root / name).mkdir(parents=True)
         addresses = [f"10.87.0.{index + 2}" for index in range(num_nodes)]
-        rows = [f"NodeName={node} NodeAddr={at} CPUs={cpus} Gres=gpu:2" for node, at in zip(self.nodes, addresses, strict=True)]
+        rows = [
+            f"NodeName={node} NodeAddr={at} CPUs={cpus} Gres=gpu:2"
+            for node, at in zip(self.nodes, addresses, strict=True)
+        ]
         (root / "slurm.conf").write_text(CONF.format(root=root, nodes="\n".join(rows)))
         (root / "gres.conf").write_text(f"NodeName={','.join(self.nodes)} Name=gpu File=/dev/null,/dev/zero\n")
         key = root / "munge.key"
@@ -114,7 +117,9 @@ class SlurmWorld:
         self._daemon("host0", ["slurmctld", "-D"])
         for node in self.nodes:
             self._daemon(node, ["slurmd", "-D", "-N", node])
-        self._within(lambda: self.sh("sinfo -h -N -p debug -o %T").split() == ["idle"] * len(self.nodes), "all nodes are idle")
+        self._within(
+            lambda: self.sh("sinfo -h -N -p debug -o %T").split() == ["idle"] * len(self.nodes), "all nodes are idle"
+        )
 
     def _daemon(self, host: str, argv: list[str]) -> None:
         with (self.root / f"{host}-{Path(argv[0]).name}.out").open("wb") as out:
@@ -134,10 +139,17 @@ class SlurmWorld:
         """A process on a host, with nothing of the emulated network's own environment."""
         return subprocess.Popen(self.network.command(host, argv), env={**self.env, **(env or {})}, **options)
 
-    def sh(self, line: str, *, host: str = "host0", env: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> str:
+    def sh(
+        self, line: str, *, host: str = "host0", env: Mapping[str, str] | None = None, timeout_s: float = 60.0
+    ) -> str:
         """What a shell's line on a host says."""
         process = self.popen(
-            ["sh", "-c", line], host, env={**self.env, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ["sh", "-c", line],
+            host,
+            env={**self.env, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         try:
             return str(process.communicate(timeout=timeout_s)[0])

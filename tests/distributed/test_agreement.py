@@ -61,15 +61,21 @@ def test_other_data_on_one_rank_are_refused(runtime: str) -> None:
     x, y = tiny.data()
     x[5, 1] += 1e-9
     job = make_job(runtime, P, SynchronousSGD(), tiny.problem(), HOW)
-    calls: list[Any] = [(run_rank, (replace(job, problem=tiny.problem(train=(x, y))) if rank == ODD else job,)) for rank in range(P)]
+    calls: list[Any] = [
+        (run_rank, (replace(job, problem=tiny.problem(train=(x, y))) if rank == ODD else job,)) for rank in range(P)
+    ]
     for outcome in shared_pool(runtime, P).outcomes(calls):
         assert isinstance(outcome.error, RankMismatch), outcome.error
-        assert "rank 2 differs from ranks 0 and 1: training data is " in str(outcome.error) and "same data" in str(outcome.error)
+        assert "rank 2 differs from ranks 0 and 1: training data is " in str(outcome.error) and "same data" in str(
+            outcome.error
+        )
 
 
 def test_what_changes_no_number_is_noted() -> None:
     job = make_job("torch", P, SynchronousSGD(), tiny.problem(), HOW)
-    calls: list[Any] = [(run_with, (job, "patch of Python")) if rank == ODD else (run_rank, (job,)) for rank in range(P)]
+    calls: list[Any] = [
+        (run_with, (job, "patch of Python")) if rank == ODD else (run_rank, (job,)) for rank in range(P)
+    ]
     assert all(outcome.error is None for outcome in shared_pool("torch", P).outcomes(calls))
     assert any("patch of Python is" in note and "'77' on rank 2" in note for note in Run.load(job.folder).info["notes"])
 

@@ -15,9 +15,27 @@ import torch
 
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
-from tests.laws.train import COMPUTE, NETWORK, assert_same, make_job, on_all_runtimes, on_real_runtimes, run_job, run_on_ranks, train
+from tests.laws.train import (
+    COMPUTE,
+    NETWORK,
+    assert_same,
+    make_job,
+    on_all_runtimes,
+    on_real_runtimes,
+    run_job,
+    run_on_ranks,
+    train,
+)
 from tests.laws.variants import name_of
-from workbench.algorithms import AsyncSGD, BackupSGD, LayerwiseSGD, NoCommunication, PartialAllReduce, SendOrder, StaleSynchronousSGD
+from workbench.algorithms import (
+    AsyncSGD,
+    BackupSGD,
+    LayerwiseSGD,
+    NoCommunication,
+    PartialAllReduce,
+    SendOrder,
+    StaleSynchronousSGD,
+)
 from workbench.algorithms.quorum import NoiseScale
 from workbench.collectives import PowerSGD, Ring
 from workbench.errors import ConfigError
@@ -119,7 +137,11 @@ def test_a_run_cut_short_is_replayed_as_far_as_it_went() -> None:
 def test_a_time_out_that_was_not_needed_takes_no_time() -> None:
     def seconds(timeout_s: float | None) -> float:
         method = BackupSGD(backups=0, timeout_s=timeout_s)
-        return Simulation(method, tiny.problem(), settings(), 2, network=NETWORK, compute=COMPUTE).run().info["result"]["seconds"]
+        return (
+            Simulation(method, tiny.problem(), settings(), 2, network=NETWORK, compute=COMPUTE)
+            .run()
+            .info["result"]["seconds"]
+        )
 
     assert seconds(1e4) == seconds(None)
 
@@ -138,7 +160,9 @@ def test_who_never_communicates_can_still_be_stopped(runtime: str) -> None:
     assert max(row["step"] for rank in range(2) for row in trained.rows(rank)) < 10
 
 
-KNOWN: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # on a rank: of hooks of other tests that are not collected yet
+KNOWN: weakref.WeakSet[threading.Thread] = (
+    weakref.WeakSet()
+)  # on a rank: of hooks of other tests that are not collected yet
 
 
 def note_background_threads() -> None:
@@ -155,7 +179,9 @@ def background_threads() -> list[str]:
 
 
 @on_real_runtimes
-@pytest.mark.parametrize("algorithm", [AsyncSGD(shards=2), BackupSGD(backups=1), PartialAllReduce(quorum="solo")], ids=name_of)
+@pytest.mark.parametrize(
+    "algorithm", [AsyncSGD(shards=2), BackupSGD(backups=1), PartialAllReduce(quorum="solo")], ids=name_of
+)
 def test_nothing_stays_posted_behind_a_run(algorithm: Any, runtime: str) -> None:
     """A receive from any rank that found its message in the rank's own box is still posted: a peer sends something for it."""
     size = 3 if runtime == "mpi" else 2  # fewer MPI ranks than three are a part of the three

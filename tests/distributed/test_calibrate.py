@@ -59,7 +59,9 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     (folder / "loop.py").write_text(LOOP)
     command = [sys.executable, str(folder / "loop.py")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    ranks: list[subprocess.Popen[str]] = [subprocess.Popen([*command, str(rank), str(folder)], **quiet) for rank in (0, 1)]  # type: ignore[call-overload]
+    ranks: list[subprocess.Popen[str]] = [
+        subprocess.Popen([*command, str(rank), str(folder)], **quiet) for rank in (0, 1)
+    ]  # type: ignore[call-overload]
     said = [rank.communicate(timeout=100)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     return [folder / f"rank{rank}.json" for rank in (0, 1)]
@@ -67,7 +69,9 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_a_real_run_is_calibrated_and_its_own_step_is_foretold(runs: Path, tmp_path: Path) -> None:
     options = ("--option", "megabytes=2", "--batch-size", "64", "--evaluate-every", "0")
-    told = train("synchronous-sgd", "--problem", "wide-mlp", "--runtime", "torch", "--workers", "2", "--steps", "30", *options)
+    told = train(
+        "synchronous-sgd", "--problem", "wide-mlp", "--runtime", "torch", "--workers", "2", "--steps", "30", *options
+    )
     file = tmp_path / "c.json"
     arguments = (
         "calibrate",
@@ -88,11 +92,15 @@ def test_a_real_run_is_calibrated_and_its_own_step_is_foretold(runs: Path, tmp_p
     assert found.shapes.batch_size == 64 and found.shapes.num_bytes == pytest.approx(2e6, rel=0.01)
     assert min(found.pace.forward_s.value, found.pace.backward_s.value, found.pace.update_s.value) > 0
     assert found.host.cores and found.host.cpu_s_per_byte > 0
-    assert len(found.pace.backward_shares) == len(found.shapes.parameters) and math.isclose(sum(found.pace.backward_shares), 1.0)
+    assert len(found.pace.backward_shares) == len(found.shapes.parameters) and math.isclose(
+        sum(found.pace.backward_shares), 1.0
+    )
     assert 0 < found.line.latency_s.value < 0.1 and 1e7 < 1 / found.line.s_per_byte.value < 1e11
     assert [name for name, *_ in found.line.codecs] == ["truncate16"]
     again = predict(found, wb.SynchronousSGD(), workers=2, draws=0)
-    assert again.usual_s == pytest.approx(told["step_seconds_median"], rel=0.5)  # of a busy machine; what it must not be is another step
+    assert again.usual_s == pytest.approx(
+        told["step_seconds_median"], rel=0.5
+    )  # of a busy machine; what it must not be is another step
     shown = json.loads(workbench("predict", str(file), "--method", "pipe-sgd", "--workers", "2", "--json").stdout)
     assert 0 < shown["step_s"] < 2 * again.step_s
 
@@ -104,11 +112,15 @@ def test_a_ddp_loop_is_calibrated_from_its_profile(profiles: list[Path]) -> None
     assert min(found.pace.forward_s.value, found.pace.backward_s.value, found.pace.update_s.value) > 0
     shares = found.pace.backward_shares
     assert math.isclose(sum(shares), 1.0) and sum(shares[2:4]) > sum(shares[4:])  # of 512 x 512 and of 10 x 512
-    slope = found.line.s_per_byte  # on a busy machine it can come out as none, within its error: a megabyte over the loopback takes little
+    slope = (
+        found.line.s_per_byte
+    )  # on a busy machine it can come out as none, within its error: a megabyte over the loopback takes little
     assert 0 < slope.value < 1e-6 and slope.value + 3 * slope.error > 1e-12
     step = predict(found, wb.LayerwiseSGD(bucket_bytes=250_000), workers=2, draws=0)
     events = json.loads(profiles[0].read_text())["traceEvents"]
-    ends = sorted(event["ts"] + event["dur"] for event in events if str(event.get("name")).startswith("Optimizer.step#"))
+    ends = sorted(
+        event["ts"] + event["dur"] for event in events if str(event.get("name")).startswith("Optimizer.step#")
+    )
     seen_s = sorted(after - before for before, after in pairwise(ends))[len(ends) // 2] * 1e-6
     assert 0.3 * seen_s < step.usual_s < 2 * seen_s
 
@@ -116,7 +128,10 @@ def test_a_ddp_loop_is_calibrated_from_its_profile(profiles: list[Path]) -> None
 def test_one_rank_alone_says_what_it_cannot_tell(profiles: list[Path], tmp_path: Path) -> None:
     found = from_profile(profiles[1])
     assert any("one rank of 2" in note for note in found.notes)
-    assert str(tmp_path / "c.json") in workbench("calibrate", str(profiles[0]), str(profiles[1]), "-o", str(tmp_path / "c.json")).stdout
+    assert (
+        str(tmp_path / "c.json")
+        in workbench("calibrate", str(profiles[0]), str(profiles[1]), "-o", str(tmp_path / "c.json")).stdout
+    )
     assert Calibration.load(tmp_path / "c.json").origin.method == "DistributedDataParallel"
 
 
@@ -146,10 +161,17 @@ def test_the_profiles_are_a_run_of_two_ranks_too(profiles: list[Path]) -> None:
     spans = run.spans
     assert spans.ranks == [0, 1] and run.info["num_workers"] == 2
     sums = spans.select(kinds=["all_reduce"]).table
-    assert sorted(set(sums["bytes"].tolist())) and sums["bytes"][sums["step"] == 3].sum() == 2 * 4 * sum(map(math.prod, SHAPES))
-    both = [{(int(row["step"]), int(row["bucket"]), int(row["bytes"])) for row in sums[sums["rank"] == rank]} for rank in (0, 1)]
+    assert sorted(set(sums["bytes"].tolist())) and sums["bytes"][sums["step"] == 3].sum() == 2 * 4 * sum(
+        map(math.prod, SHAPES)
+    )
+    both = [
+        {(int(row["step"]), int(row["bucket"]), int(row["bytes"])) for row in sums[sums["rank"] == rank]}
+        for rank in (0, 1)
+    ]
     assert both[0] == both[1], "a bucket is the same sum on both ranks"
     phases = spans.select(ranks=[0], steps=slice(3, 4), kinds=["forward", "backward", "apply"]).kind_names.tolist()
-    assert list(dict.fromkeys(phases)) == ["forward", "backward", "apply"], "a phase in two where the host waited in its midst"
+    assert list(dict.fromkeys(phases)) == ["forward", "backward", "apply"], (
+        "a phase in two where the host waited in its midst"
+    )
     found = run_overlap(run, slice(1, 15))
     assert found.fraction is not None and 0 <= found.fraction < 1 and found.num_steps == 28

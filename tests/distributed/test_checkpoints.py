@@ -73,7 +73,11 @@ def write(folder: Path, step: int, rank: int = 0, num_ranks: int = 1, content: b
 def test_a_part_is_what_was_written_or_says_what_is_wrong(tmp_path: Path) -> None:
     path = write(tmp_path, 3)
     verify_rank_file(path)
-    for damage, words in ((b"x" * 99, "99 bytes, 100 were written"), (b"x" * 99 + b"y", "checksum"), (None, "is not there")):
+    for damage, words in (
+        (b"x" * 99, "99 bytes, 100 were written"),
+        (b"x" * 99 + b"y", "checksum"),
+        (None, "is not there"),
+    ):
         path.write_bytes(damage) if damage else path.unlink()
         with pytest.raises(Damaged, match=words):
             verify_rank_file(path)
@@ -93,7 +97,9 @@ def test_a_part_is_what_was_written_or_says_what_is_wrong(tmp_path: Path) -> Non
 def test_a_parts_sums_are_ours_and_not_torchs_too(tmp_path: Path) -> None:
     """All bytes are summed up once, by us; others' `torch.save` does as it did."""
     path = rank_file_path(tmp_path, 3, 0)
-    write_rank_file(path, partial(save_rank_file, {"weights": torch.ones(1000)}), {"step": 3, "rank": 0, "num_workers": 1})
+    write_rank_file(
+        path, partial(save_rank_file, {"weights": torch.ones(1000)}), {"step": 3, "rank": 0, "num_workers": 1}
+    )
     assert json.loads(record_path(path).read_text())["crc32"] == zlib.crc32(path.read_bytes())
     verify_rank_file(path)
     assert torch.equal(torch.load(path, weights_only=True)["weights"], torch.ones(1000))
@@ -127,7 +133,11 @@ def test_a_rank_removes_what_is_older_than_the_last_complete_ones(tmp_path: Path
     for rank in range(2):
         remove_old_rank_files(tmp_path, rank, 2, keep=2)
     assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [5, 3]
-    assert {path.name.split("-")[1] for path in (tmp_path / "checkpoints").iterdir()} == {"00000003", "00000005", "00000007"}
+    assert {path.name.split("-")[1] for path in (tmp_path / "checkpoints").iterdir()} == {
+        "00000003",
+        "00000005",
+        "00000007",
+    }
 
 
 def test_parts_of_as_many_ranks_make_a_checkpoint(tmp_path: Path) -> None:
@@ -138,9 +148,14 @@ def test_parts_of_as_many_ranks_make_a_checkpoint(tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path) == [Checkpoint(tmp_path, 1, 3)]
     write(tmp_path, 3, 1, 2)
     assert complete_checkpoints(tmp_path) == [Checkpoint(tmp_path, 3, 2), Checkpoint(tmp_path, 1, 3)]
-    for act in (lambda rank: write(tmp_path, 5, rank, 2), lambda rank: remove_old_rank_files(tmp_path, rank, 2, keep=1)):
+    for act in (
+        lambda rank: write(tmp_path, 5, rank, 2),
+        lambda rank: remove_old_rank_files(tmp_path, rank, 2, keep=1),
+    ):
         act(0), act(1)
-    assert {path.name[:24] for path in (tmp_path / "checkpoints").iterdir()} == {f"step-00000005-rank-{rank:05d}" for rank in range(2)}
+    assert {path.name[:24] for path in (tmp_path / "checkpoints").iterdir()} == {
+        f"step-00000005-rank-{rank:05d}" for rank in range(2)
+    }
 
 
 KILLED = """
@@ -220,7 +235,9 @@ class Waits(nn.Module):
         return self.body(x)
 
 
-def test_training_goes_on_while_a_part_is_written_and_never_two_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_while_a_part_is_written_and_never_two_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The write behind step 1 does not end before step 3 is computed; that of step 3 waits for it, and the record says so."""
     Waits.begun.clear(), Waits.enough.clear()
     writing, most = [], []
@@ -242,7 +259,9 @@ def test_training_goes_on_while_a_part_is_written_and_never_two_are(tmp_path: Pa
     assert [checkpoint.step for checkpoint in complete_checkpoints(run.folder)] == [5, 3]
 
 
-def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = keeper.write_rank_file
 
     def full(path: Path, *args: Any) -> None:
@@ -253,7 +272,9 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(tmp_path:
     monkeypatch.setattr(keeper, "write_rank_file", full)
     run = solo(tmp_path, tiny.problem(), settings())
     assert run.info["status"] == "finished"
-    assert any("rank 0 could not write its checkpoint of step 3" in note and "No space" in note for note in run.info["notes"])
+    assert any(
+        "rank 0 could not write its checkpoint of step 3" in note and "No space" in note for note in run.info["notes"]
+    )
     assert run.folder is not None
     assert [checkpoint.step for checkpoint in complete_checkpoints(run.folder)] == [5, 1]
 
@@ -295,7 +316,10 @@ def test_a_stop_without_records_is_no_checkpoint() -> None:
     (checkpoint,) = complete_checkpoints(Path(first.checkpoint))
     for rank in (0, 1):
         record_path(checkpoint.rank_file(rank)).unlink()
-    with pytest.raises(ConfigError, match=r"has no complete checkpoint .* checkpoint-00000\.pt has no record: an earlier version wrote it"):
+    with pytest.raises(
+        ConfigError,
+        match=r"has no complete checkpoint .* checkpoint-00000\.pt has no record: an earlier version wrote it",
+    ):
         failing("torch", 2, PipeSGD(), how, first)
 
 
@@ -303,7 +327,9 @@ def test_a_stop_without_records_is_no_checkpoint() -> None:
 
 
 @on_real_runtimes
-@pytest.mark.parametrize("algorithm", [SynchronousSGD(), PipeSGD(width=3)], ids=lambda algorithm: type(algorithm).__name__)
+@pytest.mark.parametrize(
+    "algorithm", [SynchronousSGD(), PipeSGD(width=3)], ids=lambda algorithm: type(algorithm).__name__
+)
 def test_model_and_optimizer_lie_in_rank_0s_part_alone(algorithm: Algorithm, runtime: str) -> None:
     """The others' hold what is their own; all go on as if nothing had been."""
     problem, how = tiny.problem(tiny.batchnorm_mlp), settings(optimizer=tiny.momentum, ema_decay=0.9)
@@ -328,9 +354,16 @@ def test_a_rank_that_held_another_model_goes_on_with_rank_0s_and_it_is_said(now:
     (checkpoint, *_) = complete_checkpoints(Path(first.checkpoint))
     saved = torch.load(checkpoint.rank_file(1), weights_only=True)
     saved["replica"]["alike"] ^= 1
-    write_rank_file(checkpoint.rank_file(1), lambda file: torch.save(saved, file), {"step": 3, "rank": 1, "num_workers": 2})
+    write_rank_file(
+        checkpoint.rank_file(1), lambda file: torch.save(saved, file), {"step": 3, "rank": 1, "num_workers": 2}
+    )
     again = train(
-        "torch", now, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum, batch_size=8 // now), resume=first.checkpoint
+        "torch",
+        now,
+        SynchronousSGD(),
+        tiny.problem(),
+        settings(optimizer=tiny.momentum, batch_size=8 // now),
+        resume=first.checkpoint,
     )
     assert any("rank 1's parameters or optimizer differed from rank 0's" in note for note in again.run.info["notes"])
 
@@ -339,7 +372,9 @@ def test_a_model_that_is_damaged_is_told_once_and_the_checkpoint_before_it_taken
     first = train("torch", 3, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum))
     newest, before = complete_checkpoints(Path(first.checkpoint))
     newest.rank_file(0).write_bytes(b"x" * newest.rank_file(0).stat().st_size)
-    again = train("torch", 3, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum), resume=first.checkpoint)
+    again = train(
+        "torch", 3, SynchronousSGD(), tiny.problem(), settings(optimizer=tiny.momentum), resume=first.checkpoint
+    )
     assert again.rows(0)[0]["step"] == before.step + 1
     (note,) = (note for note in again.run.info["notes"] if "skipped" in note)
     assert note.count("checksum") == 1
@@ -374,7 +409,9 @@ def part(bias: float, mean: float) -> dict[str, Any]:
 def test_what_is_ones_own_stays_ones_own(tmp_path: Path, other: float) -> None:
     names = ("a.weight", "a.bias")
     for rank, tree in enumerate((part(1.0, 5.0), without_replicated(part(1.0 + other, 7.0), names))):
-        write_rank_file(rank_file_path(tmp_path, 3, rank), partial(torch.save, tree), {"step": 3, "rank": rank, "num_workers": 2})
+        write_rank_file(
+            rank_file_path(tmp_path, 3, rank), partial(torch.save, tree), {"step": 3, "rank": rank, "num_workers": 2}
+        )
     whole, word = read_whole_state(Checkpoint(tmp_path, 3, 2), 1)
     assert bool(word) == bool(other)
     expected = part(1.0, 7.0)["replica"]
@@ -383,7 +420,10 @@ def test_what_is_ones_own_stays_ones_own(tmp_path: Path, other: float) -> None:
     assert all(torch.equal(whole["replica"]["model"][name], value) for name, value in expected["model"].items())
     swapped = part(1.0, 5.0)
     swapped["replica"]["model"]["a.weight"] = swapped["replica"]["model"]["a.weight"].reshape(1, 5)
-    assert without_replicated(swapped, names)["replica"]["alike"] != without_replicated(part(1.0, 5.0), names)["replica"]["alike"]
+    assert (
+        without_replicated(swapped, names)["replica"]["alike"]
+        != without_replicated(part(1.0, 5.0), names)["replica"]["alike"]
+    )
 
 
 # -- another number of ranks ------------------------------------------------------------------------------------
@@ -399,7 +439,9 @@ def test_with_the_same_global_batch_other_ranks_compute_the_same(algorithm: Algo
     """To rounding; `LocalSGD` as long as its steps are synchronous."""
     how = settings(optimizer=tiny.momentum, steps=6)
     unbroken = train("torch", before, algorithm, tiny.problem(), replace(how, batch_size=12 // before))
-    again = train("torch", now, algorithm, tiny.problem(), replace(how, batch_size=12 // now), resume=unbroken.checkpoint)
+    again = train(
+        "torch", now, algorithm, tiny.problem(), replace(how, batch_size=12 // now), resume=unbroken.checkpoint
+    )
     assert [row["step"] for row in again.rows(0)] == [4, 5]
     assert relative_error(again.final, unbroken.final) < 1e-12
     assert any(f"resumed on {now} ranks, {before} before" in note for note in again.run.info["notes"])
@@ -425,7 +467,12 @@ def test_dealt_anew_each_sample_is_taken_once_an_epoch(num_samples: int, before:
     epochs = first.samples_before(stop + 1) // num_samples + 2
     end = then.steps_of(epochs)
     deals = [(first, step) for step in range(stop + 1)] + [(then, step) for step in range(stop + 1, end)]
-    taken = [int(index) for sampler, step in deals for rank in range(sampler.num_workers) for index in sampler.share(step, rank)]
+    taken = [
+        int(index)
+        for sampler, step in deals
+        for rank in range(sampler.num_workers)
+        for index in sampler.share(step, rank)
+    ]
     assert then.samples_before(end) == len(taken) == epochs * num_samples
     for epoch in range(epochs):
         assert sorted(taken[epoch * num_samples : (epoch + 1) * num_samples]) == list(range(num_samples))
@@ -438,12 +485,18 @@ def test_dealt_anew_each_sample_is_taken_once_an_epoch(num_samples: int, before:
         (PipeSGD(), tiny.sgd, "PipeSGD keeps gradients, sums or parameters of each rank"),
         (LocalSGD(every=4), tiny.sgd, "the parameters of its ranks differ there.*a multiple of every="),
         (LocalSGD(every=2), tiny.momentum, "the optimizer's state of its ranks differ"),
-        (SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5)))), tiny.sgd, "a codec keeps a residual on each rank"),
+        (
+            SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5)))),
+            tiny.sgd,
+            "a codec keeps a residual on each rank",
+        ),
         (AsyncSGD(), tiny.sgd, "at different steps"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Algorithm) else "",
 )
-def test_what_ranks_do_not_have_in_common_cannot_go_to_other_ranks(algorithm: Algorithm, optimizer: Any, words: str) -> None:
+def test_what_ranks_do_not_have_in_common_cannot_go_to_other_ranks(
+    algorithm: Algorithm, optimizer: Any, words: str
+) -> None:
     how = settings(optimizer=optimizer)
     first = train("torch", 3, algorithm, tiny.problem(), how)
     with pytest.raises(ConfigError, match=f"on 3 ranks, and this run has 2.*{words}.*Resume it on 3 ranks"):
@@ -467,7 +520,9 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("runtime", [pytest.param("mpi", marks=pytest.mark.mpi), "torch"])
-def test_kill_9_of_all_and_resume_is_unbroken(runs: Path, processes: list[subprocess.Popen[bytes]], runtime: str) -> None:
+def test_kill_9_of_all_and_resume_is_unbroken(
+    runs: Path, processes: list[subprocess.Popen[bytes]], runtime: str
+) -> None:
     """The command and its ranks die at once in mid-run; the same command with --resume ends where an unbroken run ends."""
     same = ["--runtime", runtime, "--option", "dtype=float64", "--evaluate-every", "0", "--checkpoint-every", "5"]
     process = subprocess.Popen([*COMMAND, "train", "pipe-sgd", "--steps", "1000000", *same], stdout=subprocess.DEVNULL)
@@ -487,7 +542,9 @@ def test_kill_9_of_all_and_resume_is_unbroken(runs: Path, processes: list[subpro
     assert read_info(folder)["status"] == "running", "nobody was left to say that it ended"
     assert checkpoint_of(folder) == str(folder.resolve())
     steps = str(newest + 8)
-    resumed, unbroken = (train_by_command("pipe-sgd", "--steps", steps, *same, *more) for more in (["--resume", folder.name], []))
+    resumed, unbroken = (
+        train_by_command("pipe-sgd", "--steps", steps, *same, *more) for more in (["--resume", folder.name], [])
+    )
     assert resumed["steps"] == 7
     assert resumed["loss"] == unbroken["loss"]
     models = [torch.load(Path(one["folder"]) / "model.pt", weights_only=True) for one in (resumed, unbroken)]
@@ -495,7 +552,10 @@ def test_kill_9_of_all_and_resume_is_unbroken(runs: Path, processes: list[subpro
 
 
 def test_what_cannot_be_is_refused(runs: Path) -> None:
-    for how, words in (({"checkpoint_every": 0}, "checkpoint_every=0"), ({"keep_checkpoints": 0}, "keep_checkpoints=0")):
+    for how, words in (
+        ({"checkpoint_every": 0}, "checkpoint_every=0"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints=0"),
+    ):
         with pytest.raises(ConfigError, match=words):
             Settings(steps=1, **how)
     done = workbench("train", "pipe-sgd", "--runtime", "simulated", "--checkpoint-every", "5", status=2)

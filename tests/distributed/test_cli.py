@@ -71,7 +71,9 @@ def test_train_prints_one_object_that_agrees_with_the_record(runtime: str) -> No
         "0",
     )
     found = train(*arguments)
-    assert {key: found[key] for key in ("method", "problem", "runtime", "workers", "steps", "staleness_max", "status")} == {
+    assert {
+        key: found[key] for key in ("method", "problem", "runtime", "workers", "steps", "staleness_max", "status")
+    } == {
         "method": "PipeSGD",
         "problem": "digits-mlp",
         "runtime": runtime,
@@ -147,7 +149,9 @@ def test_ctrl_c_stops_at_a_step_with_a_checkpoint_and_resume_goes_on(runs: Path)
 
 
 def test_joins_the_ranks_of_torchrun(runs: Path) -> None:
-    inner = forked("-m", "workbench", "train", "layerwise-sgd", "--steps", "4", "--json")  # the runtime is the launcher's
+    inner = forked(
+        "-m", "workbench", "train", "layerwise-sgd", "--steps", "4", "--json"
+    )  # the runtime is the launcher's
     launcher = [
         sys.executable,
         "-m",
@@ -236,7 +240,9 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_is_one_clear_error_and_status_2(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_clear_error_and_status_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In this process: what is refused starts no other. The next test sees a whole process refuse."""
     assert main(arguments) == 2
     told = capsys.readouterr().err
@@ -261,13 +267,27 @@ def test_a_diverging_run_ends_on_all_ranks_with_the_cause(runtime: str) -> None:
 
 def test_clipping_cannot_be_combined_with_single_buckets() -> None:
     """Refused where a replica is made, which is the same everywhere; what ranks report is told above."""
-    done = workbench("train", "layerwise-sgd", "--set", "apply=any", "--clip-norm", "1", "--runtime", "simulated", "--steps", "2", status=2)
+    done = workbench(
+        "train",
+        "layerwise-sgd",
+        "--set",
+        "apply=any",
+        "--clip-norm",
+        "1",
+        "--runtime",
+        "simulated",
+        "--steps",
+        "2",
+        status=2,
+    )
     assert "apply='all'" in done.stderr
 
 
 def test_no_mpi_is_one_clear_error(tmp_path: Path) -> None:
     """With an mpi4py whose library cannot be loaded."""
-    done = process("train", "pipe-sgd", "--runtime", "mpi", status=2, MPI4PY_LIBMPI=str(tmp_path / "libmpi.so"), PATH=str(tmp_path))
+    done = process(
+        "train", "pipe-sgd", "--runtime", "mpi", status=2, MPI4PY_LIBMPI=str(tmp_path / "libmpi.so"), PATH=str(tmp_path)
+    )
     assert "MPI" in done.stderr
     assert "pip install" in done.stderr
 
@@ -282,4 +302,6 @@ def test_a_store_that_cannot_be_written_is_one_clear_error(tmp_path: Path, monke
 def test_help_is_quick_because_nothing_heavy_is_imported() -> None:
     heavy = ("torch", "plotly", "ipyparallel", "numpy")
     code = f"import sys, workbench.cli.main; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )

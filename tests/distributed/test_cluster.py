@@ -56,7 +56,12 @@ def plane(loss: Any = torch.nn.functional.mse_loss, num_samples: int = 64) -> Pr
     x = torch.linspace(-1, 1, 3 * num_samples, dtype=torch.float64).reshape(num_samples, 3).sin()
     y = x @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64)
     return Problem(
-        model=lambda: torch.nn.Linear(3, 1, dtype=torch.float64), loss=loss, train=(x, y), name="plane", batch_size=8, correct=None
+        model=lambda: torch.nn.Linear(3, 1, dtype=torch.float64),
+        loss=loss,
+        train=(x, y),
+        name="plane",
+        batch_size=8,
+        correct=None,
     )
 
 
@@ -79,7 +84,9 @@ def test_engines_are_ranks_of_one_world(cluster: Cluster) -> None:
 
 
 def test_engines_share_the_cores_and_leave_the_home_folder_alone(cluster: Cluster) -> None:
-    seen = cluster.client[:].apply_sync(lambda: (__import__("os").environ["OMP_NUM_THREADS"], __import__("os").environ["IPYTHONDIR"]))
+    seen = cluster.client[:].apply_sync(
+        lambda: (__import__("os").environ["OMP_NUM_THREADS"], __import__("os").environ["IPYTHONDIR"])
+    )
     assert [threads for threads, _ in seen] == ["1"] * NUM_RANKS  # what the test session asks for, on any machine
     assert all(cluster.id in folder for _, folder in seen)
 
@@ -120,7 +127,9 @@ def test_record_can_be_read_while_it_grows_and_stop_ends_all_ranks_at_one_step(c
 
 def test_a_second_training_is_refused_while_the_first_runs(cluster: Cluster, runs: Path) -> None:
     run = cluster.train(SynchronousSGD(), plane(slow_loss), steps=100_000)
-    with pytest.raises(ConfigError, match=r"still trains: SynchronousSGD.*wait\(\) for it, stop\(\) it, or start a second Cluster"):
+    with pytest.raises(
+        ConfigError, match=r"still trains: SynchronousSGD.*wait\(\) for it, stop\(\) it, or start a second Cluster"
+    ):
         cluster.train(SynchronousSGD(), plane(), steps=1)
     assert len(list(runs.iterdir())) == 1
     run.stop().wait(20)
@@ -190,7 +199,8 @@ def test_what_cannot_travel_is_refused_with_the_way_out(cluster: Cluster, runs: 
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"n": 0}, "whole number"), ({"n": 1000}, "at most"), ({"n": 2, "runtime": "nccl"}, "'mpi' or 'torch'")]
+    ("options", "words"),
+    [({"n": 0}, "whole number"), ({"n": 1000}, "at most"), ({"n": 2, "runtime": "nccl"}, "'mpi' or 'torch'")],
 )
 def test_a_cluster_that_cannot_be_is_refused_at_once(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -203,16 +213,23 @@ def test_a_cluster_that_cannot_be_is_refused_at_once(options: dict[str, Any], wo
 def script(path: Path, body: str) -> Path:
     """A launcher that says it is the one mpi4py expects, and then does something else."""
     install = find_mpi()
-    banner = f"mpiexec (Open MPI) {install.version}" if install.name == OPEN_MPI else f"HYDRA build details:\n Version: {install.version}"
+    banner = (
+        f"mpiexec (Open MPI) {install.version}"
+        if install.name == OPEN_MPI
+        else f"HYDRA build details:\n Version: {install.version}"
+    )
     path.write_text(f'#!/bin/sh\nif [ "$1" = --version ]; then printf "{banner}\\n"; exit; fi\n{body}\n')
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
 
 
 def test_ranks_that_each_believe_to_be_alone_are_explained(tmp_path: Path, no_process_left: None) -> None:
-    alone = script(tmp_path / "mpiexec", 'while [ "$1" != -m ]; do last="$1"; shift; done; "$last" "$@" & "$last" "$@" & wait')
+    alone = script(
+        tmp_path / "mpiexec", 'while [ "$1" != -m ]; do last="$1"; shift; done; "$last" "$@" & "$last" "$@" & wait'
+    )
     with pytest.raises(
-        LaunchError, match=rf"(?s)2 ranks were started by {alone} .*each has a separate world.*mpi4py loads .*{find_mpi().version}"
+        LaunchError,
+        match=rf"(?s)2 ranks were started by {alone} .*each has a separate world.*mpi4py loads .*{find_mpi().version}",
     ):
         Cluster(2, mpi=alone, quiet=True)
 
@@ -220,7 +237,9 @@ def test_ranks_that_each_believe_to_be_alone_are_explained(tmp_path: Path, no_pr
 def test_a_failing_launcher_is_quoted_at_once(tmp_path: Path, no_process_left: None) -> None:
     broken = script(tmp_path / "mpiexec", "echo there are not enough slots available; exit 1")
     begin = time.monotonic()
-    with pytest.raises(LaunchError, match=r"(?s)ended before its 2 ranks were ready.*there are not enough slots available"):
+    with pytest.raises(
+        LaunchError, match=r"(?s)ended before its 2 ranks were ready.*there are not enough slots available"
+    ):
         Cluster(2, mpi=broken, quiet=True)
     assert time.monotonic() - begin < 15
 
@@ -234,7 +253,9 @@ def test_a_start_has_an_end(tmp_path: Path, no_process_left: None) -> None:
 # ---------------------------------------------------------------- ends
 
 
-def test_a_killed_rank_is_reported_at_once_and_an_exception_in_the_block_leaves_nothing(runs: Path, no_process_left: None) -> None:
+def test_a_killed_rank_is_reported_at_once_and_an_exception_in_the_block_leaves_nothing(
+    runs: Path, no_process_left: None
+) -> None:
     own = Cluster(NUM_RANKS, quiet=True)
 
     def cell() -> None:
@@ -306,7 +327,9 @@ def test_nothing_outlives_the_process_that_started_it(
             assert holder.poll() is None, "it was to be forgotten, not ended"
         holder.kill()
         _, said = holder.communicate()
-    assert [line for line in said.splitlines() if not re.match(r"waiting \d+ s for \d ranks? to start", line)] == []  # on a busy machine
+    assert [
+        line for line in said.splitlines() if not re.match(r"waiting \d+ s for \d ranks? to start", line)
+    ] == []  # on a busy machine
 
 
 def test_a_fork_does_not_end_its_parents_cluster(cluster: Cluster) -> None:

@@ -100,7 +100,10 @@ def test_status_answers_while_ranks_train_and_output_is_kept(cluster: Cluster, r
     assert within(60, lambda: len(run.run.curve()[0]) > 3)
     table = cluster.status()
     assert (cluster.state, run.done) == ("training", False)
-    assert [(row["rank"], row["state"], row["device"]) for row in table] == [(0, "training", "cpu"), (1, "training", "cpu")]
+    assert [(row["rank"], row["state"], row["device"]) for row in table] == [
+        (0, "training", "cpu"),
+        (1, "training", "cpu"),
+    ]
     assert [row["pid"] for row in table] == [rank["pid"] for rank in cluster.ranks]
     for row in table:
         assert row["step"] >= 2
@@ -172,7 +175,9 @@ def test_a_dead_rank_is_replaced_and_the_last_words_are_of_this_run(
     assert (cluster.state, cluster.id) == ("ready", identity)
     assert not set(old) & {rank["pid"] for rank in cluster.ranks}
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in old)
-    assert within(30, lambda: [row["state"] for row in cluster.status()] == ["ready", "ready"]), "new ranks do not train in the old run"
+    assert within(30, lambda: [row["state"] for row in cluster.status()] == ["ready", "ready"]), (
+        "new ranks do not train in the old run"
+    )
     client = cluster.client
     assert cluster.heal().client is client, "nothing was to be healed"
     assert cluster.scale(1).train(SynchronousSGD(), plane(), steps=2).wait(60).status == "finished"
@@ -203,7 +208,9 @@ HOLDER = """
 """
 
 
-def holder(then: str, steps: int = 100_000, trouble: str = "pass", *, anew: bool = False) -> tuple[subprocess.Popen[str], str]:
+def holder(
+    then: str, steps: int = 100_000, trouble: str = "pass", *, anew: bool = False
+) -> tuple[subprocess.Popen[str], str]:
     """A notebook's stand-in with a cluster that trains; and what it printed in the end. `anew`: it is no forked process."""
     code = textwrap.dedent(HOLDER.format(steps=steps, then=then, trouble=trouble))
     command = [sys.executable, "-c", code] if anew else forked("-c", code)
@@ -250,9 +257,7 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
 
 
 def test_an_error_that_nobody_saw_is_told_to_who_attaches(cache: Path, runs: Path, no_process_left: None) -> None:
-    trouble = (
-        "if os.environ['RANK'] == '1' and os.getppid() and not os.path.exists(os.environ['WORKBENCH_RUNS'] + '/go'): raise KeyError('lost')"
-    )
+    trouble = "if os.environ['RANK'] == '1' and os.getppid() and not os.path.exists(os.environ['WORKBENCH_RUNS'] + '/go'): raise KeyError('lost')"
     runs.mkdir()
     (runs / "go").touch()
     process, name = holder("detach()", trouble=trouble)
@@ -378,7 +383,9 @@ def test_a_notebook_shows_the_start_moving_and_what_ranks_print(cache: Path, run
     line = next(message["content"] for message in everything if message["msg_type"] == "display_data")
     assert line["data"]["text/plain"].startswith("0 of 2 ranks ready")
     moves = [message["content"] for message in everything if message["msg_type"] == "update_display_data"]
-    assert {move["transient"]["display_id"] for move in moves} == {line["transient"]["display_id"]}, "the same output moves"
+    assert {move["transient"]["display_id"] for move in moves} == {line["transient"]["display_id"]}, (
+        "the same output moves"
+    )
     assert moves[-1]["data"]["text/plain"].startswith("2 ranks ready in")
     printed = "".join(message["content"]["text"] for message in everything if message["msg_type"] == "stream")
     assert [printed.count(f"[{rank}] a word from a rank\n") for rank in range(2)] == [5, 5]

@@ -23,7 +23,11 @@ from workbench.errors import WorkbenchError
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.usefixtures("forked_starts")]
 
-SECRETS = {"JUPYTER_TOKEN": "5ecre7-of-jupyter", "HF_TOKEN": "5ecre7-of-a-hub", "AWS_SECRET_ACCESS_KEY": "5ecre7-of-a-cloud"}
+SECRETS = {
+    "JUPYTER_TOKEN": "5ecre7-of-jupyter",
+    "HF_TOKEN": "5ecre7-of-a-hub",
+    "AWS_SECRET_ACCESS_KEY": "5ecre7-of-a-cloud",
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,9 @@ def folder_of(cluster: Cluster) -> Path:
 
 def infos(cluster: Cluster) -> list[dict[str, Any]]:
     """What the connection files say, the client's and the engines'."""
-    found = [json.loads(path.read_text()) for path in sorted((folder_of(cluster) / "security").glob("ipcontroller-*.json"))]
+    found = [
+        json.loads(path.read_text()) for path in sorted((folder_of(cluster) / "security").glob("ipcontroller-*.json"))
+    ]
     assert len(found) == 2
     return found
 
@@ -77,7 +83,11 @@ def test_the_controller_listens_on_loopback_alone(cluster: Cluster) -> None:
     listening: set[str] = set()
     for process in marked(cluster.mark):
         if "ipyparallel.controller" in " ".join(process.cmdline()):
-            listening |= {connection.laddr.ip for connection in process.net_connections("inet") if connection.status == psutil.CONN_LISTEN}
+            listening |= {
+                connection.laddr.ip
+                for connection in process.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            }
     assert listening == {LOOPBACK}
 
 
@@ -93,7 +103,9 @@ def test_the_key_is_on_no_command_line(cluster: Cluster) -> None:
     assert seen > 3
 
 
-def test_neither_key_nor_secrets_are_in_what_is_kept_or_shown(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+def test_neither_key_nor_secrets_are_in_what_is_kept_or_shown(
+    cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Of a run that ends and of one that fails: record, output, traceback, logs, and what a notebook shows."""
     done = cluster.train(SynchronousSGD(), plane(), steps=4, checkpoint_every=2).wait(60)
 
@@ -131,7 +143,9 @@ def test_a_child_of_a_rank_is_not_given_the_key(cluster: Cluster) -> None:
         import sys
 
         code = "import os; print(dict(os.environ))"
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
 
     for text in cluster.client[:].apply_sync(inherited):
         assert "XDG_CACHE_HOME" in text and key_of(cluster) not in text

@@ -54,16 +54,31 @@ def test_ranks_on_hosts_reached_by_ssh_are_one_world(tmp_path: Path, runs: Path)
     agent.chmod(0o755)
     code = "\n".join(line.removeprefix("    ") for line in SCRIPT.splitlines())
     with EmulatedNetwork(2, rate="1gbit") as network:
-        own = {"PRTE_MCA_plm_ssh_agent": str(agent), "OMPI_MCA_plm_rsh_agent": str(agent), "XDG_CACHE_HOME": str(tmp_path)}
+        own = {
+            "PRTE_MCA_plm_ssh_agent": str(agent),
+            "OMPI_MCA_plm_rsh_agent": str(agent),
+            "XDG_CACHE_HOME": str(tmp_path),
+        }
         env = {**os.environ, **network.environment, **own}
-        for name in ("WORKBENCH_EMULATED", "PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE"):
+        for name in (
+            "WORKBENCH_EMULATED",
+            "PRTE_MCA_prte_default_hostfile",
+            "OMPI_MCA_orte_default_hostfile",
+            "HYDRA_HOST_FILE",
+        ):
             del env[name]  # what our launchers find the hosts by: here they are named
         command = network.command(0, [sys.executable, "-c", code])
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert [(rank["host"], rank["rank"], rank["size"]) for rank in found["ranks"]] == [("host0", 0, 3), ("host0", 1, 3), ("host1", 2, 3)]
-    assert (found["interface"], found["key"]) == ("tcp://10.87.0.1", 40), "it listens where the hosts reach it, encrypted"
+    assert [(rank["host"], rank["rank"], rank["size"]) for rank in found["ranks"]] == [
+        ("host0", 0, 3),
+        ("host0", 1, 3),
+        ("host1", 2, 3),
+    ]
+    assert (found["interface"], found["key"]) == ("tcp://10.87.0.1", 40), (
+        "it listens where the hosts reach it, encrypted"
+    )
     assert (found["status"], found["steps"], found["state"]) == ("finished", 4, ["ready"] * 3)
     assert len(set(found["threads"])) == 1
     assert "host1 cannot see" in found["blind"]
@@ -71,7 +86,9 @@ def test_ranks_on_hosts_reached_by_ssh_are_one_world(tmp_path: Path, runs: Path)
     assert os.listdir(tmp_path / "workbench" / "clusters") == []
 
 
-@pytest.mark.parametrize("words", ["ssh:", "ssh:a:0", "ssh:a:b:2", "ssh:a,a:2", "ssh:-oProxyCommand=x:1", "ssh:a;reboot"])
+@pytest.mark.parametrize(
+    "words", ["ssh:", "ssh:a:0", "ssh:a:b:2", "ssh:a,a:2", "ssh:-oProxyCommand=x:1", "ssh:a;reboot"]
+)
 def test_hosts_that_cannot_be_are_refused(words: str) -> None:
     with pytest.raises(ConfigError, match="write it like 'ssh:hostA:2,hostB:2'"):
         parse_hosts(words)

@@ -13,12 +13,18 @@ from tests.distributed.pool import shared_pool
 from workbench.calibration.probe import probe_here
 from workbench.papers.compare_with_ddp import DDP, HOOKED, compare_with_ddp
 
-OURS = {"synchronous": wb.SynchronousSGD(), "layer-wise": wb.LayerwiseSGD(bucket_bytes=4096), "AGD 1": wb.DelayedSGD(delay=1)}
+OURS = {
+    "synchronous": wb.SynchronousSGD(),
+    "layer-wise": wb.LayerwiseSGD(bucket_bytes=4096),
+    "AGD 1": wb.DelayedSGD(delay=1),
+}
 
 
 def on_rank(store: str) -> dict[str, object]:
     was = dist.is_initialized()
-    found = compare_with_ddp(wb.problems.get("digits-mlp"), OURS, store=store, bucket_bytes=4096, rounds=2, block=2, batch_size=8)
+    found = compare_with_ddp(
+        wb.problems.get("digits-mlp"), OURS, store=store, bucket_bytes=4096, rounds=2, block=2, batch_size=8
+    )
     return {**found, "left": dist.is_initialized() == was}
 
 

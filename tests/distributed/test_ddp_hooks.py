@@ -27,7 +27,19 @@ from tests.laws import tiny
 from tests.laws.train import assert_same, relative_error
 from tests.waiting import within
 from workbench.codecs import QSGD, ErrorFeedback, Linear8, SharedInt8, Sign, TopK, Truncate16
-from workbench.collectives import Auto, Collective, Direct, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
+from workbench.collectives import (
+    Auto,
+    Collective,
+    Direct,
+    HalvingDoubling,
+    Hierarchical,
+    Linear,
+    Native,
+    Once,
+    PowerSGD,
+    Ring,
+    Tree,
+)
 from workbench.errors import ConfigError
 from workbench.ops import Local, Program
 from workbench.runtimes.user_loop.ddp_hook import ddp_hook
@@ -42,7 +54,9 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([param.detach().reshape(-1) for param in model.parameters()])
 
 
-def wrapped(model: nn.Module, hook: Hook | None, bucket_mb: float = SMALL_MB, group: Any = None) -> DistributedDataParallel:
+def wrapped(
+    model: nn.Module, hook: Hook | None, bucket_mb: float = SMALL_MB, group: Any = None
+) -> DistributedDataParallel:
     ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, process_group=group)
     if hook is not None:
         ddp.register_comm_hook(*hook)
@@ -55,7 +69,12 @@ def mlp(dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def in_ddp(
-    hook: Hook | None, *, steps: int = STEPS, dtype: torch.dtype = torch.float64, bucket_mb: float = SMALL_MB, group: Any = None
+    hook: Hook | None,
+    *,
+    steps: int = STEPS,
+    dtype: torch.dtype = torch.float64,
+    bucket_mb: float = SMALL_MB,
+    group: Any = None,
 ) -> list[Tensor]:
     """Parameters after each step of DDP with momentum, each rank on samples of its own."""
     model = wrapped(mlp(dtype), hook, bucket_mb, group)
@@ -93,7 +112,17 @@ def same_on_all(trajectories: list[list[Tensor]]) -> None:
 
 # -- ours in DDP -----------------------------------------------------------------------------------------------
 
-EXACT = [Native(), Ring(), Ring(chunks=3), Direct(chunks=2), Linear(), Tree(), HalvingDoubling(), Hierarchical(group=2), Auto()]
+EXACT = [
+    Native(),
+    Ring(),
+    Ring(chunks=3),
+    Direct(chunks=2),
+    Linear(),
+    Tree(),
+    HalvingDoubling(),
+    Hierarchical(group=2),
+    Auto(),
+]
 LOSSY = [
     *(Ring(codec=codec) for codec in (Truncate16(), Linear8(), QSGD())),
     Tree(codec=Linear8()),
@@ -173,13 +202,19 @@ def test_truncation_once_around_is_torchs_bf16_hook() -> None:
     def run() -> tuple[Tensor, Tensor, Tensor]:
         gradient = torch.randn(1000, generator=torch.Generator().manual_seed(dist.get_rank()))
         ours = one_gradient(ddp_hook(collective=Once(codec=Truncate16(rounding="nearest"))), gradient)(gradient)
-        theirs = one_gradient((None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)), gradient)(gradient)
+        theirs = one_gradient((None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)), gradient)(
+            gradient
+        )
         return gradient, ours, theirs
 
     (first, ours, theirs), (second, *_) = shared_pool("torch", 2).run(run)
     mean = (first + second) / 2
     half = 2.0**-8  # rounding to 8 significant bits errs by so much of the value at most
-    bound = half * (first.abs() + second.abs()) / 2 + half * (1 + half) * mean.abs() + half**2 * (first.abs() + second.abs())
+    bound = (
+        half * (first.abs() + second.abs()) / 2
+        + half * (1 + half) * mean.abs()
+        + half**2 * (first.abs() + second.abs())
+    )
     assert bool(((ours - mean).abs() <= bound).all()) and float((ours - mean).abs().max()) > 0
     assert bool(((ours - theirs).abs() <= 2 * bound).all())
     assert float((ours != theirs).float().mean()) < 0.02  # where the two round a tie otherwise
@@ -233,7 +268,9 @@ def test_power_sgd_sees_the_matrix_of_a_parameter_however_it_lies() -> None:
     """Of rank 1, and transposed in memory: read as it lies, its rank would be another."""
 
     def run() -> tuple[Tensor, Tensor]:
-        gradient = torch.outer(torch.linspace(1, 2, 12, dtype=torch.float64), torch.linspace(-1, 3, 9, dtype=torch.float64).square())
+        gradient = torch.outer(
+            torch.linspace(1, 2, 12, dtype=torch.float64), torch.linspace(-1, 3, 9, dtype=torch.float64).square()
+        )
         lies_otherwise = torch.zeros(9, 12, dtype=torch.float64).T
         return gradient, one_gradient(ddp_hook(collective=PowerSGD(rank=1)), lies_otherwise)(gradient)
 
@@ -257,7 +294,10 @@ def test_a_part_of_the_ranks_may_be_a_group_of_its_own() -> None:
         group = dist.new_group([0, 2], timeout=timedelta(seconds=30))
         if dist.get_rank() == 1:
             return None
-        hooks = [ddp_hook(collective=collective, process_group=group) for collective in (Native(), Ring(), Hierarchical(group=2))]
+        hooks = [
+            ddp_hook(collective=collective, process_group=group)
+            for collective in (Native(), Ring(), Hierarchical(group=2))
+        ]
         return [in_ddp(hook, group=group) for hook in [None, *hooks]]
 
     first, nothing, third = shared_pool("torch", 3).run(run)
@@ -285,7 +325,9 @@ class Products(nn.Module):
         self.weights = nn.ParameterList([nn.Parameter(torch.zeros_like(value)) for value in constants])
 
     def forward(self) -> Tensor:
-        return torch.stack([(weight * constant).sum() for weight, constant in zip(self.weights, self.constants, strict=True)]).sum()
+        return torch.stack(
+            [(weight * constant).sum() for weight, constant in zip(self.weights, self.constants, strict=True)]
+        ).sum()
 
 
 def test_error_feedback_loses_the_first_step_to_the_new_buckets_and_nothing_after() -> None:
@@ -311,13 +353,17 @@ def test_error_feedback_loses_the_first_step_to_the_new_buckets_and_nothing_afte
     parts = [[[number for number, _ in kept["parameters"]] for kept in state["memory"]] for state in states[0]]
     assert parts[0] != parts[1], "the buckets were not cut anew: this test would see nothing"
     assert parts[1] == parts[-1] and len(parts[1]) > 1
-    assert sorted(number for part in parts[-1] for number in part) == [0, 1, 2, 3, 4], "memory of buckets that are no more"
+    assert sorted(number for part in parts[-1] for number in part) == [0, 1, 2, 3, 4], (
+        "memory of buckets that are no more"
+    )
     shapes = {kept[0]: kept[1] for item in states[0][-1]["memory"] for kept in item["parameters"]}
     left = {number: torch.zeros(size, dtype=torch.float64) for number, size in shapes.items()}
     for state in states:
         for item in state[-1]["memory"]:
             residual = item["values"]["once.residual/bucket-0"]
-            for (number, size), part in zip(item["parameters"], residual.split([size for _, size in item["parameters"]]), strict=True):
+            for (number, size), part in zip(
+                item["parameters"], residual.split([size for _, size in item["parameters"]]), strict=True
+            ):
                 assert part.numel() == size
                 left[number] += part
     by_size = {size: left[number] for number, size in shapes.items()}

@@ -66,7 +66,10 @@ def link_to_python(folder: Path) -> Path:
     [
         ("import time; time.sleep(600)", "not found each other after 1 s"),
         ("import sys; sys.exit('no such library: libx.so')", "no such library: libx.so"),
-        ("""import json; print(json.dumps({"size": 1, "total": 1, "library": "x"}))""", "worlds have 1, 1 ranks: they are of two MPIs"),
+        (
+            """import json; print(json.dumps({"size": 1, "total": 1, "library": "x"}))""",
+            "worlds have 1, 1 ranks: they are of two MPIs",
+        ),
     ],
     ids=["hang", "end", "alone"],
 )
@@ -74,11 +77,17 @@ def test_ranks_that_hang_end_or_are_alone(code: str, words: str, monkeypatch: py
     """Each MPI rank is a plain process here, as under an mpiexec that starts them without telling of each other."""
 
     def command(_install: Any, num_ranks: int, _argv: Any) -> tuple[list[str], dict[str, str]]:
-        one = f"exec {sys.executable} -c '{code}'" if "time" in code else f'{sys.executable} -c "$CODE" && {sys.executable} -c "$CODE"'
+        one = (
+            f"exec {sys.executable} -c '{code}'"
+            if "time" in code
+            else f'{sys.executable} -c "$CODE" && {sys.executable} -c "$CODE"'
+        )
         return ["sh", "-c", one], {**os.environ, "CODE": code}
 
     monkeypatch.setattr(ranks, "mpiexec_command", command)
-    monkeypatch.setattr(ranks, "find_mpi", lambda: type("I", (), {"mpiexec": "mpiexec", "__str__": lambda self: "Some MPI 1"})())
+    monkeypatch.setattr(
+        ranks, "find_mpi", lambda: type("I", (), {"mpiexec": "mpiexec", "__str__": lambda self: "Some MPI 1"})()
+    )
     found = ranks.mpi_ranks(1.0 if "sleep" in code else 60.0)[-1]
     assert (found.part, found.state, found.core) == ("mpi ranks", "fault", True)
     assert words in found.found
@@ -103,7 +112,9 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.notebooks
-def test_a_kernel_whose_program_is_gone_and_one_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_whose_program_is_gone_and_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "kernels" / "aaa-broken"
     folder.mkdir(parents=True)
     (folder / "kernel.json").write_text(
@@ -124,7 +135,10 @@ def test_what_is_not_installed_is_named_with_its_command(monkeypatch: pytest.Mon
     found = {item.part: item for item in software.packages()}
     assert (found["core"].state, found["core"].core) == ("fault", True)
     assert "no-such-core" in found["core"].found
-    assert (found["extra vision"].state, found["extra vision"].mend) == ("missing", "pip install 'sgd-workbench[vision]'")
+    assert (found["extra vision"].state, found["extra vision"].mend) == (
+        "missing",
+        "pip install 'sgd-workbench[vision]'",
+    )
     assert found["extra notebooks"].state == "ok"
 
 
@@ -152,7 +166,9 @@ def test_the_exit_status_is_of_the_core(
 ) -> None:
     from workbench.cli.main import main
 
-    monkeypatch.setattr("workbench.doctor.examine", lambda **how: iter([Finding("part", "fault", "found", "do this", core=core)]))
+    monkeypatch.setattr(
+        "workbench.doctor.examine", lambda **how: iter([Finding("part", "fault", "found", "do this", core=core)])
+    )
     assert main(["doctor"]) == status
     assert "fix: do this" in capsys.readouterr().out
     assert callable(examination.examine)

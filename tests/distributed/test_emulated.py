@@ -53,7 +53,11 @@ def told(network: EmulatedNetwork, host: int, script: str) -> str:
 
 def spaces(of: list[psutil.Process] | None = None) -> set[str]:
     """The network namespaces that processes are in."""
-    pids = [str(process.pid) for process in of] if of is not None else [name for name in os.listdir("/proc") if name.isdigit()]
+    pids = (
+        [str(process.pid) for process in of]
+        if of is not None
+        else [name for name in os.listdir("/proc") if name.isdigit()]
+    )
     found = set()
     for pid in pids:
         try:
@@ -94,7 +98,9 @@ def test_a_rate_up_limits_where_it_is_the_lower() -> None:
 
 def test_short_messages_are_limited_too(network: EmulatedNetwork) -> None:
     """64 kB after a pause: at 10 Mbit/s all but the first 6 kB take their time on the wire, 46 ms."""
-    listen = "import socket; s = socket.create_server(('{}', 7000)); print(1, flush=True); c, _ = s.accept(); n = 65536\n"
+    listen = (
+        "import socket; s = socket.create_server(('{}', 7000)); print(1, flush=True); c, _ = s.accept(); n = 65536\n"
+    )
     serve = listen.format(network.hosts[1].address) + "while n: n -= len(c.recv(n))\nc.sendall(b'!')"
     ask = (
         f"import socket, time; c = socket.create_connection(('{network.hosts[1].address}', 7000)); t = time.perf_counter()\n"
@@ -117,7 +123,11 @@ def test_latency_is_added_and_the_rate_is_kept(network: EmulatedNetwork) -> None
 
 
 def test_hosts_know_each_other_and_nobody_else(network: EmulatedNetwork) -> None:
-    said = told(network, 1, "hostname; getent hosts host2; cat /proc/sys/net/ipv4/ip_forward; cut -d: -f1 /proc/net/dev | tail -n +3; pwd")
+    said = told(
+        network,
+        1,
+        "hostname; getent hosts host2; cat /proc/sys/net/ipv4/ip_forward; cut -d: -f1 /proc/net/dev | tail -n +3; pwd",
+    )
     host, other, forward, *interfaces, folder = said.splitlines()
     assert (host, other.split(), forward) == ("host1", ["10.87.0.3", "host2"], "0")
     assert {name.strip() for name in interfaces} == {"lo", "eth0"}
@@ -126,8 +136,12 @@ def test_hosts_know_each_other_and_nobody_else(network: EmulatedNetwork) -> None
         port = ours.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
             pass  # it listens, here
-        attempt = "import socket\ntry: socket.create_connection(('{}', {}), 5)\nexcept OSError as error: print(error.errno)"
-        answers = [told(network, 0, f'{" ".join(QUICK)} "{attempt.format(to, port)}"') for to in ("127.0.0.1", "192.0.2.1")]
+        attempt = (
+            "import socket\ntry: socket.create_connection(('{}', {}), 5)\nexcept OSError as error: print(error.errno)"
+        )
+        answers = [
+            told(network, 0, f'{" ".join(QUICK)} "{attempt.format(to, port)}"') for to in ("127.0.0.1", "192.0.2.1")
+        ]
     assert answers == [str(errno.ECONNREFUSED), str(errno.ENETUNREACH)]
 
 
@@ -135,7 +149,9 @@ def test_a_process_there_ends_as_its_command_does_and_the_other_way_round(networ
     assert network.run(0, ["sh", "-c", "exit 7"]).wait(20) == 7
     assert network.run("host1", ["sh", "-c", "kill -KILL $$"]).wait(20) == -signal.SIGKILL
     assert network.run(0, ["no-such-command"], stderr=subprocess.DEVNULL).wait(20) == 127
-    caught = network.run(2, ["sh", "-c", "trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done"], stdout=subprocess.PIPE)
+    caught = network.run(
+        2, ["sh", "-c", "trap 'exit 5' TERM; echo up; while :; do sleep 0.05; done"], stdout=subprocess.PIPE
+    )
     with caught:
         assert caught.stdout is not None
         assert caught.stdout.readline() == b"up\n"
@@ -168,7 +184,9 @@ def as_somebody(code: str, *shell: str) -> subprocess.CompletedProcess[str]:
 MAKE = "from workbench.clusters.emulated import EmulatedNetwork as E\nwith E(2) as n: n.run(1, ['hostname']).wait()"
 
 
-@pytest.mark.skipif(subprocess.run(["unshare", "-U", "true"], capture_output=True).returncode != 0, reason="no user namespaces here")
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-U", "true"], capture_output=True).returncode != 0, reason="no user namespaces here"
+)
 def test_without_root_where_users_have_namespaces_and_a_reason_where_not() -> None:
     allowed = as_somebody(MAKE, "unshare", "-U", "--map-user=1000", "--map-group=1000")
     assert (allowed.returncode, allowed.stdout) == (0, "host1\n"), allowed.stderr
@@ -182,7 +200,9 @@ def test_without_root_where_users_have_namespaces_and_a_reason_where_not() -> No
 
 
 def emulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*WORKBENCH, "emulate", *arguments], capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        [*WORKBENCH, "emulate", *arguments], capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL
+    )
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +249,17 @@ def test_the_exit_status_is_that_of_the_command_that_failed_and_the_others_end()
 
 
 def test_an_interrupt_reaches_the_command_which_decides_when_to_end() -> None:
-    command = [*WORKBENCH, "emulate", "--", "sh", "-c", "trap 'echo told; exit 3' INT; echo up; while :; do sleep 0.05; done"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:  # without a terminal
+    command = [
+        *WORKBENCH,
+        "emulate",
+        "--",
+        "sh",
+        "-c",
+        "trap 'echo told; exit 3' INT; echo up; while :; do sleep 0.05; done",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:  # without a terminal
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGINT)
@@ -263,7 +292,9 @@ def test_nothing_stays_when_the_starter_is_killed(sign: signal.Signals) -> None:
         assert len(theirs) >= 2, "the switch's and the first host's"
         process.send_signal(sign)
         process.wait(10)
-        assert within(10, lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in inside))
+        assert within(
+            10, lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in inside)
+        )
     assert not theirs & spaces()
     assert set(os.listdir("/sys/class/net")) == before
 
@@ -283,11 +314,15 @@ def test_a_cluster_trains_on_emulated_hosts_and_leaves_nothing() -> None:
     with EmulatedNetwork(2, rate="200mbit", ranks_per_host=2) as network:
         with Cluster(4, launcher=network, quiet=True) as cluster:
             assert [rank["host"] for rank in cluster.ranks] == ["host0", "host0", "host1", "host1"]
-            assert len(spaces([psutil.Process(rank["pid"]) for rank in cluster.ranks]) - spaces([psutil.Process()])) == 2
+            assert (
+                len(spaces([psutil.Process(rank["pid"]) for rank in cluster.ranks]) - spaces([psutil.Process()])) == 2
+            )
             counts = []
             for collective in (Ring(), Hierarchical(group=2)):
                 begin = sent(0)
-                run = cluster.train(SynchronousSGD(collective=collective), digits_mlp(), steps=20, evaluate_every=0).wait(60)
+                run = cluster.train(
+                    SynchronousSGD(collective=collective), digits_mlp(), steps=20, evaluate_every=0
+                ).wait(60)
                 counts.append(sent(0) - begin)
                 assert len(run.run.spans) > 0
             mark = cluster.mark
@@ -295,7 +330,9 @@ def test_a_cluster_trains_on_emulated_hosts_and_leaves_nothing() -> None:
         assert marked(mark) == []
     message_bytes = run.run.info["model"]["message_bytes"]
     assert counts[0] > 20 * 1.5 * message_bytes, "a ring of four: each rank sends one and a half gradients a step"
-    assert 20 * message_bytes < counts[1] < 0.9 * counts[0], "at two levels the leaders alone cross the wire, as a ring of two"
+    assert 20 * message_bytes < counts[1] < 0.9 * counts[0], (
+        "at two levels the leaders alone cross the wire, as a ring of two"
+    )
 
 
 @pytest.mark.mpi
@@ -331,5 +368,7 @@ def test_a_cluster_whose_owner_is_killed_leaves_nothing(tmp_path: Path) -> None:
         assert not theirs & spaces([psutil.Process()])
         process.kill()
         process.wait(10)
-        assert within(15, lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+        assert within(
+            15, lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+        )
         assert within(15, lambda: not theirs & spaces())

@@ -106,8 +106,12 @@ def test_what_cannot_be_cut_is_told(network: EmulatedNetwork) -> None:
         network.mend("switch")
 
 
-@pytest.mark.parametrize(("runtime", "fault"), [("torch", "cut"), ("torch", "slow"), pytest.param("mpi", "cut", marks=pytest.mark.mpi)])
-def test_a_run_goes_on_behind_it(network: EmulatedNetwork, runs: Path, runtime: str, fault: str, expected: dict[str, Tensor]) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "fault"), [("torch", "cut"), ("torch", "slow"), pytest.param("mpi", "cut", marks=pytest.mark.mpi)]
+)
+def test_a_run_goes_on_behind_it(
+    network: EmulatedNetwork, runs: Path, runtime: str, fault: str, expected: dict[str, Tensor]
+) -> None:
     """To the same weights; nobody is taken for dead."""
     training = Training(network, runs, "synchronous-sgd", runtime, "--timeout", "60")
     training.reach(AT_STEP)

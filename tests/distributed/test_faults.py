@@ -55,7 +55,9 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     assert pool.num_starts == max(starts, 1), "the ranks had to be started anew"
 
 
-def outcomes(runtime: str, algorithm: Algorithm, broken: Problem, how: Settings = HOW, **more: Any) -> tuple[list[Outcome], Job]:
+def outcomes(
+    runtime: str, algorithm: Algorithm, broken: Problem, how: Settings = HOW, **more: Any
+) -> tuple[list[Outcome], Job]:
     """Each rank's outcome of a job whose problem on rank 1 is another."""
     job = make_job(runtime, NUM_RANKS, algorithm, tiny.problem(partial(tiny.FailsAt, None, 0)), how, **more)
     jobs = [replace(job, problem=broken) if rank == BROKEN else job for rank in range(NUM_RANKS)]
@@ -77,7 +79,9 @@ def check_record(job: Job, words: str) -> None:
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=ids)
 def test_an_exception_in_one_ranks_model_ends_the_run_on_all(algorithm: Algorithm, runtime: str) -> None:
-    found, job = outcomes(runtime, algorithm, tiny.problem(partial(tiny.FailsAt, ZeroDivisionError("no such thing"), 3)))
+    found, job = outcomes(
+        runtime, algorithm, tiny.problem(partial(tiny.FailsAt, ZeroDivisionError("no such thing"), 3))
+    )
     assert isinstance(found[BROKEN].error, ZeroDivisionError)
     for rank in (0, 2):
         assert isinstance(found[rank].error, PeerFailed), found[rank].error
@@ -108,7 +112,9 @@ def test_an_exception_in_one_ranks_evaluation(runtime: str) -> None:
 def test_an_interrupt_of_one_rank(runtime: str) -> None:
     found, job = outcomes(runtime, PipeSGD(width=2), tiny.problem(partial(tiny.FailsAt, KeyboardInterrupt(), 3)))
     assert isinstance(found[BROKEN].error, KeyboardInterrupt)
-    assert all(isinstance(found[rank].error, PeerFailed) and "KeyboardInterrupt" in str(found[rank].error) for rank in (0, 2))
+    assert all(
+        isinstance(found[rank].error, PeerFailed) and "KeyboardInterrupt" in str(found[rank].error) for rank in (0, 2)
+    )
     assert max(outcome.seconds for outcome in found) < SOON_S
     check_record(job, "KeyboardInterrupt")
 

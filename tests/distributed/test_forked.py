@@ -41,12 +41,18 @@ def stand_in(code: str) -> list[str]:
         ("raise SystemExit('for this reason')", 1, ""),
         ("import os; os.kill(os.getpid(), 15)", -15, ""),
         ("raise KeyboardInterrupt", -2, ""),
-        ("import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()", 0, "late\n"),
+        (
+            "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()",
+            0,
+            "late\n",
+        ),
     ],
 )
 def test_it_does_and_ends_as_an_interpreter(start: Start, code: str, status: int, said: str, tmp_path: Path) -> None:
     environment = {**os.environ, "GIVEN": "é"}
-    done = subprocess.run(start(code), env=environment, cwd=tmp_path, input="asked", capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        start(code), env=environment, cwd=tmp_path, input="asked", capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout) == (status, said.format(folder=tmp_path)), done.stderr
     assert ("Traceback" in done.stderr) == ("1 / 0" in code or "Keyboard" in code)
 
@@ -95,9 +101,19 @@ def test_a_stand_in_that_is_killed_as_it_asks_ends_no_other() -> None:
 
 
 def test_a_process_ends_whose_stand_in_is_killed_before_it_has_read() -> None:
-    asked = {"command": interpreter(SAYS_ITS_NUMBER), "streams": [0, 1, 2], "folder": os.getcwd(), "environment": dict(os.environ)}
+    asked = {
+        "command": interpreter(SAYS_ITS_NUMBER),
+        "streams": [0, 1, 2],
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+    }
     read, write = os.pipe()
-    with open(read) as said, open(write, "w") as stream, socket.socket(socket.AF_UNIX) as caller, open(os.devnull, "r+") as nothing:
+    with (
+        open(read) as said,
+        open(write, "w") as stream,
+        socket.socket(socket.AF_UNIX) as caller,
+        open(os.devnull, "r+") as nothing,
+    ):
         caller.connect(address())
         socket.send_fds(caller, [b"!"], [nothing.fileno(), stream.fileno(), nothing.fileno()])
         caller.sendall(json.dumps(asked).encode() + b"\n")

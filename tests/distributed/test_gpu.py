@@ -27,7 +27,11 @@ def test_staged_tensors_are_summed_broadcast_and_exchanged() -> None:
         transport = MpiTransport(device=torch.device("cpu"))
         transport._staged = True  # as with CUDA tensors and a library that takes host memory only
         deadline = Deadline("the test", transport.peer_failure, 20)
-        summed, shared, received = torch.full((3,), transport.rank + 1.0), torch.full((2,), float(transport.rank)), torch.zeros(2)
+        summed, shared, received = (
+            torch.full((3,), transport.rank + 1.0),
+            torch.full((2,), float(transport.rank)),
+            torch.zeros(2),
+        )
         hosts = []
         to_host = transport._to_host
         transport._to_host = lambda flat: hosts.append(to_host(flat)) or hosts[-1]  # type: ignore[method-assign, func-returns-value]
@@ -53,7 +57,18 @@ def test_the_local_rank_is_the_launchers(name: str) -> None:
 
 
 def train(runtime: str, *algorithm: str) -> dict[str, Any]:
-    words = [*(algorithm or ("pipe-sgd",)), "--runtime", runtime, "--workers", "1", "--steps", "30", "--seed", "3", "--json"]
+    words = [
+        *(algorithm or ("pipe-sgd",)),
+        "--runtime",
+        runtime,
+        "--workers",
+        "1",
+        "--steps",
+        "30",
+        "--seed",
+        "3",
+        "--json",
+    ]
     command = [sys.executable, "-m", "workbench", "train", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
@@ -98,7 +113,13 @@ def test_losses_on_a_gpu_are_those_of_a_cpu(algorithm: tuple[str, ...], monkeypa
     for visible in (None, ""):
         if visible is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        losses.append([row["loss"] for row in Run.load(train("torch", *algorithm)["folder"]).metrics[0] if row.get("loss") is not None])
+        losses.append(
+            [
+                row["loss"]
+                for row in Run.load(train("torch", *algorithm)["folder"]).metrics[0]
+                if row.get("loss") is not None
+            ]
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-3), "losses a step on the GPU, and on the CPU"
 
 

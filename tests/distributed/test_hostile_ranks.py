@@ -87,7 +87,11 @@ def test_mpi_tells_how_long_a_message_was(how: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("how", "number", "words"),
     [
-        ("longer", 1, r"messages from rank 1 to rank 0 with tag 0: it announces \d+ bytes of torch.float64, and \d+ of"),
+        (
+            "longer",
+            1,
+            r"messages from rank 1 to rank 0 with tag 0: it announces \d+ bytes of torch.float64, and \d+ of",
+        ),
         ("longer", 4, "messages from rank 1 to rank 0 with tag 0: it announces"),
         ("shorter", 4, "messages from rank 1 to rank 0 with tag 0: it announces"),
         ("of integers", 4, "of torch.int64, and .* of torch.float64 are expected"),

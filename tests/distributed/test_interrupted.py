@@ -31,11 +31,19 @@ pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(600 + 5 * HOW_MANY)]
 SEED = int(os.environ.get("WORKBENCH_INTERRUPTS_SEED", "8"))
 WITHIN_S = 0.8  # a training of these begins, takes its steps and ends in about that
 COME_BACK_S = 20.0
-METHODS = [SynchronousSGD(), PipeSGD(width=2), LayerwiseSGD(bucket_bytes=200.0), SynchronousSGD(collective=Ring()), AsyncSGD()]
+METHODS = [
+    SynchronousSGD(),
+    PipeSGD(width=2),
+    LayerwiseSGD(bucket_bytes=200.0),
+    SynchronousSGD(collective=Ring()),
+    AsyncSGD(),
+]
 
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("local", marks=pytest.mark.mpi)])
-def start(forked_starts: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Cluster]]:
+def start(
+    forked_starts: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[], Cluster]]:
     """Two ranks of a runtime: the cluster that the test before used, or another one where an interrupt has stopped that for good."""
     clusters: list[Cluster] = []
 
@@ -83,7 +91,9 @@ def interrupted_cell(cluster: Cluster, after_s: float) -> bool:
 
 def interrupted_ranks(cluster: Cluster, chance: random.Random) -> None:
     """A training whose ranks, one or all, are interrupted at some moment."""
-    run = cluster.train(chance.choice(METHODS), plane(), steps=1 + int(chance.expovariate(1 / 60)), evaluate_every=chance.choice([0, 5]))
+    run = cluster.train(
+        chance.choice(METHODS), plane(), steps=1 + int(chance.expovariate(1 / 60)), evaluate_every=chance.choice([0, 5])
+    )
     time.sleep(chance.uniform(0, WITHIN_S))
     run.interrupt(chance.choice([0, 1, None]))
     with suppress(WorkbenchError):
@@ -150,7 +160,9 @@ def test_an_interrupt_while_ranks_are_given_their_work_waits_until_all_have_it(
     assert usable(cluster) == ""
 
 
-def test_an_answer_that_was_lost_is_told_with_the_way_out(cluster: Cluster, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_was_lost_is_told_with_the_way_out(
+    cluster: Cluster, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(RunHandle, "_on_result", lambda self, result: None)
     monkeypatch.setattr(cluster_module, "RETURN_S", 1.0)
     run = cluster.heal().train(SynchronousSGD(), plane(), steps=2)

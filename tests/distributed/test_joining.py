@@ -22,7 +22,13 @@ from workbench.settings import Settings
 
 
 def job_of(ranks: int, **changes: Any) -> Job:
-    return make_job("torch", ranks, SynchronousSGD(), tiny.problem(), Settings(**{"steps": 3, "batch_size": 2, "timeout_s": 20, **changes}))
+    return make_job(
+        "torch",
+        ranks,
+        SynchronousSGD(),
+        tiny.problem(),
+        Settings(**{"steps": 3, "batch_size": 2, "timeout_s": 20, **changes}),
+    )
 
 
 def stays_away() -> None:

@@ -112,7 +112,9 @@ def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypat
             time.sleep(0.05)
         assert said == [], "who takes steps has heard of all"
         assert within(5, lambda: bool(said))
-    assert re.match("rank [12] is gone at step 0: no rank on far has reported for ", said[0]), "whichever is looked at when the time is up"
+    assert re.match("rank [12] is gone at step 0: no rank on far has reported for ", said[0]), (
+        "whichever is looked at when the time is up"
+    )
     assert not (tmp_path / heartbeat_name(0)).exists()
 
 
@@ -120,7 +122,9 @@ def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypat
 
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("local", marks=pytest.mark.mpi)])
-def cluster(forked_starts: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(
+    forked_starts: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
     """Ranks that are processes of gloo, or of one MPI world."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -136,8 +140,14 @@ def weights(run: Any) -> dict[str, Any]:
 
 @pytest.mark.notebooks
 @pytest.mark.timeout(240)
-def test_a_killed_rank_is_named_and_a_healed_cluster_goes_on_to_the_same_weights(cluster: Cluster, runs: Path, tmp_path: Path) -> None:
-    method, plain, slow = PipeSGD(width=2, collective=Ring()), tiny.problem(partial(tiny.FailsAt, None, 0)), tiny.problem(Slow)
+def test_a_killed_rank_is_named_and_a_healed_cluster_goes_on_to_the_same_weights(
+    cluster: Cluster, runs: Path, tmp_path: Path
+) -> None:
+    method, plain, slow = (
+        PipeSGD(width=2, collective=Ring()),
+        tiny.problem(partial(tiny.FailsAt, None, 0)),
+        tiny.problem(Slow),
+    )
     whole = cluster.train(method, plain, steps=40, batch_size=2).wait(120)
     begun = cluster.train(method, slow, steps=40, batch_size=2)
     assert within(60, lambda: len(begun.run.curve()[0]) > 3)
@@ -170,7 +180,9 @@ def test_a_stopped_rank_is_told_from_a_dead_one_and_goes_on_to_the_same_weights(
     try:
         assert within(10, lambda: cluster.status()[1]["state"] == "stopped"), cluster.status()
         assert [row["state"] for row in cluster.status()] == ["training", "stopped", "training"]
-        with pytest.raises(TimeoutError, match=rf"rank 1 is stopped \(SIGSTOP: kill -CONT {pid} on .*; rank 2 is alive at step \d+"):
+        with pytest.raises(
+            TimeoutError, match=rf"rank 1 is stopped \(SIGSTOP: kill -CONT {pid} on .*; rank 2 is alive at step \d+"
+        ):
             run.wait(0.5)
         assert cluster.state == "training"
     finally:
@@ -205,7 +217,12 @@ def train_and_kill(runs: Path, *arguments: str, python: Sequence[str] = ()) -> t
         [*python, *command] if python else forked(*command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        assert within(90, lambda: list(runs.glob("2*/metrics-00002.jsonl")) and next(runs.glob("2*/metrics-00002.jsonl")).stat().st_size)
+        assert within(
+            90,
+            lambda: (
+                list(runs.glob("2*/metrics-00002.jsonl")) and next(runs.glob("2*/metrics-00002.jsonl")).stat().st_size
+            ),
+        )
         folder = next(runs.glob("2*"))
         os.kill(json.loads((folder / heartbeat_name(2)).read_text())["pid"], signal.SIGKILL)
         _, said = process.communicate(timeout=90)
@@ -218,7 +235,9 @@ def train_and_kill(runs: Path, *arguments: str, python: Sequence[str] = ()) -> t
 @pytest.mark.parametrize("runtime", ["torch", MPI])
 def test_the_command_line_names_the_rank_and_the_signal(runtime: str, runs: Path, no_process_left: None) -> None:
     """With an interpreter as a user starts it."""
-    folder, status, said = train_and_kill(runs, "synchronous-sgd", "--runtime", runtime, "--steps", "1000000", python=[sys.executable])
+    folder, status, said = train_and_kill(
+        runs, "synchronous-sgd", "--runtime", runtime, "--steps", "1000000", python=[sys.executable]
+    )
     assert status == 1
     assert said.startswith("workbench: rank 2's process is gone: killed by signal 9 (SIGKILL) at step "), said
     info = json.loads((folder / "run.json").read_text())
@@ -237,27 +256,39 @@ GOING_ON: list[Any] = [
 
 @pytest.mark.parametrize("how", GOING_ON, ids=" ".join)
 def test_the_command_line_goes_on_without_a_rank(how: tuple[str, ...], runs: Path, no_process_left: None) -> None:
-    folder, status, said = train_and_kill(runs, *how[1:], "--runtime", how[0], "--steps", "600", "--evaluate-every", "0")
+    folder, status, said = train_and_kill(
+        runs, *how[1:], "--runtime", how[0], "--steps", "600", "--evaluate-every", "0"
+    )
     assert status == 0, said
     info = json.loads((folder / "run.json").read_text())
-    assert (info["status"], info["result"]["steps"], [row["rank"] for row in info["departures"]]) == ("finished", 600, [2])
+    assert (info["status"], info["result"]["steps"], [row["rank"] for row in info["departures"]]) == (
+        "finished",
+        600,
+        [2],
+    )
 
 
 @pytest.mark.mpi
 def test_a_launcher_that_is_asked_for_half_is_told_the_whole(runs: Path, no_process_left: None) -> None:
     """With `--with-ft ulfm` alone, ranks may wait for the dead one for ever when they end."""
-    train = forked("-m", "workbench", "train", "local-sgd", "--runtime", "mpi", "--steps", "5", "--on-failure", "shrink")
+    train = forked(
+        "-m", "workbench", "train", "local-sgd", "--runtime", "mpi", "--steps", "5", "--on-failure", "shrink"
+    )
     command, env = mpiexec_command(find_mpi(), 2, train, outlives=True)
     end = command.index("ulfm") + 1
     assert command[end : end + 3] == ["--mca", "async_mpi_finalize", "1"]
-    half = subprocess.run([*command[:end], *command[end + 3 :]], env=env, capture_output=True, text=True, timeout=90, check=False)
+    half = subprocess.run(
+        [*command[:end], *command[end + 3 :]], env=env, capture_output=True, text=True, timeout=90, check=False
+    )
     assert half.returncode != 0
     assert "Open MPI 5 under `mpiexec --with-ft ulfm --mca async_mpi_finalize 1`" in half.stderr
     whole = subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
     assert whole.returncode == 0, whole.stderr
 
 
-@pytest.mark.parametrize(("method", "victim"), [(("async-sgd",), 2), (("pipe-sgd", *SHRINK), 0), (("partial-all-reduce",), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("method", "victim"), [(("async-sgd",), 2), (("pipe-sgd", *SHRINK), 0), (("partial-all-reduce",), 1)], ids=str
+)
 def test_the_command_line_starts_another_process_in_its_place(
     method: tuple[str, ...], victim: int, runs: Path, no_process_left: None
 ) -> None:
@@ -287,10 +318,25 @@ def test_the_command_line_starts_another_process_in_its_place(
 # ---------------------------------------------------------------- evaluations that a killed run left
 
 
-def test_evaluations_that_a_killed_rank_left_are_told_and_made_by_one_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluations_that_a_killed_rank_left_are_told_and_made_by_one_command(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of a run whose ranks are at steps of their own: rank 0 would have made them at the end."""
-    words = ["train", "async-sgd", "--workers", "2", "--runtime", "torch", "--steps", "1000000", "--evaluate-every", "20"]
-    process = subprocess.Popen([sys.executable, "-m", "workbench", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = [
+        "train",
+        "async-sgd",
+        "--workers",
+        "2",
+        "--runtime",
+        "torch",
+        "--steps",
+        "1000000",
+        "--evaluate-every",
+        "20",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         assert within(60, lambda: len(list(runs.glob("*/evaluations/step-*.pt"))) >= 3)
         (folder,) = runs.iterdir()
@@ -301,7 +347,10 @@ def test_evaluations_that_a_killed_rank_left_are_told_and_made_by_one_command(ru
         process.wait()
     num_left = len(list(folder.glob("evaluations/step-*.pt")))
     assert main(["show", "last"]) == 0
-    assert f"{num_left} evaluations wait in evaluations/: `workbench evaluate {folder.name}` makes them" in capsys.readouterr().out
+    assert (
+        f"{num_left} evaluations wait in evaluations/: `workbench evaluate {folder.name}` makes them"
+        in capsys.readouterr().out
+    )
     assert main(["evaluate", folder.name]) == 0
     assert f"evaluations made: {num_left}" in capsys.readouterr().out
     found = Run.load(folder).evaluations()

@@ -92,7 +92,12 @@ def test_a_library_s_first_long_sums_do_not_count(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("num_bytes", "measured_bytes", "line_s", "longest_s"),
-    [(1e5, 0, 0.067, 0.134), (2e6, LONG_BYTES, 0.08, 0.16), (6e7, LONG_BYTES, 0.08, 0.16), (1e9, LONGEST_BYTES, 0.08, 0.4)],
+    [
+        (1e5, 0, 0.067, 0.134),
+        (2e6, LONG_BYTES, 0.08, 0.16),
+        (6e7, LONG_BYTES, 0.08, 0.16),
+        (1e9, LONGEST_BYTES, 0.08, 0.4),
+    ],
 )
 def test_sums_as_long_as_the_run_s_are_measured(
     monkeypatch: pytest.MonkeyPatch, num_bytes: float, measured_bytes: int, line_s: float, longest_s: float

@@ -14,7 +14,10 @@ import pytest
 from tests.distributed.pool import ROOT, our_environment
 
 # case/method -> what rank 0 says and its status, what rank 1 says and its status
-MORE = (r"rank [01] calls finish\(\) after \d steps?, but rank [01] (has begun|calls finish\(\) after) \d steps: .*DistributedSampler", 1)
+MORE = (
+    r"rank [01] calls finish\(\) after \d steps?, but rank [01] (has begun|calls finish\(\) after) \d steps: .*DistributedSampler",
+    1,
+)
 SAVE = (r"rank [01] calls .* after \d steps, but rank [01] .*: call save\(\) on every rank", 1)
 ALONE = (r"rank [01] calls finish\(\) after 3 steps, but rank [01]|but rank [01] calls finish\(\) after 3 steps", 1)
 LEFT = r"rank 1 (has )?ended (without finish\(\) )?after 3 steps"
@@ -40,7 +43,13 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict
     folder: Path = tmp_path_factory.mktemp("ends")
     command = [sys.executable, "-m", "tests.distributed.ends", str(folder), "2", *CASES]
     done = subprocess.run(
-        command, env=our_environment({}) | {"PATH": ""}, cwd=ROOT, capture_output=True, text=True, timeout=400, check=True
+        command,
+        env=our_environment({}) | {"PATH": ""},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=True,
     )
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {(row["case"], row["rank"]): row for row in rows}
@@ -48,7 +57,9 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict
 
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_that_differ_or_end_early_end_in_a_clear_error_on_all(case: str, ends: dict[tuple[str, int], dict[str, Any]]) -> None:
+def test_ranks_that_differ_or_end_early_end_in_a_clear_error_on_all(
+    case: str, ends: dict[tuple[str, int], dict[str, Any]]
+) -> None:
     for rank, (words, status) in enumerate(CASES[case]):
         row = ends[case, rank]
         assert row["status"] == status, row["text"]
@@ -73,7 +84,14 @@ def test_rank_of_mpi_that_waits_in_finalize_for_another_ends_and_ends_the_job(
         "time.sleep(600 * transport.rank)"
     )
     command, env = mpiexec_command(find_mpi(), 2, [sys.executable, "-c", code])
-    done = subprocess.run(command, env=our_environment(env), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=our_environment(env), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode != 0
     assert done.stdout.count("said") == 2
-    assert done.stderr.count("rank 0 did not end in 1 s (MPI_Finalize waits for all ranks), so a signal ends it: it failed") == 1
+    assert (
+        done.stderr.count(
+            "rank 0 did not end in 1 s (MPI_Finalize waits for all ranks), so a signal ends it: it failed"
+        )
+        == 1
+    )

@@ -66,9 +66,14 @@ def test_ranks_of_a_fork_server_and_their_ends(tmp_path: Path) -> None:
         told = json.loads(process.stdout.readline())
         assert (told["ends"], told["still"]) == ({"ends": 0, "fails": 3, "killed": -signal.SIGKILL}, None)
         deadline = time.monotonic() + 20
-        while len(lines := (tmp_path / "log").read_text(errors="surrogateescape").splitlines()) < 4 and time.monotonic() < deadline:
+        while (
+            len(lines := (tmp_path / "log").read_text(errors="surrogateescape").splitlines()) < 4
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.05)  # the one that sleeps may not have printed
-        assert sorted(lines) == [f"rank {what} \udcff {what} None ['torch'] True " for what in ("ends", "fails", "killed", "sleeps")]
+        assert sorted(lines) == [
+            f"rank {what} \udcff {what} None ['torch'] True " for what in ("ends", "fails", "killed", "sleeps")
+        ]
         rank = psutil.Process(told["sleeps"])
         fork_server = rank.parent()
         assert fork_server is not None and fork_server.ppid() == process.pid
@@ -88,11 +93,25 @@ def test_there_is_none_where_something_may_have_been_computed() -> None:
 
 def training(runs: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """`workbench train` on two ranks that would go on for long, and they, when they take steps."""
-    command = [sys.executable, "-m", "workbench", "train", "pipe-sgd", "--runtime", "torch", "--workers", "2", "--steps", "1000000"]
+    command = [
+        sys.executable,
+        "-m",
+        "workbench",
+        "train",
+        "pipe-sgd",
+        "--runtime",
+        "torch",
+        "--workers",
+        "2",
+        "--steps",
+        "1000000",
+    ]
     process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert within(60, lambda: len([path for path in runs.glob("2*/metrics-*.jsonl") if path.stat().st_size]) == 2)
     folder = next(runs.glob("2*"))
-    return process, [psutil.Process(json.loads((folder / heartbeat_name(rank)).read_text())["pid"]) for rank in range(2)]
+    return process, [
+        psutil.Process(json.loads((folder / heartbeat_name(rank)).read_text())["pid"]) for rank in range(2)
+    ]
 
 
 @pytest.mark.parametrize("victim", ["the command", "the fork_server"])
@@ -105,7 +124,12 @@ def test_with_the_command_or_the_fork_server_all_ranks_end(victim: str, runs: Pa
     try:
         os.kill(process.pid if victim == "the command" else fork_server.pid, signal.SIGKILL)
         _, said = process.communicate(timeout=60)
-        assert within(20, lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in (fork_server, *ranks)))
+        assert within(
+            20,
+            lambda: (
+                not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in (fork_server, *ranks))
+            ),
+        )
     finally:
         process.kill()
     if victim == "the fork_server":

@@ -29,7 +29,10 @@ def settings(progress: str) -> Settings:
 @on_real_runtimes
 @pytest.mark.parametrize("progress", PROGRESS)
 def test_native_sums_are_the_same(progress: str, runtime: str) -> None:
-    for algorithm in (PipeSGD(width=3), LayerwiseSGD(bucket_bytes=100, lanes=2 if progress in ("auto", "thread") else 1)):
+    for algorithm in (
+        PipeSGD(width=3),
+        LayerwiseSGD(bucket_bytes=100, lanes=2 if progress in ("auto", "thread") else 1),
+    ):
         expected = train("simulated", 3, algorithm, tiny.problem(), settings("auto"))
         found = train(runtime, 3, algorithm, tiny.problem(), settings(progress))
         for rank in range(3):
@@ -40,7 +43,9 @@ def test_native_sums_are_the_same(progress: str, runtime: str) -> None:
 def test_long_sums_go_one_after_the_other(progress: str) -> None:
     """5 MB each, three under way at once; begun by the library they overlap, and the numbers are the same."""
     problem = tiny.problem(
-        partial(nn.Linear, tiny.NUM_FEATURES, 90_000, dtype=torch.float64), loss=lambda out, y: out.square().mean(), test=None
+        partial(nn.Linear, tiny.NUM_FEATURES, 90_000, dtype=torch.float64),
+        loss=lambda out, y: out.square().mean(),
+        test=None,
     )
     found = train("torch", 2, PipeSGD(width=4), problem, settings(progress))
     expected = train("simulated", 2, PipeSGD(width=4), problem, settings("auto"))

@@ -94,7 +94,10 @@ def test_spans_of_ranks_whose_clocks_differ_lie_on_one_clock(runtime: str) -> No
         assert len(sums) == NUM_RANKS
         assert sums["end_s"].min() > sums["start_s"].max() - 2e-3
     lines = (Path(job.folder) / "trace-00002.jsonl").read_text().splitlines()
-    origins = [json.loads((Path(job.folder) / trace_name(rank)).read_text().splitlines()[0])["origin_s"] for rank in range(NUM_RANKS)]
+    origins = [
+        json.loads((Path(job.folder) / trace_name(rank)).read_text().splitlines()[0])["origin_s"]
+        for rank in range(NUM_RANKS)
+    ]
     assert origins[2] - origins[0] == pytest.approx(200, abs=30)
     assert sum("clock" in line for line in lines) >= 2
 
@@ -119,7 +122,9 @@ def test_the_evaluation_is_that_of_the_model_that_is_kept(model: Any, runtime: s
     batch = fetch(test, list(range(9)))
     with torch.no_grad():
         loss, (correct, judged) = problem.batch_loss(kept, batch), problem.correct(kept, batch)  # type: ignore[misc]
-    assert sum(trained.run.metrics[rank][-1]["evaluation"]["count"] for rank in range(NUM_RANKS)) == 9, "no sample is judged twice"
+    assert sum(trained.run.metrics[rank][-1]["evaluation"]["count"] for rank in range(NUM_RANKS)) == 9, (
+        "no sample is judged twice"
+    )
     last = trained.run.evaluations()[-1]
     assert last["test_loss"] == pytest.approx(float(loss), rel=1e-12)
     assert last["accuracy"] == pytest.approx(int(correct) / judged)
@@ -152,7 +157,11 @@ def test_a_run_without_test_data_evaluates_nothing(runtime: str) -> None:
 @on_real_runtimes
 def test_more_test_ranks_than_test_samples(runtime: str) -> None:
     trained = train(runtime, NUM_RANKS, SynchronousSGD(), tiny.problem(test=tiny.data(2, seed=5)), HOW)
-    assert [row["evaluation"]["count"] for rank in range(NUM_RANKS) for row in trained.run.metrics[rank][-1:]] == [1, 1, 0]
+    assert [row["evaluation"]["count"] for rank in range(NUM_RANKS) for row in trained.run.metrics[rank][-1:]] == [
+        1,
+        1,
+        0,
+    ]
     assert trained.run.evaluations()[-1]["test_loss"] is not None
 
 
@@ -213,20 +222,36 @@ def test_a_large_message_among_small_ones(runtime: str) -> None:
     problem = tiny.problem(wide_mlp)
     how = Settings(steps=3, batch_size=3, timeout_s=30)
     whole = train("simulated", NUM_RANKS, SynchronousSGD(), problem, how)
-    for algorithm in (SynchronousSGD(collective=Ring()), LayerwiseSGD(bucket_bytes=1e5), PipeSGD(width=1, collective=Ring())):
+    for algorithm in (
+        SynchronousSGD(collective=Ring()),
+        LayerwiseSGD(bucket_bytes=1e5),
+        PipeSGD(width=1, collective=Ring()),
+    ):
         found = train(runtime, NUM_RANKS, algorithm, problem, how)
         torch.testing.assert_close(found.final, whole.final, rtol=1e-9, atol=1e-12)
 
 
 def wide_mlp() -> torch.nn.Module:
     width = 500
-    layers = [torch.nn.Linear(tiny.NUM_FEATURES, width), torch.nn.Tanh(), torch.nn.Linear(width, width), torch.nn.Tanh()]
+    layers = [
+        torch.nn.Linear(tiny.NUM_FEATURES, width),
+        torch.nn.Tanh(),
+        torch.nn.Linear(width, width),
+        torch.nn.Tanh(),
+    ]
     return torch.nn.Sequential(*layers, torch.nn.Linear(width, tiny.NUM_CLASSES)).double()
 
 
 @on_real_runtimes
 def test_adam_with_a_schedule_learns(runtime: str) -> None:
     """A sanity check that needs no oracle: the training data are learnt."""
-    how = Settings(epochs=40, batch_size=4, optimizer=partial(torch.optim.Adam, lr=0.02), timeout_s=30, evaluate_every=0, trace_steps=0)
+    how = Settings(
+        epochs=40,
+        batch_size=4,
+        optimizer=partial(torch.optim.Adam, lr=0.02),
+        timeout_s=30,
+        evaluate_every=0,
+        trace_steps=0,
+    )
     trained = train(runtime, 2, PipeSGD(width=2), tiny.problem(test=tiny.data()), how)
     assert trained.run.evaluations()[-1]["accuracy"] > 0.95

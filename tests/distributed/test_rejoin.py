@@ -71,13 +71,17 @@ def dies_at_the_door(job: Job, rank: int) -> None:
     rejoin(job, rank)
 
 
-def with_another(algorithm: Algorithm, comes: Any, how: Settings = HOW, victim: int = VICTIM) -> tuple[dict[int, Outcome], Outcome, Run]:
+def with_another(
+    algorithm: Algorithm, comes: Any, how: Settings = HOW, victim: int = VICTIM
+) -> tuple[dict[int, Outcome], Outcome, Run]:
     """What became of the ranks that began, and of the one that came later; and the record."""
     model = Late if isinstance(algorithm, PartialAllReduce) else Slow
     job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(tiny.Remembered(model)), how)
     dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
     found: dict[int, Outcome] = {}
-    calls: list[Any] = [(run_rank, (dying,)) if rank == victim else (and_weights, (run_rank, job)) for rank in range(NUM_RANKS)]
+    calls: list[Any] = [
+        (run_rank, (dying,)) if rank == victim else (and_weights, (run_rank, job)) for rank in range(NUM_RANKS)
+    ]
     later = RankPool("torch", 1)
     later.run(int)
     those = threading.Thread(target=lambda: found.update(outcomes(calls, 60)))
@@ -117,7 +121,9 @@ def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
     assert sent == sorted(sent), "the bytes of a rank, whichever process has it"
     assert not run.damaged
     if algorithm.requires.servers:
-        assert all(torch.equal(outcome.value, came.value) for outcome in found.values()), "all end with the same parameters"
+        assert all(torch.equal(outcome.value, came.value) for outcome in found.values()), (
+            "all end with the same parameters"
+        )
         by = Counter(source for update in run.updates() for source in update["sources"])
         dropped = isinstance(algorithm, BackupSGD) and algorithm.backups
         assert by[VICTIM] > (0 if dropped else (STEPS - first) * 0.9)
@@ -136,7 +142,9 @@ def expected(first_of_two: int, first_of_three: int) -> torch.Tensor:
     problem = tiny.problem(Slow)
     model, optimizer, _ = reference._begin(problem, STEPS_OF_FEWER)
     three = Sampler(problem.num_samples(), (HOW.batch_size or 0) * NUM_RANKS, 1, HOW.seed)
-    two = replace(three, batch_size=(HOW.batch_size or 0) * 2, origin=(first_of_two, three.samples_before(first_of_two)))
+    two = replace(
+        three, batch_size=(HOW.batch_size or 0) * 2, origin=(first_of_two, three.samples_before(first_of_two))
+    )
     again = replace(three, origin=(first_of_three, two.samples_before(first_of_three)))
     for step in range(STEPS_OF_FEWER.steps or 0):
         sampler = three if step < first_of_two else two if step < first_of_three else again
@@ -203,11 +211,15 @@ def holds_and_comes(job: Job, rank: int) -> torch.Tensor:
 @pytest.mark.parametrize("algorithm", [SynchronousSGD(), AsyncSGD()], ids=str)
 def test_seconds_of_one_that_comes_are_the_others(algorithm: Algorithm) -> None:
     """What the run was held for before is no training."""
-    found, came, run = with_another(algorithm, holds_and_comes, STEPS_OF_FEWER if isinstance(algorithm, SynchronousSGD) else HOW)
+    found, came, run = with_another(
+        algorithm, holds_and_comes, STEPS_OF_FEWER if isinstance(algorithm, SynchronousSGD) else HOW
+    )
     for outcome in [*found.values(), came]:
         assert outcome.error is None, outcome.trace
     first = run.info["joined"][0]["step"]
-    seconds = {rank: {row["step"]: row["seconds"] for row in run.metrics[rank] if "loss" in row} for rank in (0, VICTIM)}
+    seconds = {
+        rank: {row["step"]: row["seconds"] for row in run.metrics[rank] if "loss" in row} for rank in (0, VICTIM)
+    }
     late = [seconds[VICTIM][step] - seconds[0][step] for step in seconds[VICTIM] if step > first]
     assert late and abs(late[0]) < HELD_S / 2
 
@@ -297,20 +309,28 @@ def steers_and_comes(job: Job, rank: int) -> tuple[torch.Tensor, int]:
 
 def test_it_has_the_others_learning_rate_and_meets_them_no_more_than_they_did() -> None:
     """A rate that was set, which a schedule has lowered since, is not set again; what rank 0 had heard is not heard at every step."""
-    how = replace(STEPS_OF_FEWER, schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=10, gamma=0.9), checkpoint_every=None)
+    how = replace(
+        STEPS_OF_FEWER,
+        schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=10, gamma=0.9),
+        checkpoint_every=None,
+    )
     found, came, run = with_another(SynchronousSGD(), steers_and_comes, how, victim=0)
     assert came.error is None, came.trace
     weights, number = came.value
     assert all(torch.equal(outcome.value, weights) for outcome in found.values())
     first = run.info["joined"][0]["step"]
     rates = [{row["step"]: row["lr"] for row in rows if "lr" in row} for rows in run.metrics.values()]
-    assert all(len({rate[step] for rate in rates}) == 1 for step in range(first, how.steps or 0)), "at every step all have one rate"
+    assert all(len({rate[step] for rate in rates}) == 1 for step in range(first, how.steps or 0)), (
+        "at every step all have one rate"
+    )
     assert number < 10 < (how.steps or 0) - first
 
 
 @pytest.mark.parametrize("algorithm", [AsyncSGD(), SynchronousSGD(), PartialAllReduce(quorum=1)], ids=str)
 def test_one_that_is_killed_at_the_door_is_not_waited_for(algorithm: Algorithm) -> None:
-    how = {PartialAllReduce: replace(STEPS_OF_FEWER, on_failure="stop"), SynchronousSGD: STEPS_OF_FEWER}.get(type(algorithm), HOW)
+    how = {PartialAllReduce: replace(STEPS_OF_FEWER, on_failure="stop"), SynchronousSGD: STEPS_OF_FEWER}.get(
+        type(algorithm), HOW
+    )
     found, came, run = with_another(algorithm, dies_at_the_door, how)
     assert isinstance(came.error, EOFError | OSError), "it was to be killed"
     for outcome in found.values():

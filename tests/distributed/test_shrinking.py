@@ -50,7 +50,9 @@ from workbench.trace.run import Run
 SHRINKING = replace(HOW, on_failure="shrink", optimizer=tiny.momentum, checkpoint_every=2)
 PROBLEM = tiny.problem(partial(tiny.FailsAt, None, 0))
 RUNTIMES: tuple[RuntimeName, ...] = ("torch", "mpi")  # MPI under an mpiexec that was asked for it
-_seen: dict[int, Tensor] = {}  # step -> parameters at its end, in this process; of a step that is taken again, the later
+_seen: dict[
+    int, Tensor
+] = {}  # step -> parameters at its end, in this process; of a step that is taken again, the later
 
 
 @final
@@ -99,7 +101,8 @@ def expected(first_of_two: int) -> list[Tensor]:
     model, optimizer, _ = reference._begin(PROBLEM, SHRINKING)
     found = []
     three, two = (
-        Sampler(PROBLEM.num_samples(), (SHRINKING.batch_size or 0) * workers, 1, SHRINKING.seed) for workers in (NUM_RANKS, NUM_RANKS - 1)
+        Sampler(PROBLEM.num_samples(), (SHRINKING.batch_size or 0) * workers, 1, SHRINKING.seed)
+        for workers in (NUM_RANKS, NUM_RANKS - 1)
     )
     two = replace(two, origin=(first_of_two, three.samples_before(first_of_two)))
     for step in range(SHRINKING.steps or 0):
@@ -127,10 +130,14 @@ def test_those_that_remain_go_on_as_fewer(algorithm: Algorithm, victim: int, run
     assert [row["ranks"] for row in run.info["shrunk"]] == [remain]
     assert [row["rank"] for row in run.info["departures"]] == [victim]
     first, steps = run.info["shrunk"][0]["step"], range(SHRINKING.steps or 0)
-    late = algorithm.max_staleness  # a pipeline ends so many steps more without the dead rank's sum, or lacks one that it had begun
+    late = (
+        algorithm.max_staleness
+    )  # a pipeline ends so many steps more without the dead rank's sum, or lacks one that it had begun
     assert late is not None and AT_STEP - late <= first <= AT_STEP + late
     one, other = (found[rank].value for rank in remain)
-    both = one.keys() & other.keys()  # in a pipeline one rank may have ended a step more than the other when the third left
+    both = (
+        one.keys() & other.keys()
+    )  # in a pipeline one rank may have ended a step more than the other when the third left
     assert len(both) >= len(steps) - late
     assert all(torch.equal(one[step], other[step]) for step in both), "replicas are equal at every step"
     assert run.folder is not None
@@ -150,7 +157,9 @@ def test_the_lowest_rank_that_remains_is_the_model() -> None:
     assert all(torch.equal(one[step], other[step]) for step in range(AT_STEP, SHRINKING.steps or 0))
 
 
-LONGER = replace(SHRINKING, on_failure="stop", steps=60)  # so that a rank that is late for rounds computes enough steps to be killed
+LONGER = replace(
+    SHRINKING, on_failure="stop", steps=60
+)  # so that a rank that is late for rounds computes enough steps to be killed
 
 
 def final_of(outcome: Any) -> Tensor:
@@ -169,7 +178,11 @@ def test_a_quorum_goes_on_without_a_rank_unasked(quorum: Any, victim: int) -> No
     assert [len(row["ranks"]) for row in run.info["shrunk"]] == [2]
 
 
-_weighed: dict[str, dict[int, float]] = {"computed": {}, "applied": {}, "left over": {}}  # in this process; what is applied, by round
+_weighed: dict[str, dict[int, float]] = {
+    "computed": {},
+    "applied": {},
+    "left over": {},
+}  # in this process; what is applied, by round
 
 
 def samples(gradient: Gradient, ctx: Context) -> float:
@@ -245,12 +258,19 @@ def test_those_who_remain_of_a_quorum_lose_no_gradient(quorum: Any) -> None:
         assert outcome.error is None, outcome.trace
     rounds: dict[int, float] = {}
     for outcome in found.values():
-        assert all(rounds.setdefault(step, weight) == pytest.approx(weight) for step, weight in outcome.value[0]["applied"].items())
+        assert all(
+            rounds.setdefault(step, weight) == pytest.approx(weight)
+            for step, weight in outcome.value[0]["applied"].items()
+        )
     assert len(rounds) == how.steps
-    computed, left = (sum(sum(outcome.value[0][name].values()) for outcome in found.values()) for name in ("computed", "left over"))
+    computed, left = (
+        sum(sum(outcome.value[0][name].values()) for outcome in found.values()) for name in ("computed", "left over")
+    )
     assert sum(rounds.values()) + left == pytest.approx(computed)
     places = [place for outcome in found.values() for place in outcome.value[1]]
-    assert len(places) == len(set(places)) == round(computed * (HOW.batch_size or 0)), "no sample of an epoch is dealt twice"
+    assert len(places) == len(set(places)) == round(computed * (HOW.batch_size or 0)), (
+        "no sample of an epoch is dealt twice"
+    )
     assert Run.load(job.folder).info["shrunk"][0]["step"] > 0, "they had gone on for a while"
 
 
@@ -277,15 +297,23 @@ def test_a_second_death_while_links_are_measured_costs_no_gradient() -> None:
     """Neither of those who are killed has given one."""
     how = replace(LONGER, steps=150, optimizer=tiny.sgd, checkpoint_every=None)
     measured = Auto(candidates=(Ring(codec=Truncate16()),))  # with a codec it never takes the library's own sum
-    job = make_job("torch", 4, Weighed(inner=PartialAllReduce(quorum="solo", collective=measured)), tiny.problem(Late), how)
+    job = make_job(
+        "torch", 4, Weighed(inner=PartialAllReduce(quorum="solo", collective=measured)), tiny.problem(Late), how
+    )
     first = replace(job, problem=tiny.problem(DiesAtFirst))
-    second = replace(job, problem=tiny.problem(partial(WaitsForADeath, str(Path(job.folder) / FOLDER / left_name(2, 0)))))
-    found = outcomes([(train_weighed, (job,)), (train_weighed, (job,)), (train_weighed, (first,)), (dies_measuring, (second,))])
+    second = replace(
+        job, problem=tiny.problem(partial(WaitsForADeath, str(Path(job.folder) / FOLDER / left_name(2, 0))))
+    )
+    found = outcomes(
+        [(train_weighed, (job,)), (train_weighed, (job,)), (train_weighed, (first,)), (dies_measuring, (second,))]
+    )
     assert set(found) == {0, 1}
     for outcome in found.values():
         assert outcome.error is None, outcome.trace
     assert [row["ranks"] for row in Run.load(job.folder).info["shrunk"]] == [[0, 1]]
-    computed, left = (sum(sum(outcome.value[0][name].values()) for outcome in found.values()) for name in ("computed", "left over"))
+    computed, left = (
+        sum(sum(outcome.value[0][name].values()) for outcome in found.values()) for name in ("computed", "left over")
+    )
     assert sum(found[0].value[0]["applied"].values()) + left == pytest.approx(computed)
 
 
@@ -304,7 +332,9 @@ def test_a_quorum_of_all_ends_as_the_synchronous_method() -> None:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("method", [LocalSGD(every=4, after=6), StreamingDiLoCo(every=4, fragments=2, delay=1)], ids=str)
+@pytest.mark.parametrize(
+    "method", [LocalSGD(every=4, after=6), StreamingDiLoCo(every=4, fragments=2, delay=1)], ids=str
+)
 def test_ranks_that_step_alone_go_on_from_their_mean(method: Algorithm, runtime: RuntimeName) -> None:
     found, run = train(method, 1, runtime=runtime)
     one, other = found[0], found[2]
@@ -321,7 +351,9 @@ def test_what_all_go_on_from_is_the_mean_of_those_that_were_not_behind() -> None
     first = run.info["shrunk"][0]["step"]
     assert first == AT_STEP, "they had waited for rank 1 behind the step in which it was killed"
     one, other = (found[rank].value for rank in (0, 2))
-    assert torch.allclose(other[AT_STEP - 1] - one[AT_STEP - 1], torch.ones(107).double(), atol=1e-6), "it did not go astray"
+    assert torch.allclose(other[AT_STEP - 1] - one[AT_STEP - 1], torch.ones(107).double(), atol=1e-6), (
+        "it did not go astray"
+    )
     for after in (one, other):
         assert torch.allclose(after[first], one[AT_STEP - 1] + 0.5, atol=1e-6)
 
@@ -367,7 +399,13 @@ def train_with_another_lane(job: Job) -> dict[int, Tensor]:
 
 
 def test_all_lanes_are_opened_anew() -> None:
-    job = make_job("torch", NUM_RANKS, Shown(inner=LayerwiseSGD(bucket_bytes=100, lanes=2)), PROBLEM, replace(SHRINKING, timeout_s=10.0))
+    job = make_job(
+        "torch",
+        NUM_RANKS,
+        Shown(inner=LayerwiseSGD(bucket_bytes=100, lanes=2)),
+        PROBLEM,
+        replace(SHRINKING, timeout_s=10.0),
+    )
     dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
     found = outcomes([(train_with_another_lane, (job,)), (train_shown, (dying,)), (train_shown, (job,))])
     assert torch.equal(final_of(found[0]), final_of(found[2]))
@@ -400,7 +438,9 @@ def test_a_second_death_while_they_meet(moment: str, runtime: RuntimeName) -> No
     """gloo alone would wait for it for half an hour."""
     job = make_job(runtime, 4, SynchronousSGD(), PROBLEM, replace(SHRINKING, timeout_s=20))
     dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
-    found = outcomes([(run_rank, (job,)), (run_rank, (dying,)), (run_rank, (job,)), (dies_shrinking, (job, moment))], runtime=runtime)
+    found = outcomes(
+        [(run_rank, (job,)), (run_rank, (dying,)), (run_rank, (job,)), (dies_shrinking, (job, moment))], runtime=runtime
+    )
     assert set(found) == {0, 2}
     for outcome in found.values():
         assert outcome.error is None, outcome.trace

@@ -30,7 +30,9 @@ def test_ranks_take_the_seconds_and_compute_the_same(runtime: str) -> None:
     algorithm = LayerwiseSGD(bucket_bytes=200.0)
     trained = train(runtime, 2, algorithm, tiny.problem(), HOW)
     real = train(runtime, 2, algorithm, tiny.problem(), replace(HOW, compute=None))
-    assert_same(trained.parameters[0], real.parameters[0], 0.0, "a rank that sleeps computes what one that does not computes")
+    assert_same(
+        trained.parameters[0], real.parameters[0], 0.0, "a rank that sleeps computes what one that does not computes"
+    )
     run = trained.run
     factors = COMPUTE.factors(1, 0, 2)
     assert sorted(factors) == [1.0, 2.0]
@@ -40,7 +42,10 @@ def test_ranks_take_the_seconds_and_compute_the_same(runtime: str) -> None:
         mine = spans.of_rank(rank)
         for kind, seconds in (("forward", 0.02), ("backward", 0.04)):
             taken = mine.select(kinds=[kind]).table
-            assert len(taken) == 4 and (taken["end_s"] - taken["start_s"] >= seconds * factors[rank] - SHORT_S - 0.005).all()
+            assert (
+                len(taken) == 4
+                and (taken["end_s"] - taken["start_s"] >= seconds * factors[rank] - SHORT_S - 0.005).all()
+            )
         both = mine.select(kinds=["forward", "backward"]).table
         lengths = [sum(row["end_s"] - row["start_s"] for row in both if row["step"] == step) for step in range(4)]
         assert min(lengths) >= 0.06 * factors[rank] - 0.01
@@ -64,7 +69,9 @@ def test_the_record_says_that_compute_was_slept(runtime: str) -> None:
 @pytest.mark.filterwarnings("ignore:compute took longer")
 def test_workers_of_a_server_sleep_and_the_server_does_not(runtime: str) -> None:
     algorithm = AsyncSGD(dedicated=True)
-    run = train(runtime, 3, algorithm, tiny.problem(), replace(HOW, compute=replace(COMPUTE, update_s=0.0, stragglers=()))).run
+    run = train(
+        runtime, 3, algorithm, tiny.problem(), replace(HOW, compute=replace(COMPUTE, update_s=0.0, stragglers=()))
+    ).run
     assert "compute (slept)" in run.label
     computing = {rank for rank in range(3) if len(run.spans.of_rank(rank).select(kinds=["forward"]).table)}
     assert len(computing) == 2
@@ -97,7 +104,9 @@ def own_loop(late: bool) -> tuple[list[float], bool]:
                 begin = time.perf_counter()
                 trainer.step(loss)
                 seconds.append(time.perf_counter() - begin)
-    return seconds, any("compute took longer than the slept time in 1e+02 % of the steps" in str(one.message) for one in told)
+    return seconds, any(
+        "compute took longer than the slept time in 1e+02 % of the steps" in str(one.message) for one in told
+    )
 
 
 def test_a_loop_of_your_own_sleeps_and_warns_if_compute_takes_longer() -> None:

@@ -25,7 +25,10 @@ from workbench.trace.store import list_runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.root, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.timeout(240)]
 send_by_value(sys.modules[__name__])
-PMIX = any(Path(folder).exists() for folder in ("/usr/lib/x86_64-linux-gnu/libpmix.so", "/usr/lib/aarch64-linux-gnu/libpmix.so"))
+PMIX = any(
+    Path(folder).exists()
+    for folder in ("/usr/lib/x86_64-linux-gnu/libpmix.so", "/usr/lib/aarch64-linux-gnu/libpmix.so")
+)
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +92,20 @@ with open(f"{sys.argv[1]}/rank-{MPI.COMM_WORLD.rank}", "w") as file:
 """
 
 
-@pytest.mark.parametrize("mpi", ["mpiexec", pytest.param("pmix", marks=pytest.mark.skipif(not PMIX, reason="no libpmix.so for srun"))])
+@pytest.mark.parametrize(
+    "mpi", ["mpiexec", pytest.param("pmix", marks=pytest.mark.skipif(not PMIX, reason="no libpmix.so for srun"))]
+)
 def test_each_rank_finds_its_gpu_by_its_number_on_the_node(world: SlurmWorld, tmp_path: Path, mpi: Any) -> None:
     (tmp_path / "which.py").write_text(WHICH_GPU)
     install = find_mpi()
     slurm = Slurm(nodes=2, gpus_per_rank=1, mpi=mpi, time_limit="5")
     spec = {
-        "command": [*slurm.start_command(4, install.mpiexec, install.args), sys.executable, str(tmp_path / "which.py"), str(tmp_path)],
+        "command": [
+            *slurm.start_command(4, install.mpiexec, install.args),
+            sys.executable,
+            str(tmp_path / "which.py"),
+            str(tmp_path),
+        ],
         "environment": install.env,
         "folder": str(tmp_path),
         "controller": None,
@@ -110,7 +120,10 @@ def test_each_rank_finds_its_gpu_by_its_number_on_the_node(world: SlurmWorld, tm
     (tmp_path / "job.sh").write_text(slurm.script(4, name="gpus", output=str(tmp_path / "job.log"), command=command))
     said = world.sh(f"sbatch --wait {tmp_path / 'job.sh'}") + (tmp_path / "job.log").read_text()
     facts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*"))]
-    assert [(rank, size, host, env["CUDA_VISIBLE_DEVICES"], local_rank(env), ranks_here(4, env)) for rank, size, host, env in facts] == [
+    assert [
+        (rank, size, host, env["CUDA_VISIBLE_DEVICES"], local_rank(env), ranks_here(4, env))
+        for rank, size, host, env in facts
+    ] == [
         (0, 4, "host1", "0,1", 0, 2),
         (1, 4, "host1", "0,1", 1, 2),
         (2, 4, "host2", "0,1", 0, 2),
@@ -131,7 +144,9 @@ MEETING = "MASTER_ADDR=host1 MASTER_PORT=29511 "
 RANKS = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID exec"
 
 
-def test_own_loop_under_srun_says_how_its_ranks_meet_and_which_has_one_batch_more(world: SlurmWorld, tmp_path: Path) -> None:
+def test_own_loop_under_srun_says_how_its_ranks_meet_and_which_has_one_batch_more(
+    world: SlurmWorld, tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text(OWN_LOOP)
     script, env = f"{sys.executable} {tmp_path / 'own.py'}", {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     said = world.sh(f"srun -n 2 {script}", env=env, timeout_s=100)
@@ -165,7 +180,9 @@ Cluster(1, launcher=sys.argv[1], timeout_s=45, quiet=True)
 @pytest.mark.parametrize("words", ["slurm", "slurm:controller=job"])
 def test_a_job_in_the_queue_is_no_timeout_and_ends_with_its_notebook(world: SlurmWorld, words: str) -> None:
     world.sh("sbatch --nodes=2 --exclusive --job-name=others --output=/dev/null --wrap 'sleep 300'")
-    with world.popen([sys.executable, "-c", WAITS, words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as notebook:
+    with world.popen(
+        [sys.executable, "-c", WAITS, words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as notebook:
         assert notebook.stdout is not None
         said = []
         while (line := notebook.stdout.readline().strip()) != "pending: Resources":
@@ -273,7 +290,11 @@ def cells_on_ranks(prefix: str) -> dict[str, Any]:
 
     try:
         client.wait_for_ready(timeout=60)
-        for cell in ("%ranks 2", "%launcher slurm:nodes=2,time=10", "import os; print(rank, 'on', os.uname().nodename)"):
+        for cell in (
+            "%ranks 2",
+            "%launcher slurm:nodes=2,time=10",
+            "import os; print(rank, 'on', os.uname().nodename)",
+        ):
             client.execute_interactive(cell, timeout=90, output_hook=hear)
         return {"said": "".join(said), "jobs": ask("squeue", "-h", "-o", "%D %l").splitlines()}
     finally:
@@ -327,7 +348,9 @@ print("SEEN" + json.dumps(seen))
 """
 
 
-def test_a_detached_cluster_is_taken_up_elsewhere_and_warned_before_its_time_ends(world: SlurmWorld, tmp_path: Path) -> None:
+def test_a_detached_cluster_is_taken_up_elsewhere_and_warned_before_its_time_ends(
+    world: SlurmWorld, tmp_path: Path
+) -> None:
     name, job = world.call(trained_and_detached, str(tmp_path))
     log = (world.root / "cache" / "workbench" / "clusters" / name / "job.log").read_text
     assert "controller on host1" in log()
@@ -348,14 +371,18 @@ def test_a_submitted_training_goes_on_from_its_checkpoint(world: SlurmWorld, run
 
     def started(count: int) -> bool:
         found = list(list_runs())
-        return len(found) == count and found[-1].status == "running" and bool(Run.load(found[-1].folder).curve()[0].size)
+        return (
+            len(found) == count and found[-1].status == "running" and bool(Run.load(found[-1].folder).curve()[0].size)
+        )
 
     def told() -> str:
         return f"{log.read_text() if log.exists() else 'no output'}\n{world.told(job)}"
 
     assert within(60, lambda: started(1)), told()
     world.sh(f"scancel --batch --signal=USR1 {job}")
-    assert within(60, lambda: world.sh(f"squeue -h -j {job} -o %T").strip(), lambda state: state == "PENDING") == "PENDING", told()
+    assert (
+        within(60, lambda: world.sh(f"squeue -h -j {job} -o %T").strip(), lambda state: state == "PENDING") == "PENDING"
+    ), told()
     # Slurm lets a job that was put back rest for two minutes. Without any rest, slurmd takes the new start for the old one: it
     # has revoked the credentials made up to the second of the old one's end, and the job is over ("Job credential revoked").
     world.sh(f"scontrol update JobId={job} StartTime=now+2")

@@ -16,11 +16,27 @@ from workbench.trace.store import read_info
 
 
 @pytest.mark.timeout(300)
-def test_a_run_is_told_other_settings_held_and_ended_from_another_shell(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [sys.executable, "-m", "workbench", "train", "pipe-sgd", "--runtime", "torch", "--steps", "1000000", "--evaluate-every", "0"]
+def test_a_run_is_told_other_settings_held_and_ended_from_another_shell(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "workbench",
+        "train",
+        "pipe-sgd",
+        "--runtime",
+        "torch",
+        "--steps",
+        "1000000",
+        "--evaluate-every",
+        "0",
+    ]
     process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert within(90, lambda: any(path.stat().st_size > 2000 for path in runs.glob("*/metrics-00001.jsonl"))), process.poll()
+        assert within(90, lambda: any(path.stat().st_size > 2000 for path in runs.glob("*/metrics-00001.jsonl"))), (
+            process.poll()
+        )
         (folder,) = (path.parent for path in runs.glob("*/run.json"))
         assert main(["steer", "last", "widht=3"]) == 2
         assert "did you mean width" in capsys.readouterr().err

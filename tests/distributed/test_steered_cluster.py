@@ -52,7 +52,12 @@ def plane(loss: Any = slow_loss) -> Problem:
     x = torch.linspace(-1, 1, 192, dtype=torch.float64).reshape(64, 3).sin()
     y = x @ torch.tensor([[1.0], [2.0], [-1.0]], dtype=torch.float64)
     return Problem(
-        model=lambda: torch.nn.Linear(3, 1, dtype=torch.float64), loss=loss, train=(x, y), name="plane", batch_size=8, correct=None
+        model=lambda: torch.nn.Linear(3, 1, dtype=torch.float64),
+        loss=loss,
+        train=(x, y),
+        name="plane",
+        batch_size=8,
+        correct=None,
     )
 
 
@@ -88,13 +93,17 @@ def test_set_takes_effect_at_one_step_on_all_ranks(cluster: Cluster, runs: Path)
         run.set(widht=3)
     run.stop().wait(30)
     assert run.status == "stopped"
-    told = [[(row["steer"], row["step"]) for row in rows if "steer" in row] for _, rows in sorted(run.run.events.items())]
+    told = [
+        [(row["steer"], row["step"]) for row in rows if "steer" in row] for _, rows in sorted(run.run.events.items())
+    ]
     assert told[0] == told[1]
     assert [number for number, _ in told[0]] == [1, 2, 3, 4]
     first = told[0][0][1]
     rows = [row for row in run.run.metrics[1] if "evaluation" not in row]
     assert [row["lr"] for row in rows] == [0.1] * first + [0.05] * (len(rows) - first)
-    assert {row["staleness"] for row in rows[told[0][2][1] + 3 :]} <= {0}, "delay 0 is synchronous, when what was in flight is applied"
+    assert {row["staleness"] for row in rows[told[0][2][1] + 3 :]} <= {0}, (
+        "delay 0 is synchronous, when what was in flight is applied"
+    )
 
 
 @pytest.mark.parametrize("algorithm", [PipeSGD(width=2), AsyncSGD()], ids=["PipeSGD", "AsyncSGD"])

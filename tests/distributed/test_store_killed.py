@@ -102,7 +102,11 @@ def test_writers_that_are_killed_at_any_moment_lose_nothing_that_was_done(runs: 
     assert {status[name] for name in cut} == {"killed"}
     for name in done:
         run = Run.load(runs / name)
-        assert [len(rows) for rows in run.metrics.values()] == [NUM_STEPS] * 2 and run.damaged == () and len(run.spans) == 2 * NUM_STEPS
+        assert (
+            [len(rows) for rows in run.metrics.values()] == [NUM_STEPS] * 2
+            and run.damaged == ()
+            and len(run.spans) == 2 * NUM_STEPS
+        )
     for name in cut:
         run = Run.load(runs / name)
         assert run.damaged == () and run.info["status"] == "killed" and "ended without a report" in run.info["error"]
@@ -110,10 +114,14 @@ def test_writers_that_are_killed_at_any_moment_lose_nothing_that_was_done(runs: 
 
 
 @pytest.mark.slow  # torch is imported by three processes
-def test_a_training_that_is_killed_is_told_by_its_processes(runs: Path, no_process_left: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_that_is_killed_is_told_by_its_processes(
+    runs: Path, no_process_left: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Outside of a sweep: the command line and both its ranks are killed in the midst of a run."""
     words = ["train", "synchronous-sgd", "--runtime", "torch", "--workers", "2", "--epochs", "100000", "--json"]
-    process = subprocess.Popen([sys.executable, "-m", "workbench", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workbench", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 90
     while not (found := list(list_runs())) or len(Run.load(found[0].folder).metrics.get(1, ())) < 20:
         assert process.poll() is None and time.monotonic() < deadline, "it does not train"
@@ -150,7 +158,9 @@ def test_who_made_a_run_and_who_writes_it_tell_whether_it_lives(runs: Path) -> N
         return next(iter(list_runs())).status
 
     assert word() == "running", "this process is there"
-    assert word(process_started=1.0, process_begun=["an earlier start of the machine", 1.0]) == "killed", "another process has its number"
+    assert word(process_started=1.0, process_begun=["an earlier start of the machine", 1.0]) == "killed", (
+        "another process has its number"
+    )
     assert word(pid=2**22 + 1) == "killed"
     update_run(folder, process={**mine, "pid": 2**22 + 1})
     assert next(iter(list_runs())).status == "running", "it was written a moment ago"
@@ -206,7 +216,10 @@ def test_a_rank_that_can_write_no_more_ends_the_run_with_one_error(runs: Path) -
     own = [words for words in said if not words.startswith("PeerFailed")]
     assert own, said
     for words in own:
-        assert f"{job.folder} cannot be written (File too large)" in words and "free some space there, or name another run store" in words
+        assert (
+            f"{job.folder} cannot be written (File too large)" in words
+            and "free some space there, or name another run store" in words
+        )
     info = read_info(Path(job.folder))
     assert info["status"] == "failed" and "cannot be written" in info["error"]
     run = Run.load(job.folder)
@@ -260,7 +273,9 @@ def test_on_a_full_disk_a_run_is_marked_and_what_was_there_is_whole(tmp_path: Pa
         assert {run.id: run.status for run in list_runs(root)} == {first.name: "finished", second.name: "failed"}
         assert list_runs(root).damaged == ()
         run = Run.load(second)
-        assert run.damaged == () and len(run.metrics[0]) > 1000 and run.metrics[0][-1]["step"] == len(run.metrics[0]) - 1
+        assert (
+            run.damaged == () and len(run.metrics[0]) > 1000 and run.metrics[0][-1]["step"] == len(run.metrics[0]) - 1
+        )
         assert (first / "run.json").read_bytes() == kept
         fill(root / "filler")
         with pytest.raises(WorkbenchError, match=r"cannot be written.*name another"):
@@ -296,13 +311,20 @@ def test_two_writers_of_one_run_lose_nothing_of_each_other(runs: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", ADDS, str(folder), str(number)]) for number in range(2)]
     assert [writer.wait(60) for writer in writers] == [0, 0]
     info = read_info(folder)
-    assert [info.get(f"of_{writer}_{number}") for writer in range(2) for number in range(40)] == [*range(40), *range(40)]
+    assert [info.get(f"of_{writer}_{number}") for writer in range(2) for number in range(40)] == [
+        *range(40),
+        *range(40),
+    ]
 
 
-def test_a_writer_that_is_stopped_with_the_lock_holds_nobody_for_ever(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_is_stopped_with_the_lock_holds_nobody_for_ever(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("workbench.trace.lock.LOCK_S", 0.2)
     folder = new_run({"method": {"name": "M"}})
-    with subprocess.Popen([sys.executable, "-c", HOLDS, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout and holder.stdout.readline() == "has it\n"
         holder.send_signal(signal.SIGSTOP)
         update_run(folder, status="failed")

@@ -75,7 +75,9 @@ class DiesAt(tiny.FailsAt):
 
 
 def outcomes(
-    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], timeout_s: float = 40.0, runtime: Literal["torch", "mpi"] = "torch"
+    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
+    timeout_s: float = 40.0,
+    runtime: Literal["torch", "mpi"] = "torch",
 ) -> dict[int, Outcome]:
     """What became of each rank's call, on processes of their own; a rank that was killed has no outcome."""
     pool = RankPool(runtime, len(calls), outlives=runtime == "mpi")
@@ -86,7 +88,9 @@ def outcomes(
     return {rank: end for rank, end in enumerate(ends) if not isinstance(end.error, EOFError | ConnectionError)}
 
 
-def train_with_a_death(algorithm: Algorithm, victim: int = VICTIM, how: Settings = HOW) -> tuple[dict[int, Outcome], Job]:
+def train_with_a_death(
+    algorithm: Algorithm, victim: int = VICTIM, how: Settings = HOW
+) -> tuple[dict[int, Outcome], Job]:
     job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(partial(tiny.FailsAt, None, 0)), how)
     dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP, job.folder if how.checkpoint_every else None)))
     return outcomes([(run_rank, (dying if rank == victim else job,)) for rank in range(NUM_RANKS)]), job
@@ -116,7 +120,9 @@ def test_the_others_go_on_without_a_worker(algorithm: Algorithm) -> None:
     by = {rank: sum(source == rank for source, _ in pushes) for rank in range(workers)}
     assert by[VICTIM] <= AT_STEP
     if not late:
-        assert by == {rank: AT_STEP if rank == VICTIM else HOW.steps for rank in range(workers)}, "what was sent is used, each once"
+        assert by == {rank: AT_STEP if rank == VICTIM else HOW.steps for rank in range(workers)}, (
+            "what was sent is used, each once"
+        )
     else:
         assert max(update["update"] for update in run.updates()) == HOW.steps, "as many updates as steps"
         assert all(set(update["sources"]) for update in run.updates())
@@ -130,7 +136,9 @@ def test_checkpoints_of_all_ranks_stand() -> None:
     for outcome in found.values():
         assert outcome.error is None, outcome.trace
     run = Run.load(job.folder)
-    assert [(checkpoint.step, checkpoint.num_ranks) for checkpoint in complete_checkpoints(Path(job.folder))] == [(2, NUM_RANKS)]
+    assert [(checkpoint.step, checkpoint.num_ranks) for checkpoint in complete_checkpoints(Path(job.folder))] == [
+        (2, NUM_RANKS)
+    ]
     assert run.info["notes"].count(f"rank {VICTIM} left, and no checkpoint was kept since: earlier ones are valid") == 1
 
 
@@ -182,7 +190,9 @@ BIG = 4_000_000  # float32 values: more than a socket holds
 def speak(moment: str, folder: str) -> list[tuple[int, float]]:
     """Rank 0 hears rank 1 twice by receives from any rank; rank 2 is killed where `moment` says. What rank 0 heard."""
     transport = TorchTransport(timeout_s=30)
-    members = transport.members = Membership(FailureDetector(Path(folder), transport.rank, 3).__enter__(), lambda rank: rank == 2)
+    members = transport.members = Membership(
+        FailureDetector(Path(folder), transport.rank, 3).__enter__(), lambda rank: rank == 2
+    )
     deadline = Deadline("", transport.peer_failure, 20)
     members.gather_texts("", deadline)
     flat = torch.full((BIG,), float(transport.rank))

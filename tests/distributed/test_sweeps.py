@@ -44,7 +44,12 @@ def cells(runs: Path, name: str = "grid") -> list[dict[str, Any]]:
 @pytest.mark.timeout(200)
 def test_a_sweep_runs_each_cell_once_and_goes_on_where_it_stopped(runs: Path, tmp_path: Path) -> None:
     long = {"timing_only": False, "steps": 40, "method": "synchronous-sgd", "evaluate_every": 0}
-    grid = {"name": "study", "base": QUICK, "axes": {"method": ["dear", {"pipe-sgd": {"width": 3}}]}, "include": [{**long, "lr": 1e30}]}
+    grid = {
+        "name": "study",
+        "base": QUICK,
+        "axes": {"method": ["dear", {"pipe-sgd": {"width": 3}}]},
+        "include": [{**long, "lr": 1e30}],
+    }
     first = sweep(grid, jobs=2)
     assert [item.state for item in first.cells] == ["finished", "finished", "failed"]
     assert "Diverged" in first.failed[0].error or "learning rate" in first.failed[0].error
@@ -77,7 +82,9 @@ def test_killed_interrupted_and_too_slow(runs: Path, tmp_path: Path) -> None:
         process.send_signal(sign)
         process.communicate(timeout=60)
         assert process.returncode == status
-    assert [cell["status"] for cell in cells(runs)] == ["running", "interrupted"], "nobody was left to say that it was killed"
+    assert [cell["status"] for cell in cells(runs)] == ["running", "interrupted"], (
+        "nobody was left to say that it was killed"
+    )
     grid = read_grid({"name": "grid", "base": base, "timeout_s": 6})
     assert [item.state for item in states(grid)] == ["open"]
     (found,) = sweep(grid).failed
@@ -95,7 +102,9 @@ def test_simulated_cells_end_with_a_sweeper_that_is_killed(runs: Path, tmp_path:
     cell = read_info(runs / names[0])["process"]
     process.kill()
     process.communicate(timeout=60)
-    assert within(60, lambda: not process_is_alive(cell)), "the server ends the cell; until then it may write that it starts"
+    assert within(60, lambda: not process_is_alive(cell)), (
+        "the server ends the cell; until then it may write that it starts"
+    )
     found = sweep({"name": "grid", "base": long, "timeout_s": 4})
     assert [(item.state, item.attempt.number) for item in found.cells if item.attempt] == [("failed", 1)]
     assert "not ended after 4 s" in found.failed[0].error
@@ -119,7 +128,9 @@ def test_two_sweepers_share_the_cells(runs: Path, tmp_path: Path) -> None:
 def test_a_sweep_of_a_notebook(runs: Path, tmp_path: Path) -> None:
     import nbformat
 
-    parameters = nbformat.v4.new_code_cell("one: int = 1  # any\nword: str = ''  # any", metadata={"tags": ["parameters"]})
+    parameters = nbformat.v4.new_code_cell(
+        "one: int = 1  # any\nword: str = ''  # any", metadata={"tags": ["parameters"]}
+    )
     code = nbformat.v4.new_code_cell("assert one < 3\nprint(one + 1, type(word))")
     notebook = nbformat.v4.new_notebook(cells=[parameters, code])
     notebook.metadata["kernelspec"] = {"name": "workbench", "display_name": "Workbench", "language": "python"}

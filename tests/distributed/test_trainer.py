@@ -128,7 +128,10 @@ def test_equal_batches_train_as_one_process_with_all_samples(runtime: str, metho
 def test_trains_as_ddp_does() -> None:
     pool = shared_pool("torch", 2)
     torch.testing.assert_close(
-        pool.run(train_with_trainer, SynchronousSGD(), None, False)[0], pool.run(train_with_ddp)[0], rtol=1e-12, atol=1e-14
+        pool.run(train_with_trainer, SynchronousSGD(), None, False)[0],
+        pool.run(train_with_ddp)[0],
+        rtol=1e-12,
+        atol=1e-14,
     )
 
 
@@ -140,7 +143,9 @@ def test_counted_unequal_batches_are_weighted_by_their_samples(runtime: str) -> 
 
 
 def test_uncounted_unequal_batches_count_the_same_per_rank() -> None:
-    counted, uncounted = (shared_pool("torch", 2).run(train_with_trainer, SynchronousSGD(), (5, 1), count)[0] for count in (True, False))
+    counted, uncounted = (
+        shared_pool("torch", 2).run(train_with_trainer, SynchronousSGD(), (5, 1), count)[0] for count in (True, False)
+    )
     assert not torch.allclose(counted, uncounted)
 
 
@@ -173,7 +178,9 @@ def train_and_settle(sign: Path) -> tuple[list[bool], torch.Tensor]:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_settled_is_when_all_that_was_in_flight_has_come_and_none_of_it_is_applied(runtime: str, tmp_path: Path) -> None:
+def test_settled_is_when_all_that_was_in_flight_has_come_and_none_of_it_is_applied(
+    runtime: str, tmp_path: Path
+) -> None:
     (waited, trained), _ = shared_pool(runtime, 2).run(train_and_settle, tmp_path)
     assert waited == [True] * NUM_STEPS
     torch.testing.assert_close(trained, train_alone(2, None, delay=1), rtol=1e-12, atol=1e-14)
@@ -308,7 +315,11 @@ def record_a_run() -> dict[str, Any]:
             trainer.step(lambda: model(torch.ones(2, 6, dtype=torch.float64)).square().mean(), num_samples=2)
         run = trainer.finish()
     assert run is not None
-    return {"folder": str(run.folder), "staleness": max(row["staleness"] or 0 for row in run.metrics[0]), "ranks": sorted(run.metrics)}
+    return {
+        "folder": str(run.folder),
+        "staleness": max(row["staleness"] or 0 for row in run.metrics[0]),
+        "ranks": sorted(run.metrics),
+    }
 
 
 def test_a_recorded_loop_leaves_a_run(runs: Any) -> None:
@@ -320,7 +331,13 @@ def test_a_recorded_loop_leaves_a_run(runs: Any) -> None:
     assert first["folder"] == second["folder"]
     run = Run.load(first["folder"])
     assert sorted(run.metrics) == [0, 1]
-    assert [row["staleness"] for row in run.metrics[1]] == [None, 0, 1, 1, 1]  # the first two gradients are taken at the same weights
+    assert [row["staleness"] for row in run.metrics[1]] == [
+        None,
+        0,
+        1,
+        1,
+        1,
+    ]  # the first two gradients are taken at the same weights
     assert all(math.isfinite(row["loss"]) for row in run.metrics[0])
     assert (
         {"forward", "backward", "apply", "all_reduce", "wait"}
@@ -429,7 +446,9 @@ def test_a_bad_gradient_is_left_out_of_the_mean(runtime: str, record: bool) -> N
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_each_ranks_own_gradient_is_clipped(runtime: str) -> None:
     norm = 0.3
-    good, bad = shared_pool(runtime, 2).run(train_with_a_bad_gradient, BIG, True, {"on_bad_gradient": "clip", "max_grad_norm": norm})
+    good, bad = shared_pool(runtime, 2).run(
+        train_with_a_bad_gradient, BIG, True, {"on_bad_gradient": "clip", "max_grad_norm": norm}
+    )
     assert (good["said"], bad["said"], bad["skipped"]) == ("", "", 0)
     torch.testing.assert_close(good["parameters"], train_alone_around_it(norm), rtol=1e-9, atol=1e-11)
     assert max(row.get("clipped", 0.0) for row in bad["rows"]) > 100
@@ -536,7 +555,8 @@ def test_a_loop_goes_on_from_the_newest_checkpoint_that_is_whole(tmp_path: Path)
     newest.write_bytes(b"nothing")
     for row in pool.run(train_in_parts, method, str(tmp_path), "rest"):
         assert re.search(
-            "has no undamaged checkpoint. .*step 3, is damaged .*step-00000003-rank-00001.pt has .*step 1, is damaged", row["said"]
+            "has no undamaged checkpoint. .*step 3, is damaged .*step-00000003-rank-00001.pt has .*step 1, is damaged",
+            row["said"],
         ), row["said"]
 
 
@@ -547,7 +567,10 @@ def test_a_loop_goes_on_with_other_ranks_where_the_method_allows_it(tmp_path: Pa
     for row in three.run(train_in_parts, SynchronousSGD(), str(tmp_path / "synchronous"), "rest"):
         assert (row["begin"], row["own"], row["said"]) == (3, None, "")
     for row in three.run(train_in_parts, PipeSGD(width=2), str(tmp_path / "pipe"), "rest"):
-        assert "PipeSGD keeps gradients, sums or parameters of each rank between steps. Resume it on 2 ranks" in row["said"]
+        assert (
+            "PipeSGD keeps gradients, sums or parameters of each rank between steps. Resume it on 2 ranks"
+            in row["said"]
+        )
     for row in two.run(train_in_parts, SynchronousSGD(), str(tmp_path / "pipe"), "rest"):
         assert "cannot be resumed with another algorithm: 'PipeSGD', and not 'SynchronousSGD'" in row["said"]
     for row in two.run(train_in_parts, SynchronousSGD(), str(tmp_path / "none"), "rest"):
@@ -592,7 +615,10 @@ def test_what_cannot_be_kept_or_comes_too_late_is_refused(tmp_path: Path) -> Non
 
     x, y = tiny.data(20)
     for use, words in (
-        (lambda one: one.save(tmp_path, own=threading.Lock()), "give tensors and plain values, such as a scheduler's state_dict"),
+        (
+            lambda one: one.save(tmp_path, own=threading.Lock()),
+            "give tensors and plain values, such as a scheduler's state_dict",
+        ),
         (lambda one: one.save(tmp_path, keep=0), "keep=0: how many checkpoints stay"),
         (lambda one: one.load(tmp_path), "load\\(\\) comes before the first step"),
     ):
@@ -686,7 +712,12 @@ def accumulate_with_trainer(method: Algorithm, whole: bool) -> tuple[torch.Tenso
         for step in shares(num_ranks, (6, 6)):
             mine = step[rank]
             starts = range(mine.start, mine.stop, size)
-            trainer.step([lambda at=at: nn.functional.cross_entropy(model(x[at : at + size]), y[at : at + size]) for at in starts])
+            trainer.step(
+                [
+                    lambda at=at: nn.functional.cross_entropy(model(x[at : at + size]), y[at : at + size])
+                    for at in starts
+                ]
+            )
             norms.append(trainer.grad_norm)
     return parameters(model), norms  # type: ignore[return-value]
 
@@ -721,5 +752,8 @@ def test_dear_is_synchronous_under_a_scheduler_of_the_loops_own() -> None:
     """One cycle changes the learning rate and the momentum at every step."""
     pool = shared_pool("torch", 2)
     torch.testing.assert_close(
-        pool.run(train_scheduled, DeAR(bucket_bytes=64))[0], pool.run(train_scheduled, SynchronousSGD())[0], rtol=1e-12, atol=1e-14
+        pool.run(train_scheduled, DeAR(bucket_bytes=64))[0],
+        pool.run(train_scheduled, SynchronousSGD())[0],
+        rtol=1e-12,
+        atol=1e-14,
     )

@@ -70,7 +70,9 @@ def heard(job: Job) -> tuple[str, BaseException | None]:
     return said.getvalue(), error
 
 
-def outcomes(pool: RankPool, algorithm: Any, what: Any, how: Settings) -> tuple[list[tuple[str, BaseException | None]], Job]:
+def outcomes(
+    pool: RankPool, algorithm: Any, what: Any, how: Settings
+) -> tuple[list[tuple[str, BaseException | None]], Job]:
     """What the ranks say of a training in which rank 1 is late."""
     job = make_job(pool.runtime, 2, algorithm, tiny.problem(partial(LateAt, lambda: None)), how)
     late = replace(job, problem=tiny.problem(partial(LateAt, what)))
@@ -82,7 +84,9 @@ def outcomes(pool: RankPool, algorithm: Any, what: Any, how: Settings) -> tuple[
 
 
 @on_real_runtimes
-@pytest.mark.parametrize(("algorithm", "what"), [(SynchronousSGD(), "the all-reduce of step 2"), (PipeSGD(width=2), r"\w.* \(step 3\)")])
+@pytest.mark.parametrize(
+    ("algorithm", "what"), [(SynchronousSGD(), "the all-reduce of step 2"), (PipeSGD(width=2), r"\w.* \(step 3\)")]
+)
 def test_a_waiting_rank_says_for_what_and_who_has_not_come(runtime: Any, algorithm: Any, what: str) -> None:
     told, job = outcomes(shared_pool(runtime, 2), algorithm, partial(time.sleep, 2.5), HOW)
     assert [error for _, error in told] == [None, None]
@@ -144,9 +148,13 @@ def test_a_call_that_nothing_can_interrupt_ends_with_its_process() -> None:
     pool.close()
     assert time.monotonic() - begin < 40
     assert re.search(
-        r"waiting \d s for the library's own call in step \d, which all ranks had reached: rank 1 is stopped", str(caught.value)
+        r"waiting \d s for the library's own call in step \d, which all ranks had reached: rank 1 is stopped",
+        str(caught.value),
     )
-    assert re.search(r"waited 2 s for the library's own call .* Nothing can interrupt it, so rank 0 ends: heal\(\)", str(caught.value))
+    assert re.search(
+        r"waited 2 s for the library's own call .* Nothing can interrupt it, so rank 0 ends: heal\(\)",
+        str(caught.value),
+    )
     assert "rank 0 failed: Stalled" in (Path(job.folder) / "failed-00000.json").read_text()
 
 
@@ -192,7 +200,9 @@ def test_a_short_wait_does_not_look_at_the_clock(monkeypatch: pytest.MonkeyPatch
 def never_joins(job: Job, leaves_word: bool) -> None:
     """On a rank: it fails before it could join, as one does that cannot read what it was sent."""
     if leaves_word:
-        (Path(job.folder) / "ended-00001.json").write_text('{"ename": "KeyboardInterrupt", "evalue": "", "traceback": ""}')
+        (Path(job.folder) / "ended-00001.json").write_text(
+            '{"ename": "KeyboardInterrupt", "evalue": "", "traceback": ""}'
+        )
 
 
 @pytest.mark.parametrize(
@@ -203,12 +213,18 @@ def never_joins(job: Job, leaves_word: bool) -> None:
         pytest.param("mpi", False, Stalled, marks=pytest.mark.mpi),
     ],
 )
-def test_a_rank_that_never_joins_is_told_and_the_next_run_goes_well(runtime: Any, leaves_word: bool, error: type[Exception]) -> None:
+def test_a_rank_that_never_joins_is_told_and_the_next_run_goes_well(
+    runtime: Any, leaves_word: bool, error: type[Exception]
+) -> None:
     pool = shared_pool(runtime, 2)
     job = make_job(runtime, 2, SynchronousSGD(), tiny.problem(), replace(HOW, timeout_s=3))
     found = pool.outcomes([(run_rank, (job,)), (never_joins, (job, leaves_word))])
     assert isinstance(found[0].error, error)
-    words = "rank 1 failed before it joined the run: KeyboardInterrupt" if leaves_word else "waited 3 s for all ranks to join the run"
+    words = (
+        "rank 1 failed before it joined the run: KeyboardInterrupt"
+        if leaves_word
+        else "waited 3 s for all ranks to join the run"
+    )
     assert words in str(found[0].error)
     starts = pool.num_starts
     train(runtime, 2, PipeSGD(width=2), tiny.problem(), replace(HOW, timeout_s=20))

@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from workbench.gradients import WEIGHT, Gradient, Layout
-from workbench.ops import Apply, Backward, EndStep, Message, PackParameters, Program, Recv, Send, Start, UnpackParameters, Wait
+from workbench.ops import (
+    Apply,
+    Backward,
+    EndStep,
+    Message,
+    PackParameters,
+    Program,
+    Recv,
+    Send,
+    Start,
+    UnpackParameters,
+    Wait,
+)
 from workbench.program import Algorithm, Card, Context, Replicas
 
 
@@ -18,7 +30,9 @@ from workbench.program import Algorithm, Card, Context, Replicas
 class Gossip(Algorithm):
     """w_i[t+1] = (v_i + v_{i-1}) / 2,   v_i = w_i[t] - lr * g_i(w_i[t]),   on a ring of ranks"""
 
-    card: ClassVar[Card] = Card(paper="lian2017decentralized", staleness="0", bytes_per_step="n", memory="the parameters, while averaging")
+    card: ClassVar[Card] = Card(
+        paper="lian2017decentralized", staleness="0", bytes_per_step="n", memory="the parameters, while averaging"
+    )
 
     @property
     def replicas(self) -> Replicas:

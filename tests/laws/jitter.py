@@ -98,7 +98,12 @@ class Jittered(Wrapper):
         """The same work, late; a server's program beside its worker as it is."""
         if start.shares_tags:
             assert not isinstance(start.work, Request)
-            return Start(self._followed(start.work, rank, seen, number), lane=start.lane, priority=start.priority, shares_tags=True)
+            return Start(
+                self._followed(start.work, rank, seen, number),
+                lane=start.lane,
+                priority=start.priority,
+                shares_tags=True,
+            )
         if not self.pause_s or (isinstance(start.work, Request) and not isinstance(start.work, AllReduce)):
             return start
         number["sum"] += 1
@@ -136,6 +141,12 @@ class Situation:
 def run(algorithm: Algorithm, situation: Situation) -> list[Seen]:
     """What each of the ranks that compute held."""
     jittered = Jittered(inner=algorithm, pause_s=situation.pause_s, seed=situation.seed)
-    how = Settings(steps=situation.steps, batch_size=situation.batch_size, optimizer=tiny.momentum, seed=situation.seed, evaluate_every=0)
+    how = Settings(
+        steps=situation.steps,
+        batch_size=situation.batch_size,
+        optimizer=tiny.momentum,
+        seed=situation.seed,
+        evaluate_every=0,
+    )
     Simulation(jittered, tiny.problem(test=None), how, situation.num_ranks, network=NETWORK, compute=COMPUTE).run()
     return [jittered.seen[rank] for rank in range(algorithm.roles(situation.num_ranks).num_computing)]

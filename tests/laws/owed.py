@@ -34,7 +34,9 @@ class Linear(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wide, self.bias, self.rare = (nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in (WIDE, BIAS, RARE))
+        self.wide, self.bias, self.rare = (
+            nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in (WIDE, BIAS, RARE)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         a, b, c, flag = x.split([*SIZES, 1], dim=1)
@@ -76,12 +78,23 @@ class Situation:
 
     def problem(self) -> Problem:
         x = torch.from_numpy(self.samples())
-        return Problem(model=Linear, loss=mean_loss, train=(x, torch.zeros(len(x))), test=None, name="owed", batch_size=self.batch_size)
+        return Problem(
+            model=Linear,
+            loss=mean_loss,
+            train=(x, torch.zeros(len(x))),
+            test=None,
+            name="owed",
+            batch_size=self.batch_size,
+        )
 
     def settings(self, steps: int, seed: int) -> Settings:
         sgd = partial(torch.optim.SGD, lr=1.0)
         return Settings(
-            steps=steps, batch_size=self.batch_size, optimizer=sgd, seed=seed, on_bad_gradient="skip" if self.spoilt else "stop"
+            steps=steps,
+            batch_size=self.batch_size,
+            optimizer=sgd,
+            seed=seed,
+            on_bad_gradient="skip" if self.spoilt else "stop",
         )
 
     def owed(self, algorithm: Algorithm, steps: int, seed: int) -> Array:
@@ -90,7 +103,9 @@ class Situation:
         Where ranks step alone, the mean over ranks of the sum of their own.
         """
         samples, sampler = self.samples(), Sampler(self.num_samples, self.batch_size, self.num_ranks, seed)
-        gradients = np.concatenate([samples[:, : SIZES[0] + SIZES[1]], samples[:, SIZES[0] + SIZES[1] : -1] * samples[:, -1:]], axis=1)
+        gradients = np.concatenate(
+            [samples[:, : SIZES[0] + SIZES[1]], samples[:, SIZES[0] + SIZES[1] : -1] * samples[:, -1:]], axis=1
+        )
         total = np.zeros(sum(SIZES))
         for step in range(steps):
             batches = [gradients[sampler.share(step, rank).numpy()] for rank in range(self.num_ranks)]
@@ -114,7 +129,12 @@ class Ended:
 def run(algorithm: Algorithm, situation: Situation, steps: int, seed: int = 0) -> Ended:
     """On the simulator, with workers of which some are late now and then."""
     simulation = Simulation(
-        algorithm, situation.problem(), situation.settings(steps, seed), situation.num_ranks, network=NETWORK, compute=COMPUTE
+        algorithm,
+        situation.problem(),
+        situation.settings(steps, seed),
+        situation.num_ranks,
+        network=NETWORK,
+        compute=COMPUTE,
     )
     simulation.run()
     return ended(simulation)

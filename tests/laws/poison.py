@@ -55,7 +55,9 @@ def problem(value: float = float("nan"), samples: tuple[int, ...] = SAMPLES, **c
     return tiny.problem(partial(Spoilt, value), train=(x, y), **changes)
 
 
-def drawn(algorithm: Algorithm, settings: Settings, num_ranks: int, samples: tuple[int, ...] = SAMPLES) -> set[tuple[int, int]]:
+def drawn(
+    algorithm: Algorithm, settings: Settings, num_ranks: int, samples: tuple[int, ...] = SAMPLES
+) -> set[tuple[int, int]]:
     """(step, rank) of each minibatch that holds a marked sample."""
     sampler = Sampler(23, settings.batch_size or 4, algorithm.roles(num_ranks).num_computing, settings.seed)
     assert settings.steps is not None

@@ -14,7 +14,9 @@ from workbench.rng import derive_seed
 from workbench.settings import Settings
 
 
-def serial(problem: Problem, settings: Settings, num_workers: int, delay: int = 0, *, by_share: bool = False) -> list[Tensor]:
+def serial(
+    problem: Problem, settings: Settings, num_workers: int, delay: int = 0, *, by_share: bool = False
+) -> list[Tensor]:
     """SGD in one process with the whole batch, each gradient applied `delay` updates late, those in flight at the end.
 
     Args:
@@ -75,7 +77,9 @@ def ddp(problem: Problem, settings: Settings) -> list[Tensor]:
 def _begin(problem: Problem, settings: Settings):
     torch.manual_seed(derive_seed(settings.seed, "initial-weights"))
     model = problem.model()
-    optimizer = (settings.optimizer or problem.optimizer)([param for param in model.parameters() if param.requires_grad])
+    optimizer = (settings.optimizer or problem.optimizer)(
+        [param for param in model.parameters() if param.requires_grad]
+    )
     return model, optimizer, settings.schedule(optimizer) if settings.schedule else None
 
 

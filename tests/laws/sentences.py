@@ -11,7 +11,9 @@ from torch import Tensor
 
 def assert_near(law: str, found: Tensor, expected: Tensor, tolerance: float, where: str) -> None:
     """The largest difference is at most `tolerance` times the largest expected value, or 1; with 0, no bit differs."""
-    assert found.shape == expected.shape, f"{law}: {where}, {tuple(found.shape)} values in place of {tuple(expected.shape)}"
+    assert found.shape == expected.shape, (
+        f"{law}: {where}, {tuple(found.shape)} values in place of {tuple(expected.shape)}"
+    )
     if tolerance == 0 and torch.equal(found, expected):
         return
     difference = (found - expected).abs().reshape(-1).nan_to_num(nan=torch.inf)
@@ -27,7 +29,9 @@ def assert_near(law: str, found: Tensor, expected: Tensor, tolerance: float, whe
     )
 
 
-def assert_equal_ranks(law: str, values: Sequence[Tensor], when: str, tolerance: float = 0.0, names: Sequence[int] = ()) -> None:
+def assert_equal_ranks(
+    law: str, values: Sequence[Tensor], when: str, tolerance: float = 0.0, names: Sequence[int] = ()
+) -> None:
     """All ranks hold what the first does; `names` are their numbers, if not 0, 1, 2, ..."""
     names = names or range(len(values))
     apart: dict[int, str] = {}

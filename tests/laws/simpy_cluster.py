@@ -164,7 +164,9 @@ def halving_doubling(numel: int, itemsize: int) -> AllReduce:
 
         for back in (False, True):
             for distance in reversed(distances) if back else distances:
-                mine, other = (sum(sizes[at - at % distance : at - at % distance + distance]) for at in (rank, rank ^ distance))
+                mine, other = (
+                    sum(sizes[at - at % distance : at - at % distance + distance]) for at in (rank, rank ^ distance)
+                )
                 yield from exchange(distance, mine if back else other, other if back else mine, back)
 
     return run
@@ -295,7 +297,9 @@ def parameter_servers(
         while step < num_steps:
             backward_s = costs.backward_s * costs.factors[step][rank]
             yield env.timeout(costs.forward_s * costs.factors[step][rank])
-            pushes = [env.process(push(rank, shard, backward_s * part.ready, step)) for shard, part in enumerate(shards)]
+            pushes = [
+                env.process(push(rank, shard, backward_s * part.ready, step)) for shard, part in enumerate(shards)
+            ]
             yield env.timeout(backward_s)
             for shard in range(len(shards)):
                 _, version = yield from cluster.receive(rank, ("parameters", shard))

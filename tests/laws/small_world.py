@@ -57,7 +57,9 @@ def world(collective: Collective, ranks: list[Context], values: list[Any], seed:
     return SmallWorld([hasty(collective, ctx, value) for ctx, value in zip(ranks, values, strict=True)], Random(seed))
 
 
-def gradients(layout: Layout, flats: list[Tensor], step: int = 0, bucket: int | None = None, *, planned: bool = True) -> list[Gradient]:
+def gradients(
+    layout: Layout, flats: list[Tensor], step: int = 0, bucket: int | None = None, *, planned: bool = True
+) -> list[Gradient]:
     """One a rank, of the whole layout or of one bucket, each in memory of its own.
 
     `planned`: all ranks know the sum's weight beforehand.

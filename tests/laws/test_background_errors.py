@@ -74,7 +74,16 @@ def simulated(algorithm: Algorithm) -> None:
 
 
 def one_program_for_all(algorithm: Algorithm) -> None:
-    run_simulation(algorithm, tiny.problem(test=None), how(), 2, network=NETWORK, compute=COMPUTE, timing_only=True, detail="formula")
+    run_simulation(
+        algorithm,
+        tiny.problem(test=None),
+        how(),
+        2,
+        network=NETWORK,
+        compute=COMPUTE,
+        timing_only=True,
+        detail="formula",
+    )
 
 
 def reference(algorithm: Algorithm) -> None:
@@ -176,7 +185,9 @@ def interpret(begin: Begin, progress: str, transport: SoloTransport | None = Non
     model = nn.Linear(2, 1)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1))
     micro = Micro(lambda: model(torch.ones(3, 2)).mean(), 0.5, 3)
-    interpreter = Interpreter(transport or SoloTransport(), replica, NullRecorder(), lambda _: [micro], timeout_s=10.0, progress=progress)
+    interpreter = Interpreter(
+        transport or SoloTransport(), replica, NullRecorder(), lambda _: [micro], timeout_s=10.0, progress=progress
+    )
     try:
         program = begin(Context(0, 1))
         while interpreter.advance(program) is not None:

@@ -31,7 +31,9 @@ from workbench.settings import Settings
 P = 3
 HOW = Settings(steps=7, batch_size=3, optimizer=tiny.momentum, seed=5, timeout_s=30)
 SKIP = {"on_bad_gradient": "skip"}
-NAMED = re.compile(r"the gradient of rank (\d+) is not finite at step (\d+): (nan|inf) in 1 of 35 values of body\.2\.weight")
+NAMED = re.compile(
+    r"the gradient of rank (\d+) is not finite at step (\d+): (nan|inf) in 1 of 35 values of body\.2\.weight"
+)
 # A codec that writes eight bits, or few values, could lose what is wrong with those it is given.
 LOSSY = [
     SynchronousSGD(collective=Ring(codec=Linear8())),
@@ -76,12 +78,18 @@ def test_one_that_is_left_out_leaves_replicas_equal_and_finite(algorithm: Algori
     ends = [steps[-1] for steps in trained.parameters]
     for rank, steps in enumerate(trained.parameters):
         bad = steps_that([not bool(torch.isfinite(end).all()) for end in steps])
-        assert_holds(f"{name_of(algorithm)}: what is left out leaves parameters finite", not bad, f"on rank {rank} after steps {bad}")
+        assert_holds(
+            f"{name_of(algorithm)}: what is left out leaves parameters finite",
+            not bad,
+            f"on rank {rank} after steps {bad}",
+        )
     if algorithm.replicas != Replicas.NEVER:
         law = f"{name_of(algorithm)}: what is left out leaves replicas equal"
         assert_equal_ranks(law, ends[: algorithm.roles(P).num_computing], "at the end")
     drawn = poison.drawn(algorithm, settings, P)
-    skipped = {(row["step"], rank): row["skipped"] for rank in range(P) for row in trained.rows(rank) if "skipped" in row}
+    skipped = {
+        (row["step"], rank): row["skipped"] for rank in range(P) for row in trained.rows(rank) if "skipped" in row
+    }
     assert skipped and set(skipped) <= drawn
     assert set(skipped.values()) == {"nan in 1 of 35 values of body.2.weight"}
     if not algorithm.asynchronous:
@@ -103,7 +111,9 @@ def test_the_mean_is_then_over_the_others() -> None:
         cross_entropy(model(x[used]), y[used]).backward()
         optimizer.step()
         found = trained.parameters[0][step]
-        torch.testing.assert_close(found, nn.utils.parameters_to_vector(model.parameters()).detach(), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            found, nn.utils.parameters_to_vector(model.parameters()).detach(), rtol=1e-12, atol=1e-14
+        )
 
 
 def test_a_step_in_which_all_gradients_are_left_out_changes_nothing() -> None:
@@ -114,10 +124,14 @@ def test_a_step_in_which_all_gradients_are_left_out_changes_nothing() -> None:
     for number, parameters in enumerate(later, 1):
         law = "SynchronousSGD: a step whose gradients are all left out changes nothing"
         assert_near(law, parameters, first, 0.0, f"after step {number}, on rank 0")
-    assert len(poison.drawn(SynchronousSGD(), HOW, P, every)) == sum("skipped" in row for rank in range(P) for row in trained.rows(rank))
+    assert len(poison.drawn(SynchronousSGD(), HOW, P, every)) == sum(
+        "skipped" in row for rank in range(P) for row in trained.rows(rank)
+    )
 
 
-@pytest.mark.parametrize("policy", [SKIP, {"on_bad_gradient": "clip", "max_grad_norm": 0.2}], ids=lambda policy: policy["on_bad_gradient"])
+@pytest.mark.parametrize(
+    "policy", [SKIP, {"on_bad_gradient": "clip", "max_grad_norm": 0.2}], ids=lambda policy: policy["on_bad_gradient"]
+)
 @pytest.mark.parametrize("algorithm", [SynchronousSGD(), PipeSGD(width=2)], ids=name_of)
 def test_one_program_for_all_workers_finds_the_same(algorithm: Algorithm, policy: dict[str, object]) -> None:
     from workbench.runtimes.simulator.simulate import run_simulation
@@ -130,7 +144,9 @@ def test_one_program_for_all_workers_finds_the_same(algorithm: Algorithm, policy
     one, many = ([[{**row, "bytes_sent": 0} for row in run.metrics[rank]] for rank in range(P)] for run in runs)
     assert one == many
     rows = [row for rank in one for row in rank]
-    assert any("skipped" in row for row in rows) and any("clipped" in row for row in rows) == ("max_grad_norm" in policy)
+    assert any("skipped" in row for row in rows) and any("clipped" in row for row in rows) == (
+        "max_grad_norm" in policy
+    )
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
@@ -141,7 +157,9 @@ def test_clipped_ones_leave_replicas_equal_and_say_their_norm(algorithm: Algorit
     if algorithm.replicas != Replicas.NEVER:
         assert_equal_ranks(f"{name_of(algorithm)}: clipped gradients leave replicas equal", ends, "at the end")
     rows = {(row["step"], rank): row for rank in range(P) for row in trained.rows(rank)}
-    spoilt = [rows[key]["clipped"] for key in poison.drawn(algorithm, settings, P) if key in rows and "clipped" in rows[key]]
+    spoilt = [
+        rows[key]["clipped"] for key in poison.drawn(algorithm, settings, P) if key in rows and "clipped" in rows[key]
+    ]
     assert spoilt and min(spoilt) > 1e4
     assert not any("skipped" in row for row in rows.values())
 
@@ -159,13 +177,17 @@ def test_clipping_on_one_rank_is_torchs_own(norm: float) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), norm)
         optimizer.step()
         expected = nn.utils.parameters_to_vector(model.parameters()).detach()
-        assert_near("clipping on one rank is torch's own", trained.parameters[0][step], expected, 0.0, f"after step {step}")
+        assert_near(
+            "clipping on one rank is torch's own", trained.parameters[0][step], expected, 0.0, f"after step {step}"
+        )
     clipped = ["clipped" in row for row in trained.rows(0)]
     assert all(clipped) if norm < 0.1 else (norm < 1.0 or not any(clipped))
 
 
 def test_one_above_the_norm_is_stopped_at_or_left_out_too() -> None:
-    with pytest.raises(Diverged, match=r"the gradient of rank \d has at step \d a norm .*, above 10, the most of it in body\.2\.weight"):
+    with pytest.raises(
+        Diverged, match=r"the gradient of rank \d has at step \d a norm .*, above 10, the most of it in body\.2\.weight"
+    ):
         train("simulated", P, SynchronousSGD(), poison.problem(1e6), how(max_grad_norm=10.0))
     trained = train("simulated", P, SynchronousSGD(), poison.problem(1e6), how(max_grad_norm=10.0, **SKIP))
     skipped = {(row["step"], rank) for rank in range(P) for row in trained.rows(rank) if "skipped" in row}
@@ -186,7 +208,9 @@ def test_parameters_that_are_no_numbers_are_not_trained_on() -> None:
 
 def test_a_loss_of_many_times_the_first_ends_the_run() -> None:
     settings = how(lr=3.0, steps=40, divergence_ratio=1.5, optimizer=tiny.sgd)
-    with pytest.raises(Diverged, match=r"the loss of rank (\d) is \S+ at step \d+, more than 1.5 times its first loss \S+"):
+    with pytest.raises(
+        Diverged, match=r"the loss of rank (\d) is \S+ at step \d+, more than 1.5 times its first loss \S+"
+    ):
         train("simulated", P, SynchronousSGD(), tiny.problem(), settings)
     with pytest.raises(ConfigError, match="needs a first loss above 0"):
         train("simulated", P, SynchronousSGD(), tiny.problem(loss=lambda output, target: output.sum() - 1e3), settings)
@@ -220,7 +244,9 @@ def test_real_ranks_stop_with_one_error(algorithm: Algorithm, runtime: str) -> N
     others = [outcome.error for outcome in found if isinstance(outcome.error, PeerFailed)]
     assert len(own) + len(others) == P and (len(own) == 1 or algorithm.asynchronous)
     words = [NAMED.match(str(error)) for error in own]
-    known = [word[0] for word in words if word and (int(word[2]), int(word[1])) in poison.drawn(algorithm, HOW, P, (4,))]
+    known = [
+        word[0] for word in words if word and (int(word[2]), int(word[1])) in poison.drawn(algorithm, HOW, P, (4,))
+    ]
     assert len(known) == len(own) >= 1
     info = json.loads((Path(job.folder) / "run.json").read_text())
     assert info["status"] == "failed"
@@ -231,6 +257,9 @@ def test_real_ranks_stop_with_one_error(algorithm: Algorithm, runtime: str) -> N
 def test_every_variant_is_known_to_send_what_it_sent() -> None:
     """Nothing that is looked at costs a byte."""
     for algorithm in variants(P)[::9]:
-        runs = [train("simulated", P, algorithm, tiny.problem(), how(on_bad_gradient=policy, steps=3)).run for policy in ("ignore", "skip")]
+        runs = [
+            train("simulated", P, algorithm, tiny.problem(), how(on_bad_gradient=policy, steps=3)).run
+            for policy in ("ignore", "skip")
+        ]
         sent = [[row["bytes_sent"] for rank in range(P) for row in run.metrics[rank]] for run in runs]
         assert sent[0] == sent[1]

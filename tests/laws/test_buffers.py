@@ -74,7 +74,9 @@ class Sealed(Wrapper):
                 unchanged(gradient.flat, total)
             if isinstance(request, Apply):
                 sums = [
-                    item for item in sums if owner_of(item[0]) is not owner_of(request.gradient) or other_bucket(item[0], request.gradient)
+                    item
+                    for item in sums
+                    if owner_of(item[0]) is not owner_of(request.gradient) or other_bucket(item[0], request.gradient)
                 ]
             answer = yield request
             value = answer[1] if isinstance(request, WaitAny) else answer if isinstance(request, Wait) else None
@@ -133,12 +135,18 @@ def run_planted(job: Job, num_ranks: int) -> None:
 
 
 def simulate(algorithm: Algorithm, num_workers: int, check_in_flight: bool = True) -> Simulation:
-    simulation = Simulation(algorithm, tiny.problem(), HOW, num_workers, network=NETWORK, compute=COMPUTE, check_in_flight=check_in_flight)
+    simulation = Simulation(
+        algorithm, tiny.problem(), HOW, num_workers, network=NETWORK, compute=COMPUTE, check_in_flight=check_in_flight
+    )
     simulation.run()
     return simulation
 
 
-SUMMING = [item for item in variants() if settings_of(item).get("collective") in COLLECTIVES and not isinstance(item, NOT_SEALED)]
+SUMMING = [
+    item
+    for item in variants()
+    if settings_of(item).get("collective") in COLLECTIVES and not isinstance(item, NOT_SEALED)
+]
 
 
 def how_sums(algorithm: Algorithm) -> tuple[Any, ...]:
@@ -197,7 +205,11 @@ def test_the_simulator_checks_native_sums_itself() -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "num_buffers"),
-    [(SynchronousSGD(), 1), (LayerwiseSGD(bucket_bytes=0), 1), *((PipeSGD(width=width), width) for width in (1, 2, 3, 4))],
+    [
+        (SynchronousSGD(), 1),
+        (LayerwiseSGD(bucket_bytes=0), 1),
+        *((PipeSGD(width=width), width) for width in (1, 2, 3, 4)),
+    ],
     ids=lambda value: name_of(value) if isinstance(value, Algorithm) else str(value),
 )
 def test_a_method_holds_as_many_gradients_as_it_has_steps_in_flight(algorithm: Algorithm, num_buffers: int) -> None:

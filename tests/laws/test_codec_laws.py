@@ -58,7 +58,9 @@ def draw(numel: int, seed: int, dtype: torch.dtype = torch.float32, spread: floa
 @EVERY
 @settings(max_examples=30)
 @given(numel=LENGTHS, seed=SEEDS, dtype=DTYPES)
-def test_a_message_is_as_long_as_foretold_and_comes_back_in_kind(codec: Codec, numel: int, seed: int, dtype: torch.dtype) -> None:
+def test_a_message_is_as_long_as_foretold_and_comes_back_in_kind(
+    codec: Codec, numel: int, seed: int, dtype: torch.dtype
+) -> None:
     values = draw(numel, seed, dtype)
     before = values.clone()
     wire = codec.encode(values, noise(seed))
@@ -73,7 +75,9 @@ def test_a_message_is_as_long_as_foretold_and_comes_back_in_kind(codec: Codec, n
 @EVERY
 @settings(max_examples=15)
 @given(numel=st.integers(1, 100), seed=SEEDS, offset=st.integers(1, 7), dtype=DTYPES)
-def test_a_message_is_read_wherever_it_lies(codec: Codec, numel: int, seed: int, offset: int, dtype: torch.dtype) -> None:
+def test_a_message_is_read_wherever_it_lies(
+    codec: Codec, numel: int, seed: int, offset: int, dtype: torch.dtype
+) -> None:
     """Within another message, at an address that float32 cannot have."""
     values = draw(numel, seed, dtype)
     wire = codec.encode(values, noise())
@@ -141,7 +145,9 @@ def test_on_the_meta_device_sizes_are_right_and_nothing_is_read(codec: Codec) ->
 
 @EVERY
 def test_what_is_not_finite_stays_visible(codec: Codec) -> None:
-    for bad, numel, dtype in product((float("nan"), float("inf"), -float("inf")), (1, 2, 9, 64), (torch.float32, torch.float64)):
+    for bad, numel, dtype in product(
+        (float("nan"), float("inf"), -float("inf")), (1, 2, 9, 64), (torch.float32, torch.float64)
+    ):
         for where in {0, numel // 2, numel - 1}:
             values = draw(numel, where, dtype)
             values[where] = bad
@@ -165,7 +171,9 @@ def test_zeros_come_back_as_zeros(codec: Codec) -> None:
 @EVERY
 @settings(max_examples=30)
 @given(numel=LENGTHS, seed=SEEDS, scale=st.sampled_from([1e-45, 1e-39, 1e-30, 1.0, 1e30]))
-def test_what_rounds_to_nearest_is_not_changed_by_encoding_again(codec: Codec, numel: int, seed: int, scale: float) -> None:
+def test_what_rounds_to_nearest_is_not_changed_by_encoding_again(
+    codec: Codec, numel: int, seed: int, scale: float
+) -> None:
     if codec.stochastic:
         return
     values = draw(numel, seed) * scale
@@ -193,7 +201,9 @@ def test_a_codec_that_says_so_contracts(codec: Codec, numel: int, seed: int) -> 
 def error(codec: Codec, values: Tensor, seed: int = 0) -> float:
     """||x - y||**2 / ||x||**2"""
     exact = values.double()
-    return float((codec.decode(codec.encode(values, noise(seed)), values).double() - exact).square().sum() / exact.square().sum())
+    return float(
+        (codec.decode(codec.encode(values, noise(seed)), values).double() - exact).square().sum() / exact.square().sum()
+    )
 
 
 @pytest.mark.parametrize("codec", [codec for codec in ALL if codec.unbiased], ids=repr)
@@ -204,7 +214,9 @@ def test_an_unbiased_codec_is(codec: Codec) -> None:
     """
     numel, num_draws = 43, 2000
     generator = noise(1)
-    values = (0.3 + 0.7 * torch.rand(numel, generator=generator)) * (1 - 2 * (torch.rand(numel, generator=generator) < 0.5).float())
+    values = (0.3 + 0.7 * torch.rand(numel, generator=generator)) * (
+        1 - 2 * (torch.rand(numel, generator=generator) < 0.5).float()
+    )
     draws = torch.stack([codec.decode(codec.encode(values, generator), values) for _ in range(num_draws)]).double()
     deviation = draws.mean(0) - values.double()
     rounding = 2.0**-22 * values.double().abs().max()  # of float32 arithmetic, which is no noise
@@ -226,7 +238,12 @@ def test_error_feedback_forgets_nothing(codec: Codec, numel: int, seed: int, ste
     """sum of what was sent + residual = sum of the gradients."""
     if not codec.contracts:
         return
-    feedback, residual, sent, total = ErrorFeedback(codec=codec), torch.zeros(numel).double(), torch.zeros(numel).double(), 0.0
+    feedback, residual, sent, total = (
+        ErrorFeedback(codec=codec),
+        torch.zeros(numel).double(),
+        torch.zeros(numel).double(),
+        0.0,
+    )
     for step in range(steps):
         gradient = draw(numel, seed + step, torch.float64)
         total = total + gradient

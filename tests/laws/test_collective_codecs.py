@@ -20,7 +20,19 @@ from tests.laws.sentences import assert_equal_ranks, assert_near
 from tests.laws.world import World, hasty, world
 from workbench import codecs
 from workbench.codecs.base import Codec
-from workbench.collectives import Auto, Collective, Direct, HalvingDoubling, Hierarchical, Linear, Native, Once, Ring, Tree, with_codec
+from workbench.collectives import (
+    Auto,
+    Collective,
+    Direct,
+    HalvingDoubling,
+    Hierarchical,
+    Linear,
+    Native,
+    Once,
+    Ring,
+    Tree,
+    with_codec,
+)
 from workbench.collectives.wire import Wire, wires
 from workbench.costs import Network
 from workbench.errors import ConfigError
@@ -61,7 +73,11 @@ class Bytes(Codec):
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
         assert noise is not None and values.numel()
         scale = (values.abs().amax().float() / 127).clamp(min=1e-30)
-        draws = torch.rand(values.numel(), generator=noise, dtype=values.dtype) if not values.is_meta else torch.zeros_like(values)
+        draws = (
+            torch.rand(values.numel(), generator=noise, dtype=values.dtype)
+            if not values.is_meta
+            else torch.zeros_like(values)
+        )
         levels = (values / scale.to(values.dtype) + draws).floor().clamp(-127, 127).to(torch.int8)
         return torch.cat([scale.view(1).view(torch.uint8), levels.view(torch.uint8)])
 
@@ -84,7 +100,11 @@ class Shrinking(Codec):
         return wire.view(torch.float32).to(like.dtype)
 
 
-CODECS: dict[Codec, float] = {Half(): 2**-8, Bytes(): 1.01 / 127, Shrinking(): 2**-7 + 2**-23}  # error of one encoding, by the largest
+CODECS: dict[Codec, float] = {
+    Half(): 2**-8,
+    Bytes(): 1.01 / 127,
+    Shrinking(): 2**-7 + 2**-23,
+}  # error of one encoding, by the largest
 EACH_CODEC = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(codec).__name__)
 PLAIN: dict[str, Collective] = {
     "ring": Ring(),
@@ -198,7 +218,12 @@ def test_an_owner_who_keeps_its_exact_sum_is_caught(plain: Collective) -> None:
     layout = layout_of([(30, 4)])
     inputs = inputs_of(4, layout, 0)
     with planted("adopt", keep_exact), pytest.raises(AssertionError, match="drift apart"):
-        check(world(with_codec(plain, Half()), gradients(inputs, layout), 0, link=LINK).run(), inputs, layout, CODECS[Half()])
+        check(
+            world(with_codec(plain, Half()), gradients(inputs, layout), 0, link=LINK).run(),
+            inputs,
+            layout,
+            CODECS[Half()],
+        )
 
 
 def test_a_leader_alone_in_its_group_must_encode_too() -> None:
@@ -209,7 +234,9 @@ def test_a_leader_alone_in_its_group_must_encode_too() -> None:
     check(world(collective, gradients(inputs, layout), 0).run(), inputs, layout, CODECS[Shrinking()])
 
 
-@pytest.mark.parametrize("plain", [Ring(), Ring(chunks=2), Linear(), Tree(), HalvingDoubling()], ids=lambda plain: type(plain).__name__)
+@pytest.mark.parametrize(
+    "plain", [Ring(), Ring(chunks=2), Linear(), Tree(), HalvingDoubling()], ids=lambda plain: type(plain).__name__
+)
 def test_each_level_may_have_a_codec_of_its_own(plain: Collective) -> None:
     layout = layout_of([(17, 3)])
     inputs = inputs_of(7, layout, 0)
@@ -249,7 +276,9 @@ def test_leaders_may_sum_with_a_codec_once_around() -> None:
 
 @settings(max_examples=15)
 @given(num_ranks=st.integers(1, 9), shape=shapes, seed=seeds, chunks=st.integers(1, 3))
-def test_a_ring_s_halves_are_its_whole_to_the_last_bit(num_ranks: int, shape: list[tuple[int, int]], seed: int, chunks: int) -> None:
+def test_a_ring_s_halves_are_its_whole_to_the_last_bit(
+    num_ranks: int, shape: list[tuple[int, int]], seed: int, chunks: int
+) -> None:
     ring, layout = Ring(codec=Bytes(), chunks=chunks), layout_of(shape)
     inputs = inputs_of(num_ranks, layout, seed)
 
@@ -325,4 +354,6 @@ def test_what_has_no_hops_or_no_numbers_to_encode_says_so() -> None:
         world(Ring(codec=Half()), [torch.zeros(3, dtype=torch.int64)] * 2, 0).run()
     with pytest.raises(ConfigError, match="give each level its own"):
         Hierarchical(codec=Half(), inner=Linear(codec=Half()))
-    assert not Ring().lossy and Ring(codec=Half()).lossy and with_codec(Auto(), Half()).lossy and not Hierarchical().lossy
+    assert (
+        not Ring().lossy and Ring(codec=Half()).lossy and with_codec(Auto(), Half()).lossy and not Hierarchical().lossy
+    )

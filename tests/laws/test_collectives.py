@@ -36,7 +36,20 @@ from workbench.collectives import (
 from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, block_bounds, build_layout, trainable
-from workbench.ops import AllGather, AllReduce, Local, Message, Program, Recv, ReduceScatter, Send, Start, Ticket, Value, Wait
+from workbench.ops import (
+    AllGather,
+    AllReduce,
+    Local,
+    Message,
+    Program,
+    Recv,
+    ReduceScatter,
+    Send,
+    Start,
+    Ticket,
+    Value,
+    Wait,
+)
 from workbench.program import Context, perform
 from workbench.units import MIB
 
@@ -76,7 +89,9 @@ def gradients(inputs: np.ndarray, layout: Layout) -> list[Value]:
 @EACH
 @settings(max_examples=40)
 @given(num_ranks=ranks, numel=lengths, seed=seeds, dtype=st.sampled_from([torch.float32, torch.float64, torch.int64]))
-def test_sums_integers_exactly(collective: Collective, num_ranks: int, numel: int, seed: int, dtype: torch.dtype) -> None:
+def test_sums_integers_exactly(
+    collective: Collective, num_ranks: int, numel: int, seed: int, dtype: torch.dtype
+) -> None:
     inputs = values(num_ranks, numel, seed)
     ran = world(collective, [torch.tensor(row).to(dtype) for row in inputs], seed, link=LINK)
     for result in ran.run():
@@ -94,7 +109,9 @@ def test_sums_gradients_of_one_bucket_and_of_several(
     layout = build_layout(trainable(tiny.mlp()), bucket_bytes)
     inputs = values(num_ranks, layout.numel, seed)
     whole = gradients(inputs, layout)
-    ran = world(collective, [item.bucket_view(bucket) for item in whole] if bucket is not None else whole, seed, link=LINK)
+    ran = world(
+        collective, [item.bucket_view(bucket) for item in whole] if bucket is not None else whole, seed, link=LINK
+    )
     piece = layout.buckets[bucket] if bucket is not None else None
     expected = inputs.sum(0)[piece.start : piece.stop] if piece else inputs.sum(0)
     for result in ran.run():
@@ -106,7 +123,9 @@ def test_sums_gradients_of_one_bucket_and_of_several(
 @EACH
 @settings(max_examples=40)
 @given(num_ranks=ranks, numel=lengths, seed=seeds)
-def test_sends_as_many_bytes_as_its_closed_form_says(collective: Collective, num_ranks: int, numel: int, seed: int) -> None:
+def test_sends_as_many_bytes_as_its_closed_form_says(
+    collective: Collective, num_ranks: int, numel: int, seed: int
+) -> None:
     ran = world(collective, [torch.zeros(numel) for _ in range(num_ranks)], seed, link=LINK)
     ran.run()
     if isinstance(collective, Auto):
@@ -193,7 +212,9 @@ def test_who_has_no_halves_says_so() -> None:
     ctx, value = Context(0, 2), torch.zeros(3)
     native = Native()
     assert native.splits
-    assert isinstance(native.reduce_scatter(ctx, value), ReduceScatter) and isinstance(native.all_gather(ctx, value), AllGather)
+    assert isinstance(native.reduce_scatter(ctx, value), ReduceScatter) and isinstance(
+        native.all_gather(ctx, value), AllGather
+    )
     for collective in (Linear(), Tree(), HalvingDoubling(), Hierarchical(), Auto()):
         assert not collective.splits
         for half in (collective.reduce_scatter, collective.all_gather):
@@ -226,7 +247,9 @@ class Hasty(Collective):
 
 
 @pytest.mark.parametrize(
-    "collective", [Ring(), Ring(chunks=2), HalvingDoubling(), Direct()], ids=["ring", "ring-2", "halving-doubling", "direct"]
+    "collective",
+    [Ring(), Ring(chunks=2), HalvingDoubling(), Direct()],
+    ids=["ring", "ring-2", "halving-doubling", "direct"],
 )
 def test_a_collective_that_does_not_wait_for_its_sends_is_caught(collective: Collective) -> None:
     """The caller's next write then goes out in place of the sum, in some order of events."""
@@ -287,9 +310,19 @@ def test_what_cannot_work_is_refused_with_the_fix(wrong: Any) -> None:
 
 def test_names() -> None:
     made = {
-        name: collectives.get(name) for name in ("native", "ring", "direct", "linear", "tree", "halving-doubling", "hierarchical", "auto")
+        name: collectives.get(name)
+        for name in ("native", "ring", "direct", "linear", "tree", "halving-doubling", "hierarchical", "auto")
     }
-    assert [type(item) for item in made.values()] == [Native, Ring, Direct, Linear, Tree, HalvingDoubling, Hierarchical, Auto]
+    assert [type(item) for item in made.values()] == [
+        Native,
+        Ring,
+        Direct,
+        Linear,
+        Tree,
+        HalvingDoubling,
+        Hierarchical,
+        Auto,
+    ]
     assert repr(made["ring"]) == "Ring()" and repr(Ring(chunks=2)) == "Ring(chunks=2)"
     with pytest.raises(ConfigError, match="did you mean halving-doubling"):
         collectives.get("halving-doublin")
@@ -300,7 +333,9 @@ def test_names() -> None:
 
 def virtual_seconds(collective: Collective, num_ranks: int, numel: int, link: Network = LINK) -> float:
     values = [torch.zeros(numel, device="meta") for _ in range(num_ranks)]
-    return Timed([perform(collective.all_reduce(Context(rank, num_ranks), value)) for rank, value in enumerate(values)], link).run()
+    return Timed(
+        [perform(collective.all_reduce(Context(rank, num_ranks), value)) for rank, value in enumerate(values)], link
+    ).run()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 6, 8, 9])
@@ -319,9 +354,9 @@ def test_seconds_are_those_of_virtual_time(num_ranks: int, numel: int) -> None:
         if numel == 0:
             assert virtual_seconds(collective, num_ranks, numel) == 0, "empty values make no messages"
         elif num_ranks % getattr(collective, "group", 1) == 0:
-            assert virtual_seconds(collective, num_ranks, numel) == pytest.approx(collective.seconds(4 * numel, num_ranks, LINK)), (
-                collective
-            )
+            assert virtual_seconds(collective, num_ranks, numel) == pytest.approx(
+                collective.seconds(4 * numel, num_ranks, LINK)
+            ), collective
     seconds, bound = virtual_seconds(Tree(), num_ranks, numel), Tree().seconds(4 * numel, num_ranks, LINK)
     assert seconds == pytest.approx(bound) if numel and num_ranks in (1, 2, 4, 8) else seconds <= bound
 
@@ -336,7 +371,9 @@ def test_a_ring_in_chunks_hides_its_sums_as_its_formula_says(num_ranks: int, chu
     assert seconds == pytest.approx(ring.seconds(4 * numel, num_ranks, link))
     assert seconds < virtual_seconds(Ring(), num_ranks, numel, link)
     if latency_s == 1e-5:
-        assert seconds == pytest.approx(2 * (num_ranks - 1) / num_ranks * 4 * numel / link.bandwidth_bytes_per_s + latency_s)
+        assert seconds == pytest.approx(
+            2 * (num_ranks - 1) / num_ranks * 4 * numel / link.bandwidth_bytes_per_s + latency_s
+        )
 
 
 @pytest.mark.parametrize("latency_s", [1e-5, 1e-2])
@@ -347,7 +384,9 @@ def test_direct_hides_its_sums_as_its_formula_says(num_ranks: int, chunks: int, 
     numel, direct = 8 * 3 * 4 * 100, Direct(chunks=chunks)
     for sum_s_per_byte in (0.0, 1e-7, 5e-6):
         link = replace(LINK, latency_s=latency_s, sum_s_per_byte=sum_s_per_byte)
-        assert virtual_seconds(direct, num_ranks, numel, link) == pytest.approx(direct.seconds(4 * numel, num_ranks, link), rel=0.02)
+        assert virtual_seconds(direct, num_ranks, numel, link) == pytest.approx(
+            direct.seconds(4 * numel, num_ranks, link), rel=0.02
+        )
     if num_ranks > 2 and chunks == 1:
         assert virtual_seconds(direct, num_ranks, numel) < virtual_seconds(Ring(), num_ranks, numel)
 
@@ -355,8 +394,16 @@ def test_direct_hides_its_sums_as_its_formula_says(num_ranks: int, chunks: int, 
 # ---------------------------------------------------------------- Auto
 
 
-@given(num_ranks=ranks, num_bytes=st.floats(0, 1e9), latency_s=st.floats(0, 1e-2), rate=st.floats(1e3, 1e12), sum_s=st.floats(0, 1e-6))
-def test_auto_is_never_slower_than_a_candidate(num_ranks: int, num_bytes: float, latency_s: float, rate: float, sum_s: float) -> None:
+@given(
+    num_ranks=ranks,
+    num_bytes=st.floats(0, 1e9),
+    latency_s=st.floats(0, 1e-2),
+    rate=st.floats(1e3, 1e12),
+    sum_s=st.floats(0, 1e-6),
+)
+def test_auto_is_never_slower_than_a_candidate(
+    num_ranks: int, num_bytes: float, latency_s: float, rate: float, sum_s: float
+) -> None:
     link = Network(latency_s=latency_s, bandwidth_bytes_per_s=rate, sum_s_per_byte=sum_s)
     auto = Auto(candidates=(Linear(), Tree(), HalvingDoubling(), Ring(), Ring(chunks=4), Hierarchical(group=3)))
     times = [candidate.seconds(num_bytes, num_ranks, link) for candidate in auto.candidates]
@@ -403,7 +450,10 @@ def test_auto_knows_that_very_long_messages_come_into_new_memory() -> None:
     simulated = replace(LINK, sum_s_per_byte=0.0)
     assert Auto().chosen(64 * MIB, 8, simulated) == HalvingDoubling(), "a simulated wire has no memory"
     trees = Auto(candidates=(Tree(),))
-    assert trees.chosen(31 * MIB, 4, Found(own_s=0.25)) == Tree() and trees.chosen(32 * MIB, 4, Found(own_s=0.25)) == Native()
+    assert (
+        trees.chosen(31 * MIB, 4, Found(own_s=0.25)) == Tree()
+        and trees.chosen(32 * MIB, 4, Found(own_s=0.25)) == Native()
+    )
 
 
 def test_auto_remembers_what_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -452,11 +502,15 @@ def test_auto_takes_the_library_s_own_unless_a_formula_promises_more() -> None:
         for factor, chosen in ((1.0, Native()), (margin - 0.01, Native()), (margin + 0.01, RING)):
             measured: Any = SimpleNamespace(**facts, native_s=lambda _, time_s=factor * ring_s: time_s)
             assert Auto().chosen(1e8, 9, measured) == chosen
-            assert with_codec(Auto(), Truncate16()).chosen(1e8, 9, measured) == Ring(codec=Truncate16()), "the library has no codec"
+            assert with_codec(Auto(), Truncate16()).chosen(1e8, 9, measured) == Ring(codec=Truncate16()), (
+                "the library has no codec"
+            )
     slow: Any = SimpleNamespace(**facts, native_s=lambda _: 2.0 * ring_s, slowdown=1.7)
     assert Auto().chosen(1e8, 9, slow) == Native(), "rings take 1.7 of their formula here"
     short: Any = SimpleNamespace(**facts | {"latency_s": 1e-6}, native_s=lambda _: 1e-4)
-    assert Auto().chosen(8, 2, short) == Native(), "a tree of two messages would be there in no time, but for what it takes to ask for them"
+    assert Auto().chosen(8, 2, short) == Native(), (
+        "a tree of two messages would be there in no time, but for what it takes to ask for them"
+    )
     quick: Any = SimpleNamespace(**facts, native_s=lambda _: 1.1 * ring_s, slowdown=0.5)
     assert Auto().chosen(1e8, 9, quick) == RING, "and here half of it"
 

@@ -99,7 +99,12 @@ def pairs() -> list[tuple[Algorithm, str]]:
         algorithm = algorithms(collective)[which]
         kind = (type(collective), repr(getattr(collective, "codec", collective)))
         overtakes = algorithm.requires.num_lanes > 1 and algorithm.max_staleness
-        return [(which, name), (which, kind), (which, getattr(collective, "spread", "")), *([(which, collective)] if overtakes else [])]
+        return [
+            (which, name),
+            (which, kind),
+            (which, getattr(collective, "spread", "")),
+            *([(which, collective)] if overtakes else []),
+        ]
 
     return [(algorithms(collective)[which], name) for which, collective, name in covering(rows, parts)]
 

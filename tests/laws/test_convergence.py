@@ -55,7 +55,9 @@ def quadratic(error: Tensor, _: Tensor) -> Tensor:
 
 SAMPLES = MINIMUM + 0.03 * torch.randn(48, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 RADIUS = float((SAMPLES - SAMPLES.mean(0)).abs().max())
-PROBLEM = Problem(model=Point, loss=quadratic, train=(SAMPLES, torch.zeros(48)), test=None, name="noisy quadratic", correct=None)
+PROBLEM = Problem(
+    model=Point, loss=quadratic, train=(SAMPLES, torch.zeros(48)), test=None, name="noisy quadratic", correct=None
+)
 
 
 def first_two() -> list[Algorithm]:
@@ -63,7 +65,11 @@ def first_two() -> list[Algorithm]:
     kinds: dict[type, list[Algorithm]] = {}
     for variant in all_variants():
         kinds.setdefault(type(variant), []).append(variant)
-    return [item for found in kinds.values() for item in {name_of(found[0]): found[0], name_of(found[-1]): found[-1]}.values()]
+    return [
+        item
+        for found in kinds.values()
+        for item in {name_of(found[0]): found[0], name_of(found[-1]): found[-1]}.values()
+    ]
 
 
 def gain(algorithm: Algorithm) -> float:

@@ -46,7 +46,9 @@ settings = partial(Settings, steps=STEPS, timeout_s=30, seed=3)
 FULL = tiny.problem(num_samples=24, batch_size=2)  # every rank has as many samples in every step
 
 
-def simulate(algorithm: Algorithm, how: Settings, problem: Problem = FULL, num_ranks: int = 3, **more: Any) -> Simulation:
+def simulate(
+    algorithm: Algorithm, how: Settings, problem: Problem = FULL, num_ranks: int = 3, **more: Any
+) -> Simulation:
     simulation = Simulation(algorithm, problem, how, num_ranks, network=NETWORK, compute=COMPUTE, check_in_flight=True)
     simulation.run(**more)
     return simulation
@@ -171,7 +173,9 @@ def test_partial_sums_leave_ranks_equal_and_no_buffer_out(quorum: str) -> None:
     assert_equal_ranks(f"PartialAllReduce, {quorum}: replicas are equal at the end", found, "at the end")
     for worker in simulation.workers:
         assert not worker.trained.pool._out
-    again = final(simulate(PartialAllReduce(quorum=quorum), settings(optimizer=tiny.momentum, steps=20), tiny.problem()))
+    again = final(
+        simulate(PartialAllReduce(quorum=quorum), settings(optimizer=tiny.momentum, steps=20), tiny.problem())
+    )
     assert torch.equal(found[0], again[0]), "a simulation is a function of its inputs"
 
 
@@ -181,7 +185,11 @@ def test_partial_sums_go_on_from_a_checkpoint() -> None:
         first = simulate(PartialAllReduce(quorum="solo"), how, stop_after=stop)
         second = simulate(PartialAllReduce(quorum="solo"), how, resume=first.checkpoints.at_stop)
         found = final(second)
-        assert_equal_ranks("PartialAllReduce: replicas are equal where a run is resumed", found, f"at the end, stopped after step {stop}")
+        assert_equal_ranks(
+            "PartialAllReduce: replicas are equal where a run is resumed",
+            found,
+            f"at the end, stopped after step {stop}",
+        )
         assert [worker.last_step for worker in second.workers] == [11] * 3
 
 
@@ -219,7 +227,12 @@ class Point(nn.Module):
 def cloud() -> Problem:
     """Half the mean squared distance to 96 points about the origin: the same to every rank, up to noise of 0.1."""
     points = 0.1 * torch.randn(96, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Problem(model=Point, loss=lambda away, _: 0.5 * away.square().sum(1).mean(), train=(points, torch.zeros(96)), correct=None)
+    return Problem(
+        model=Point,
+        loss=lambda away, _: 0.5 * away.square().sum(1).mean(),
+        train=(points, torch.zeros(96)),
+        correct=None,
+    )
 
 
 CONVERGING: list[Any] = [
@@ -296,9 +309,15 @@ def test_pipe_is_stable_up_to_the_limit_of_its_delay(delay: int, momentum: float
     limit = largest_stable(delay, momentum)
     curvatures = limit * torch.arange(0.99, 1.0101, 0.0005, dtype=torch.float64)
     problem = Problem(
-        model=partial(Bowl, curvatures), loss=bowl_loss, train=(torch.zeros(4, 1), torch.zeros(4)), whole_batch=True, correct=None
+        model=partial(Bowl, curvatures),
+        loss=bowl_loss,
+        train=(torch.zeros(4, 1), torch.zeros(4)),
+        whole_batch=True,
+        correct=None,
     )
-    how = Settings(steps=1000, batch_size=1, seed=0, optimizer=partial(torch.optim.SGD, lr=1.0, momentum=momentum), trace_steps=1)
+    how = Settings(
+        steps=1000, batch_size=1, seed=0, optimizer=partial(torch.optim.SGD, lr=1.0, momentum=momentum), trace_steps=1
+    )
     seen = torch.stack(train("simulated", 1, PipeSGD(width=delay + 1), problem, how).parameters[0])
     grows = seen[900:1000].abs().amax(0) > seen[400:500].abs().amax(0)
     low, high = 0, len(curvatures) - 1

@@ -15,7 +15,15 @@ from tests.laws import tiny
 from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import name_of, variants
-from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, ParameterServerSGD, SoftsyncSGD, StaleSynchronousSGD, SynchronousSGD
+from workbench.algorithms import (
+    AsyncSGD,
+    BackupSGD,
+    NoCommunication,
+    ParameterServerSGD,
+    SoftsyncSGD,
+    StaleSynchronousSGD,
+    SynchronousSGD,
+)
 from workbench.algorithms.parameter_server import ServerAlgorithm
 from workbench.costs import Compute
 from workbench.costs.stragglers import SlowMachines
@@ -30,7 +38,9 @@ HOW = Settings(steps=STEPS, batch_size=3, seed=2, optimizer=tiny.momentum)
 METHODS = [item for item in variants() if item.requires.servers]
 
 
-def lose(algorithm: Any, leaves: dict[int, float], *, ranks: int = RANKS, timing_only: bool = False, how: Settings = HOW) -> Simulation:
+def lose(
+    algorithm: Any, leaves: dict[int, float], *, ranks: int = RANKS, timing_only: bool = False, how: Settings = HOW
+) -> Simulation:
     """Run to the end; the record is `simulation.found`."""
     problem = tiny.problem(test=None) if timing_only else tiny.problem()
     return Simulation(
@@ -71,7 +81,9 @@ def test_the_others_end_and_hold_the_same(algorithm: ServerAlgorithm, at_s: floa
     for shard in shards:
         assert used[victim, shard] < STEPS
         if algorithm.max_staleness is None and getattr(algorithm, "cutoff", None) is None:
-            assert [used[rank, shard] for rank in workers] == [STEPS] * len(workers), "each of the others' gradients is used once"
+            assert [used[rank, shard] for rank in workers] == [STEPS] * len(workers), (
+                "each of the others' gradients is used once"
+            )
         if algorithm.max_staleness == 0:
             assert max(update["update"] for update in run.updates() if update["bucket"] == shard) == STEPS
     if algorithm.max_staleness != 0:  # else a late worker leaves steps out
@@ -80,7 +92,9 @@ def test_the_others_end_and_hold_the_same(algorithm: ServerAlgorithm, at_s: floa
 
 @settings(max_examples=20, deadline=None)
 @given(
-    method=st.sampled_from([AsyncSGD(), StaleSynchronousSGD(bound=0), SoftsyncSGD(), BackupSGD(backups=1), BackupSGD(backups="online")]),
+    method=st.sampled_from(
+        [AsyncSGD(), StaleSynchronousSGD(bound=0), SoftsyncSGD(), BackupSGD(backups=1), BackupSGD(backups="online")]
+    ),
     first=st.floats(0, 12),
     second=st.floats(0, 12),
     shards=st.integers(1, 2),
@@ -163,12 +177,21 @@ def test_failures_that_cannot_be_simulated_are_refused(failures: Any, message: s
 @pytest.mark.parametrize("detail", ["auto", "messages"])
 def test_a_symmetric_algorithm_is_refused_however_it_is_simulated(detail: Any) -> None:
     with pytest.raises(ConfigError, match="cannot continue without rank 1"):
-        wb.simulate(SynchronousSGD(), tiny.problem(), workers=3, compute=COMPUTE, failures={1: 1.0}, detail=detail, steps=2)
+        wb.simulate(
+            SynchronousSGD(), tiny.problem(), workers=3, compute=COMPUTE, failures={1: 1.0}, detail=detail, steps=2
+        )
 
 
 def test_simulate_loses_a_worker() -> None:
     run = wb.simulate(
-        AsyncSGD(), tiny.problem(), workers=RANKS, network=NETWORK, compute=COMPUTE, failures={4: 0}, steps=STEPS, batch_size=3
+        AsyncSGD(),
+        tiny.problem(),
+        workers=RANKS,
+        network=NETWORK,
+        compute=COMPUTE,
+        failures={4: 0},
+        steps=STEPS,
+        batch_size=3,
     )
     assert run.info["departures"] == [{"rank": 4, "seconds": 0.0, "why": "as was planned"}]
     assert sources(run)[4, 0] == 0
@@ -179,6 +202,13 @@ def test_the_run_ends_with_those_that_remain() -> None:
     """What the lost worker was computing would have taken a hundred seconds; the others need about ten."""
     compute = Compute(forward_s=0.3, backward_s=0.7, stragglers=(SlowMachines(factor_of={4: 100.0}),))
     run = wb.simulate(
-        AsyncSGD(), tiny.problem(), workers=RANKS, network=NETWORK, compute=compute, failures={4: 1.0}, steps=STEPS, batch_size=3
+        AsyncSGD(),
+        tiny.problem(),
+        workers=RANKS,
+        network=NETWORK,
+        compute=compute,
+        failures={4: 1.0},
+        steps=STEPS,
+        batch_size=3,
     )
     assert run.info["result"]["seconds"] < 50

@@ -37,7 +37,9 @@ def train_with_slow(algorithm: Algorithm, slow: int | None, num_ranks: int = WOR
 
 def num_ranks_of(algorithm: Algorithm) -> int:
     """So many that `WORKERS` of them compute."""
-    return next((number for number in range(WORKERS, 2 * WORKERS + 1) if algorithm.roles(number).num_computing == WORKERS), 1)
+    return next(
+        (number for number in range(WORKERS, 2 * WORKERS + 1) if algorithm.roles(number).num_computing == WORKERS), 1
+    )
 
 
 @pytest.mark.parametrize("algorithm", variants(), ids=name_of)
@@ -65,9 +67,13 @@ NOBODY_WAITS = [
 def test_the_time_of_an_evaluation_does_not_depend_on_which_rank_is_slow(algorithm: Algorithm) -> None:
     """Workers are equal but for their numbers, so the mirror image of a run takes the same time."""
     num_ranks = num_ranks_of(algorithm)
-    times = [[row["seconds"] for row in train_with_slow(algorithm, slow, num_ranks).evaluations()] for slow in range(WORKERS)]
+    times = [
+        [row["seconds"] for row in train_with_slow(algorithm, slow, num_ranks).evaluations()] for slow in range(WORKERS)
+    ]
     for slow, found in enumerate(times):
-        assert np.allclose(found, times[-1], rtol=0.05, atol=0.05), f"rank {slow} slow: {found}; rank {WORKERS - 1} slow: {times[-1]}"
+        assert np.allclose(found, times[-1], rtol=0.05, atol=0.05), (
+            f"rank {slow} slow: {found}; rank {WORKERS - 1} slow: {times[-1]}"
+        )
 
 
 def test_an_update_counts_as_many_steps_as_it_has_gradients_of_the_workers() -> None:
@@ -105,10 +111,14 @@ def test_dropped_gradients_move_the_schedule_as_applied_ones_do() -> None:
 def test_a_worker_that_leaves_takes_no_evaluation_with_it() -> None:
     for algorithm in (AsyncSGD(), BackupSGD(backups=1), SoftsyncSGD(), StaleSynchronousSGD()):
         compute, network = Compute(forward_s=0.3, backward_s=0.7), Network(latency_s=1e-4, bandwidth_bytes_per_s=1e9)
-        simulation = Simulation(algorithm, tiny.problem(), settings(), WORKERS, network=network, compute=compute, failures={2: 3.5})
+        simulation = Simulation(
+            algorithm, tiny.problem(), settings(), WORKERS, network=network, compute=compute, failures={2: 3.5}
+        )
         found = simulation.run().evaluations()
         assert [row["step"] for row in found] == SCHEDULE
-        assert max(np.diff([row["seconds"] for row in found])) < 2.5 * EVERY, "the last ones did not all come at the end"
+        assert max(np.diff([row["seconds"] for row in found])) < 2.5 * EVERY, (
+            "the last ones did not all come at the end"
+        )
 
 
 def test_a_resumed_run_keeps_the_schedule() -> None:
@@ -116,7 +126,9 @@ def test_a_resumed_run_keeps_the_schedule() -> None:
         first = train("simulated", 3, algorithm, tiny.problem(), settings(), stop_after=5)
         second = train("simulated", 3, algorithm, tiny.problem(), settings(), resume=first.checkpoint)
         before, after = ([row["step"] for row in part.run.evaluations()] for part in (first, second))
-        assert before[-1] not in SCHEDULE[:-1] or before == SCHEDULE[: len(before)], "the last one is where the run stopped"
+        assert before[-1] not in SCHEDULE[:-1] or before == SCHEDULE[: len(before)], (
+            "the last one is where the run stopped"
+        )
         missing = [step for step in SCHEDULE if step not in before]
         assert missing
         assert [step for step in after if step not in before] == missing
@@ -125,7 +137,12 @@ def test_a_resumed_run_keeps_the_schedule() -> None:
 @on_real_runtimes
 @pytest.mark.parametrize(
     "algorithm",
-    [*(item for item in representatives() if item.requires.servers), BackupSGD(dedicated=True), AsyncSGD(shards=2), PartialAllReduce()],
+    [
+        *(item for item in representatives() if item.requires.servers),
+        BackupSGD(dedicated=True),
+        AsyncSGD(shards=2),
+        PartialAllReduce(),
+    ],
     ids=name_of,
 )
 def test_on_real_ranks_too(algorithm: Algorithm, runtime: str) -> None:

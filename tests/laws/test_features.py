@@ -39,7 +39,11 @@ FEATURES: dict[str, tuple[Problem, Settings, tuple[Algorithm, ...]]] = {
     "clipping of accumulated gradients": (tiny.problem(), settings(clip_norm=0.1, num_micro=2), WHOLE),
     "frozen parameters": (tiny.problem(tiny.frozen_mlp), settings(), ALGORITHMS),
     "a layer used by some": (tiny.problem(tiny.PartlyUsed), settings(steps=12, batch_size=1), ALGORITHMS),
-    "a layer used by some, accumulated": (tiny.problem(tiny.PartlyUsed), settings(batch_size=2, num_micro=2), ALGORITHMS),
+    "a layer used by some, accumulated": (
+        tiny.problem(tiny.PartlyUsed),
+        settings(batch_size=2, num_micro=2),
+        ALGORITHMS,
+    ),
     "shared parameters": (tiny.problem(tiny.TiedMLP), settings(), (*ALGORITHMS, LayerwiseSGD(bucket_bytes=0))),
     "fifty parameters": (tiny.problem(tiny.ManyParameters), settings(), (LayerwiseSGD(bucket_bytes=0), *WHOLE)),
     "channels last": (tiny.images(), settings(), (*ALGORITHMS, LayerwiseSGD(bucket_bytes=0))),
@@ -73,7 +77,9 @@ def test_each_share_has_its_own_statistics_and_dropout(model: Callable[[], torch
     problem, how = tiny.problem(model, num_samples=22), settings(batch_size=4)  # 12 and 10 samples: 4, 4, 4 and 4, 3, 3
     for algorithm in ALGORITHMS:
         found = train(runtime, NUM_RANKS, algorithm, problem, how)
-        assert_same(found.parameters[0], serial(problem, how, NUM_RANKS, algorithm.max_staleness, by_share=True), ROUNDING)
+        assert_same(
+            found.parameters[0], serial(problem, how, NUM_RANKS, algorithm.max_staleness, by_share=True), ROUNDING
+        )
 
 
 @on_all_runtimes
@@ -81,7 +87,9 @@ def test_each_share_has_its_own_statistics_and_dropout(model: Callable[[], torch
 def test_one_worker_is_plain_training(algorithm: Algorithm, runtime: str) -> None:
     how = settings(batch_size=4)
     assert_same(
-        train(runtime, 1, algorithm, tiny.problem(), how).parameters[0], serial(tiny.problem(), how, 1, algorithm.max_staleness), ROUNDING
+        train(runtime, 1, algorithm, tiny.problem(), how).parameters[0],
+        serial(tiny.problem(), how, 1, algorithm.max_staleness),
+        ROUNDING,
     )
 
 
@@ -117,7 +125,12 @@ def test_a_batch_of_which_one_rank_uses_a_layer_occurs() -> None:
 REFUSED: dict[str, tuple[Algorithm, Problem, Settings, str]] = {
     "LBFGS": (SynchronousSGD(), tiny.problem(), settings(optimizer=torch.optim.LBFGS), "closure"),
     "clipping by bucket": (LayerwiseSGD(apply=ApplyOrder.ANY), tiny.problem(), settings(clip_norm=1.0), "apply='all'"),
-    "loss scaling by bucket": (LayerwiseSGD(apply=ApplyOrder.BACKWARD), tiny.problem(), settings(precision="fp16"), "bf16"),
+    "loss scaling by bucket": (
+        LayerwiseSGD(apply=ApplyOrder.BACKWARD),
+        tiny.problem(),
+        settings(precision="fp16"),
+        "bf16",
+    ),
     "reentrant checkpointing": (SynchronousSGD(), tiny.problem(tiny.Reentrant), settings(), "use_reentrant=False"),
     "unreduced loss": (
         SynchronousSGD(),
@@ -148,7 +161,9 @@ def test_bf16_and_fp16_train(runtime: str) -> None:
     for precision in ("bf16", "fp16"):
         found = train(runtime, 2, PipeSGD(width=2), problem, replace(how, precision=precision))
         assert found.final.dtype == torch.float32
-        assert_equal_ranks(f"PipeSGD in {precision}: replicas are equal", [steps[-1] for steps in found.parameters], "at the end")
+        assert_equal_ranks(
+            f"PipeSGD in {precision}: replicas are equal", [steps[-1] for steps in found.parameters], "at the end"
+        )
         assert not torch.equal(found.final, full.final)
         last = sum(row["loss"] for row in found.rows(0)[-3:]) / 3
         assert last < 0.8 * found.rows(0)[0]["loss"]
@@ -178,7 +193,9 @@ def test_a_compiled_module_takes_the_same_steps() -> None:
 def test_frozen_parameters_and_buffers_are_rank_0s_too(runtime: str) -> None:
     """Every rank's model starts as rank 0's, whatever it was made as."""
     problem = tiny.problem(tiny.Remembered(unlike_elsewhere), test=None)
-    job = make_job(runtime, NUM_RANKS, SynchronousSGD(), problem, settings(steps=1, optimizer=partial(torch.optim.SGD, lr=1e-300)))
+    job = make_job(
+        runtime, NUM_RANKS, SynchronousSGD(), problem, settings(steps=1, optimizer=partial(torch.optim.SGD, lr=1e-300))
+    )
     states = run_on_ranks(train_and_look, job, NUM_RANKS)
     assert {int(state["number"]) for state in states} == {shared_pool(runtime, NUM_RANKS).pids[0]}  # type: ignore[arg-type]
     for name in states[0]:

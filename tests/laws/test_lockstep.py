@@ -16,7 +16,18 @@ from tests.laws.train import NETWORK
 from tests.laws.variants import all_variants, name_of
 from workbench.algorithms import DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.codecs import Truncate16
-from workbench.collectives import Auto, Direct, HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
+from workbench.collectives import (
+    Auto,
+    Direct,
+    HalvingDoubling,
+    Hierarchical,
+    Linear,
+    Native,
+    Once,
+    PowerSGD,
+    Ring,
+    Tree,
+)
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
 from workbench.ops import Backward, Program, Send
@@ -47,7 +58,9 @@ class Alone(Algorithm):
 
 def symmetric() -> list[Algorithm]:
     """Every method that sums by the library's all-reduce and is symmetric, and DeAR with its halves."""
-    found = [item for item in all_variants() if item.symmetric and isinstance(getattr(item, "collective", None), Native)]
+    found = [
+        item for item in all_variants() if item.symmetric and isinstance(getattr(item, "collective", None), Native)
+    ]
     return [*found, DeAR(bucket_bytes=64, collective=Native())]
 
 
@@ -66,16 +79,22 @@ def spans_of(found: Run) -> list[Any]:
 @pytest.mark.parametrize("timing_only", [False, True], ids=["gradients", "timing"])
 def test_one_program_is_what_many_are(algorithm: Algorithm, timing_only: bool) -> None:
     one, many = (run(algorithm, detail, timing_only=timing_only) for detail in ("auto", "messages"))
-    assert any("one program" in note for note in one.info["notes"]) and not any("one program" in note for note in many.info["notes"])
+    assert any("one program" in note for note in one.info["notes"]) and not any(
+        "one program" in note for note in many.info["notes"]
+    )
     law = f"{name_of(algorithm)}: one program for all is what each rank's own would have been"
     for rank in range(3):
         assert_same_rows(law, rows_of(one, rank), rows_of(many, rank), f"rank {rank}")
     assert_same_rows(law, spans_of(one), spans_of(many), "spans of (rank, lane, kind, from, to, step, ...)")
-    assert_same_rows(law, one.evaluations(), many.evaluations(), "evaluations, with the bytes of all workers until then")
+    assert_same_rows(
+        law, one.evaluations(), many.evaluations(), "evaluations, with the bytes of all workers until then"
+    )
     assert one.info["result"]["seconds"] == many.info["result"]["seconds"]
     if not timing_only:
         assert len(one.evaluations()) == 4
-        assert one.evaluations()[-1]["bytes_sent"] >= one.steps()[-1]["bytes_sent"] > 0, "what was in flight at the last step counts too"
+        assert one.evaluations()[-1]["bytes_sent"] >= one.steps()[-1]["bytes_sent"] > 0, (
+            "what was in flight at the last step counts too"
+        )
 
 
 def rows_of(found: Run, rank: int) -> list[dict[str, Any]]:
@@ -116,24 +135,35 @@ def test_closed_forms_are_the_messages(collective: Any, workers: int) -> None:
     for algorithm in (SynchronousSGD(collective=collective), PipeSGD(width=2, collective=collective)):
         how = {"network": network, "settings": settings, "problem": problem, "timing_only": True, "workers": workers}
         equal = Compute(forward_s=1e-3, backward_s=2e-3)
-        formula, messages = (run(algorithm, detail, compute=equal, **how).info["result"]["seconds"] for detail in ("formula", "messages"))
+        formula, messages = (
+            run(algorithm, detail, compute=equal, **how).info["result"]["seconds"] for detail in ("formula", "messages")
+        )
         assert formula == pytest.approx(messages, rel=0.002), "blocks differ by an element"
         skewed = Compute(forward_s=1e-3, backward_s=2e-3, stragglers=(Lognormal(sigma=1.0),))
-        formula, messages = (run(algorithm, detail, compute=skewed, **how).info["result"]["seconds"] for detail in ("formula", "messages"))
+        formula, messages = (
+            run(algorithm, detail, compute=skewed, **how).info["result"]["seconds"]
+            for detail in ("formula", "messages")
+        )
         assert formula >= messages * 0.998
 
 
 @pytest.mark.parametrize(
-    "collective", [Ring(), Ring(chunks=3), Direct(chunks=2), Linear(), Tree(), HalvingDoubling(), Hierarchical(group=2)], ids=repr
+    "collective",
+    [Ring(), Ring(chunks=3), Direct(chunks=2), Linear(), Tree(), HalvingDoubling(), Hierarchical(group=2)],
+    ids=repr,
 )
 def test_a_formula_sends_the_bytes_of_the_messages(collective: Any) -> None:
     """All workers together; a root, a leaf and who is folded into another send as different numbers as can be."""
     problem = tiny.problem(model=partial(nn.Linear, 40, 60), test=None)
     for workers in (1, 5, 6):
         how = {"settings": Settings(steps=3, batch_size=2), "problem": problem, "timing_only": True, "workers": workers}
-        formula, messages = (run(SynchronousSGD(collective=collective), detail, **how).steps() for detail in ("formula", "messages"))
+        formula, messages = (
+            run(SynchronousSGD(collective=collective), detail, **how).steps() for detail in ("formula", "messages")
+        )
         sent = [row["bytes_sent"] for row in messages]
-        assert [row["bytes_sent"] for row in formula] == pytest.approx(sent, rel=1e-3), "of one kind ranks differ by an element"
+        assert [row["bytes_sent"] for row in formula] == pytest.approx(sent, rel=1e-3), (
+            "of one kind ranks differ by an element"
+        )
 
 
 def test_what_does_not_ask_the_same_of_all_says_so() -> None:
@@ -159,7 +189,9 @@ def test_memory_does_not_grow_with_workers(num_micro: int) -> None:
     """At most two gradient buffers for any number of workers: the sum, and one that is added to it."""
     settings = Settings(steps=1, batch_size=4, num_micro=num_micro)
     for workers in (2, 32):
-        cohort = WorkerGroup(SynchronousSGD(), tiny.problem(num_samples=256), settings, workers, COMPUTE, timing_only=False)
+        cohort = WorkerGroup(
+            SynchronousSGD(), tiny.problem(num_samples=256), settings, workers, COMPUTE, timing_only=False
+        )
         gradient, _, _ = cohort.backward(0, np.zeros(workers))
         assert isinstance(cohort.replica, Replica) and cohort.replica.pool.num_allocated == num_micro
         cohort.replica.discard(gradient)

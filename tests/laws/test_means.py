@@ -55,7 +55,9 @@ def run(algorithm: Algorithm, num_ranks: int, *, equal: bool = False, shuffle: i
     def mean(rank: int, step: int, parameters: Tensor) -> Tensor:
         return torch.stack([pulled(one, step, parameters) for one in range(num_ranks)]).mean(0)
 
-    return ReferenceRuntime(algorithm, num_ranks, mean if equal else pulled, sizes=SIZES, lr=LR, start=START, shuffle=shuffle).run(STEPS)
+    return ReferenceRuntime(
+        algorithm, num_ranks, mean if equal else pulled, sizes=SIZES, lr=LR, start=START, shuffle=shuffle
+    ).run(STEPS)
 
 
 def states(driver: ReferenceRuntime) -> list[list[Tensor]]:
@@ -105,7 +107,9 @@ def moves_as_sgd(algorithm: Algorithm) -> bool:
 
 def check_rest(algorithm: Algorithm, num_ranks: int) -> None:
     """Where all gradients are 0 and all ranks are equal, nothing moves: an average of equal numbers is that number."""
-    driver = ReferenceRuntime(algorithm, num_ranks, lambda rank, step, w: torch.zeros_like(w), sizes=SIZES, lr=LR, start=START).run(STEPS)
+    driver = ReferenceRuntime(
+        algorithm, num_ranks, lambda rank, step, w: torch.zeros_like(w), sizes=SIZES, lr=LR, start=START
+    ).run(STEPS)
     law = f"{name_of(algorithm)}: the average of equal parameters is those parameters"
     for step, ranks in enumerate(states(driver)):
         for rank, found in enumerate(ranks):
@@ -144,7 +148,9 @@ def check_meeting(algorithm: Algorithm, num_ranks: int) -> None:
         for coordinate, (before, after) in enumerate(zip(*spread, strict=True)):
             law = f"{name_of(algorithm)}: averaging brings the ranks together"
             assert_holds(
-                law, bool(after <= 1e-3 * before), f"in coordinate {coordinate}: {before:.3g} apart after step 0, {after:.3g} at the end"
+                law,
+                bool(after <= 1e-3 * before),
+                f"in coordinate {coordinate}: {before:.3g} apart after step 0, {after:.3g} at the end",
             )
 
 
@@ -217,7 +223,9 @@ def test_a_right_gossip_breaks_none() -> None:
     assert broken(RightGossip()) == ""
 
 
-@pytest.mark.parametrize("algorithm", [LocalSGD(every=3), DiLoCo(every=2), StreamingDiLoCo(every=3, fragments=2)], ids=name_of)
+@pytest.mark.parametrize(
+    "algorithm", [LocalSGD(every=3), DiLoCo(every=2), StreamingDiLoCo(every=3, fragments=2)], ids=name_of
+)
 @pytest.mark.parametrize("how", ["a divisor of 3.1", "a swapped block", "a rank left out"])
 def test_a_wrong_sum_breaks_one_in_a_sentence(how: str, algorithm: Algorithm) -> None:
     assert broken(replace(algorithm, collective=Ring())) == ""  # type: ignore[call-arg]

@@ -82,7 +82,9 @@ def errors(algorithm: Algorithm) -> list[float]:
     else:  # an update a bucket
         each = len(here.applied) // steps
         moved = {length: here.applied[each * length - 1].parameters for length in LENGTHS}
-    return [float(((start - parameters) / length - exact).square().mean().sqrt()) for length, parameters in moved.items()]
+    return [
+        float(((start - parameters) / length - exact).square().mean().sqrt()) for length, parameters in moved.items()
+    ]
 
 
 def cases() -> list[Algorithm]:

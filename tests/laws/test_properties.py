@@ -47,7 +47,10 @@ def problems(draw: st.DrawFn) -> Problem:
 @st.composite
 def hows(draw: st.DrawFn) -> Settings:
     return Settings(
-        steps=draw(st.integers(1, 6)), batch_size=draw(st.integers(1, 4)), optimizer=draw(OPTIMIZERS), seed=draw(st.integers(0, 1000))
+        steps=draw(st.integers(1, 6)),
+        batch_size=draw(st.integers(1, 4)),
+        optimizer=draw(OPTIMIZERS),
+        seed=draw(st.integers(0, 1000)),
     )
 
 
@@ -62,7 +65,13 @@ def hows(draw: st.DrawFn) -> Settings:
 )
 def test_layerwise_is_synchronous(num_workers, problem, how, bucket_bytes, order, collective) -> None:
     """To the last bit in rank order (native sums of the simulator, Linear); a ring adds each block in an order of its own."""
-    found = train("simulated", num_workers, LayerwiseSGD(bucket_bytes=bucket_bytes, apply=order, collective=collective), problem, how)
+    found = train(
+        "simulated",
+        num_workers,
+        LayerwiseSGD(bucket_bytes=bucket_bytes, apply=order, collective=collective),
+        problem,
+        how,
+    )
     expected = train("simulated", num_workers, SynchronousSGD(), problem, how)
     in_rank_order = type(collective).__name__ != "Ring" or num_workers <= 2
     for rank in range(num_workers):
@@ -99,7 +108,13 @@ def test_buckets_may_arrive_in_any_order(problem, how, bucket_bytes, seed) -> No
 
 
 @settings(max_examples=40)
-@given(num_workers=st.integers(1, 4), problem=problems(), how=hows(), width=st.integers(1, 5), collective=st.sampled_from(COLLECTIVES))
+@given(
+    num_workers=st.integers(1, 4),
+    problem=problems(),
+    how=hows(),
+    width=st.integers(1, 5),
+    collective=st.sampled_from(COLLECTIVES),
+)
 def test_pipe_is_serial_sgd_with_late_gradients(num_workers, problem, how, width, collective) -> None:
     found = train("simulated", num_workers, PipeSGD(width=width, collective=collective), problem, how)
     expected = serial(problem, how, num_workers, delay=width - 1)
@@ -108,7 +123,13 @@ def test_pipe_is_serial_sgd_with_late_gradients(num_workers, problem, how, width
 
 
 @settings(max_examples=30)
-@given(num_workers=st.integers(1, 4), problem=problems(), how=hows(), width=st.integers(1, 3), bucket_bytes=st.floats(0, 400))
+@given(
+    num_workers=st.integers(1, 4),
+    problem=problems(),
+    how=hows(),
+    width=st.integers(1, 3),
+    bucket_bytes=st.floats(0, 400),
+)
 def test_time_changes_no_number(num_workers, problem, how, width, bucket_bytes) -> None:
     """A simulation is a pure function of its inputs: run twice it is the same run, to the last span."""
     for algorithm in (PipeSGD(width=width), LayerwiseSGD(bucket_bytes=bucket_bytes, collective=Native())):

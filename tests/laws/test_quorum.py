@@ -32,7 +32,10 @@ def of_shard(run: Run, shard: int) -> list[dict[str, Any]]:
 
 def applied(update: dict[str, Any]) -> list[tuple[int, int]]:
     """(source, version) of each gradient in it."""
-    return [(source, update["update"] - 1 - late) for source, late in zip(update["sources"], update["staleness"], strict=True)]
+    return [
+        (source, update["update"] - 1 - late)
+        for source, late in zip(update["sources"], update["staleness"], strict=True)
+    ]
 
 
 def check_once(run: Run, shard: int) -> None:
@@ -82,7 +85,15 @@ def test_a_step_is_the_oldest_version_that_it_read() -> None:
     """Shards on two servers, which differ in version: a worker takes the minibatch of the update that it is furthest behind."""
     uneven = Compute(forward_s=0.01, backward_s=0.02, stragglers=(Lognormal(sigma=0.8),))
     busy = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
-    run = simulate(BackupSGD(backups=2, shards=2), tiny.problem(), workers=5, steps=30, evaluate_every=0, compute=uneven, network=busy)
+    run = simulate(
+        BackupSGD(backups=2, shards=2),
+        tiny.problem(),
+        workers=5,
+        steps=30,
+        evaluate_every=0,
+        compute=uneven,
+        network=busy,
+    )
     apart = 0
     for rank, rows in run.metrics.items():
         pushes = [
@@ -94,14 +105,20 @@ def test_a_step_is_the_oldest_version_that_it_read() -> None:
             )
             for shard in (0, 1)
         ]
-        for row, first, second in zip(rows, *pushes, strict=False):  # who has had its last version of a shard pushes the other alone
-            assert row["step"] == min(first, second), f"worker {rank} read versions {first} and {second} and took step {row['step']}"
+        for row, first, second in zip(
+            rows, *pushes, strict=False
+        ):  # who has had its last version of a shard pushes the other alone
+            assert row["step"] == min(first, second), (
+                f"worker {rank} read versions {first} and {second} and took step {row['step']}"
+            )
             apart += first != second
     assert apart > 5, "versions were to differ"
 
 
 @on_all_runtimes
-@pytest.mark.parametrize("algorithm", [AsyncSGD(), AsyncSGD(cutoff=1), AsyncSGD(cutoff=0), SoftsyncSGD(splits=2)], ids=name_of)
+@pytest.mark.parametrize(
+    "algorithm", [AsyncSGD(), AsyncSGD(cutoff=1), AsyncSGD(cutoff=0), SoftsyncSGD(splits=2)], ids=name_of
+)
 def test_every_push_is_applied_or_dropped(algorithm: Algorithm, runtime: str) -> None:
     run = train(runtime, NUM_RANKS, algorithm, tiny.problem(), HOW).run
     if not isinstance(algorithm, SoftsyncSGD):  # a quick worker may push twice between two updates
@@ -131,11 +148,17 @@ def test_softsync_divides_each_gradient_by_its_staleness(divide: bool) -> None:
     """Every gradient is one: the parameters go by the sum over updates of the mean of 1 / max(1, staleness)."""
     situation = owed.Situation(num_samples=960, constant=True)
     algorithm = SoftsyncSGD(splits=4, divide=divide)
-    simulation = Simulation(algorithm, situation.problem(), situation.settings(12, 0), 4, network=owed.NETWORK, compute=owed.COMPUTE)
+    simulation = Simulation(
+        algorithm, situation.problem(), situation.settings(12, 0), 4, network=owed.NETWORK, compute=owed.COMPUTE
+    )
     updates = simulation.run().updates()
     late = [update["staleness"] for update in updates]
     assert {2, 3} <= {staleness for of_update in late for staleness in of_update}
-    expected = sum(np.mean([1 / max(1, staleness) for staleness in of_update]) for of_update in late) if divide else len(updates)
+    expected = (
+        sum(np.mean([1 / max(1, staleness) for staleness in of_update]) for of_update in late)
+        if divide
+        else len(updates)
+    )
     np.testing.assert_allclose(owed.ended(simulation).applied[0], expected, rtol=1e-12)
 
 
@@ -143,7 +166,9 @@ def test_a_server_s_worker_clips_the_mean_of_its_own_samples() -> None:
     """Every gradient is 53 ones. An update of norm 2 moves each parameter by 2 / sqrt(53), whatever share of the batch a worker has."""
     situation = owed.Situation(num_samples=960, constant=True)
     algorithm = AsyncSGD(clip_norm=2.0)
-    simulation = Simulation(algorithm, situation.problem(), situation.settings(6, 0), 4, network=owed.NETWORK, compute=owed.COMPUTE)
+    simulation = Simulation(
+        algorithm, situation.problem(), situation.settings(6, 0), 4, network=owed.NETWORK, compute=owed.COMPUTE
+    )
     updates = simulation.run().updates()
     np.testing.assert_allclose(owed.ended(simulation).applied[0], len(updates) * 2 / 53**0.5, rtol=1e-6)
 

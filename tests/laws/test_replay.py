@@ -66,7 +66,9 @@ def test_a_replay_is_the_run(algorithm: Algorithm, runtime: str) -> None:
 
 
 @on_real_runtimes
-@pytest.mark.parametrize("algorithm", [AsyncSGD(), AsyncSGD(shards=2), StaleSynchronousSGD(bound=1), BackupSGD(shards=2)], ids=name_of)
+@pytest.mark.parametrize(
+    "algorithm", [AsyncSGD(), AsyncSGD(shards=2), StaleSynchronousSGD(bound=1), BackupSGD(shards=2)], ids=name_of
+)
 def test_a_stopped_run_is_replayed_to_where_it_stopped(algorithm: Algorithm, runtime: str) -> None:
     trained = train(runtime, NUM_RANKS, algorithm, tiny.problem(), settings(steps=12), control=[{"stop": True}])
     assert trained.run.info["status"] == "stopped"
@@ -108,7 +110,9 @@ def test_what_was_not_recorded_cannot_be_replayed() -> None:
         replay(recorded, AsyncSGD(), tiny.problem(), replace(how, seed=1))
     with pytest.raises(ConfigError, match="continued from"):
         replay(replace(recorded, info={**recorded.info, "resumed": "yesterday"}), AsyncSGD(), tiny.problem(), how)
-    partial_run = replace(recorded, info={**recorded.info, "method": run_info(PartialAllReduce(), tiny.problem(), how, "", 1)["method"]})
+    partial_run = replace(
+        recorded, info={**recorded.info, "method": run_info(PartialAllReduce(), tiny.problem(), how, "", 1)["method"]}
+    )
     with pytest.raises(ConfigError, match="cannot be replayed: its worker gives"):
         replay(partial_run, PartialAllReduce(), tiny.problem(), how)
     for row in ({"number": 1, "set": {"lr": 0.1}, "step": 3}, {"number": 1, "pause": True, "step": 3}):

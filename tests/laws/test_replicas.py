@@ -42,7 +42,9 @@ PAUSES = (3.0, 1.0, 0.0)
 # ---------------------------------------------------------------- all combinations, and few of them
 
 Kind = type[Algorithm]
-Row = tuple[Kind, str, str, int]  # algorithm, collective, codec ("" for none), lanes (1 where the algorithm has no choice)
+Row = tuple[
+    Kind, str, str, int
+]  # algorithm, collective, codec ("" for none), lanes (1 where the algorithm has no choice)
 
 
 @cache
@@ -50,7 +52,10 @@ def variants_of(kind: Kind) -> tuple[Algorithm, ...]:
     """Those in which the laws are to hold; one of each that differ in more than collective and lanes."""
     found: dict[str, Algorithm] = {}
     for item in SETTINGS.get(kind, [kind()]):
-        found.setdefault(repr({name: value for name, value in settings_of(item).items() if name not in ("collective", "lanes")}), item)
+        found.setdefault(
+            repr({name: value for name, value in settings_of(item).items() if name not in ("collective", "lanes")}),
+            item,
+        )
     return tuple(found.values())
 
 
@@ -79,7 +84,9 @@ def rows() -> tuple[Row, ...]:
     return tuple(found)
 
 
-WITHOUT_SUMS = [setting for kind in find_algorithms() for setting in variants_of(kind) if not takes(setting, "collective")]
+WITHOUT_SUMS = [
+    setting for kind in find_algorithms() for setting in variants_of(kind) if not takes(setting, "collective")
+]
 
 
 def parts(row: Row) -> list[Hashable]:
@@ -116,7 +123,12 @@ def situation(number: int, algorithm: Algorithm) -> Situation:
     if isinstance(collective, Hierarchical):
         sizes = [collective.group + 2]
     pauses = PAUSES[: 2 if lanes else 3]
-    return Situation(num_ranks=sizes[number % len(sizes)], steps=11 if lanes else 7, pause_s=pauses[number % len(pauses)], seed=number)
+    return Situation(
+        num_ranks=sizes[number % len(sizes)],
+        steps=11 if lanes else 7,
+        pause_s=pauses[number % len(pauses)],
+        seed=number,
+    )
 
 
 # ---------------------------------------------------------------- the law
@@ -132,7 +144,9 @@ def check(algorithm: Algorithm, situation: Situation) -> list[Seen]:
     if algorithm.replicas != Replicas.NEVER:
         if takes_the_same_over(algorithm):
             check_taken(algorithm, ranks)
-        assert_equal_ranks(f"{law} at the end", [rank.steps[-1] for rank in ranks], f"after step {situation.steps - 1}, at the end")
+        assert_equal_ranks(
+            f"{law} at the end", [rank.steps[-1] for rank in ranks], f"after step {situation.steps - 1}, at the end"
+        )
     return ranks
 
 
@@ -143,7 +157,9 @@ def check_taken(algorithm: Algorithm, ranks: list[Seen]) -> None:
         held = {place: rank.taken[bucket, number] for place, rank in enumerate(ranks) if (bucket, number) in rank.taken}
         steps = {place: step for place, (step, _) in held.items()}
         what = f"{'version' if algorithm.requires.servers else 'average'} {number} of {'all' if bucket < 0 else f'bucket {bucket}'}"
-        assert_equal_ranks(law, [value for _, value in held.values()], f"{what}, by rank and step {steps}", names=list(held))
+        assert_equal_ranks(
+            law, [value for _, value in held.values()], f"{what}, by rank and step {steps}", names=list(held)
+        )
 
 
 def takes_the_same_over(algorithm: Algorithm) -> bool:
@@ -164,7 +180,9 @@ def test_replicas_are_equal_whatever_is_late(algorithm: Algorithm, situation: Si
 
 
 ANY = st.one_of(
-    st.deferred(lambda: st.sampled_from(rows()).flatmap(lambda row: st.sampled_from([algorithm for algorithm, _ in made(row)]))),
+    st.deferred(
+        lambda: st.sampled_from(rows()).flatmap(lambda row: st.sampled_from([algorithm for algorithm, _ in made(row)]))
+    ),
     st.sampled_from(WITHOUT_SUMS),
 )
 
@@ -203,7 +221,9 @@ def test_the_list_has_all_that_the_package_lists() -> None:
 
 
 MAY_DIFFER = [
-    item for item in representatives() if item.replicas != Replicas.EVERY_STEP and not (item.requires.servers and item.max_staleness == 0)
+    item
+    for item in representatives()
+    if item.replicas != Replicas.EVERY_STEP and not (item.requires.servers and item.max_staleness == 0)
 ]
 
 
@@ -276,7 +296,10 @@ def broken(algorithm: Algorithm, **situation: Any) -> str:
 
 def test_sums_applied_as_they_arrive_break_it_in_a_sentence() -> None:
     told = broken(ByArrival())
-    assert re.match(r"ByArrival-2: replicas are equal after every step: after step \d, rank 1 beside rank 0, coordinate \d+ is", told), told
+    assert re.match(
+        r"ByArrival-2: replicas are equal after every step: after step \d, rank 1 beside rank 0, coordinate \d+ is",
+        told,
+    ), told
     assert not broken(ByArrival(lanes=1)), "on one lane they arrive in the order of steps"
 
 
@@ -311,10 +334,14 @@ def test_a_server_that_answers_one_rank_otherwise_breaks_it(monkeypatch: pytest.
         port._version = version
         packed = yield PackParameters(port.shard, server_copy=True)
         packed.flat[0] += 1e-9 * (source == 2)
-        port._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + port.shard, stamp=stamp_of(version, flags)))
+        port._sending[source] = yield Start(
+            Send(source, packed.flat, tag=REPLY + port.shard, stamp=stamp_of(version, flags))
+        )
         return packed
 
     monkeypatch.setattr(ServerPort, "reply", wrongly)
     told = broken(BackupSGD(backups=0))
-    assert "version 1 of bucket 0, by rank and step {0: 0, 1: 0, 2: 0}, rank 2 beside rank 0, coordinate 0 is" in told, told
+    assert (
+        "version 1 of bucket 0, by rank and step {0: 0, 1: 0, 2: 0}, rank 2 beside rank 0, coordinate 0 is" in told
+    ), told
     assert "version 21 of bucket 0" in broken(AsyncSGD()), "until the end each version goes to one rank alone"

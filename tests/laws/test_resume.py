@@ -54,7 +54,9 @@ def check(runtime: str, algorithm: Algorithm, problem: Problem, how: Settings, s
             assert_same_rows(law, *kept, f"stopped after step {stop}, rank {rank}")
         if algorithm.replicas != Replicas.NEVER:
             ends = [steps[-1] for steps in second.parameters]
-            assert_equal_ranks(f"{name_of(algorithm)}: replicas are equal", ends, f"at the end of a run stopped after step {stop}")
+            assert_equal_ranks(
+                f"{name_of(algorithm)}: replicas are equal", ends, f"at the end of a run stopped after step {stop}"
+            )
 
 
 @pytest.mark.parametrize("algorithm", in_step(representatives()), ids=name_of)
@@ -63,12 +65,17 @@ def test_resumed_at_any_step_is_unbroken(algorithm: Algorithm) -> None:
         check("simulated", algorithm, *HOW[how], list(range(STEPS)) if how == "momentum" else [2])
 
 
-@pytest.mark.parametrize("algorithm", [item for item in in_step(variants()) if item not in representatives()], ids=name_of)
+@pytest.mark.parametrize(
+    "algorithm", [item for item in in_step(variants()) if item not in representatives()], ids=name_of
+)
 def test_resumed_is_unbroken_in_every_setting(algorithm: Algorithm) -> None:
     check("simulated", algorithm, *HOW["momentum"], [0, 3])
 
 
-WITH_MEMORY = [SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5)))), SynchronousSGD(collective=PowerSGD(rank=1))]
+WITH_MEMORY = [
+    SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5)))),
+    SynchronousSGD(collective=PowerSGD(rank=1)),
+]
 
 
 @on_real_runtimes
@@ -120,8 +127,12 @@ def test_resumed_with_a_smaller_width(runtime: str) -> None:
     first = train(runtime, 3, PipeSGD(width=5), problem, how, stop_after=4)
     second = train(runtime, 3, PipeSGD(width=2), problem, how, resume=first.checkpoint)
     rows = second.rows(0)
-    assert [row["staleness"] for row in rows] == [4, 4, 1, 1], "the gradient of step 5 was taken before the four overdue ones were applied"
-    assert [row["lr"] for row in rows] == pytest.approx([0.05 * 0.5 ** (num_applied // 3) for num_applied in (5, 6, 7, 8)])
+    assert [row["staleness"] for row in rows] == [4, 4, 1, 1], (
+        "the gradient of step 5 was taken before the four overdue ones were applied"
+    )
+    assert [row["lr"] for row in rows] == pytest.approx(
+        [0.05 * 0.5 ** (num_applied // 3) for num_applied in (5, 6, 7, 8)]
+    )
 
 
 @on_real_runtimes

@@ -60,7 +60,10 @@ def ignores_order(algorithm: Algorithm) -> bool:
     return not algorithm.requires.servers or everybody
 
 
-EQUAL = [*(item for item in REAL if ignores_order(item) and not item.requires.servers), PartialAllReduce(quorum=Quorum.ALL)]
+EQUAL = [
+    *(item for item in REAL if ignores_order(item) and not item.requires.servers),
+    PartialAllReduce(quorum=Quorum.ALL),
+]
 
 
 def simulate(algorithm: Algorithm, problem: Problem, how: Settings, resume: Any = None) -> Simulation:
@@ -72,7 +75,11 @@ def simulate(algorithm: Algorithm, problem: Problem, how: Settings, resume: Any 
 def rows_of(run: Run, rank: int, first: int = 0) -> list[tuple[Any, ...]]:
     """What a rank's rows say of its steps from the first one on, times apart."""
     names = ("step", "samples", "loss", "lr", "staleness")
-    return [tuple(row[name] for name in names) for row in run.metrics[rank] if "evaluation" not in row and row["step"] >= first]
+    return [
+        tuple(row[name] for name in names)
+        for row in run.metrics[rank]
+        if "evaluation" not in row and row["step"] >= first
+    ]
 
 
 @pytest.mark.parametrize("algorithm", variants(), ids=name_of)
@@ -123,7 +130,9 @@ def test_going_on_from_files_is_unbroken(algorithm: Algorithm, runtime: str) -> 
         for rank in range(algorithm.roles(3).num_computing):
             where = f"from the checkpoint of step {step}, rank {rank}"
             assert_same_rows(UNBROKEN, rows_of(again.run, rank), rows_of(unbroken.run, rank, step + 1), where)
-            assert_near(UNBROKEN, again.parameters[rank][-1], unbroken.parameters[rank][-1], 0.0, f"{where}, at the end")
+            assert_near(
+                UNBROKEN, again.parameters[rank][-1], unbroken.parameters[rank][-1], 0.0, f"{where}, at the end"
+            )
         forget(unbroken.checkpoint, step)
 
 
@@ -141,7 +150,10 @@ def test_averages_batchnorm_and_what_the_problem_draws_go_on(runtime: str) -> No
         assert_near(UNBROKEN, again.parameters[rank][-1], unbroken.parameters[rank][-1], 0.0, f"{where}, at the end")
     averages = [torch.load(Path(one.checkpoint) / "average.pt", weights_only=True) for one in (again, unbroken)]
     assert torch.equal(*averages)
-    evaluated = [[row["evaluation"] for row in one.run.metrics[0] if "evaluation" in row and row["step"] > 2] for one in (again, unbroken)]
+    evaluated = [
+        [row["evaluation"] for row in one.run.metrics[0] if "evaluation" in row and row["step"] > 2]
+        for one in (again, unbroken)
+    ]
     assert evaluated[0] == evaluated[1] != []
 
 
@@ -175,23 +187,33 @@ ASYNCHRONOUS = [
 
 @on_real_runtimes
 @pytest.mark.parametrize("algorithm", ASYNCHRONOUS, ids=name_of)
-def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_order(algorithm: Algorithm, runtime: str) -> None:
+def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_order(
+    algorithm: Algorithm, runtime: str
+) -> None:
     """A replay of the whole run, and one that begins at the ranks' files and is given the messages that came after."""
     problem, how = HOW["momentum"]
     trained = train(runtime, 3, algorithm, problem, how)
-    recorded = replace(trained.run, info={**trained.run.info, "method": run_info(algorithm, problem, how, "", 1)["method"]})
+    recorded = replace(
+        trained.run, info={**trained.run.info, "method": run_info(algorithm, problem, how, "", 1)["method"]}
+    )
     whole = replay(recorded, algorithm, problem, how)
     forget(trained.checkpoint, 5)
     (checkpoint,) = complete_checkpoints(Path(trained.checkpoint))
     simulation = Simulation(algorithm, problem, how, 3, network=free, compute=Compute(forward_s=0.0, backward_s=0.0))
     simulation.cluster.recorded = {rank: behind(trained.run.events[rank], 2) for rank in range(3)}
     parts = [torch.load(checkpoint.rank_file(rank), weights_only=True) for rank in range(3)]
-    simulation.run(resume=[{**part, "method": type(algorithm).__name__} for part in parts])  # the ranks' was the test's wrapper
+    simulation.run(
+        resume=[{**part, "method": type(algorithm).__name__} for part in parts]
+    )  # the ranks' was the test's wrapper
     for rank in range(algorithm.roles(3).num_computing):
         law = f"{name_of(algorithm)}: a replay is the run"
-        assert_near(law, whole.parameters[rank], trained.parameters[rank][-1], 0.0, f"from the begin to the end, rank {rank}")
+        assert_near(
+            law, whole.parameters[rank], trained.parameters[rank][-1], 0.0, f"from the begin to the end, rank {rank}"
+        )
         found = simulation.workers[rank].trained.read_parameters()
-        assert_near(law, found, trained.parameters[rank][-1], 0.0, f"from the checkpoint of step 2 to the end, rank {rank}")
+        assert_near(
+            law, found, trained.parameters[rank][-1], 0.0, f"from the checkpoint of step 2 to the end, rank {rank}"
+        )
 
 
 def behind(events: list[dict[str, Any]], place: int) -> list[dict[str, Any]]:

@@ -63,6 +63,14 @@ def test_timing_only_charges_short_batches_what_they_take() -> None:
     for timing_only in (False, True):
         compute = Compute(forward_s=1.0, backward_s=2.0)
         settings = Settings(epochs=2, batch_size=8)
-        made = Simulation(SynchronousSGD(), tiny.problem(tiny.mlp), settings, 2, network=free, compute=compute, timing_only=timing_only)
+        made = Simulation(
+            SynchronousSGD(),
+            tiny.problem(tiny.mlp),
+            settings,
+            2,
+            network=free,
+            compute=compute,
+            timing_only=timing_only,
+        )
         times.append(made.run().info["result"]["seconds"])
     assert times[0] == times[1]

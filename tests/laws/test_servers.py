@@ -11,7 +11,17 @@ import torch
 from tests.laws import tiny
 from tests.laws.reference import serial
 from tests.laws.sentences import assert_near
-from tests.laws.train import COMPUTE, NETWORK, RUNTIMES, Trained, assert_same, on_all_runtimes, on_real_runtimes, relative_error, train
+from tests.laws.train import (
+    COMPUTE,
+    NETWORK,
+    RUNTIMES,
+    Trained,
+    assert_same,
+    on_all_runtimes,
+    on_real_runtimes,
+    relative_error,
+    train,
+)
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, ParameterServerSGD
 from workbench.algorithms.parameter_server import LAST, stamp_of
@@ -61,12 +71,19 @@ def check_stop(runtime: str, algorithm: Algorithm, how: Settings, first: Trained
 @pytest.mark.parametrize("algorithm", WITH_SERVERS, ids=name_of)
 def test_a_stopped_run_goes_on_to_its_end(algorithm: Algorithm) -> None:
     for stop in (0, 3, STEPS - 2):
-        check_stop("simulated", algorithm, settings(), train("simulated", 3, algorithm, tiny.problem(), settings(), stop_after=stop))
+        check_stop(
+            "simulated",
+            algorithm,
+            settings(),
+            train("simulated", 3, algorithm, tiny.problem(), settings(), stop_after=stop),
+        )
 
 
 @on_real_runtimes
 @pytest.mark.parametrize(
-    "algorithm", [*(item for item in representatives() if item.requires.servers), BackupSGD(dedicated=True)], ids=name_of
+    "algorithm",
+    [*(item for item in representatives() if item.requires.servers), BackupSGD(dedicated=True)],
+    ids=name_of,
 )
 def test_on_real_ranks_too(algorithm: Algorithm, runtime: str) -> None:
     """Stopped after a step, and by a word in the run's folder, which finds ranks at steps of their own."""

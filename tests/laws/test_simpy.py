@@ -39,14 +39,23 @@ from workbench.runtimes.simulator.worker import shape_of
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
-SLOW = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e4, sum_s_per_byte=3e-5)  # a message of the model takes as long as a step
+SLOW = Network(
+    latency_s=1e-3, bandwidth_bytes_per_s=1e4, sum_s_per_byte=3e-5
+)  # a message of the model takes as long as a step
 QUICK = Network(latency_s=2e-3, bandwidth_bytes_per_s=1e6)
 STEADY = Compute(forward_s=0.01, backward_s=0.02, update_s=0.003)
 JITTERY = replace(STEADY, stragglers=(Lognormal(sigma=0.6),))
 
 
 def simulated(
-    algorithm: Algorithm, ranks: int, steps: int, network: AnyNetwork, compute: Compute, seed: int = 0, numel: int = 0, **how: Any
+    algorithm: Algorithm,
+    ranks: int,
+    steps: int,
+    network: AnyNetwork,
+    compute: Compute,
+    seed: int = 0,
+    numel: int = 0,
+    **how: Any,
 ) -> tuple[Run, Layout, Costs]:
     """Our run, timing only, all minibatches full; how the gradient lies; and what SimPy's needs to know of it."""
     problem = problem_of(algorithm.roles(ranks).num_computing, numel)
@@ -112,7 +121,15 @@ def oracle_of(collective: Collective, layout: Layout, ranks: int, network: Netwo
 @pytest.mark.parametrize("network", [SLOW, QUICK], ids=["slow", "quick"])
 @pytest.mark.parametrize(
     ("collective", "ranks"),
-    [(Tree(), 2), (Tree(), 5), (Tree(), 8), (HalvingDoubling(), 2), (HalvingDoubling(), 4), (HalvingDoubling(), 8), (Native(), 4)],
+    [
+        (Tree(), 2),
+        (Tree(), 5),
+        (Tree(), 8),
+        (HalvingDoubling(), 2),
+        (HalvingDoubling(), 4),
+        (HalvingDoubling(), 8),
+        (Native(), 4),
+    ],
     ids=str,
 )
 def test_other_sums(collective: Collective, ranks: int, network: Network, compute: Compute) -> None:
@@ -128,7 +145,9 @@ def test_one_program_for_all_workers(width: int) -> None:
     run, layout, costs = simulated(PipeSGD(width=width), 32, 6, SLOW, JITTERY)
     assert any("one program" in note for note in run.info["notes"])
     oracle = pipe_sgd(costs, 32, 6, width, oracle_of(Native(), layout, 32, SLOW))
-    assert [row["seconds"] for row in run.steps()] == pytest.approx([max(ends) for ends in zip(*oracle.ends, strict=True)], rel=1e-9)
+    assert [row["seconds"] for row in run.steps()] == pytest.approx(
+        [max(ends) for ends in zip(*oracle.ends, strict=True)], rel=1e-9
+    )
     assert run.info["result"]["seconds"] == pytest.approx(float(oracle.env.now), rel=1e-9)
 
 
@@ -159,7 +178,9 @@ def machines(*factors: float) -> Compute:
     return replace(STEADY, stragglers=(SlowMachines(factor_of=tuple(enumerate(factors))),))
 
 
-EQUAL = machines(*(1 + 1e-6 * rank for rank in range(7)))  # but for this: of two that come at one moment either may be the first
+EQUAL = machines(
+    *(1 + 1e-6 * rank for rank in range(7))
+)  # but for this: of two that come at one moment either may be the first
 UNEQUAL = machines(1.31, 2.17, 1.05)
 METHODS = [
     AsyncSGD(),

@@ -64,7 +64,9 @@ class Asked:
 
 def worker(rank: int, compute: Compute, **more: Any) -> LocalTraining:
     settings = Settings(steps=9, batch_size=5, seed=7, compute=compute, **more)
-    return LocalTraining(LayerwiseSGD(bucket_bytes=200.0), tiny.problem(), settings, rank, NUM_RANKS, torch.device("cpu"))
+    return LocalTraining(
+        LayerwiseSGD(bucket_bytes=200.0), tiny.problem(), settings, rank, NUM_RANKS, torch.device("cpu")
+    )
 
 
 def slept(training: LocalTraining) -> SleptCompute:
@@ -158,7 +160,13 @@ def test_no_bucket_leaves_early_if_the_whole_norm_is_checked() -> None:
 
 def test_late_passes_are_counted_after_the_first() -> None:
     found = slept(worker(0, PLAIN))
-    for late_s in (5.0, 0.0, 0.009, 0.5, 0.3):  # the first is the warm-up, and 9 ms are less than a hundredth of the pass
+    for late_s in (
+        5.0,
+        0.0,
+        0.009,
+        0.5,
+        0.3,
+    ):  # the first is the warm-up, and 9 ms are less than a hundredth of the pass
         found.count(late_s, 1.0)
     assert (found.late.num_passes, found.late.num_late, found.late.seconds) == (4, 2, pytest.approx(0.8))
     assert found.late.loud and "in 50 % of the steps (by 4e+02 ms)" in found.late.note

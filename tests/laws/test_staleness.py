@@ -61,7 +61,13 @@ def slow_rank(algorithm: Algorithm, num_ranks: int, jitter: float = 1.0) -> Run:
     """Workers of very unequal steps."""
     compute = Compute(forward_s=0.3, backward_s=0.7, stragglers=(Lognormal(sigma=jitter),))
     return Simulation(
-        algorithm, tiny.problem(), Settings(steps=30, batch_size=1), num_ranks, network=NETWORK, compute=compute, timing_only=True
+        algorithm,
+        tiny.problem(),
+        Settings(steps=30, batch_size=1),
+        num_ranks,
+        network=NETWORK,
+        compute=compute,
+        timing_only=True,
     ).run()
 
 
@@ -114,7 +120,9 @@ def measured(trained: Trained, rank: int) -> list[int]:
 
 
 @on_all_runtimes
-@pytest.mark.parametrize("algorithm", [StaleSGD(staleness=Uniform(0, 3)), StaleSGD(staleness=Geometric(2.0, 5), ramp_steps=4)], ids=name_of)
+@pytest.mark.parametrize(
+    "algorithm", [StaleSGD(staleness=Uniform(0, 3)), StaleSGD(staleness=Geometric(2.0, 5), ramp_steps=4)], ids=name_of
+)
 def test_injected_staleness_is_what_was_drawn(algorithm: StaleSGD, runtime: str) -> None:
     trained = train(runtime, 2, algorithm, tiny.problem(), HOW)
     drawn = [min(algorithm.drawn(HOW.seed, step), step) for step in range(8)]

@@ -71,7 +71,9 @@ def with_lr(checkpoints: list[dict[str, Any]], lr: float | None) -> list[dict[st
     return other
 
 
-def stopped_and_resumed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, step: int, how: Settings) -> Simulation:
+def stopped_and_resumed(
+    algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, step: int, how: Settings
+) -> Simulation:
     """Stopped at the end of the step before `step`, and resumed with those changes."""
     first = simulation(algorithm, num_ranks, how)
     first.run(stop_after=step - 1)
@@ -138,7 +140,9 @@ IN_STEP = [
 
 @on_real_runtimes
 @pytest.mark.parametrize(("algorithm", "changes"), IN_STEP, ids=str)
-def test_ranks_in_step_take_it_at_one_step_as_if_resumed_there(algorithm: Algorithm, changes: dict[str, Any], runtime: str) -> None:
+def test_ranks_in_step_take_it_at_one_step_as_if_resumed_there(
+    algorithm: Algorithm, changes: dict[str, Any], runtime: str
+) -> None:
     run, found = steer(runtime, algorithm, {2: ({"set": encoded(algorithm, changes)},)}, steps=14)
     (entry,) = run.info["steering"]
     assert (entry["number"], entry["set"]) == (1, encoded(algorithm, changes))
@@ -218,7 +222,9 @@ def test_paused_it_holds_and_takes_words_and_goes_on(algorithm: Algorithm, runti
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "runtime"), [(PipeSGD(width=3), "torch"), pytest.param(AsyncSGD(), "mpi", marks=pytest.mark.mpi)], ids=str
+    ("algorithm", "runtime"),
+    [(PipeSGD(width=3), "torch"), pytest.param(AsyncSGD(), "mpi", marks=pytest.mark.mpi)],
+    ids=str,
 )
 def test_stopped_while_paused_it_keeps_a_checkpoint(algorithm: Algorithm, runtime: str) -> None:
     def stop(folder: Path) -> None:
@@ -254,7 +260,13 @@ def test_what_is_set_does_not_move_the_step_that_a_run_is_to_stop_at() -> None:
 @on_real_runtimes
 def test_a_word_that_cannot_be_done_is_refused_by_all_ranks_and_training_goes_on(runtime: str) -> None:
     """Whoever writes to the file by hand may write anything."""
-    said = ({"set": {"width": 0}}, {"sett": 1}, {"set": {"lr": "fast"}}, {"set": {"lr": float("inf")}}, {"set": {"lr": 10**400}})
+    said = (
+        {"set": {"width": 0}},
+        {"sett": 1},
+        {"set": {"lr": "fast"}},
+        {"set": {"lr": float("inf")}},
+        {"set": {"lr": 10**400}},
+    )
     words: dict[int, tuple[Command, ...]] = {2: said}
     run, _ = steer(runtime, PipeSGD(width=2), words, steps=10)
     assert run.info["status"] == "finished"

@@ -90,7 +90,9 @@ def test_the_order_of_updates_where_buckets_overtake(order: ApplyOrder) -> None:
 @EITHER_DETAIL
 def test_dear(detail: Detail, collective: Collective, seconds: float) -> None:
     compute = scaled(seconds)
-    ran = simulate(DeAR(bucket_bytes=0, collective=collective), 4, compute=compute, sizes=LAYERS, steps=4, detail=detail)
+    ran = simulate(
+        DeAR(bucket_bytes=0, collective=collective), 4, compute=compute, sizes=LAYERS, steps=4, detail=detail
+    )
     sizes = [ran.layout.bucket_bytes(bucket) for bucket in range(4)]
     forward, backward, update = parts_of(ran.layout, compute)
     halves = [[half(size, 4) for size in sizes] for half in (NETWORK.reduce_scatter_s, NETWORK.all_gather_s)]

@@ -25,7 +25,11 @@ def test_parameter_servers(workers: int, shards: int) -> None:
     """From a common start gather and scatter do not overlap; in the long run who is answered first comes first, and they do."""
     network, compute = replace(NETWORK, sum_s_per_byte=0.0), Compute(forward_s=0.1, backward_s=0.0, update_s=0.03)
     ran = simulate(
-        ParameterServerSGD(shards=shards, dedicated=True), workers + shards, network=network, compute=compute, sizes=(400,) * shards
+        ParameterServerSGD(shards=shards, dedicated=True),
+        workers + shards,
+        network=network,
+        compute=compute,
+        sizes=(400,) * shards,
     )
     num_bytes = ran.layout.message_bytes + 8 * shards  # a stamp each
     for staggered, found in (
@@ -88,11 +92,20 @@ LAWS: dict[str, theory.Arrival] = {
 EACH = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS.keys())
 
 
-def backup_steps(law: theory.Arrival, num_gradients: int, backups: int, steps: int = 120) -> tuple[np.ndarray, np.ndarray]:
+def backup_steps(
+    law: theory.Arrival, num_gradients: int, backups: int, steps: int = 120
+) -> tuple[np.ndarray, np.ndarray]:
     """(steps,) simulated seconds of each step, on a network that costs nothing, and the (steps, N + b) seconds that were drawn."""
     total = num_gradients + backups
     compute = Compute(forward_s=0.5, backward_s=0.5, stragglers=(Drawn(arrival=law),))
-    ran = simulate(BackupSGD(backups=backups, dedicated=True), total + 1, network=FREE_NETWORK, compute=compute, sizes=(10,), steps=steps)
+    ran = simulate(
+        BackupSGD(backups=backups, dedicated=True),
+        total + 1,
+        network=FREE_NETWORK,
+        compute=compute,
+        sizes=(10,),
+        steps=steps,
+    )
     seconds = [row["seconds"] for row in ran.run.updates()]
     return np.diff([0.0, *seconds]), np.array([compute.factors(0, step, total) for step in range(steps)])
 
@@ -111,17 +124,22 @@ def test_without_backups_a_step_is_the_slowest_s(law: theory.Arrival) -> None:
 
 @EACH
 @pytest.mark.parametrize(("num_gradients", "backups"), [(7, 1), (6, 3)])
-def test_with_backups_a_step_is_the_recurrence_of_carried_stragglers(law: theory.Arrival, num_gradients: int, backups: int) -> None:
+def test_with_backups_a_step_is_the_recurrence_of_carried_stragglers(
+    law: theory.Arrival, num_gradients: int, backups: int
+) -> None:
     """Step by step. The order statistic, which has all begin afresh, is what the first step takes, and a bound from below of the others."""
     steps_s, draws = backup_steps(law, num_gradients, backups)
     assert steps_s == exactly(theory.backlog_steps(draws, num_gradients))
     fresh = np.sort(draws, 1)[:, num_gradients - 1]
     assert steps_s[0] == exactly(fresh[0])
-    assert fresh.mean() == pytest.approx(law.expected_order_statistic(num_gradients, num_gradients + backups), abs=error_of(fresh))
+    assert fresh.mean() == pytest.approx(
+        law.expected_order_statistic(num_gradients, num_gradients + backups), abs=error_of(fresh)
+    )
     assert fresh.mean() <= steps_s.mean() * (1 + 1e-9) <= draws.max(1).mean() * (1 + 2e-9)
     carried = theory.Backlog(arrival=law)
     predicted, its_error = (
-        ask(num_gradients, num_gradients + backups) for ask in (carried.expected_order_statistic, carried.standard_error)
+        ask(num_gradients, num_gradients + backups)
+        for ask in (carried.expected_order_statistic, carried.standard_error)
     )
     assert steps_s.mean() == pytest.approx(predicted, abs=error_of(steps_s) + 4 * its_error)
 
@@ -141,7 +159,9 @@ def test_asynchronous_with_random_times(law: theory.Arrival) -> None:
     """E[X] / p, and p - 1 updates stale, on a network that costs nothing."""
     workers, steps = 6, 150
     compute = Compute(forward_s=0.5, backward_s=0.5, stragglers=(Drawn(arrival=law),))
-    ran = simulate(AsyncSGD(dedicated=True), workers + 1, network=FREE_NETWORK, compute=compute, sizes=(10,), steps=steps)
+    ran = simulate(
+        AsyncSGD(dedicated=True), workers + 1, network=FREE_NETWORK, compute=compute, sizes=(10,), steps=steps
+    )
     updates = ran.run.updates()
     kept = updates[: workers * steps // 2]  # until then all workers are at work
     draws = np.array([compute.factors(0, step, workers) for step in range(steps)])

@@ -57,7 +57,10 @@ def test_collectives(kind: type[Any], codec: Truncate16 | None, workers: int) ->
     """Until the last rank is done. A tree of other than 2^k ranks is quicker than its formula, which rounds up."""
     collective, numel = kind(codec=codec), 24 * 20
     ran = simulate(Sums(collective=collective, numel=numel), workers, network=CODED, steps=1)
-    seconds, expected = max(ran.steps_s(rank)[0] for rank in range(workers)), theory.all_reduce_s(collective, 4 * numel, workers, CODED)
+    seconds, expected = (
+        max(ran.steps_s(rank)[0] for rank in range(workers)),
+        theory.all_reduce_s(collective, 4 * numel, workers, CODED),
+    )
     if kind is Tree and workers in (3, 6):
         assert 0.75 * expected < seconds <= expected * (1 + 1e-9)
     else:
@@ -83,7 +86,8 @@ def test_the_smallest_useful_ratio_is_the_first_that_hides() -> None:
     """Compute that takes as long as the ring of half the bytes, with its codec: truncation to 16 bits is just enough."""
     num_bytes, quick = 960 * 4, replace(CODED, encode_s_per_byte=1e-8, decode_s_per_byte=1e-8)
     raw, coded = (
-        simulate(Sums(collective=Ring(codec=codec), numel=960), 4, network=quick, steps=1).steps_s()[0] for codec in (None, Truncate16())
+        simulate(Sums(collective=Ring(codec=codec), numel=960), 4, network=quick, steps=1).steps_s()[0]
+        for codec in (None, Truncate16())
     )
     codec_s = theory.codec_s(Ring(codec=Truncate16()), num_bytes, 4, quick)
     assert theory.smallest_useful_ratio(coded, num_bytes, 4, quick, codec_s) == exactly(2.0)
@@ -99,7 +103,9 @@ def test_the_smallest_useful_ratio_is_the_first_that_hides() -> None:
 @EITHER_DETAIL
 def test_synchronous(detail: Detail, collective: Collective, workers: int) -> None:
     ran = simulate(SynchronousSGD(collective=collective), workers, compute=scaled(0.02), steps=3, detail=detail)
-    expected = theory.synchronous_s(0.02, collective.seconds(ran.layout.message_bytes, workers, NETWORK) if workers > 1 else 0.0)
+    expected = theory.synchronous_s(
+        0.02, collective.seconds(ran.layout.message_bytes, workers, NETWORK) if workers > 1 else 0.0
+    )
     assert ran.steps_s() == exactly(expected)
 
 
@@ -107,9 +113,13 @@ def test_synchronous(detail: Detail, collective: Collective, workers: int) -> No
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 @pytest.mark.parametrize("collective", [Native(), Ring()], ids=str)
 @EITHER_DETAIL
-def test_pipe_on_one_processor_and_one_interface(detail: Detail, collective: Collective, width: int, share: float) -> None:
+def test_pipe_on_one_processor_and_one_interface(
+    detail: Detail, collective: Collective, width: int, share: float
+) -> None:
     communication_s = collective.seconds(8000, 4, NETWORK)
-    ran = simulate(PipeSGD(width=width, collective=collective), 4, compute=scaled(share * communication_s), detail=detail)
+    ran = simulate(
+        PipeSGD(width=width, collective=collective), 4, compute=scaled(share * communication_s), detail=detail
+    )
     assert ran.layout.message_bytes == 8000
     assert ran.step_s(last=4) == exactly(theory.pipe_s(share * communication_s, communication_s, width))
 
@@ -222,7 +232,9 @@ def test_delayed_bound_by_latency(delay: int, share: float) -> None:
     """Threads hide latency: t_c / d, until compute is what takes longest."""
     network = Network(latency_s=2e-3, bandwidth_bytes_per_s=math.inf)
     communication_s = Ring().seconds(160, 4, network)
-    ran = simulate(Delayed(delay=delay), 4, network=network, compute=scaled(share * communication_s), sizes=(37,), steps=36)
+    ran = simulate(
+        Delayed(delay=delay), 4, network=network, compute=scaled(share * communication_s), sizes=(37,), steps=36
+    )
     assert ran.step_s(last=12) == exactly(theory.delayed_s(share * communication_s, communication_s, 0.0, delay))
 
 
@@ -246,7 +258,9 @@ def test_the_smallest_useful_delay(hidden_by: int) -> None:
     times = {delay: run(Delayed(delay=delay), steps=24).step_s() for delay in range(1, hidden_by + 2)}
     assert times[hidden_by] == exactly(compute_s) and times[hidden_by + 1] == exactly(compute_s)
     assert hidden_by == 1 or times[hidden_by - 1] > 1.1 * compute_s
-    adaptive = run(AdaptiveDelaySGD(max_delay=hidden_by + 1, adapt_every=12, collective=Ring()), steps=44)  # reports are in the way too
+    adaptive = run(
+        AdaptiveDelaySGD(max_delay=hidden_by + 1, adapt_every=12, collective=Ring()), steps=44
+    )  # reports are in the way too
     assert [row["staleness"] for row in adaptive.run.metrics[0][-8:]] == [hidden_by] * 8
 
 
@@ -270,7 +284,11 @@ def test_delayed_steps_are_stable_up_to_their_limit(width: int, momentum: float)
     """Pipe-SGD on a quadratic of curvature 3, really trained: parameters shrink or grow by what the largest root says."""
     ones, curvature, steps = torch.ones(64, 1, dtype=torch.float64), 3.0, 240
     problem = Problem(
-        model=Mode, loss=lambda out, target: curvature / 2 * out.square().mean(), train=(ones, ones), name="mode", batch_size=1
+        model=Mode,
+        loss=lambda out, target: curvature / 2 * out.square().mean(),
+        train=(ones, ones),
+        name="mode",
+        batch_size=1,
     )
     limit = theory.stability_limit(width - 1, momentum)
     for share in (0.8, 1.2):
@@ -278,7 +296,9 @@ def test_delayed_steps_are_stable_up_to_their_limit(width: int, momentum: float)
         how = Settings(steps=steps, optimizer=optimizer)
         simulation = Simulation(PipeSGD(width=width), problem, how, 2, network=FREE_NETWORK, compute=NOTHING)
         losses = [row["loss"] for row in simulation.run().metrics[0] if row.get("loss") is not None]
-        late, end = (math.sqrt(max(losses[at : at + 40])) for at in (steps // 2, steps - 40))  # the largest of a few swings
+        late, end = (
+            math.sqrt(max(losses[at : at + 40])) for at in (steps // 2, steps - 40)
+        )  # the largest of a few swings
         grown = (end / late) ** (1 / (steps // 2 - 40))
         assert (grown < 1) == (share < 1)
         assert grown == pytest.approx(theory.spectral_radius(share * limit, width - 1, momentum), rel=0.01)

@@ -22,7 +22,15 @@ def test_times_are_those_with_gradients(algorithm: Algorithm) -> None:
     """Unless the method decides by values: backup workers chosen online measure the noise of gradients."""
     num_ranks = 3 if runs_on(algorithm, 3) else 1
     runs = [
-        Simulation(algorithm, tiny.problem(test=None), HOW, num_ranks, network=NETWORK, compute=COMPUTE, timing_only=timing_only).run()
+        Simulation(
+            algorithm,
+            tiny.problem(test=None),
+            HOW,
+            num_ranks,
+            network=NETWORK,
+            compute=COMPUTE,
+            timing_only=timing_only,
+        ).run()
         for timing_only in (False, True)
     ]
     if isinstance(algorithm, BackupSGD) and algorithm.backups == "online":
@@ -33,7 +41,9 @@ def test_times_are_those_with_gradients(algorithm: Algorithm) -> None:
         kept = [[{name: row[name] for name in KEPT} for row in found] for found in (runs[1].metrics[rank], rows)]
         assert_same_rows(law, *kept, f"rank {rank}")
         for row, other in zip(rows, runs[1].metrics[rank], strict=True):
-            assert other["seconds"] == pytest.approx(row["seconds"], abs=1e-6), f"{law}: rank {rank}, step {row['step']}"
+            assert other["seconds"] == pytest.approx(row["seconds"], abs=1e-6), (
+                f"{law}: rank {rank}, step {row['step']}"
+            )
             assert other["loss"] is None
     assert_same_rows(law, runs[1].updates(), runs[0].updates(), "updates of servers")
     assert_same_rows(law, runs[1].spans.table.tolist(), runs[0].spans.table.tolist(), "spans")

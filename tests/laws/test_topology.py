@@ -57,7 +57,9 @@ def test_ranks_of_a_host_share_its_interface() -> None:
     assert seconds_of(hosts(4), 8, flows[:1]) == pytest.approx(SLOW.send_s(num_bytes))
     assert seconds_of(hosts(4), 8, flows) == pytest.approx(SLOW.send_s(4 * num_bytes))
     assert seconds_of(hosts(4, nics_per_host=2), 8, flows) == pytest.approx(SLOW.send_s(2 * num_bytes))
-    assert seconds_of(hosts(4, nics_per_host=2), 8, flows[:2]) == pytest.approx(SLOW.send_s(2 * num_bytes)), "neighbours share one"
+    assert seconds_of(hosts(4, nics_per_host=2), 8, flows[:2]) == pytest.approx(SLOW.send_s(2 * num_bytes)), (
+        "neighbours share one"
+    )
 
 
 def test_a_server_has_one_interface() -> None:
@@ -94,7 +96,10 @@ def test_an_oversubscribed_switch_slows_what_leaves_it(over: float) -> None:
 def test_a_slow_host_slows_both_ways_or_one() -> None:
     num_bytes = 10**6
     network = Topology(between=SLOW, rates=((1, 0.5), (2, 0.25, 1.0)))
-    times = [seconds_of(network, 4, [pair]) for pair in ((0, 3, num_bytes), (1, 0, num_bytes), (0, 1, num_bytes), (2, 0, num_bytes))]
+    times = [
+        seconds_of(network, 4, [pair])
+        for pair in ((0, 3, num_bytes), (1, 0, num_bytes), (0, 1, num_bytes), (2, 0, num_bytes))
+    ]
     assert times == pytest.approx([SLOW.send_s(num_bytes * slower) for slower in (1, 2, 2, 4)])
     assert seconds_of(network, 4, [(0, 2, num_bytes)]) == pytest.approx(SLOW.send_s(num_bytes)), "in at full rate"
 
@@ -169,7 +174,9 @@ def closed(network: AnyNetwork, half: str, numel: int, num_ranks: int) -> float:
     ],
     ids=lambda item: getattr(item, "name", str(item)),
 )
-def test_the_library_s_ring_takes_what_its_messages_do(network: Topology, num_ranks: int, numel: int, half: str) -> None:
+def test_the_library_s_ring_takes_what_its_messages_do(
+    network: Topology, num_ranks: int, numel: int, half: str
+) -> None:
     """On hosts of one rank, on one host, and on hosts that are not full."""
     messages = run(network, num_ranks, numel, lambda ctx, value: ring(ctx, value, half))
     found = closed(network, half, numel, num_ranks)
@@ -194,10 +201,15 @@ def test_the_library_s_ring_takes_what_its_messages_do(network: Topology, num_ra
     ],
     ids=lambda item: getattr(item, "name", str(item)),
 )
-def test_on_full_hosts_it_takes_the_quicker_of_a_ring_and_two_levels(network: Topology, num_ranks: int, numel: int, half: str) -> None:
+def test_on_full_hosts_it_takes_the_quicker_of_a_ring_and_two_levels(
+    network: Topology, num_ranks: int, numel: int, half: str
+) -> None:
     def quicker(network: Topology) -> float:
         flat = run(network, num_ranks, numel, lambda ctx, value: ring(ctx, value, half))
-        return min(flat, run(network, num_ranks, numel, lambda ctx, value: two_levels(ctx, value, half, network.ranks_per_host)))
+        return min(
+            flat,
+            run(network, num_ranks, numel, lambda ctx, value: two_levels(ctx, value, half, network.ranks_per_host)),
+        )
 
     found = closed(network, half, numel, num_ranks)
     assert found * (1 + 1e-9) >= quicker(network) >= (found - hidden_s(network, numel, num_ranks)) * (1 - 1e-9)
@@ -233,7 +245,9 @@ def test_a_broadcast_and_a_barrier_cross_hosts_as_rarely_as_they_can() -> None:
     network = hosts(8, hosts_per_switch=4, oversubscription=16.0)
     assert network.broadcast_s(1e6, 8) == FAST.broadcast_s(1e6, 8)
     assert network.broadcast_s(1e6, 32) == pytest.approx(2 * SLOW.send_s(1e6) + FAST.broadcast_s(1e6, 8))
-    assert network.broadcast_s(1e6, 64) == pytest.approx(2 * SLOW.send_s(1e6) + SLOW.send_s(4e6) + FAST.broadcast_s(1e6, 8))
+    assert network.broadcast_s(1e6, 64) == pytest.approx(
+        2 * SLOW.send_s(1e6) + SLOW.send_s(4e6) + FAST.broadcast_s(1e6, 8)
+    )
     assert network.barrier_s(64) == pytest.approx(3 * SLOW.latency_s + 3 * FAST.latency_s)
 
 

@@ -57,7 +57,9 @@ def test_bytes_are_those_of_the_closed_form(algorithm: Algorithm, runtime: str, 
             ranks = range(num_ranks) if runtime == "simulated" else [rank]  # simulated, rank 0 evaluates for all
             known = [algorithm.bytes_per_step(each, num_ranks, layout_of(algorithm)) or 0.0 for each in ranks]
             assert abs(rows[-1]["bytes_sent"] - STEPS * sum(known)) <= num_ranks
-        counts = [row["bytes_sent"] for row in trained.rows(rank)]  # evaluations may be made, and their rows written, at the end
+        counts = [
+            row["bytes_sent"] for row in trained.rows(rank)
+        ]  # evaluations may be made, and their rows written, at the end
         assert counts == sorted(counts)
 
 
@@ -81,7 +83,9 @@ def test_every_bucket_is_sent_once_a_step(runtime: str, num_ranks: int) -> None:
         buckets = range(len(layout.buckets)) if algorithm.requires.buckets.max_bytes else [-1]
         for rank in range(num_ranks):
             mine = table[table["rank"] == rank]
-            assert sorted(zip(mine["step"], mine["bucket"], strict=True)) == [(step, bucket) for step in range(STEPS) for bucket in buckets]
+            assert sorted(zip(mine["step"], mine["bucket"], strict=True)) == [
+                (step, bucket) for step in range(STEPS) for bucket in buckets
+            ]
             for span in mine:
                 size = layout.message_bytes if span["bucket"] < 0 else layout.bucket_bytes(span["bucket"])
                 assert span["bytes"] == int(2 * (num_ranks - 1) / num_ranks * size)

@@ -24,7 +24,11 @@ ROUNDING = 1e-12
 OPTIMIZERS = pytest.mark.parametrize("optimizer", [tiny.sgd, tiny.momentum, tiny.adam], ids=["sgd", "momentum", "adam"])
 EQUAL = [item for item in variants() if item.replicas != Replicas.NEVER]
 LOSSY = [item for item in variants() if getattr(getattr(item, "collective", None), "lossy", False)]
-EXACT = [item for item in in_step(EQUAL) if item not in LOSSY and type(item) in (SynchronousSGD, LayerwiseSGD, DeAR, PartialAllReduce)]
+EXACT = [
+    item
+    for item in in_step(EQUAL)
+    if item not in LOSSY and type(item) in (SynchronousSGD, LayerwiseSGD, DeAR, PartialAllReduce)
+]
 SYNCHRONOUS = [item for item in EXACT if item.max_staleness == 0]
 
 # 23 samples in batches of 3 on 3 workers: 9, 9 and 5 samples, the last shared 2, 2, 1.
@@ -44,7 +48,9 @@ def check_equal(algorithm: Algorithm, runtime: str) -> None:
 
 
 @on_real_runtimes
-@pytest.mark.parametrize("algorithm", [item for item in EQUAL if item in representatives() or item in LOSSY], ids=name_of)
+@pytest.mark.parametrize(
+    "algorithm", [item for item in EQUAL if item in representatives() or item in LOSSY], ids=name_of
+)
 def test_real_replicas_are_equal_when_they_should_be(algorithm: Algorithm, runtime: str) -> None:
     """What a codec loses, all ranks lose. Simulated replicas: `test_replicas.py`."""
     check_equal(algorithm, runtime)
@@ -95,7 +101,9 @@ def test_ranks_without_samples_take_part(algorithm: Algorithm, runtime: str) -> 
     trained = train(runtime, 3, algorithm, problem, how)
     assert trained.rows(2)[1]["num_samples"] == 0
     assert trained.rows(2)[1]["loss"] is None
-    behind = slice(1, None) if isinstance(algorithm, DeAR) else slice(None)  # an update is read one step later, and at the end
+    behind = (
+        slice(1, None) if isinstance(algorithm, DeAR) else slice(None)
+    )  # an update is read one step later, and at the end
     expected = serial(problem, how, 3, delay=algorithm.max_staleness)
     law = f"{name_of(algorithm)}: a rank without samples counts nothing, rank 0 of 3"
     assert_same(trained.parameters[0][behind], expected[: len(expected[behind])], ROUNDING, law)
@@ -115,7 +123,9 @@ def test_synchronous_is_ddp(optimizer: object) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("order", ApplyOrder)
 @pytest.mark.parametrize("bucket_bytes", [0, 100, 200, None])
-def test_layerwise_is_synchronous_to_the_last_bit_where_sums_are_in_rank_order(bucket_bytes: float | None, order: ApplyOrder) -> None:
+def test_layerwise_is_synchronous_to_the_last_bit_where_sums_are_in_rank_order(
+    bucket_bytes: float | None, order: ApplyOrder
+) -> None:
     for runtime, collective in (("simulated", Native()), ("torch", Linear()), ("mpi", Linear())):
         layerwise = LayerwiseSGD(bucket_bytes=bucket_bytes, apply=order, collective=collective)
         found = train(runtime, 3, layerwise, tiny.problem(), settings(optimizer=tiny.momentum))
@@ -124,7 +134,9 @@ def test_layerwise_is_synchronous_to_the_last_bit_where_sums_are_in_rank_order(b
 
 @cache
 def synchronous(runtime: str, collective: Collective) -> list[Tensor]:
-    return train(runtime, 3, SynchronousSGD(collective=collective), tiny.problem(), settings(optimizer=tiny.momentum)).parameters[0]
+    return train(
+        runtime, 3, SynchronousSGD(collective=collective), tiny.problem(), settings(optimizer=tiny.momentum)
+    ).parameters[0]
 
 
 @on_real_runtimes
@@ -132,7 +144,9 @@ def synchronous(runtime: str, collective: Collective) -> list[Tensor]:
 def test_layerwise_is_synchronous_up_to_rounding_elsewhere(collective: Native | Ring, runtime: str) -> None:
     how = settings(optimizer=tiny.momentum)
     for order in ApplyOrder:
-        found = train(runtime, 3, LayerwiseSGD(bucket_bytes=100, apply=order, collective=collective), tiny.problem(), how)
+        found = train(
+            runtime, 3, LayerwiseSGD(bucket_bytes=100, apply=order, collective=collective), tiny.problem(), how
+        )
         assert_same(found.parameters[0], synchronous("simulated", Native()), ROUNDING)
 
 
@@ -176,7 +190,9 @@ def test_a_delay_is_a_width_less_one(delay: int) -> None:
 
 @on_all_runtimes
 @pytest.mark.parametrize(
-    "algorithm", [item for item in EXACT if item.max_staleness == 0] + [PipeSGD(width=width) for width in (1, 2, 3, 4)], ids=name_of
+    "algorithm",
+    [item for item in EXACT if item.max_staleness == 0] + [PipeSGD(width=width) for width in (1, 2, 3, 4)],
+    ids=name_of,
 )
 def test_measured_staleness_is_that_of_the_definition(algorithm: Algorithm, runtime: str) -> None:
     """Nothing is applied while the pipeline fills; the first gradient is not stale, the last ones are by K - 1 updates.
@@ -189,4 +205,6 @@ def test_measured_staleness_is_that_of_the_definition(algorithm: Algorithm, runt
         return
     late = algorithm.max_staleness
     for rank in range(2):
-        assert [row["staleness"] for row in trained.rows(rank)] == [None] * late + [min(step, late) for step in range(8 - late)]
+        assert [row["staleness"] for row in trained.rows(rank)] == [None] * late + [
+            min(step, late) for step in range(8 - late)
+        ]

@@ -25,7 +25,12 @@ NETWORK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-7
 FREE_NETWORK = Network(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
 NOTHING = Compute(forward_s=0.0, backward_s=0.0)
 SHARES = Compute(forward_s=0.3, backward_s=0.5, update_s=0.2)  # of one second
-LAYERS = (4 * 100 - 3, 4 * 30 - 3, 4 * 200 - 3, 4 * 50 - 3)  # with their tails of 3, buckets that four ranks share equally
+LAYERS = (
+    4 * 100 - 3,
+    4 * 30 - 3,
+    4 * 200 - 3,
+    4 * 50 - 3,
+)  # with their tails of 3, buckets that four ranks share equally
 EITHER_DETAIL = pytest.mark.parametrize("detail", ["messages", "formula"])
 exactly: Callable[[Any], Any] = partial(pytest.approx, rel=1e-9)
 
@@ -68,10 +73,16 @@ def simulate(
     """No step of these is of a short batch."""
     nothing = torch.zeros(100_000, 1)
     problem = Problem(
-        model=partial(Layered, sizes), loss=torch.nn.functional.mse_loss, train=(nothing, nothing), name="layers", batch_size=1
+        model=partial(Layered, sizes),
+        loss=torch.nn.functional.mse_loss,
+        train=(nothing, nothing),
+        name="layers",
+        batch_size=1,
     )
     how = Settings(steps=steps)
-    run = run_simulation(algorithm, problem, how, workers, network=network, compute=compute, timing_only=True, detail=detail)
+    run = run_simulation(
+        algorithm, problem, how, workers, network=network, compute=compute, timing_only=True, detail=detail
+    )
     buckets = algorithm.requires.buckets
     return Simulated(run, build_layout(trainable(Layered(sizes)), buckets.max_bytes, buckets.count))
 

@@ -27,7 +27,9 @@ def data(num_samples: int = 23, seed: int = 0, dtype: torch.dtype = torch.float6
 
 def mlp() -> nn.Module:
     """Six tensors of 107 numbers; no two layers of one shape."""
-    return nn.Sequential(nn.Linear(NUM_FEATURES, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, NUM_CLASSES)).double()
+    return nn.Sequential(
+        nn.Linear(NUM_FEATURES, 7), nn.Tanh(), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, NUM_CLASSES)
+    ).double()
 
 
 def dropout_mlp() -> nn.Module:
@@ -110,7 +112,9 @@ class ManyParameters(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scales = nn.ParameterList([nn.Parameter(torch.full((NUM_FEATURES,) if i % 2 else (), 1.0 + i / 100)) for i in range(48)])
+        self.scales = nn.ParameterList(
+            [nn.Parameter(torch.full((NUM_FEATURES,) if i % 2 else (), 1.0 + i / 100)) for i in range(48)]
+        )
         self.head = nn.Linear(NUM_FEATURES, NUM_CLASSES)
         self.double()
 
@@ -175,7 +179,17 @@ def remembered_state() -> dict[str, Tensor]:
 def problem(model: Any = mlp, num_samples: int = 23, **changes: Any) -> Problem:
     """23 samples of classification: with 2 to 4 workers and a batch of 3 or 4, the last batch of an epoch is short."""
     train, test = data(num_samples), data(9, seed=1)
-    return Problem(**{"model": model, "loss": cross_entropy, "train": train, "test": test, "name": "tiny", "batch_size": 4, **changes})
+    return Problem(
+        **{
+            "model": model,
+            "loss": cross_entropy,
+            "train": train,
+            "test": test,
+            "name": "tiny",
+            "batch_size": 4,
+            **changes,
+        }
+    )
 
 
 def images(num_samples: int = 13) -> Problem:

@@ -127,7 +127,9 @@ def train(
     """Train with that method on simulated workers, or on real ranks of the session's pool, with words of control given beforehand."""
     watched = Watched(inner=algorithm)
     if runtime == "simulated":
-        simulation = Simulation(watched, problem, settings, num_ranks, network=NETWORK, compute=COMPUTE, check_in_flight=True)
+        simulation = Simulation(
+            watched, problem, settings, num_ranks, network=NETWORK, compute=COMPUTE, check_in_flight=True
+        )
         run = simulation.run(resume=resume, stop_after=stop_after)
         return Trained([_seen[rank] for rank in range(num_ranks)], run, simulation.checkpoints.at_stop)
     job = make_job(runtime, num_ranks, watched, problem, settings, resume=resume, stop_after=stop_after)
@@ -141,7 +143,9 @@ def _store() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="laws-")  # removed when this process ends
 
 
-def make_job(runtime: str, num_ranks: int, algorithm: Algorithm, problem: Problem, settings: Settings, **more: Any) -> Job:
+def make_job(
+    runtime: str, num_ranks: int, algorithm: Algorithm, problem: Problem, settings: Settings, **more: Any
+) -> Job:
     """A job in a folder of its own."""
     folder = new_run(run_info(algorithm, problem, settings, runtime, num_ranks), Path(_store().name))
     return Job(algorithm=algorithm, problem=problem, settings=settings, runtime=runtime, folder=str(folder), **more)  # type: ignore[arg-type]
@@ -182,7 +186,9 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def assert_same(found: list[Tensor], expected: list[Tensor], tolerance: float, law: str = "parameters are as expected") -> None:
+def assert_same(
+    found: list[Tensor], expected: list[Tensor], tolerance: float, law: str = "parameters are as expected"
+) -> None:
     """Two trajectories of equal length, equal to `tolerance` relative at every step; 0 for bitwise. `law` is named where they are not."""
     assert len(found) == len(expected), f"{law}: {len(found)} steps in place of {len(expected)}"
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):

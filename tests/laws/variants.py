@@ -96,11 +96,21 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         StreamingDiLoCo(every=2, fragments=1, delay=1, mix=0.5, collective=Ring()),
     ],
     EagerDiLoCo: [EagerDiLoCo(every=2)],
-    StaleSGD: [StaleSGD(staleness=Uniform(0, 3)), StaleSGD(staleness=Constant(0)), StaleSGD(staleness=Constant(2), ramp_steps=4)],
+    StaleSGD: [
+        StaleSGD(staleness=Uniform(0, 3)),
+        StaleSGD(staleness=Constant(0)),
+        StaleSGD(staleness=Constant(2), ramp_steps=4),
+    ],
     PartialAllReduce: [PartialAllReduce(quorum=quorum) for quorum in (Quorum.MAJORITY, Quorum.SOLO, Quorum.ALL, 2)]
     + [PartialAllReduce(collective=Linear())],
     SerialSGD: [SerialSGD(), SerialSGD(delay=2)],
-    AsyncSGD: [AsyncSGD(), AsyncSGD(shards=3), AsyncSGD(shards=2, clip_norm=0.1), AsyncSGD(dedicated=True), AsyncSGD(cutoff=1)],
+    AsyncSGD: [
+        AsyncSGD(),
+        AsyncSGD(shards=3),
+        AsyncSGD(shards=2, clip_norm=0.1),
+        AsyncSGD(dedicated=True),
+        AsyncSGD(cutoff=1),
+    ],
     BackupSGD: [
         BackupSGD(backups=1, shards=2),
         BackupSGD(backups=1),
@@ -111,9 +121,17 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         BackupSGD(backups="online"),
         BackupSGD(backups=0, timeout_s=0.3),
     ],
-    DelayCompensatedSGD: [DelayCompensatedSGD(), DelayCompensatedSGD(strength=0), DelayCompensatedSGD(strength=0.5, shards=2)],
+    DelayCompensatedSGD: [
+        DelayCompensatedSGD(),
+        DelayCompensatedSGD(strength=0),
+        DelayCompensatedSGD(strength=0.5, shards=2),
+    ],
     SoftsyncSGD: [SoftsyncSGD(), SoftsyncSGD(splits=2, dedicated=True), SoftsyncSGD(splits=3, shards=2, divide=False)],
-    StaleSynchronousSGD: [StaleSynchronousSGD(bound=1), StaleSynchronousSGD(bound=0, shards=2), StaleSynchronousSGD(dedicated=True)],
+    StaleSynchronousSGD: [
+        StaleSynchronousSGD(bound=1),
+        StaleSynchronousSGD(bound=0, shards=2),
+        StaleSynchronousSGD(dedicated=True),
+    ],
 }
 
 

@@ -63,7 +63,9 @@ class World:
         self.unfinished: list[Ticket] = []  # started and never waited for
         self.running = set(range(num))
         while self.running:
-            moves: list[tuple[Callable[..., None], tuple[Any, ...]]] = [(self.step, (rank,)) for rank in sorted(self.ready)]
+            moves: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+                (self.step, (rank,)) for rank in sorted(self.ready)
+            ]
             moves += [(self.cross, pair) for pair in self.pairs()]
             if not moves:
                 raise Deadlock(f"waiting: {self.waiting}, receiving: {self.receiving}, sending: {self.sending}")
@@ -125,7 +127,9 @@ class World:
         self.receiving.remove(received)
         value, like = sent.request.value, received.request.like
         assert isinstance(value, Tensor)
-        assert like.numel() == value.numel() and like.dtype == value.dtype and value.numel(), "both sides know what a message is"
+        assert like.numel() == value.numel() and like.dtype == value.dtype and value.numel(), (
+            "both sides know what a message is"
+        )
         self.bytes_sent[sent.rank] += value.numel() * value.element_size()
         self.messages[sent.rank] += 1
         self.complete(received, Message(sent.rank, value.clone()))
@@ -185,7 +189,9 @@ class Timed:
             num_bytes = request.value.numel() * request.value.element_size()
             self.fabric.send(0, request.tag, request.to, rank, num_bytes, request.value, then, None)
             return
-        self.fabric.receive(0, request.tag, request.source, rank, lambda _, source, value: then(Message(source, value.clone())), None)
+        self.fabric.receive(
+            0, request.tag, request.source, rank, lambda _, source, value: then(Message(source, value.clone())), None
+        )
 
     def finish(self, ticket: Ticket, value: Any) -> None:
         ticket.done, ticket.value = True, value
@@ -203,7 +209,9 @@ def hasty(program: Program) -> Program:
 
 def world(collective: Collective, values: list[Value], seed: int, **told: Any) -> World:
     """Ranks that sum these values, one each; `told` is of the context."""
-    programs = [hasty(summed(collective, Context(rank, len(values), **told), value)) for rank, value in enumerate(values)]
+    programs = [
+        hasty(summed(collective, Context(rank, len(values), **told), value)) for rank, value in enumerate(values)
+    ]
     return World(programs, Random(seed))
 
 

@@ -33,7 +33,17 @@ ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "records" / "mutants.json"
 RECORD_LOCK = threading.Lock()
 LIMIT_S = 300.0  # of the tests of one mutant; one that hangs is caught by it
-COPIED = ("workbench", "tests", "records", "pyproject.toml", "conftest.py", "README.md", "CONTRIBUTING.md", "papers", "notebooks")
+COPIED = (
+    "workbench",
+    "tests",
+    "records",
+    "pyproject.toml",
+    "conftest.py",
+    "README.md",
+    "CONTRIBUTING.md",
+    "papers",
+    "notebooks",
+)
 SURVIVED, TIMED_OUT = "", "the time limit"
 
 
@@ -96,7 +106,9 @@ def first_failure(folder: Path, tests: Iterable[Selection], limit_s: float = LIM
             )
         if done.returncode:
             failed = re.search(r"^(?:FAILED|ERROR) (\S+?::\S+?(?:\[.*?\])?)(?: - |$)", done.stdout, re.MULTILINE)
-            return failed[1] if failed else f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"
+            return (
+                failed[1] if failed else f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"
+            )
     return SURVIVED
 
 
@@ -104,7 +116,9 @@ def plant(mutant: Mutant, folder: Path) -> tuple[Path, str]:
     """Write the bug into the copy; the answer is the file and its correct text."""
     path = folder / "workbench" / mutant.file
     correct = path.read_text()
-    assert correct.count(mutant.old) == 1, f"{mutant.name}: its old text is in {mutant.file} {correct.count(mutant.old)} times"
+    assert correct.count(mutant.old) == 1, (
+        f"{mutant.name}: its old text is in {mutant.file} {correct.count(mutant.old)} times"
+    )
     _write(path, correct.replace(mutant.old, mutant.new))
     return path, correct
 
@@ -135,7 +149,11 @@ def try_one(mutant: Mutant, copies: SimpleQueue[Path], *, write: bool) -> Outcom
 
 def line_of(outcome: Outcome) -> str:
     found = (
-        f"caught by {outcome.caught_by}" if outcome.caught_by else "SURVIVED" if not outcome.mutant.equivalent else "survived, as it should"
+        f"caught by {outcome.caught_by}"
+        if outcome.caught_by
+        else "SURVIVED"
+        if not outcome.mutant.equivalent
+        else "survived, as it should"
     )
     return f"{outcome.mutant.name:28} {outcome.mutant.file:34} {outcome.seconds:5.0f} s  {found}"
 
@@ -162,13 +180,17 @@ def chosen(names: list[str]) -> list[Mutant]:
     found = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     found = found or [mutant for mutant in MUTANTS if any(name in mutant.name for name in names)]
     if not found:
-        raise SystemExit(f"no mutant is called {' or '.join(names)}: choose among {', '.join(mutant.name for mutant in MUTANTS)}")
+        raise SystemExit(
+            f"no mutant is called {' or '.join(names)}: choose among {', '.join(mutant.name for mutant in MUTANTS)}"
+        )
     return found
 
 
 def record(outcome: Outcome) -> None:
     """Write one row of records/mutants.json, which is in the table's order; rows of other mutants stay as they were."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
     row = {"date": datetime.now(UTC).date().isoformat(), "commit": commit, "caught_by": outcome.caught_by or None}
     with RECORD_LOCK:
         rows = {**_recorded(), outcome.mutant.name: row}

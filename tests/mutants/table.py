@@ -15,19 +15,38 @@ CHEAP = "not (torch or mpi or real or every_runtime)"  # tests that need no proc
 Selection = tuple[str, ...]  # arguments of pytest
 
 CODECS: tuple[Selection, ...] = (("tests/unit/test_codecs.py",), ("tests/laws/test_codec_laws.py",))
-SUMS: tuple[Selection, ...] = (("tests/laws/test_collectives.py",), ("tests/laws/test_collective_codecs.py", "-k", CHEAP))
-HOPS: tuple[Selection, ...] = (("tests/laws/test_collective_codecs.py", "-k", CHEAP), ("tests/laws/test_collectives.py",))
+SUMS: tuple[Selection, ...] = (
+    ("tests/laws/test_collectives.py",),
+    ("tests/laws/test_collective_codecs.py", "-k", CHEAP),
+)
+HOPS: tuple[Selection, ...] = (
+    ("tests/laws/test_collective_codecs.py", "-k", CHEAP),
+    ("tests/laws/test_collectives.py",),
+)
 ONCE: tuple[Selection, ...] = (("tests/unit/test_once.py",),)
 RESIDUALS: tuple[Selection, ...] = (("tests/unit/test_residuals.py",),)
 LOW_RANK: tuple[Selection, ...] = (("tests/unit/test_low_rank.py",),)
 REPLICA: tuple[Selection, ...] = (
-    ("tests/unit/test_replica.py", "tests/unit/test_updater.py", "tests/unit/test_gradients_layout.py", "tests/unit/test_buckets.py"),
-    ("tests/laws/test_updates.py", "tests/laws/test_features.py", "tests/laws/test_averages.py", "-k", f"simulated and {CHEAP}"),
+    (
+        "tests/unit/test_replica.py",
+        "tests/unit/test_updater.py",
+        "tests/unit/test_gradients_layout.py",
+        "tests/unit/test_buckets.py",
+    ),
+    (
+        "tests/laws/test_updates.py",
+        "tests/laws/test_features.py",
+        "tests/laws/test_averages.py",
+        "-k",
+        f"simulated and {CHEAP}",
+    ),
 )
 MEANS: Selection = ("tests/laws/test_means.py",)
 REPLICAS: tuple[Selection, ...] = (("tests/laws/test_replicas.py",),)
 GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_generations.py",),)
-SIMULATED_GENERATIONS: tuple[Selection, ...] = (("tests/unit/test_simulated_generations.py", "-k", "simulated_run or meet or replay"),)
+SIMULATED_GENERATIONS: tuple[Selection, ...] = (
+    ("tests/unit/test_simulated_generations.py", "-k", "simulated_run or meet or replay"),
+)
 PREDICTIONS: tuple[Selection, ...] = (("tests/unit/test_calibration.py", "-k", "predict"),)
 STREAMS: tuple[Selection, ...] = (("tests/unit/test_streams.py",),)
 TRAINER: tuple[Selection, ...] = (("tests/unit/test_trainer_alone.py",),)
@@ -44,8 +63,18 @@ def of_algorithm(name: str, *unit: str) -> tuple[Selection, ...]:
 def of_servers(name: str, *unit: str) -> tuple[Selection, ...]:
     """The same of one with servers."""
     own: tuple[Selection, ...] = (unit,) if unit else ()
-    quick = ("tests/laws/test_staleness.py", "tests/laws/test_quorum.py", "tests/laws/test_theory_servers.py", "-k", CHEAP)
-    return (*own, ("tests/laws/test_servers.py", "-k", f"({name} or by_hand or formula or compensat) and {CHEAP}"), quick)
+    quick = (
+        "tests/laws/test_staleness.py",
+        "tests/laws/test_quorum.py",
+        "tests/laws/test_theory_servers.py",
+        "-k",
+        CHEAP,
+    )
+    return (
+        *own,
+        ("tests/laws/test_servers.py", "-k", f"({name} or by_hand or formula or compensat) and {CHEAP}"),
+        quick,
+    )
 
 
 SYNCHRONOUS = of_algorithm("SynchronousSGD")
@@ -128,7 +157,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "the layers that forward needs last go first",
         LAYERWISE,
     ),
-    _M("layerwise-lanes", "algorithms/layerwise.py", "lane=number % self.lanes", "lane=0", "one lane whatever was asked for", LAYERWISE),
+    _M(
+        "layerwise-lanes",
+        "algorithms/layerwise.py",
+        "lane=number % self.lanes",
+        "lane=0",
+        "one lane whatever was asked for",
+        LAYERWISE,
+    ),
     _M(
         "pipe-width-less-one",
         "algorithms/pipe.py",
@@ -435,7 +471,12 @@ MUTANTS: tuple[Mutant, ...] = (
         PARTIAL,
     ),
     _M(
-        "partial-loses-second", "algorithms/partial.py", "first.flat.add_(other.flat)", "pass", "of two late gradients one is lost", PARTIAL
+        "partial-loses-second",
+        "algorithms/partial.py",
+        "first.flat.add_(other.flat)",
+        "pass",
+        "of two late gradients one is lost",
+        PARTIAL,
     ),
     _M(
         "partial-word-twice",
@@ -712,7 +753,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a block is put where another one belongs",
         SUMS,
     ),
-    _M("tree-parent", "collectives/tree.py", "return rank & (rank - 1)", "return rank // 2", "sums go to the wrong parent", SUMS),
+    _M(
+        "tree-parent",
+        "collectives/tree.py",
+        "return rank & (rank - 1)",
+        "return rank // 2",
+        "sums go to the wrong parent",
+        SUMS,
+    ),
     _M(
         "tree-owner",
         "collectives/tree.py",
@@ -785,7 +833,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "each group's leader encodes the sum with noise of its own: ranks of two groups decode different sums",
         REPLICAS,
     ),
-    _M("hierarchical-noise", "collectives/hierarchical.py", 'f"within {first}"', '"leaders"', "noise of two levels is the same", HOPS),
+    _M(
+        "hierarchical-noise",
+        "collectives/hierarchical.py",
+        'f"within {first}"',
+        '"leaders"',
+        "noise of two levels is the same",
+        HOPS,
+    ),
     _M(
         "wire-hop-noise",
         "collectives/wire.py",
@@ -794,8 +849,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "two encodings of a block have the same noise",
         HOPS,
     ),
-    _M("wire-step-noise", "collectives/wire.py", "self.ctx.rank, self.step)", "self.ctx.rank, 0)", "all steps have the same noise", HOPS),
-    _M("wire-rank-noise", "collectives/wire.py", "self.ctx.rank, self.step)", "0, self.step)", "all ranks have the same noise", HOPS),
+    _M(
+        "wire-step-noise",
+        "collectives/wire.py",
+        "self.ctx.rank, self.step)",
+        "self.ctx.rank, 0)",
+        "all steps have the same noise",
+        HOPS,
+    ),
+    _M(
+        "wire-rank-noise",
+        "collectives/wire.py",
+        "self.ctx.rank, self.step)",
+        "0, self.step)",
+        "all ranks have the same noise",
+        HOPS,
+    ),
     _M(
         "wire-tail-encoded",
         "collectives/wire.py",
@@ -828,7 +897,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a rank's weight is not in the sum",
         ONCE,
     ),
-    _M("once-tail-rank", "collectives/once.py", "if rank == last:\n", "if rank == 0:\n", "the wrong rank sums the tails", ONCE),
+    _M(
+        "once-tail-rank",
+        "collectives/once.py",
+        "if rank == last:\n",
+        "if rank == 0:\n",
+        "the wrong rank sums the tails",
+        ONCE,
+    ),
     _M(
         "once-scale",
         "collectives/once.py",
@@ -935,8 +1011,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "the residual is kept and never sent",
         (*ONCE, *CODECS),
     ),
-    _M("linear8-levels", "codecs/linear.py", "LEVELS = 127", "LEVELS = 126", "levels are not those of the formula", CODECS),
-    _M("linear8-floor", "codecs/linear.py", "room.round_()  #", "room.floor_()  #", "rounds down and not to nearest", CODECS),
+    _M(
+        "linear8-levels",
+        "codecs/linear.py",
+        "LEVELS = 127",
+        "LEVELS = 126",
+        "levels are not those of the formula",
+        CODECS,
+    ),
+    _M(
+        "linear8-floor",
+        "codecs/linear.py",
+        "room.round_()  #",
+        "room.floor_()  #",
+        "rounds down and not to nearest",
+        CODECS,
+    ),
     _M(
         "linear8-no-noise",
         "codecs/linear.py",
@@ -987,7 +1077,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "magnitudes in place of values",
         CODECS,
     ),
-    _M("shared-overflow", "codecs/shared_int.py", "- 1) // num_ranks", "- 1)", "a sum of all ranks overflows", (*CODECS, *ONCE)),
+    _M(
+        "shared-overflow",
+        "codecs/shared_int.py",
+        "- 1) // num_ranks",
+        "- 1)",
+        "a sum of all ranks overflows",
+        (*CODECS, *ONCE),
+    ),
     _M(
         "shared-noise",
         "codecs/shared_int.py",
@@ -996,7 +1093,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "decoded on another scale than encoded",
         (*CODECS, *ONCE),
     ),
-    _M("truncate-bits", "codecs/truncate.py", "HALF = torch.tensor(16,", "HALF = torch.tensor(15,", "the wrong half of the bits", CODECS),
+    _M(
+        "truncate-bits",
+        "codecs/truncate.py",
+        "HALF = torch.tensor(16,",
+        "HALF = torch.tensor(15,",
+        "the wrong half of the bits",
+        CODECS,
+    ),
     _M(
         "group-last",
         "codecs/groups.py",
@@ -1044,7 +1148,11 @@ MUTANTS: tuple[Mutant, ...] = (
         "value / tail[WEIGHT])",
         "value)",
         "a sum of parameters in place of their average",
-        (MEANS, *REPLICA, ("tests/laws/test_updates.py", "tests/laws/test_convergence.py", "-k", f"(LocalSGD or DiLoCo) and {CHEAP}")),
+        (
+            MEANS,
+            *REPLICA,
+            ("tests/laws/test_updates.py", "tests/laws/test_convergence.py", "-k", f"(LocalSGD or DiLoCo) and {CHEAP}"),
+        ),
     ),
     _M(
         "pack-weight",
@@ -1052,10 +1160,27 @@ MUTANTS: tuple[Mutant, ...] = (
         "tail.fill_(1.0)",
         "tail.fill_(2.0)",
         "an average is divided twice",
-        (*REPLICA, ("tests/laws/test_updates.py", "tests/laws/test_convergence.py", "-k", f"(LocalSGD or DiLoCo) and {CHEAP}")),
+        (
+            *REPLICA,
+            ("tests/laws/test_updates.py", "tests/laws/test_convergence.py", "-k", f"(LocalSGD or DiLoCo) and {CHEAP}"),
+        ),
     ),
-    _M("average-decay", "replica/packing.py", "1.0 - self._decay)", "self._decay)", "the moving average follows too quickly", REPLICA),
-    _M("divide-twice", "replica/replica.py", "flat.div_(weight)", "flat.div_(weight * weight)", "a short batch is divided twice", REPLICA),
+    _M(
+        "average-decay",
+        "replica/packing.py",
+        "1.0 - self._decay)",
+        "self._decay)",
+        "the moving average follows too quickly",
+        REPLICA,
+    ),
+    _M(
+        "divide-twice",
+        "replica/replica.py",
+        "flat.div_(weight)",
+        "flat.div_(weight * weight)",
+        "a short batch is divided twice",
+        REPLICA,
+    ),
     _M("divide-never", "replica/replica.py", "flat.div_(weight)", "pass", "a short batch counts less", REPLICA),
     _M(
         "unused-moves",

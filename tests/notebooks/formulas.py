@@ -14,7 +14,18 @@ from scipy.special import betaincinv
 Names = dict[str, Any]
 Array = Any
 COMPUTES = ("forward", "backward", "apply", "compute")
-COMMUNICATES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "encode", "decode", "sum", "communicate")
+COMMUNICATES = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "send",
+    "recv",
+    "encode",
+    "decode",
+    "sum",
+    "communicate",
+)
 
 # -- rows of runs ------------------------------------------------------------------------------------------------------
 
@@ -38,7 +49,10 @@ def evaluations_of(run: Any) -> list[dict[str, float]]:
                 shares.setdefault(row["step"], []).append(row)
     found = []
     for step in sorted(shares):
-        total = {key: sum(row["evaluation"][key] for row in shares[step]) for key in ("loss_sum", "count", "correct", "judged")}
+        total = {
+            key: sum(row["evaluation"][key] for row in shares[step])
+            for key in ("loss_sum", "count", "correct", "judged")
+        }
         seconds = max(row["seconds"] for row in shares[step])
         loss, accuracy = total["loss_sum"] / total["count"], total["correct"] / total["judged"]
         found.append({"step": step, "seconds": seconds, "loss": loss, "accuracy": accuracy})
@@ -159,7 +173,10 @@ def times_of(run: Any, first: int, last: int | None = None) -> dict[str, float]:
         bounds = [min(rows["start_s"][forward & (rows["step"] == step)]) for step in (first, last) if step in steps]
         if not bounds:
             continue
-        begin, end = bounds[0], bounds[1] if last in steps else max(rows["end_s"][(rows["step"] >= 0) & (names != "evaluate")])
+        begin, end = (
+            bounds[0],
+            bounds[1] if last in steps else max(rows["end_s"][(rows["step"] >= 0) & (names != "evaluate")]),
+        )
         moments = np.unique(np.clip([*rows["start_s"], *rows["end_s"]], begin, end))
         middle, lengths = (moments[1:] + moments[:-1]) / 2, np.diff(moments)
 

@@ -10,12 +10,18 @@ from typing import Any
 
 def rows_of(folder: Path) -> list[list[dict[str, Any]]]:
     """Each rank's rows of metrics."""
-    return [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted(folder.glob("metrics-*.jsonl"))]
+    return [
+        [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(folder.glob("metrics-*.jsonl"))
+    ]
 
 
 def accuracy_of(folder: Path) -> float:
     """Of the last evaluation, of which each rank has judged a share."""
-    last = [[row for row in rows if "evaluation" in row][-1] for rows in rows_of(folder) if any("evaluation" in row for row in rows)]
+    last = [
+        [row for row in rows if "evaluation" in row][-1]
+        for rows in rows_of(folder)
+        if any("evaluation" in row for row in rows)
+    ]
     assert len({row["step"] for row in last}) == 1
     return float(sum(row["evaluation"]["correct"] for row in last) / sum(row["evaluation"]["judged"] for row in last))
 

@@ -44,7 +44,9 @@ def scaling(names: Names, kept: list[Kept]) -> Again:
         if kind in ("SynchronousSGD", "PipeSGD"):
             sums = "halving-doubling" if "HalvingDoubling" in str(item.method.collective) else "ring"
             return f"{'synchronous' if kind == 'SynchronousSGD' else 'Pipe-SGD'}, {sums}"
-        return {"LayerwiseSGD": "layer-wise", "BackupSGD": "parameter server", "NoCommunication": "no communication"}[kind]
+        return {"LayerwiseSGD": "layer-wise", "BackupSGD": "parameter server", "NoCommunication": "no communication"}[
+            kind
+        ]
 
     rates: dict[Any, dict[int, float]] = {}
     usual: dict[Any, float] = {}
@@ -58,7 +60,13 @@ def scaling(names: Names, kept: list[Kept]) -> Again:
         elif not late:
             usual[place] = usual_step_s(item.run)
     mean = {key: sum(found.values()) for key, found in rates.items()}
-    order = ["synchronous, ring", "synchronous, halving-doubling", "layer-wise", "Pipe-SGD, ring", "Pipe-SGD, halving-doubling"]
+    order = [
+        "synchronous, ring",
+        "synchronous, halving-doubling",
+        "layer-wise",
+        "Pipe-SGD, ring",
+        "Pipe-SGD, halving-doubling",
+    ]
     order.append("parameter server")
     several = [p for p in workers if p > 1]
     again = Again(labels=[*(link.name for link in links), names["task"].name])
@@ -98,10 +106,18 @@ def scaling(names: Names, kept: list[Kept]) -> Again:
     fastest: dict[tuple[str, str], int] = {}
     for link in links:
         first = max(found for key, found in mean.items() if key[1:] == (link.name, workers[0], batch)) / workers[0]
-        kept_of = [mean[name, link.name, most, batch] / most / first for name in order if (name, link.name, most, batch) in mean]
+        kept_of = [
+            mean[name, link.name, most, batch] / most / first
+            for name in order
+            if (name, link.name, most, batch) in mean
+        ]
         answer += [most, sorted(kept_of, reverse=True), names["global_batch"]]
         for name in order:
-            shared = {p: mean.get((name, link.name, p, names["global_batch"] // p), 0.0) for p in workers if p <= names["global_batch"]}
+            shared = {
+                p: mean.get((name, link.name, p, names["global_batch"] // p), 0.0)
+                for p in workers
+                if p <= names["global_batch"]
+            }
             fastest[name, link.name] = max(shared, key=lambda p: shared[p])
             if not any(shared.values()):
                 del fastest[name, link.name]
@@ -136,11 +152,28 @@ def interconnect(names: Names, kept: list[Kept]) -> Again:
         ends = ends_of(run)
         return float((ends[-1] - ends[-1 - every]) / every)
 
-    kinds = ["synchronous", "its codec", "layer-wise", "Pipe-SGD", "Pipe-SGD, its codec", "server", "asynchronous", "local"]
+    kinds = [
+        "synchronous",
+        "its codec",
+        "layer-wise",
+        "Pipe-SGD",
+        "Pipe-SGD, its codec",
+        "server",
+        "asynchronous",
+        "local",
+    ]
     many, count = len(kinds), len(links)
     jittered = [item.run for item in kept[: many * count]]
-    took = {(link.name, kind): last_s(jittered[many * i + j]) for i, link in enumerate(links) for j, kind in enumerate(kinds)}
-    share = {(link.name, kind): hidden_share(jittered[many * i + j], 1) for i, link in enumerate(links) for j, kind in enumerate(kinds)}
+    took = {
+        (link.name, kind): last_s(jittered[many * i + j])
+        for i, link in enumerate(links)
+        for j, kind in enumerate(kinds)
+    }
+    share = {
+        (link.name, kind): hidden_share(jittered[many * i + j], 1)
+        for i, link in enumerate(links)
+        for j, kind in enumerate(kinds)
+    }
     still = [last_s(item.run) for item in kept[many * count :]]
     late, waiting, layered = (still[i * count : (i + 1) * count] for i in range(3))
     ratio = [ring_s(num_bytes, p, link) / alone_s for link in links]
@@ -149,9 +182,13 @@ def interconnect(names: Names, kept: list[Kept]) -> Again:
     again.text("of gradients", text, smaller, 1e-9 / encode_s, 1e-9 / decode_s)
     again.text("Time of a step with", p)
     again.text(
-        "Mean time of a step", [[*([every] if kind == "local" else []), *(took[link.name, kind] for link in links)] for kind in kinds]
+        "Mean time of a step",
+        [[*([every] if kind == "local" else []), *(took[link.name, kind] for link in links)] for kind in kinds],
     )
-    again.text("relative to synchronous", [[took[link.name, "synchronous"] / took[link.name, kind] for link in links] for kind in kinds])
+    again.text(
+        "relative to synchronous",
+        [[took[link.name, "synchronous"] / took[link.name, kind] for link in links] for kind in kinds],
+    )
     again.text("is hidden", [[share[link.name, kind] for link in links] for kind in kinds])
     gain = [slow_s / quick_s for slow_s, quick_s in zip(waiting, late, strict=True)]
     rows = [[each, gain[i], waiting[i] / layered[i]] for i, each in enumerate(ratio)]
@@ -175,12 +212,20 @@ def interconnect(names: Names, kept: list[Kept]) -> Again:
     answer: list[Any] = []
     for link in links:
         fast = {kind: took[link.name, "synchronous"] / took[link.name, kind] for kind in kinds}
-        answer += [max(value for kind, value in fast.items() if kind != "local"), fast["its codec"], every, fast["local"]]
+        answer += [
+            max(value for kind, value in fast.items() if kind != "local"),
+            fast["its codec"],
+            every,
+            fast["local"],
+        ]
     again.text("takes the shortest steps", answer, even, max(gain))
     key = "daily2016leveraging/"
     far = [abs(math.log(each)) for each in ratio]
     again.claim(f"{key}gains-most-on-the-balanced-network", far[int(np.argmax(gain))] - min(far))
-    again.claim(f"{key}delay-never-slower-on-any-network", min(min(a, b) / c for a, b, c in zip(waiting, layered, late, strict=True)))
+    again.claim(
+        f"{key}delay-never-slower-on-any-network",
+        min(min(a, b) / c for a, b, c in zip(waiting, layered, late, strict=True)),
+    )
     again.claim("li2018pipesgd/doubles-at-most-on-any-network", max(gain))
     by_name = dict(zip((link.name for link in links), gain, strict=True))
     if {"10 Gbit/s Ethernet", "InfiniBand HDR"} <= set(by_name):
@@ -229,7 +274,11 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
     carried = {law: carried_s(quantile(law, shown)(draws(total)), range(total, 0, -1)) for law in laws}
     late = {law: best(carried[law].mean(1)) for law in laws}
     fresh = {law: [fresh_s(quantile(law, shown), total - b, total) for b in range(total)] for law in laws}
-    region = {(law, s): best(carried_s(quantile(law, s)(draws(total)), range(total, 0, -1)).mean(1)) for law in laws for s in spreads}
+    region = {
+        (law, s): best(carried_s(quantile(law, s)(draws(total)), range(total, 0, -1)).mean(1))
+        for law in laws
+        for s in spreads
+    }
     again = Again(labels=["I(N)", "p - 1"])
     again.text("I(N) =", limit, 1, slope / limit)
     again.text("Mean time until", total, shown)
@@ -261,7 +310,10 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
 
     tried = len({0, num_slow - 1, num_slow, 2 * num_slow} & set(range(min(total - 1, 3 * num_slow + 2))))
     checked = len(names["checked"])
-    persistent = {item.method.backups: seconds for item, seconds in zip(kept[checked : checked + tried], simulated[checked:], strict=False)}
+    persistent = {
+        item.method.backups: seconds
+        for item, seconds in zip(kept[checked : checked + tried], simulated[checked:], strict=False)
+    }
     rows = []
     for item in kept[checked + 2 * tried :]:
         changes = updates_of(item.run)

@@ -81,9 +81,21 @@ def staleness_by_layer(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}reading-with-the-push-levels-layers", level[:, -1] / level[:, 0])
     real = by_layer(names["run"].run) if "run" in names else {}
     if real:
-        again.text("from the top: mean", [[bucket, late.mean(), late.min(), late.max()] for bucket, late in real.items()])
+        again.text(
+            "from the top: mean", [[bucket, late.mean(), late.min(), late.max()] for bucket, late in real.items()]
+        )
     apart = max(np.ptp(means[:, -1]), np.ptp(means[:, 0]))
-    answer = [means[:, -1].mean(), means[:, 0].mean(), apart, 1, p - 1, formula[-1], formula[0], level[:, -1].mean(), level[:, 0].mean()]
+    answer = [
+        means[:, -1].mean(),
+        means[:, 0].mean(),
+        apart,
+        1,
+        p - 1,
+        formula[-1],
+        formula[0],
+        level[:, -1].mean(),
+        level[:, 0].mean(),
+    ]
     if real:
         answer += [names["real_workers"], *(late.mean() for late in real.values()), 1, names["real_workers"] - 1]
     again.text("With parameters read before a step", [float(one) for one in answer])
@@ -102,7 +114,9 @@ def injected_staleness(names: Names, kept: list[Kept]) -> Again:
         return np.array([90.0 if run is None else 100 - 100 * evaluations_of(run)[-1]["accuracy"] for run in found])
 
     def needed(found: list[Any]) -> Array:
-        return np.array([steps if run is None else min(first_at(run, "step", "accuracy", target), steps) for run in found])
+        return np.array(
+            [steps if run is None else min(first_at(run, "step", "accuracy", target), steps) for run in found]
+        )
 
     none, last, kind_mean = errors(constant[0]), means[-1], names["kind_mean"]
     more = {mean: errors(constant[mean]) - none for mean in means}
@@ -112,7 +126,9 @@ def injected_staleness(names: Names, kept: list[Kept]) -> Again:
     table = []
     for mean, found in rows:
         reached = sum(run is not None and first_at(run, "step", "accuracy", target) < np.inf for run in found)
-        table.append([mean, errors(found).mean(), needed(found).mean(), reached, len(found), sum(run is None for run in found)])
+        table.append(
+            [mean, errors(found).mean(), needed(found).mean(), reached, len(found), sum(run is None for run in found)]
+        )
     again.text(", target ", target, seeds, [[float(one) for one in row] for row in table])
     for mean in {20, 50} & {*means}:
         again.claim(f"{KEY}error-at-staleness-{mean}", more[mean])
@@ -124,7 +140,15 @@ def injected_staleness(names: Names, kept: list[Kept]) -> Again:
     ends = sorted([errors(others[kind]).mean() for kind in kinds] + [errors(constant[kind_mean]).mean()])
     answer = [[mean, with_interval(more[mean])] for mean in means[1:]]
     again.text(
-        "worse than none", answer, kind_mean, [end / 100 for end in ends], last, with_interval(gained), target, last, with_interval(slower)
+        "worse than none",
+        answer,
+        kind_mean,
+        [end / 100 for end in ends],
+        last,
+        with_interval(gained),
+        target,
+        last,
+        with_interval(slower),
     )
     return again
 
@@ -153,12 +177,19 @@ def best_backups(names: Names, kept: list[Kept]) -> Again:
     tried = sorted({*names["tried"], best})
     trained = {b: [next(runs) for _ in seeds] for b in tried}
     ends = {b: np.array([float(ends_of(run)[-1]) for run in found]) for b, found in trained.items()}
-    took = {b: np.minimum([first_at(run, "seconds", "loss", goal) for run in found], ends[b]) for b, found in trained.items()}
+    took = {
+        b: np.minimum([first_at(run, "seconds", "loss", goal) for run in found], ends[b])
+        for b, found in trained.items()
+    }
     last = {b: np.array([100 * evaluations_of(run)[-1]["accuracy"] for run in found]) for b, found in trained.items()}
     told = [np.mean([one[b] / took[b][i] for b in tried]) for i, one in enumerate(own)]
     quickest = min(tried, key=lambda b: took[b].mean())
     others = [times(counted.mean(1), _stragglers(name)) for name in names["more_laws"]]
-    halved, lost, points = counted[counts.index(total // 2)] / counted[-1], took[best] / took[quickest], last[best] - last[tried[0]]
+    halved, lost, points = (
+        counted[counts.index(total // 2)] / counted[-1],
+        took[best] / took[quickest],
+        last[best] - last[tried[0]],
+    )
     again = Again(labels=[names["stragglers"], *names["more_laws"]])
     again.text("Updates to a test loss", goal, names["batch_size"], len(seeds))
     again.claim(f"{KEY}iterations-fall-with-n", halved)
@@ -173,7 +204,9 @@ def best_backups(names: Names, kept: list[Kept]) -> Again:
     slope, limit = np.polyfit(1 / np.array(counts), counted.mean(1), 1)
     answer = [[limit, 1, slope / limit, with_interval(halved)] if limit > 0 and slope >= 0 else []]
     answer += [best, total, sorted(one.argmin() for one in own), main[0] / main[best], [one.argmin() for one in others]]
-    again.text("The rule takes", answer, quickest, with_interval(lost), with_interval(told), updates, with_interval(points))
+    again.text(
+        "The rule takes", answer, quickest, with_interval(lost), with_interval(told), updates, with_interval(points)
+    )
     return again
 
 
@@ -228,7 +261,9 @@ def learning_rate(names: Names, kept: list[Kept]) -> Again:
 
 
 def sync_against_async(names: Names, kept: list[Kept]) -> Again:
-    workers, backups, seeds, epochs, target = (names[key] for key in ("workers", "backups", "seeds", "epochs", "target"))
+    workers, backups, seeds, epochs, target = (
+        names[key] for key in ("workers", "backups", "seeds", "epochs", "target")
+    )
     given = iter([item.run for item in kept])
     sync = {p: [next(given) for _ in seeds] for p in workers}
     free = {p: [next(given) for _ in seeds] for p in workers}
@@ -236,16 +271,33 @@ def sync_against_async(names: Names, kept: list[Kept]) -> Again:
     for p, b in zip(workers, backups, strict=True):
         found = []
         for pair in zip(sync[p], free[p], strict=True):
-            end, most = max(ends_of(run)[-1] for run in pair if run), epochs * names["task"].num_samples() / names["batch_size"] / (p - b)
+            end, most = (
+                max(ends_of(run)[-1] for run in pair if run),
+                epochs * names["task"].num_samples() / names["batch_size"] / (p - b),
+            )
             met = [first_at(run, "seconds", "accuracy", target) if run else np.inf for run in pair]
-            counts = [sum(row["seconds"] <= at for row in updates_of(run)) if run else 0 for run, at in zip(pair, met, strict=True)]
+            counts = [
+                sum(row["seconds"] <= at for row in updates_of(run)) if run else 0
+                for run, at in zip(pair, met, strict=True)
+            ]
             best = [100 * max(row["accuracy"] for row in evaluations_of(run)) if run else 10.0 for run in pair]
-            scaled = [count / each if at < np.inf else most for count, each, at in zip(counts, (1, p - b), met, strict=True)]
+            scaled = [
+                count / each if at < np.inf else most for count, each, at in zip(counts, (1, p - b), met, strict=True)
+            ]
             found.append([best, np.minimum(met, end), scaled, np.isfinite(met)])
         best, seconds, needed, reached = np.array(found).transpose(1, 2, 0)
         times[p], epochs_to[p], points[p] = seconds[1] / seconds[0], needed[1] / needed[0], best[0] - best[1]
         for place, shape in ((0, [p - b, b]), (1, [p])):
-            rows.append([*shape, best[place].mean(), best[place].min(), seconds[place].mean(), needed[place].mean(), reached[place].sum()])
+            rows.append(
+                [
+                    *shape,
+                    best[place].mean(),
+                    best[place].min(),
+                    seconds[place].mean(),
+                    needed[place].mean(),
+                    reached[place].sum(),
+                ]
+            )
     again = Again(labels=[names["stragglers"]])
     runs = [run for found in (*sync.values(), *free.values()) for run in found]
     again.text("diverged", runs.count(None), len(runs))
@@ -282,10 +334,17 @@ def generative(names: Names, kept: list[Kept]) -> Again:
     runs = {item: [best(next(given)) for _ in seeds] for item in what}
     final = {item: np.array([one[-1][1] for one in found]) for item, found in runs.items()}
     alone = final["one worker", 1]
-    synchronous, asynchronous = (np.min([final[name, p] for p in workers], axis=0) for name in ("Sync-Opt", "Async-Opt"))
+    synchronous, asynchronous = (
+        np.min([final[name, p] for p in workers], axis=0) for name in ("Sync-Opt", "Async-Opt")
+    )
 
     def reached(item: tuple[str, int]) -> Array:
-        return np.array([min((at for at, nll in one if nll <= goal), default=np.inf) for one, goal in zip(runs[item], alone, strict=True)])
+        return np.array(
+            [
+                min((at for at, nll in one if nll <= goal), default=np.inf)
+                for one, goal in zip(runs[item], alone, strict=True)
+            ]
+        )
 
     again = Again()
     again.text("untrained", num_values(names["task"]), names["task"].num_samples(), untrained)
@@ -304,22 +363,45 @@ def generative(names: Names, kept: list[Kept]) -> Again:
         ratios = reached(("one worker", 1)) / np.minimum(reached(("Sync-Opt", 16)), horizon)
         again.claim(f"{KEY}generative-time-to-target", ratios)
     within = {item: (found := reached(item))[np.isfinite(found)] for item in what}
-    rows = [[*named[item], len(found), len(seeds), *([found.mean()] if len(found) else [])] for item, found in within.items()]
+    rows = [
+        [*named[item], len(found), len(seeds), *([found.mean()] if len(found) else [])]
+        for item, found in within.items()
+    ]
     again.text("Time to the NLL", rows)
     again.whole = not names["own_rates"] and not names["larger_batch"]
     late = [("Async-Opt", p) for p in workers]
-    again.text("Best by time", horizon, [[item[1], rate, final[item].mean(), (final[item] < alone).sum(), len(seeds)] for item in late])
+    again.text(
+        "Best by time",
+        horizon,
+        [[item[1], rate, final[item].mean(), (final[item] < alone).sum(), len(seeds)] for item in late],
+    )
     few = student(final["Sync-Opt", workers[0]] - alone)
     again.text("less one worker's", workers[0], names["batch_size"], few)
     answer = [[item[1], student(final[item] - alone), len(within[item]), len(seeds)] for item in what[1:]]
-    again.text("mean times of a gradient", horizon, len(seeds), alone.mean(), answer, named[min(what, key=lambda item: final[item].mean())])
+    again.text(
+        "mean times of a gradient",
+        horizon,
+        len(seeds),
+        alone.mean(),
+        answer,
+        named[min(what, key=lambda item: final[item].mean())],
+    )
     return again
 
 
 def softsync(names: Names, kept: list[Kept]) -> Again:
     p, seeds, target, cutoffs = (names[key] for key in ("workers", "seeds", "target", "cutoffs"))
     given, law = iter([item.run for item in kept]), names["law"]
-    order = ["synchronous", "backup workers", "asynchronous", "clipped", "cut off", "delay-compensated", "softsync", "stale synchronous"]
+    order = [
+        "synchronous",
+        "backup workers",
+        "asynchronous",
+        "clipped",
+        "cut off",
+        "delay-compensated",
+        "softsync",
+        "stale synchronous",
+    ]
     runs = {name: [next(given) for _ in seeds] for name in order}
     plain, clipped = ([next(given) for _ in seeds] for _ in range(2))
     middle = cutoffs[len(cutoffs) // 2]
@@ -362,7 +444,17 @@ def softsync(names: Names, kept: list[Kept]) -> Again:
     rows = []
     for name, found in runs.items():
         values, (late, share) = accuracy(found), ages(found)
-        rows.append([values.mean(), values.min(), times[name].mean(), late.mean(), np.isfinite(met(found)).sum(), late.max(), share])
+        rows.append(
+            [
+                values.mean(),
+                values.min(),
+                times[name].mean(),
+                late.mean(),
+                np.isfinite(met(found)).sum(),
+                late.max(),
+                share,
+            ]
+        )
     again.text("means of", names["epochs"], p, len(seeds), rows)
     ratios = times["synchronous"] / times["backup workers"]
     points = accuracy(runs["backup workers"]) - accuracy(runs["asynchronous"])
@@ -372,7 +464,9 @@ def softsync(names: Names, kept: list[Kept]) -> Again:
     bound = (p - 1) * (2 * names["bound"] + 1)
     again.claim(f"{KEY}stale-synchronous-is-bounded", ages(runs["stale synchronous"])[0].max() / bound)
     again.claim(f"{KEY}asynchronous-needs-clipping", gained)
-    rows = [[limit, accuracy(cut[limit]).mean(), ages(cut[limit])[1], until(cut[limit]).mean()] for limit in sorted(cut)]
+    rows = [
+        [limit, accuracy(cut[limit]).mean(), ages(cut[limit])[1], until(cut[limit]).mean()] for limit in sorted(cut)
+    ]
     again.text("Asynchronous SGD, ", p, len(seeds), [row[row[0] == np.inf :] for row in rows])
     again.claim(f"{KEY}synchronous-step-is-the-slowest", np.array(waits) / slowest)
     again.claim(f"{KEY}softsync-never-waits", soft)
@@ -413,7 +507,9 @@ def tuned_settings(names: Names, kept: list[Kept]) -> Again:
     for method in ("synchronous", "asynchronous"):
         for p in workers:
             found = [[next(given) for _ in seeds] for _ in grid]
-            losses[method, p] = np.array([[min(guess, evaluations_of(run)[-1]["loss"]) if run else guess for run in row] for row in found])
+            losses[method, p] = np.array(
+                [[min(guess, evaluations_of(run)[-1]["loss"]) if run else guess for run in row] for row in found]
+            )
     own = {key: np.array([grid[int(place)] for place in found.argmin(0)]) for key, found in losses.items()}
 
     def with_settings(method: str, p: int, settings_of: str) -> Array:
@@ -433,7 +529,12 @@ def tuned_settings(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}best-momentum-falls", falls)
     pairs = [("synchronous", "synchronous"), ("asynchronous", "asynchronous"), ("asynchronous", "synchronous")]
     found = {(p, *pair): with_settings(pair[0], p, pair[1]) for p in workers for pair in pairs}
-    again.text("Test loss after", names["epochs"], len(seeds), [[key[0], row.min(), row.mean(), row.max()] for key, row in found.items()])
+    again.text(
+        "Test loss after",
+        names["epochs"],
+        len(seeds),
+        [[key[0], row.min(), row.mean(), row.max()] for key, row in found.items()],
+    )
     sync, tuned, untuned = (found[most, *pair] for pair in pairs)
     again.claim(f"{KEY}tuning-helps-asynchronous-more", (untuned - sync) - (tuned - sync))
     again.claim(f"{KEY}tuned-synchronous-still-better", tuned - sync)
@@ -448,9 +549,16 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     labels = np.array([int(label) for _, label in names["task"].train_data()])
     shards = np.array_split(np.argsort(labels, kind="stable"), p)
     slow = list(range(p - b, p))
-    held = sorted({int(label) for rank in slow for label in set(labels) if np.mean(labels[shards[rank]] == label) > 0.4})
+    held = sorted(
+        {int(label) for rank in slow for label in set(labels) if np.mean(labels[shards[rank]] == label) > 0.4}
+    )
     given = iter([item.run for item in kept])
-    order = [(kind, law, number) for kind in ("own", "shuffled") for law in ("by chance", "permanently slow") for number in (0, b)]
+    order = [
+        (kind, law, number)
+        for kind in ("own", "shuffled")
+        for law in ("by chance", "permanently slow")
+        for number in (0, b)
+    ]
     runs = {key: [next(given) for _ in seeds] for key in order}
     without, some, soft = ([next(given) for _ in seeds] for _ in range(3))
 
@@ -465,7 +573,11 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
         return accuracy(runs[kind, law, b]) - accuracy(runs[kind, law, 0])
 
     by_chance, shuffled = points("own", "by chance"), points("shuffled", "permanently slow")
-    never, lost, kept_more = share(runs["own", "permanently slow", b]), accuracy(some) - accuracy(without), accuracy(soft) - accuracy(some)
+    never, lost, kept_more = (
+        share(runs["own", "permanently slow", b]),
+        accuracy(some) - accuracy(without),
+        accuracy(soft) - accuracy(some),
+    )
     again = Again()
     again.text("slow machines", slow, held)
     rows = []
@@ -481,14 +593,24 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}slow-data-biases", lost)
     again.claim(f"{KEY}softsync-uses-all", kept_more)
     again.claim(f"{KEY}shuffled-shards-cure", shuffled)
-    answer = [b, with_interval(by_chance), held, never, with_interval(lost), with_interval(kept_more), with_interval(shuffled)]
+    answer = [
+        b,
+        with_interval(by_chance),
+        held,
+        never,
+        with_interval(lost),
+        with_interval(kept_more),
+        with_interval(shuffled),
+    ]
     again.text("holds classes of its own", answer)
     return again
 
 
 def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     p, seeds, servers, more, steps = (names[key] for key in ("workers", "seeds", "servers", "more_servers", "steps"))
-    part, drawn, seconds, late, compute_s = (names[key] for key in ("last_share", "drawn", "seconds", "late", "compute_s"))
+    part, drawn, seconds, late, compute_s = (
+        names[key] for key in ("last_share", "drawn", "seconds", "late", "compute_s")
+    )
     if seconds is not None:
         late = _stragglers("empirical", seconds / np.median(seconds))
     laws, given = {name: _stragglers(name) for name in names["laws"]}, iter([item.run for item in kept])
@@ -519,17 +641,24 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     served = [heard(next(given)) for _ in seeds]
     missing = p - math.ceil(0.98 * p)
     early, expected = [by_then(found, missing) for found in fresh], independent(p, missing)
-    apart = {name: np.array([by_then(draws(law, seed), missing) for seed in seeds]) - expected for name, law in laws.items()}
+    apart = {
+        name: np.array([by_then(draws(law, seed), missing) for seed in seeds]) - expected for name, law in laws.items()
+    }
     mean, half, high = np.array([found.mean(0) for found in served]), p // 2, math.floor(0.97 * p)
     bent = (mean[:, -1] - mean[:, high - 1]) / (p - high) / ((mean[:, high - 1] - mean[:, half - 1]) / (high - half))
-    tails = [found[:, -1] - found[:, math.ceil(0.9 * p) - 1] for found in [*served, *(draws(late, seed, steps) for seed in seeds)]]
+    tails = [
+        found[:, -1] - found[:, math.ceil(0.9 * p) - 1]
+        for found in [*served, *(draws(late, seed, steps) for seed in seeds)]
+    ]
     tail_s = np.mean(tails, axis=1).reshape(2, -1)
     plain = {kind: step_s(next(given)) for kind in ("servers", "ring")}
     slow = {kind: np.array([step_s(next(given)) for _ in seeds]) for kind in plain}
     adds = {kind: slow[kind] - plain[kind] for kind in plain}
     bare = {number: step_s(next(given)) for number in more}
     link, num_bytes = names["scaled"], 4 * num_values(names["task"])
-    wire_s = {number: link.latency_s + (num_bytes / number + 8) / link.bandwidth_bytes_per_s for number in more}  # a flag and a count more
+    wire_s = {
+        number: link.latency_s + (num_bytes / number + 8) / link.bandwidth_bytes_per_s for number in more
+    }  # a flag and a count more
     told = {number: compute_s + (p + number) * wire_s[number] for number in more}
 
     measured = f"{names['real_workers']} MPI ranks, {names['real_problem']}"
@@ -538,18 +667,37 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     again.text("Delays, as factors", rows)
     again.text("Arrival of the k-th", p)
     again.claim(f"{KEY}all-but-two-come-soon", early)
-    ranks = [[len(seconds), by_then(np.sort(seconds.T, axis=1), 1), independent(len(seconds), 1)]] if seconds is not None else []
+    ranks = (
+        [[len(seconds), by_then(np.sort(seconds.T, axis=1), 1), independent(len(seconds), 1)]]
+        if seconds is not None
+        else []
+    )
     again.text("independent workers", [[expected + found.mean(), expected] for found in apart.values()], ranks)
     again.claim(f"{KEY}all-but-two-whatever-the-law", np.mean([*apart.values()], axis=0))
     again.text("Mean time to collect k", p)
     again.claim(f"{KEY}tail-grows", bent)
     again.claim(f"{KEY}tail-is-not-traffic", tail_s[1] / tail_s[0])
-    again.text("gradient of", p, names["model_bytes"], servers, [[plain[kind], slow[kind].mean(), adds[kind].mean()] for kind in plain])
+    again.text(
+        "gradient of",
+        p,
+        names["model_bytes"],
+        servers,
+        [[plain[kind], slow[kind].mean(), adds[kind].mean()] for kind in plain],
+    )
     again.claim(f"{KEY}ring-waits-too", adds["ring"] / adds["servers"])
     again.text("without delays", p, names["model_bytes"])
     again.claim(f"{KEY}servers-are-a-bottleneck", [bare[number] / told[number] for number in more])
     enough = [number for number in more if bare[number] <= plain["ring"]]
-    answer = [p, part, missing, with_interval(early), expected, 0.03, with_interval(bent), with_interval(tail_s[1] / tail_s[0])]
+    answer = [
+        p,
+        part,
+        missing,
+        with_interval(early),
+        expected,
+        0.03,
+        with_interval(bent),
+        with_interval(tail_s[1] / tail_s[0]),
+    ]
     answer += [servers, with_interval(adds["ring"] / adds["servers"]), (enough or more[-1:])[0], p]
     again.text("By the time with all", answer)
     return again

@@ -97,7 +97,9 @@ def forward_operations(task: Any) -> tuple[list[int], list[float]]:
         if isinstance(module, torch.nn.Conv2d | torch.nn.Linear | torch.nn.MultiheadAttention):
             module.register_forward_hook(note)
     model(batch)
-    return [weight.numel() for weight in model.parameters()], [done.get(id(weight), 0.0) for weight in model.parameters()]
+    return [weight.numel() for weight in model.parameters()], [
+        done.get(id(weight), 0.0) for weight in model.parameters()
+    ]
 
 
 def final_after(numels: list[int], backward: Any) -> list[tuple[float, float]]:
@@ -109,7 +111,9 @@ def final_after(numels: list[int], backward: Any) -> list[tuple[float, float]]:
 def counted(task: Any) -> tuple[float, float, list[tuple[float, float]]]:
     """Operations of an image's forward and backward, which is twice forward but for the first layer, and `final_after` of these."""
     numels, each = forward_operations(task)
-    first = next(at for at, operations in enumerate(each) if operations)  # its weight; behind it its bias, or what counts nothing
+    first = next(
+        at for at, operations in enumerate(each) if operations
+    )  # its weight; behind it its bias, or what counts nothing
     weights = [operations if first <= at < first + 2 else 2 * operations for at, operations in enumerate(each)]
     return sum(each), sum(weights), final_after(numels, weights)
 
@@ -127,7 +131,12 @@ def linear_share(task: Any) -> float:
 
 def gpt2_operations(name: str) -> float:
     """Of forward and backward of 1,024 tokens: of each layer 12 h^2 weights and the attention, of the head h V; backward is twice."""
-    width, layers = {"gpt2-small": (768, 12), "gpt2-medium": (1024, 24), "gpt2-large": (1280, 36), "gpt2-xl": (1600, 48)}[name]
+    width, layers = {
+        "gpt2-small": (768, 12),
+        "gpt2-medium": (1024, 24),
+        "gpt2-large": (1280, 36),
+        "gpt2-xl": (1600, 48),
+    }[name]
     attention = 4 * 1024**2 * width
     return 3.0 * (layers * (24 * width**2 * 1024 + attention) + 2 * width * 50257 * 1024)
 
@@ -151,7 +160,9 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
     seeds, models, machines, devices = names["seeds"], names["models"], names["machines"], names["devices"]
     batch_of, agd = dict(zip(models, names["effective_batches"], strict=True)), ("AGD 1", "AGD 2", "AGD 3")
     rates: dict[Any, dict[str, dict[int, Array]]] = {}
-    left = (item for item in kept if any(item.problem is shape for shape in names["shapes"].values()))  # not what `predict` simulates
+    left = (
+        item for item in kept if any(item.problem is shape for shape in names["shapes"].values())
+    )  # not what `predict` simulates
 
     def rate() -> float:
         """Batches a second of the next run, behind its fifth step."""
@@ -160,7 +171,9 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
 
     everything = ("SGD", "layer-wise", "task-wise", *agd, "no comm")
     for place in ((model, machine) for model in models for machine in machines):
-        most_of = {name: names["taskwise_devices"] if name == "task-wise" else batch_of[place[0]] for name in everything}
+        most_of = {
+            name: names["taskwise_devices"] if name == "task-wise" else batch_of[place[0]] for name in everything
+        }
         tried = {name: [p for p in devices if p <= most] for name, most in most_of.items()}
         rates[place] = {name: {p: np.array([rate() for _ in seeds]) for p in of} for name, of in tried.items()}
     ahead = {}
@@ -176,10 +189,16 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
     for (model, machine), p in ((place, p) for place in rates for p in devices if 1 < p <= batch_of[place[0]]):
         at, num_bytes = machines.index(machine), names["num_bytes"][model]
         computed = sum(counted(names["networks_of"][model])[:2]) * batch_of[model] / p / (names["teraflops"][at] * 1e12)
-        c, m = computed + num_bytes / (names["update_gb_per_s"][at] * 1e9), ring_s(num_bytes, p, names["machine_of"][machine][0])
+        c, m = (
+            computed + num_bytes / (names["update_gb_per_s"][at] * 1e9),
+            ring_s(num_bytes, p, names["machine_of"][machine][0]),
+        )
         off += [abs(1 / rate() / whole_s - 1) for whole_s in (c + m, max(c, m), max(c, m), max(c, m))]
     weak = {
-        model: {name: {p: np.array([p * rate() for _ in seeds]) for p in names["beyond"]} for name in names["beyond_methods"]}
+        model: {
+            name: {p: np.array([p * rate() for _ in seeds]) for p in names["beyond"]}
+            for name in names["beyond_methods"]
+        }
         for model in models
     }
     further = np.min([of["AGD 3"][p] / of["SGD"][p] for of in weak.values() for p in names["beyond"]], axis=0)
@@ -199,14 +218,26 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
     again.text("seeds, ", len(seeds), most, rows)
     fitted = [calibrate(run) for run in runs[most]["SGD"]]
     methods = names["methods"]
-    told = {name: np.array([1 / predict(model, methods[name], workers=most, draws=0).step_s for model in fitted]) for name in real}
+    told = {
+        name: np.array([1 / predict(model, methods[name], workers=most, draws=0).step_s for model in fitted])
+        for name in real
+    }
     eight = [1 / predict(fitted[0], methods[name], workers=8, cores=8.0, draws=0).step_s for name in real]
-    again.text("calibrated on SGD", most, [[per_s[most][n].mean(), told[n].mean(), late] for n, late in zip(real, eight, strict=True)])
+    again.text(
+        "calibrated on SGD",
+        most,
+        [[per_s[most][n].mean(), told[n].mean(), late] for n, late in zip(real, eight, strict=True)],
+    )
     again.text("predicted and measured", np.mean([np.abs(told[n] / per_s[most][n] - 1) for n in real if n != "SGD"]))
-    best = max(of[name][p].mean() / of["SGD"][p].mean() for of in rates.values() for name in agd for p in of["SGD"] if p > 1)
+    best = max(
+        of[name][p].mean() / of["SGD"][p].mean() for of in rates.values() for name in agd for p in of["SGD"] if p > 1
+    )
     answer: list[Any] = [least.mean(), least.min(), least.max(), best, 1.7, 0.7, 1.43]
     for of in rates.values():
-        answer += [8, [of[name][8].mean() / 8 / of["SGD"][1].mean() for name in ("SGD", "layer-wise", "AGD 1") if 8 in of[name]]]
+        answer += [
+            8,
+            [of[name][8].mean() / 8 / of["SGD"][1].mean() for name in ("SGD", "layer-wise", "AGD 1") if 8 in of[name]],
+        ]
     speedups = np.max([per_s[p][n] / per_s[p]["SGD"] for p in ranks if p > 1 for n in agd if n in real], axis=0)
     mean, _, high = student(speedups)
     answer += [most, mean, high - mean, [] if min(same) == 1 else np.mean(same), names["beyond"][-1], further.mean()]
@@ -258,17 +289,32 @@ def early_accuracy(names: Names, kept: list[Kept]) -> Again:
     answer: list[Any] = []
     for name in delayed:
         mean, low, high = student(over[name, early])
-        answer += [early, mean, 0.95, low, high, (need[name, early] - need["SGD", early]).mean(), late, over[name, late].mean()]
+        answer += [
+            early,
+            mean,
+            0.95,
+            low,
+            high,
+            (need[name, early] - need["SGD", early]).mean(),
+            late,
+            over[name, late].mean(),
+        ]
     mean, low, high = student(won["AGD 1", 1.0, late])
     answer += [late, mean, 0.95, low, high]
     for ratio in ratios:
         ahead = [target for target in targets if over["AGD 1", target].mean() < rate["AGD 1", ratio].mean()]
         answer += [ratio, max(rate[name, ratio].mean() for name in delayed), ahead]
-    answer += [right.mean(), [[target, np.nanmean([of for place, of in hits.items() if place[2] == target])] for target in targets]]
+    answer += [
+        right.mean(),
+        [[target, np.nanmean([of for place, of in hits.items() if place[2] == target])] for target in targets],
+    ]
     mean, low, high = student(worst)
     answer += [len(clocks["SGD", 1.0][0]), 100 * mean, 0.95, 100 * low, 100 * high]
     again.text(f"that is {min(lost, key=lambda name: float(lost[name].mean()))}", answer)
-    again.claim(f"{KEY}late-gradients-need-more-iterations", np.minimum(over["AGD 1", early], need["AGD 2", early] / need["AGD 1", early]))
+    again.claim(
+        f"{KEY}late-gradients-need-more-iterations",
+        np.minimum(over["AGD 1", early], need["AGD 2", early] / need["AGD 1", early]),
+    )
     again.claim(f"{KEY}agd-loses-early", over["AGD 2", early])
     again.claim(f"{KEY}all-methods-converge", worst)
     again.claim(f"{KEY}break-even", right)
@@ -296,17 +342,27 @@ def traced_step(run: Any, ready: Any, order: str) -> float:
     steps = np.unique(table["step"][(kinds == "all_reduce") & (table["bucket"] >= 0)])
     rows = []
     for step in steps[min(max(1, len(steps) // 10), 10) :]:
-        ranks = [(table[mine], kinds[mine]) for mine in ((table["step"] == step) & (table["rank"] == r) for r in np.unique(table["rank"]))]
-        of = {kind: [rows[what == kind] for rows, what in ranks] for kind in ("forward", "backward", "all_reduce", "apply")}
+        ranks = [
+            (table[mine], kinds[mine])
+            for mine in ((table["step"] == step) & (table["rank"] == r) for r in np.unique(table["rank"]))
+        ]
+        of = {
+            kind: [rows[what == kind] for rows, what in ranks]
+            for kind in ("forward", "backward", "all_reduce", "apply")
+        }
         origin_s = np.mean([each["start_s"].min() for each in of["forward"]])
-        forward_s, computed_s = (max(each["end_s"].max() for each in of[kind]) - origin_s for kind in ("forward", "backward"))
+        forward_s, computed_s = (
+            max(each["end_s"].max() for each in of[kind]) - origin_s for kind in ("forward", "backward")
+        )
         sums = [np.sort(each[each["bucket"] >= 0], order="bucket") for each in of["all_reduce"]]
         ends_s = np.mean([each["end_s"] for each in sums], axis=0) - origin_s
         last_s = np.max([each["start_s"] for each in sums], axis=0) - origin_s
         begins_s = np.maximum(last_s, [0.0, *np.maximum.accumulate(ends_s)[:-1]])
         spent = [each["end_s"] - each["start_s"] for each in of["apply"]]
         if all((each["bucket"] >= 0).all() for each in of["apply"]):
-            update_s = np.mean([np.bincount(each["bucket"], s) for each, s in zip(of["apply"], spent, strict=True)], axis=0)
+            update_s = np.mean(
+                [np.bincount(each["bucket"], s) for each, s in zip(of["apply"], spent, strict=True)], axis=0
+            )
         else:
             update_s = np.full(len(ends_s), np.mean([s.sum() for s in spent]) / len(ends_s))
         done_s = np.mean([each["end_s"].max() for each in of["apply"]]) - origin_s
@@ -320,7 +376,9 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
     """23: the recurrence, with operations counted by hooks, against the simulated steps."""
     from workbench.gradients import build_layout
 
-    models, links, sizes, devices, shares = (names[key] for key in ("models", "links", "bucket_kib", "devices", "shares"))
+    models, links, sizes, devices, shares = (
+        names[key] for key in ("models", "links", "bucket_kib", "devices", "shares")
+    )
     seeds, ranks, runs, num_bytes, orders = (names[key] for key in ("seeds", "ranks", "runs", "num_bytes", "orders"))
     layouts = {(model, kib): build_layout(names["weights"][model], kib * 1024) for model in models for kib in sizes}
     passes = {model: counted(names["networks_of"][model]) for model in models}
@@ -329,7 +387,9 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
         """Forward, when buckets are ready since then, their sums and updates."""
         forward, backward, arrivals = passes[model]
         scale, layout = share * names["batch_of"][model] / devices / (names["teraflops"] * 1e12), layouts[model, kib]
-        there = np.cumsum([sum(slot.numel for slot in bucket.slots) for bucket in layout.buckets]) / layout.parameter_numel
+        there = (
+            np.cumsum([sum(slot.numel for slot in bucket.slots) for bucket in layout.buckets]) / layout.parameter_numel
+        )
         ready = [next(done for done, part in arrivals if part > up_to - 1e-12) for up_to in there]
         sums_s = [ring_s(layout.bucket_bytes(at), devices, link) for at in range(len(layout.buckets))]
         whole_s = num_bytes[model] / (names["update_gb_per_s"] * 1e9)
@@ -342,7 +402,9 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
 
     left = iter([item.run for item in kept])
     places, step_s, off = [(model, link) for model in models for link in links], {}, 0.0
-    for model, link, kib, order in ((*place, kib, order) for place in places for kib in sizes for order in orders.values()):
+    for model, link, kib, order in (
+        (*place, kib, order) for place in places for kib in sizes for order in orders.values()
+    ):
         if order != "any" or kib >= 1024 or model == "alexnet" or names["size"] != "smoke":
             step_s[model, link, kib, order] = usual_step_s(next(left))
             off = max(off, abs(step_s[model, link, kib, order] / layer_by_layer_s(*parts(model, link, kib), order) - 1))
@@ -356,7 +418,9 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
     hidden: dict[Any, list[float]] = {place: [] for place in places}
     for (model, link), share in ((place, share) for place in places for share in shares):
         forward_s, ready_s, sums_s, updates_s = parts(model, link, 0, share)
-        hidden[model, link].append(1 - (usual_step_s(next(left)) - forward_s - ready_s[-1] - sum(updates_s)) / sum(sums_s))
+        hidden[model, link].append(
+            1 - (usual_step_s(next(left)) - forward_s - ready_s[-1] - sum(updates_s)) / sum(sums_s)
+        )
     tuned = {place: [usual_step_s(next(left)) for _ in range(5)] for place in places}
     again = Again(labels=[*(link.name for link in links), "layer-wise, 4 MiB", "DeAR, 4 MiB", "AGD 1"])
     again.text("One step of layer-wise SGD", 0, ranks)
@@ -364,11 +428,19 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
     rows: list[Any] = []
     for model, link, kib in ((*place, kib) for place in places for kib in (0, 1024, sizes[-1])):
         forward_s, ready_s, sums_s, updates_s = parts(model, link, kib)
-        compute_s, whole_s = forward_s + ready_s[-1] + sum(updates_s), layer_by_layer_s(forward_s, ready_s, sums_s, updates_s, "all")
+        compute_s, whole_s = (
+            forward_s + ready_s[-1] + sum(updates_s),
+            layer_by_layer_s(forward_s, ready_s, sums_s, updates_s, "all"),
+        )
         starts_s = len(sums_s) * 2 * (devices - 1) * link.latency_s
         rows.append([len(sums_s), compute_s, ready_s[-1] - ready_s[0], sum(sums_s), starts_s, whole_s - compute_s])
     again.text("all applied at once", devices, rows)
-    for words, number in (("Buckets of", devices), ("Bandwidth of", ranks), ("Hidden part", devices), ("Time of a step", devices)):
+    for words, number in (
+        ("Buckets of", devices),
+        ("Bandwidth of", ranks),
+        ("Hidden part", devices),
+        ("Time of a step", devices),
+    ):
         again.text(words, number)
     rows = []
     for model, link in places:
@@ -381,7 +453,8 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
         rows.append([len(numels), sum(numels[last:]) / sum(numels), [gain / could_s for gain in gains]])
     again.text("simulated devices", devices, rows)
     wrong = [
-        np.mean([traced_step(runs[name][at], names["ready_shares"], order) for name, order in orders.items()]) for at in range(len(seeds))
+        np.mean([traced_step(runs[name][at], names["ready_shares"], order) for name, order in orders.items()])
+        for at in range(len(seeds))
     ]
     times = {name: np.array([usual_step_s(run) for run in group]) for name, group in runs.items()}
     many = times["one message a parameter"] / times["B2, layer-wise"]
@@ -416,10 +489,14 @@ def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
     took = np.array([(ends[-1] - ends[0]) / (len(ends) - 1) for ends in swept]).reshape(2, len(links), largest + 1)
     threads, one = took
     adaptive = [item for item in kept if type(item.method).__name__ == "AdaptiveDelaySGD"]
-    ages = [[row["staleness"] for row in item.run.metrics[0] if row.get("staleness") is not None][-1] for item in adaptive]
+    ages = [
+        [row["staleness"] for row in item.run.metrics[0] if row.get("staleness") is not None][-1] for item in adaptive
+    ]
     own = dict(zip((10, names["longer_period"]), np.reshape(ages, (2, len(links))), strict=True))
     rights: dict[int, list[float]] = {d: [] for d in names["trained_delays"]}
-    for item, d in zip((item for item in kept if "epochs" in item.how), np.repeat(names["trained_delays"], len(seeds)), strict=True):
+    for item, d in zip(
+        (item for item in kept if "epochs" in item.how), np.repeat(names["trained_delays"], len(seeds)), strict=True
+    ):
         rights[int(d)].append(100 * evaluations_of(item.run)[-1][2] if item.run else 10.0)
     lost = {d: np.subtract(found, rights[0]) for d, found in rights.items() if d}
     off = [steps[d] / steps.min() for steps, d in zip(threads, rule, strict=True)]
@@ -432,7 +509,9 @@ def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
     rows = []
     for at, steps in enumerate(threads):
         best = int(np.argmax(steps <= 1.01 * steps.min()))
-        rows.append([t_c[at], t_bw[at], rule[at], best, *(int(found[at]) for found in own.values()), steps[0] / steps[rule[at]]])
+        rows.append(
+            [t_c[at], t_bw[at], rule[at], best, *(int(found[at]) for found in own.values()), steps[0] / steps[rule[at]]]
+        )
     again.text("ms of compute a step", workers, t, rows)
     again.text("Test accuracy after", names["epochs"], workers)
     plain = parts_of(wb.Run.load(names["plain"]["folder"]))
@@ -460,7 +539,12 @@ def small_minibatch(names: Names, kept: list[Kept]) -> Again:
     from workbench import costs
 
     batch, workers, seeds, nets, split = (names[key] for key in ("batch", "workers", "seeds", "networks", "split"))
-    fixed_s, sample_s, num_bytes, most = names["fixed_ms"] / 1e3, names["sample_ms"] / 1e3, 4 * num_values(names["wide"]), max(workers)
+    fixed_s, sample_s, num_bytes, most = (
+        names["fixed_ms"] / 1e3,
+        names["sample_ms"] / 1e3,
+        4 * num_values(names["wide"]),
+        max(workers),
+    )
     links = {net: costs.get(net) for net in nets}
     curves = [np.array([loss for _, loss, _ in evaluations_of(item.run)]) for item in kept if "epochs" in item.how]
     after = len(names["methods"]) * len(names["idle_workers"]) * len(seeds) * 2
@@ -469,12 +553,16 @@ def small_minibatch(names: Names, kept: list[Kept]) -> Again:
     rest = [np.abs(one / whole[at % len(seeds)] - 1).max() for at, one in enumerate(curves[after:])]
     cut, micro = max(rest[: len(split) * len(seeds)]), max(rest[len(split) * len(seeds) :])
     timed, third = [item for item in kept if "epochs" not in item.how], names["sim_steps"] // 3
-    took = iter(float((ends[-1] - ends[third]) / (len(ends) - 1 - third)) for ends in (ends_of(item.run) for item in timed))
+    took = iter(
+        float((ends[-1] - ends[third]) / (len(ends) - 1 - third)) for ends in (ends_of(item.run) for item in timed)
+    )
     step_s = {(net, late): {p: next(took) for p in workers} for net in nets for late in (0, 1)}
     faster = {net: np.array([next(took) / next(took) for _ in seeds]) for net in nets}
     beyond = {(net, late, p): of[p] / of[batch] for (net, late), of in step_s.items() for p in workers if p > batch}
     slowest = max(beyond, key=lambda place: beyond[place])
-    limit = {net: (fixed_s + batch * sample_s) / (fixed_s + sample_s + ring_s(num_bytes, batch, links[net])) for net in nets}
+    limit = {
+        net: (fixed_s + batch * sample_s) / (fixed_s + sample_s + ring_s(num_bytes, batch, links[net])) for net in nets
+    }
     speedup = {net: {p: step_s[net, 0][1] / each for p, each in step_s[net, 0].items()} for net in nets}
     again = Again(labels=nets)
     again.text("the lines coincide", batch)
@@ -487,7 +575,13 @@ def small_minibatch(names: Names, kept: list[Kept]) -> Again:
     again.text("Samples per second", rows)
     answer: list[Any] = [idle, cut, micro, min(beyond.values()), beyond[slowest]]
     for net in nets:
-        answer += [speedup[net][batch], limit[net], max(workers, key=lambda p: speedup[net][p]), 1, faster[net].mean()]  # AGD 1
+        answer += [
+            speedup[net][batch],
+            limit[net],
+            max(workers, key=lambda p: speedup[net][p]),
+            1,
+            faster[net].mean(),
+        ]  # AGD 1
     again.text(f"({slowest[0]})", answer)
     again.claim(f"{KEY}idle-workers-change-nothing", idle)
     again.claim(f"{KEY}one-sample-a-worker-is-the-same-training", cut)
@@ -546,14 +640,21 @@ def least_loss(task: Any, radius: float, steps: int, seed: int) -> float:
         return found
 
     price = math.exp(optimize.brentq(lambda log: np.linalg.norm(best(math.exp(log))) - radius, -12.0, 2.0, xtol=1e-4))
-    return float(loss(best(price), price)[0] - price / 2 * radius**2)  # of the dual problem, which errs by the square of the price's error
+    return float(
+        loss(best(price), price)[0] - price / 2 * radius**2
+    )  # of the dual problem, which errs by the square of the price's error
 
 
 def delay_theory(names: Names, kept: list[Kept]) -> Again:
     """26: the delayed recurrence by itself, and regret against the best parameters for the run's own minibatches."""
     delays, seeds, horizons, radius = (names[key] for key in ("delays", "seeds", "horizons", "radius"))
     latest, longest, backups = max(delays), max(horizons), names["backups"]
-    limits = {(d, mu): stable_below(d, mu, names["modes"], names["quadratic_steps"]) for d in delays if d <= 4 for mu in names["momenta"]}
+    limits = {
+        (d, mu): stable_below(d, mu, names["modes"], names["quadratic_steps"])
+        for d in delays
+        if d <= 4
+        for mu in names["momenta"]
+    }
     images = np.stack([np.asarray(row).ravel() for row in names["images"]])
     steepest = math.sqrt(2 * float((images**2).sum(1).max() + 1))
     best = {(T, seed): least_loss(names["task"], radius, T, seed) for T in horizons for seed in seeds}
@@ -564,7 +665,9 @@ def delay_theory(names: Names, kept: list[Kept]) -> Again:
         if type(item.method).__name__ == "BackupSGD":
             dropped.setdefault(item.method.backups, []).append(float(losses[-(len(losses) // 10) :].mean()))
         elif "seed" in item.how:  # those on the quadratic have none
-            regret.setdefault((item.method.delay, steps), []).append(losses.sum() - steps * best[steps, item.how["seed"]])
+            regret.setdefault((item.method.delay, steps), []).append(
+                losses.sum() - steps * best[steps, item.how["seed"]]
+            )
     bound = {d: 2 * radius * steepest * math.sqrt((1 + 2 * d) * longest) for d in delays}
     shares = np.max([np.array(regret[d, longest]) / bound[d] for d in delays], axis=0)
     growth = np.log(np.array(regret[latest, longest]) / regret[latest, horizons[0]]) / math.log(longest / horizons[0])
@@ -573,11 +676,27 @@ def delay_theory(names: Names, kept: list[Kept]) -> Again:
     off, ratio = max(abs(share - 1) for share, _ in limits.values()), limits[0, 0.9][1] / limits[1, 0.9][1]
     again = Again()
     again.text("Regret of softmax regression", longest, len(seeds))
-    again.text("gradients an update", names["workers"], [[b, np.mean(found), np.std(found, ddof=1)] for b, found in dropped.items()])
+    again.text(
+        "gradients an update",
+        names["workers"],
+        [[b, np.mean(found), np.std(found, ddof=1)] for b, found in dropped.items()],
+    )
     mean, low, high = student(shares)
-    answer = [off, 0.9, ratio, mean, 100 * low, 100 * high, student(growth), latest, dearer.mean() * math.sqrt(1 + 2 * latest)]
+    answer = [
+        off,
+        0.9,
+        ratio,
+        mean,
+        100 * low,
+        100 * high,
+        student(growth),
+        latest,
+        dearer.mean() * math.sqrt(1 + 2 * latest),
+    ]
     mean, low, high = student(relative)
-    again.text("Steps are stable", answer, math.sqrt(1 + 2 * latest), backups, names["workers"], mean, 100 * low, 100 * high)
+    again.text(
+        "Steps are stable", answer, math.sqrt(1 + 2 * latest), backups, names["workers"], mean, 100 * low, 100 * high
+    )
     again.claim(f"{KEY}stable-where-theory-says", off)
     again.claim(f"{KEY}one-delay-costs-momentum", ratio)
     again.claim(f"{KEY}regret-within-its-bound", shares)
@@ -592,7 +711,12 @@ def transformers(names: Names, kept: list[Kept]) -> Again:
     import torch
 
     workers, steps, seeds, shapes, links = (names[key] for key in ("workers", "steps", "seeds", "shapes", "links"))
-    p, batch, rate, numel = names["shape_workers"], names["shape_batch"], names["tflops"] * 1e12, num_values(names["task"])
+    p, batch, rate, numel = (
+        names["shape_workers"],
+        names["shape_batch"],
+        names["tflops"] * 1e12,
+        num_values(names["task"]),
+    )
     trained = [item for item in kept if "timing_only" not in item.how]
     after = np.array([step + 1 for step, _, _ in evaluations_of(trained[0].run)])
     found = np.array([[loss for _, loss, _ in evaluations_of(item.run)] for item in trained]).reshape(4, len(seeds), -1)
@@ -618,8 +742,19 @@ def transformers(names: Names, kept: list[Kept]) -> Again:
         rows.append([num_bytes, alone_s, sum_s, (of[0] - of[1]) / (of[0] - of[4]), alone_s / max(alone_s, sum_s)])
     again.text("One step", p, rows)
     mean, low, high = student(gap[:, -1])
-    answer = [np.abs(layered - sgd).max(), mean, low, high, student((later - late)[:, -1]), after[third], steps, gap[:, third].mean()]
-    again.text(f"most with {places[int(np.argmax(gains))][0]} on", answer, min(gains), max(gains), min(ahead), max(ahead))
+    answer = [
+        np.abs(layered - sgd).max(),
+        mean,
+        low,
+        high,
+        student((later - late)[:, -1]),
+        after[third],
+        steps,
+        gap[:, third].mean(),
+    ]
+    again.text(
+        f"most with {places[int(np.argmax(gains))][0]} on", answer, min(gains), max(gains), min(ahead), max(ahead)
+    )
     again.claim(f"{KEY}transformer-layer-wise-is-sgd", np.abs(layered - sgd).max())
     again.claim(f"{KEY}transformer-delay-costs", gap[:, -1])
     again.claim(f"{KEY}transformer-second-delay-costs-more", (later - late)[:, -1])
@@ -631,9 +766,17 @@ def transformers(names: Names, kept: list[Kept]) -> Again:
 
 def other_networks(names: Names, kept: list[Kept]) -> Again:
     """28: operations counted by hooks on layers, and steps read from the runs."""
-    models, links, p, batch, rate = names["models"], names["links"], names["workers"], names["batch_size"], names["tflops"] * 1e12
+    models, links, p, batch, rate = (
+        names["models"],
+        names["links"],
+        names["workers"],
+        names["batch_size"],
+        names["tflops"] * 1e12,
+    )
     tasks, ratios, counts, half = names["tasks"], names["ratios"], names["layer_counts"], names["steps"] // 2
-    steps = iter(float((ends[-1] - ends[half]) / (len(ends) - 1 - half)) for ends in (ends_of(item.run) for item in kept))
+    steps = iter(
+        float((ends[-1] - ends[half]) / (len(ends) - 1 - half)) for ends in (ends_of(item.run) for item in kept)
+    )
     again = Again(labels=[link.name for link in links])
     linear = {name: linear_share(tasks[name]) for name in models}
     numels = {name: forward_operations(tasks[name])[0] for name in models}
@@ -643,11 +786,22 @@ def other_networks(names: Names, kept: list[Kept]) -> Again:
     rows: list[Any] = []
     for name in models:
         sizes = numels[name]
-        rows.append([4e-6 * sum(sizes), len(sizes), linear[name], early[name], forward[name][0] / 1e9, forward[name][0] / sum(sizes)])
+        rows.append(
+            [
+                4e-6 * sum(sizes),
+                len(sizes),
+                linear[name],
+                early[name],
+                forward[name][0] / 1e9,
+                forward[name][0] / sum(sizes),
+            ]
+        )
     again.text("By shape", rows)
     (name,), timed = names["measured"], names["timed"]
     clocked = final_after(numels[name], timed.backward_shares)
-    when = [[min(done for done, there in of if there >= part) for of in (arrivals[name], clocked)] for part in (0.5, 0.9)]
+    when = [
+        [min(done for done, there in of if there >= part) for of in (arrivals[name], clocked)] for part in (0.5, 0.9)
+    ]
     speed = names["measured_batch"] * sum(forward[name]) / (timed.forward_s + timed.backward_s) / 1e9
     again.text("one core here", names["measured_batch"], speed, timed.backward_s / timed.forward_s, when)
     took = {(name, link): [next(steps) for _ in range(5)] for name in models for link in links}
@@ -699,7 +853,10 @@ def frameworks(names: Names, kept: list[Kept]) -> Again:
     equal = np.max([far[hooked], far["SGD"], far["layer-wise SGD"]], axis=0)
     again = Again(labels=["AGD 1", *names["versions"].values()])
     again.text("Step time, ", ranks)
-    rows = [[of.mean(), over[name].min(), over[name].mean(), over[name].max(), max(far[name])] for name, of in step_s.items()]
+    rows = [
+        [of.mean(), over[name].min(), over[name].mean(), over[name].max(), max(far[name])]
+        for name, of in step_s.items()
+    ]
     again.text("turns of", len(seeds), names["rounds"], names["block"], names["bucket_kib"], ranks, rows)
     again.text("parameters moved by", seeds[0], twins[seeds[0]]["moved"], far["AGD 1"][0])
     by_hand, hook, late = over["layer-wise SGD"], over[hooked], over["AGD 1"]
@@ -717,7 +874,10 @@ def limitations(names: Names, kept: list[Kept]) -> Again:
     trains: dict[tuple[int, float, int], dict[float, bool]] = {}
     for item in kept:
         if "optimizer" in item.how:
-            solver, ends = item.how["optimizer"].keywords, evaluations_of(item.run) if item.run else [(0, math.inf, 0.0)]
+            solver, ends = (
+                item.how["optimizer"].keywords,
+                evaluations_of(item.run) if item.run else [(0, math.inf, 0.0)],
+            )
             place = item.method.width - 1, solver["momentum"], item.how["seed"]
             trains.setdefault(place, {})[solver["lr"]] = ends[-1][1] < (losses_of(item.run)[0] / 2 if item.run else 0.0)
     best = {place: max(lr for lr, well in tried.items() if well) for place, tried in trains.items()}
@@ -728,7 +888,9 @@ def limitations(names: Names, kept: list[Kept]) -> Again:
     last = [evaluations_of(item.run)[-1][2] for item in kept if "optimizer" not in item.how]
     anew, drawn, sorted_ = np.reshape(last, (3, len(seeds)))
     again = Again(labels=["AGD 1", "AGD 2", "AGD 3"])
-    rows = [[[1] if d else [], d + 1, (d + 1) * num_bytes, (d + 1) * 240e6, d] for d in (0, 0, 1, 2, 3)]  # 1: of "K - 1 gradients"
+    rows = [
+        [[1] if d else [], d + 1, (d + 1) * num_bytes, (d + 1) * 240e6, d] for d in (0, 0, 1, 2, 3)
+    ]  # 1: of "K - 1 gradients"
     again.text("Gradient buffers of a worker", rows)
     again.text("SGD, momentum 0", [[mu, largest[d, mu]] for d, mu in largest])
     again.text("AGD 1, ", workers, len(seeds))
@@ -753,7 +915,10 @@ def mpi_progress(names: Names, kept: list[Kept]) -> Again:
     seeds, ranks, ways, steps, runs = (names[key] for key in ("seeds", "ranks", "ways", "steps", "runs"))
     parts = {key: parts_of(run) for key, run in runs.items() if key[0] in ("SGD", "AGD 1")}
     step_s = {key: usual_step_s(runs[key]) for key in parts}
-    over = {way: np.array([step_s["AGD 1", way, seed] / step_s["AGD 1", "blocking", seed] for seed in seeds]) for way in ways}
+    over = {
+        way: np.array([step_s["AGD 1", way, seed] / step_s["AGD 1", "blocking", seed] for seed in seeds])
+        for way in ways
+    }
     over["auto"] = np.array([step_s["SGD", "auto", seed] / step_s["AGD 1", "blocking", seed] for seed in seeds])
     again = Again(labels=["AGD 1", "layer-wise SGD, B2", names["library"]])
     again.text("runs on", len(seeds) + 3 + len(ways) + len(seeds) * len(ways), ranks)
@@ -762,13 +927,20 @@ def mpi_progress(names: Names, kept: list[Kept]) -> Again:
     again.text("Schedules, ", ranks)
     rows = []
     for name, way in (("SGD", "auto"), *(("AGD 1", way) for way in ways)):
-        mean = {key: np.mean([parts[name, way, seed][key] for seed in seeds]) for key in ("compute", "hidden", "exposed", "idle")}
+        mean = {
+            key: np.mean([parts[name, way, seed][key] for seed in seeds])
+            for key in ("compute", "hidden", "exposed", "idle")
+        }
         whole_s = np.mean([step_s[name, way, seed] for seed in seeds])
         rows.append([whole_s, [*mean.values()], over[way].min(), over[way].mean(), over[way].max()])
     again.text("Means of a step", len(seeds), ranks, rows)
     again.text("AGD 1 in", len(ways), 0, ranks)
     waits = [parts["AGD 1", "thread", seed]["exposed"] / parts["SGD", "auto", seed]["exposed"] for seed in seeds]
-    losses = {key[:2]: losses_of(run) / losses_of(runs["SGD", "auto", seeds[0]]) - 1 for key, run in runs.items() if key[2] == seeds[0]}
+    losses = {
+        key[:2]: losses_of(run) / losses_of(runs["SGD", "auto", seeds[0]]) - 1
+        for key, run in runs.items()
+        if key[2] == seeds[0]
+    }
     same = max(np.abs(off).max() for (name, _), off in losses.items() if name != "AGD 1")
     again.text("gradients are late", steps, np.abs(losses["AGD 1", "thread"]).max())
     told = [[over[way].mean(), over[way].min(), over[way].max()] for way in ways if way != "blocking"]
@@ -794,7 +966,13 @@ def on_front(points: dict[str, tuple[float, float]]) -> list[str]:
 
 def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
     """32: fronts from the end of each run and its last evaluation."""
-    seeds, methods, workers, ratio, unit_s = names["seeds"], [*names["methods"]], names["workers"], names["ratio"], names["unit_s"]
+    seeds, methods, workers, ratio, unit_s = (
+        names["seeds"],
+        [*names["methods"]],
+        names["workers"],
+        names["ratio"],
+        names["unit_s"],
+    )
     left = iter(kept)
     took: dict[str, Array] = {}
     right: dict[str, Array] = {}
@@ -815,12 +993,24 @@ def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
     about = [workers, names["epochs"], len(seeds), names["often"], names["factor"]]
     again = Again(labels=methods)
     again.text("Accuracy against time", workers, len(seeds))
-    of = {name: [took[name].mean() / unit_s, right[name].mean(), right[name].min(), right[name].max()] for name in methods}
-    again.text("in units of mean compute", about, [[of[name], sum(name in front for front in fronts), len(seeds)] for name in methods])
+    of = {
+        name: [took[name].mean() / unit_s, right[name].mean(), right[name].min(), right[name].max()] for name in methods
+    }
+    again.text(
+        "in units of mean compute",
+        about,
+        [[of[name], sum(name in front for front in fronts), len(seeds)] for name in methods],
+    )
     again.text("Time for the same samples", workers, 1, len(seeds), ratio, len(seeds[:2]), rows)
     best = on_front({name: (mean[0], mean[1]) for name, mean in of.items()})
     less, waits, spared = right[sgd] - right[free], took[stale] / took[free], took[server] / took[backup]
-    answer: list[Any] = [ratio, [of[name][:2] for name in best], sum(there), len(seeds), student(took[sgd] / took[late])]
+    answer: list[Any] = [
+        ratio,
+        [of[name][:2] for name in best],
+        sum(there),
+        len(seeds),
+        student(took[sgd] / took[late]),
+    ]
     answer += [100 * np.array(student(less)), right[tuned].mean(), waits.mean(), names["backups"], spared.mean()]
     again.text(f"quickest first: {best[0]}", answer)
     again.claim(f"{KEY}delayed-on-the-front", there)

@@ -52,7 +52,9 @@ def operations(name: str) -> float:
     counts: list[float] = []
 
     def count(module: Any, _: Any, output: Any) -> None:
-        counts.append(2 * output[0].numel() * module.weight[0].numel())  # an output is a sum of as many products as a filter has weights
+        counts.append(
+            2 * output[0].numel() * module.weight[0].numel()
+        )  # an output is a sum of as many products as a filter has weights
 
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Conv2d):
@@ -66,7 +68,9 @@ def coded_s(num_bytes: float, p: int, link: Any, codec: Any = None) -> float:
     values = max(1, round(num_bytes / p / 4))
     block = num_bytes / p * (codec.wire_bytes(values) / (4 * values) if codec else 1.0)
     wire_s = link.latency_s + block / link.bandwidth_bytes_per_s
-    encode_s, decode_s = (num_bytes / p * (each if codec else 0.0) for each in (link.encode_s_per_byte, link.decode_s_per_byte))
+    encode_s, decode_s = (
+        num_bytes / p * (each if codec else 0.0) for each in (link.encode_s_per_byte, link.decode_s_per_byte)
+    )
     work_s = p * (encode_s + decode_s) + (p - 1) * (max(0.0, decode_s - wire_s) + num_bytes / p * link.sum_s_per_byte)
     return float(2 * (p - 1) * wire_s + work_s)
 
@@ -88,7 +92,9 @@ def over(codec: Any, values: Any) -> Any:
 def ring_sum(rows: Sequence[Any], codec: Any) -> Any:
     """Of one tensor a rank: block b begins at rank b + 1, is encoded in every hop, and once more when it is whole at rank b."""
     p, size = len(rows), len(rows[0])
-    small, extra = divmod(size + 3, p)  # a bucket ends in three numbers that are not encoded: its weight, a word, a count
+    small, extra = divmod(
+        size + 3, p
+    )  # a bucket ends in three numbers that are not encoded: its weight, a word, a count
     cuts = [min(size, block * small + min(block, extra)) for block in range(p + 1)]
     blocks = []
     for block, (begin, end) in enumerate(pairwise(cuts)):
@@ -181,7 +187,11 @@ def accuracy_against_time(names: Names, kept: list[Kept]) -> Again:
     again.text("One step", p, rows)
     gains = [[steps[w, "D-Sync"].mean() / steps[w, m].mean() for w in workloads] for m in methods]
     again.text("Steps per second over D-Sync's", p, names["tflops"], gains)
-    doubled = [step_s(still[w, "D-Sync" + codec]) / step_s(still[w, "Pipe-SGD" + codec]) for w in workloads for codec in ("", "+T", "+Q")]
+    doubled = [
+        step_s(still[w, "D-Sync" + codec]) / step_s(still[w, "Pipe-SGD" + codec])
+        for w in workloads
+        for codec in ("", "+T", "+Q")
+    ]
     again.claim(f"{KEY}overlap-at-most-doubles", min(doubled) if min(doubled) < 1 else max(doubled))
     bound = []
     for count in (2, 4, 8):
@@ -191,22 +201,30 @@ def accuracy_against_time(names: Names, kept: list[Kept]) -> Again:
     again.text("communication alone", bound)
     shown = [w for w, what in zip(workloads, trained, strict=True) if what]
     real = {(w, m): [next(runs) for _ in seeds] for w in shown for m in methods}
-    again.text("trainings", sum(map(len, real.values())), sum(len(ends_of(run)) for found in real.values() for run in found))
+    again.text(
+        "trainings", sum(map(len, real.values())), sum(len(ends_of(run)) for found in real.values() for run in found)
+    )
     reached, last = {}, {}
     for (w, m), found in real.items():
         goal, rows = names["targets"][workloads.index(w)], [evaluations_of(run) for run in found]
         ends = [ends_of(run) for run in clocks[w, m]]
         good = [[row["step"] for row in one if row["accuracy"] >= goal] for one in rows]
-        reached[w, m] = np.array([end[int(steps[0])] if steps else np.inf for end, steps in zip(ends, good, strict=True)])
+        reached[w, m] = np.array(
+            [end[int(steps[0])] if steps else np.inf for end, steps in zip(ends, good, strict=True)]
+        )
         last[w, m] = np.array([one[-1]["accuracy"] for one in rows])
     table = []
     for w, m in real:
         server, ring = (reached[w, base] / reached[w, m] for base in ("PS-Sync", "D-Sync"))
         less = last[w, m] - last[w, "D-Sync"]
-        table.append([reached[w, m].mean(), server.mean(), ring.mean(), last[w, m].mean(), less.mean(), less.std(ddof=1)])
+        table.append(
+            [reached[w, m].mean(), server.mean(), ring.mean(), last[w, m].mean(), less.mean(), less.std(ddof=1)]
+        )
     again.text("Time to the target accuracy", table)
     others = [m for m in methods if m not in pipes]
-    sooner = {w: np.divide(*(np.min([reached[w, m] for m in group], axis=0) for group in (others, pipes))) for w in shown}
+    sooner = {
+        w: np.divide(*(np.min([reached[w, m] for m in group], axis=0) for group in (others, pipes))) for w in shown
+    }
     fold = {w: steps[w, "PS-Sync"] / np.min([steps[w, m] for m in pipes], axis=0) for w in workloads}
     most = max(fold, key=lambda w: fold[w].mean())
     kept_points = np.mean([last[w, m] - last[w, "D-Sync"] for w in shown for m in pipes], axis=0)
@@ -227,7 +245,9 @@ def accuracy_against_time(names: Names, kept: list[Kept]) -> Again:
 
 
 def time_breakdown(names: Names, kept: list[Kept]) -> Again:
-    workloads, networks, shown, p, steps = (names[key] for key in ("workloads", "networks", "shown", "workers", "steps"))
+    workloads, networks, shown, p, steps = (
+        names[key] for key in ("workloads", "networks", "shown", "workers", "steps")
+    )
     links, methods, runs = names["links"], names["methods"], iter([item.run for item in kept])
     found = {(w, m, link): next(runs) for w in workloads for m in methods for link in networks}
     parts = {key: times_of(run, 4, steps - 2) for key, run in found.items() if key[1] != "PS-Sync"}
@@ -251,29 +271,47 @@ def time_breakdown(names: Names, kept: list[Kept]) -> Again:
     if plain:
         again.claim(f"{KEY}compression-hides-more", max(ratios))
     again.text("breakdowns", len(parts), len(short), len(plain))
-    rows = [[*(parts[key][each] for each in ("step", "compute", "hidden", "exposed")), told[key]] for key in parts if key[2] == shown]
+    rows = [
+        [*(parts[key][each] for each in ("step", "compute", "hidden", "exposed")), told[key]]
+        for key in parts
+        if key[2] == shown
+    ]
     again.text("A step on", rows)
     rows = []
     for w in workloads:
         for m in ("D-Sync+T", "D-Sync+Q", "Pipe-SGD+T", "Pipe-SGD+Q"):
             spent = parts_of(found[w, m, shown], 4, steps - 2)
-            codec_s, wire_s = ((spent[one] + spent[other]) / p / (steps - 6) for one, other in (("encode", "decode"), ("wire", "none")))
+            codec_s, wire_s = (
+                (spent[one] + spent[other]) / p / (steps - 6) for one, other in (("encode", "decode"), ("wire", "none"))
+            )
             step_s = parts[w, m, shown]["step"]
             rows.append([codec_s, wire_s, codec_s / step_s, 1 - step_s / parts[w, m[:-2], shown]["step"]])
     again.text("Seconds a step and rank", names["codec_gb_per_s"], rows)
     again.whole = not names["real"]  # a calibration is printed, which has tests of its own
     real = {key: times_of(run, _warm(run)) for key, run in names["real"].items()}
-    exposed = [real["Pipe-SGD", seed]["exposed"] / real["D-Sync", seed]["exposed"] for seed in names["seeds"] if ("Pipe-SGD", seed) in real]
+    exposed = [
+        real["Pipe-SGD", seed]["exposed"] / real["D-Sync", seed]["exposed"]
+        for seed in names["seeds"]
+        if ("Pipe-SGD", seed) in real
+    ]
     if exposed:
         again.claim(f"{KEY}pipe-exposes-less-on-ranks", exposed)
     if real:
         again.text("Time of a step, wide-mlp", 1e6 * names["real_megabytes"])
-    answer: list[Any] = [0, max(off), [len(short), 2, min(least)] if short else [], [8, 100 * min(ratios), max(ratios)] if plain else []]
+    answer: list[Any] = [
+        0,
+        max(off),
+        [len(short), 2, min(least)] if short else [],
+        [8, 100 * min(ratios), max(ratios)] if plain else [],
+    ]
     answer.append([names["codec_gb_per_s"], max(row[2] for row in rows)])
     for m in names["real_methods"] if real else ():
         mine = [real[m, seed] for seed in names["seeds"]]
         shares = [one["hidden"] / (one["hidden"] + one["exposed"]) for one in mine]
-        steps_s = [np.mean([usual_step_s(of[m, seed]) for seed in names["seeds"]]) for of in (names["real"], names["predicted"])]
+        steps_s = [
+            np.mean([usual_step_s(of[m, seed]) for seed in names["seeds"]])
+            for of in (names["real"], names["predicted"])
+        ]
         answer.append([steps_s[0], np.mean([one["exposed"] for one in mine]), np.mean(shares), steps_s[1]])
     again.text("D-Sync exposes m", answer, [np.mean(exposed)] if exposed else [])
     return again
@@ -297,7 +335,9 @@ def timing_model(names: Names, kept: list[Kept]) -> Again:
         sum_s = coded_s(num_bytes[name], p, links[link])
         for share in shares:
             off += [step_s() / (sum_s * (1 + share)) - 1, step_s() / (sum_s * max(1.0, share)) - 1]
-    bound = [step_s() for _ in range(4 * len(segments))][: len(segments)]  # Pipe-SGD in parts, bound by communication; then the others
+    bound = [step_s() for _ in range(4 * len(segments))][
+        : len(segments)
+    ]  # Pipe-SGD in parts, bound by communication; then the others
     link, surplus, still = links[networks[-1]], [], []
     for p in workers:
         slow_s, quick_s = step_s(), step_s()
@@ -330,7 +370,14 @@ def timing_model(names: Names, kept: list[Kept]) -> Again:
         mean, low, high = student(longer)
         real = [most, mean, low, high]
     best = segments[int(np.argmin(bound))]
-    answer = [max(map(abs, off)), max(map(abs, surplus)), max(map(abs, still)), max(gains), min(gains), [best] if best > 1 else []]
+    answer = [
+        max(map(abs, off)),
+        max(map(abs, surplus)),
+        max(map(abs, still)),
+        max(gains),
+        min(gains),
+        [best] if best > 1 else [],
+    ]
     again.text("The formulas and the simulated steps differ", answer, real)
     return again
 
@@ -339,7 +386,10 @@ def codec_cost(names: Names, kept: list[Kept]) -> Again:
     import torch
 
     seeds, workers, few, numel, link = (names[key] for key in ("seeds", "workers", "message_workers", "numel", "link"))
-    codecs, costs = names["codecs"], {name: np.array(found) for name, found in names["costs"].items()}  # costs: (rounds, 2)
+    codecs, costs = (
+        names["codecs"],
+        {name: np.array(found) for name, found in names["costs"].items()},
+    )  # costs: (rounds, 2)
     hops, sums = [name for name in codecs if name in names["pays"]], iter([ends_of(item.run)[-1] / 2 for item in kept])
     ratio = {name: 4 * numel / codec.wire_bytes(numel) for name, codec in codecs.items()}
 
@@ -383,7 +433,13 @@ def codec_cost(names: Names, kept: list[Kept]) -> Again:
     again.text("Real sums on simulated workers", names["block"], len(seeds))
     p = 4 if 4 in workers else workers[0]
     rates = [[even(name, p, number) for number in range(len(seeds))] for name in hops]
-    answer = [[[np.median(found), min(found), max(found), p] for found in rates], student(longer), 4, np.mean(share), off]
+    answer = [
+        [[np.median(found), min(found), max(found), p] for found in rates],
+        student(longer),
+        4,
+        np.mean(share),
+        off,
+    ]
     again.text("pays below", answer, [student(found) for found in slopes.values()])
     return again
 
@@ -450,10 +506,14 @@ def parts_of_sums(names: Names, kept: list[Kept]) -> Again:
 def hierarchical_sums(names: Names, kept: list[Kept]) -> Again:
     import torch
 
-    megabytes, p, group, linear, chunks = (names[key] for key in ("megabytes", "workers", "group", "linear_workers", "chunks"))
+    megabytes, p, group, linear, chunks = (
+        names[key] for key in ("megabytes", "workers", "group", "linear_workers", "chunks")
+    )
     sums = iter([ends_of(item.run)[-1] / 2 for item in kept if item.run.info["settings"].get("steps") != 1])
     order = ["linear", "tree", "halving-doubling", "ring", "two levels"]
-    taken = {(where, name): np.array([next(sums) for _ in megabytes]) for where in ("equal links", "hosts") for name in order}
+    taken = {
+        (where, name): np.array([next(sums) for _ in megabytes]) for where in ("equal links", "hosts") for name in order
+    }
     gain = {where: taken[where, "ring"] / taken[where, "two levels"] for where in ("equal links", "hosts")}
     off = max(abs(next(sums) / next(sums) / count - 1) for count in linear)
     kinds = ["ring, no codec", "ring, every hop", "once around the sum", "no codec", "each level", "between hosts"]
@@ -465,7 +525,9 @@ def hierarchical_sums(names: Names, kept: list[Kept]) -> Again:
         groups = values.split(group)
         found = {"ring, every hop": ring_sum(values, codec), "once around the sum": once_sum(values, codec)}
         found["between hosts"] = ring_sum([group_sum(rows) for rows in groups], codec)
-        found["each level"] = over(codec, torch.from_numpy(ring_sum([group_sum(rows, codec) for rows in groups], codec)))
+        found["each level"] = over(
+            codec, torch.from_numpy(ring_sum([group_sum(rows, codec) for rows in groups], codec))
+        )
         for kind in kinds:
             errors[kind].append(error_of(found[kind], values) if kind in found else 0.0)
     wire, busy = ({count: next(sums) for count in chunks} for _ in range(2))
@@ -484,14 +546,33 @@ def hierarchical_sums(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}chunks-hide-the-codec", hidden)
     again.text("Ring of", names["chunk_workers"], names["chunk_megabytes"] * 1e6, rate)
     quick = [mb * 1e6 for mb, value in zip(megabytes, gain["equal links"], strict=True) if value > 1]
-    answer = [group, gain["hosts"].min(), gain["hosts"].max(), p, gain["equal links"][0], megabytes[0] * 1e6, gain["equal links"][-1]]
-    answer += [megabytes[-1] * 1e6, quick, off, student(ratio), megabytes[-1] * 1e6, [spent[kind] for kind in kinds], best, hidden]
+    answer = [
+        group,
+        gain["hosts"].min(),
+        gain["hosts"].max(),
+        p,
+        gain["equal links"][0],
+        megabytes[0] * 1e6,
+        gain["equal links"][-1],
+    ]
+    answer += [
+        megabytes[-1] * 1e6,
+        quick,
+        off,
+        student(ratio),
+        megabytes[-1] * 1e6,
+        [spent[kind] for kind in kinds],
+        best,
+        hidden,
+    ]
     again.text("On hosts of", answer)
     return again
 
 
 def larger_clusters(names: Names, kept: list[Kept]) -> Again:
-    workers, rates, few, seeds, known = (names[key] for key in ("workers", "rates_mbit", "message_workers", "seeds", "known"))
+    workers, rates, few, seeds, known = (
+        names[key] for key in ("workers", "rates_mbit", "message_workers", "seeds", "known")
+    )
     runs, told = iter([item.run for item in kept]), json.loads(names["path"].read_text())["rows"]
     short = {"synchronous": "D-Sync", "Pipe-SGD": "Pipe-SGD", "Pipe-SGD, 16-bit hops": "Pipe-SGD+T"}
     told = [row for row in told if row["method"] in short and not row["fitted"]]
@@ -540,7 +621,9 @@ def larger_clusters(names: Names, kept: list[Kept]) -> Again:
 
 
 def pipeline_width(names: Names, kept: list[Kept]) -> Again:
-    p, seeds, widths, momenta, rules, guess = (names[key] for key in ("workers", "seeds", "widths", "momenta", "rules", "guess"))
+    p, seeds, widths, momenta, rules, guess = (
+        names[key] for key in ("workers", "seeds", "widths", "momenta", "rules", "guess")
+    )
     runs, goal, link = iter([item.run for item in kept]), names["target_loss"], names["link"]
     sum_s, shares, filled = ring_s(4 * num_values(names["task"]), p, link), names["shares"], 4 * max(widths)
     steps = {K: [long_run_s(next(runs), filled) / sum_s for _ in shares] for K in widths}
@@ -557,15 +640,22 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
         steps = sorted({row["step"] for rows in run.metrics.values() for row in rows}) if run else []
         last, found = steps[len(steps) - max(1, len(steps) // 10) :], []
         for step in last:
-            mine = [row for rows in run.metrics.values() for row in rows if row["step"] == step and "evaluation" not in row]
-            found.append(sum(row["loss"] * row["num_samples"] for row in mine) / sum(row["num_samples"] for row in mine))
+            mine = [
+                row for rows in run.metrics.values() for row in rows if row["step"] == step and "evaluation" not in row
+            ]
+            found.append(
+                sum(row["loss"] * row["num_samples"] for row in mine) / sum(row["num_samples"] for row in mine)
+            )
         return min(float(np.mean(found)), guess) if run else guess
 
     again = Again(labels=[link.name, *RULES])
     again.claim(f"{KEY}wider-is-not-faster", off)
     again.text("Time of a step, simulated", p, [[K, found] for K, found in steps.items()])
     trained = {K: next_runs() for K in widths}
-    late = {K: np.array([first_at(run, "seconds", "loss", goal) if run else np.inf for run in found]) for K, found in trained.items()}
+    late = {
+        K: np.array([first_at(run, "seconds", "loss", goal) if run else np.inf for run in found])
+        for K, found in trained.items()
+    }
     again.text("compute as long as communication", p, len(seeds))
     ahead = np.min([late[K] for K in widths if K != 2], axis=0) / late[2]
     again.claim(f"{KEY}width-two-is-best", ahead)
@@ -592,7 +682,9 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
     ruled = {rule: test_loss(next_runs()) for rule in rules}
     sync, width = test_loss(moved[1, mu]), names["rescaled_width"]
     again.claim(f"{KEY}rescaling-repairs", np.log(ruled["1"] / ruled["1 / (1 + tau)"]))
-    rows = [[width, [1] if rule == "1" else [], found.mean(), found.min(), found.max()] for rule, found in ruled.items()]
+    rows = [
+        [width, [1] if rule == "1" else [], found.mean(), found.min(), found.max()] for rule, found in ruled.items()
+    ]
     rate = names["effective_lr"] * (1 - mu)
     again.text(" K = ", p, width, mu, rate, names["epochs"], len(seeds), rows, 1, sync.mean(), sync.min(), sync.max())
     plain = test_loss(trained[2])
@@ -618,7 +710,19 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
     answer = [2, off, goal, first, 2, (ahead > 1).sum(), len(seeds), student(ahead), max(wrong), mu, 2]
     answer += [stable_limit(1, mu) / (2 * (1 + mu)), 1, rate, 2, np.exp(careful.mean()), 1, width, ruled["1"].mean()]
     mean, low, high = student(once - fed)
-    answer += [ruled["1 / (1 + tau)"].mean(), 1, sync.mean(), 8, -mean, -high, -low, sigma, 2, np.mean(absorbed), widest]
+    answer += [
+        ruled["1 / (1 + tau)"].mean(),
+        1,
+        sync.mean(),
+        8,
+        -mean,
+        -high,
+        -low,
+        sigma,
+        2,
+        np.mean(absorbed),
+        widest,
+    ]
     again.text("On constant links", answer)
     return again
 

@@ -21,9 +21,16 @@ import nbformat
 MIME = "application/vnd.workbench.recomputed+json"
 FINDING = "application/vnd.workbench.finding+json"
 PLOTLY = "application/vnd.plotly.v1+json"
-NUMBER = re.compile(r"(?<![\w.^])(?<!\d-)([-+]?)(\d[\d,]*)(\.\d+)?(e[-+]?\d+)?(?:\s?(%|(?:ms|µs|s|kB|MB|GB|B)(?![\w/])))?")
+NUMBER = re.compile(
+    r"(?<![\w.^])(?<!\d-)([-+]?)(\d[\d,]*)(\.\d+)?(e[-+]?\d+)?(?:\s?(%|(?:ms|µs|s|kB|MB|GB|B)(?![\w/])))?"
+)
 UNITS = {"%": 0.01, "ms": 1e-3, "µs": 1e-6, "s": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "B": 1.0}
-SIMULATORS = ("runtimes.simulator.simulate", "papers.training", "papers.sums", "papers.quadratic")  # modules that hold the function
+SIMULATORS = (
+    "runtimes.simulator.simulate",
+    "papers.training",
+    "papers.sums",
+    "papers.quadratic",
+)  # modules that hold the function
 
 
 class Kept(NamedTuple):
@@ -71,7 +78,9 @@ def _flat(values: Any) -> Iterator[Any]:
 def with_check(notebook: Path, folder: Path) -> Path:
     """A copy of the notebook, of the same name, that computes again what it shows."""
     found = nbformat.read(notebook, as_version=4)
-    first = nbformat.v4.new_code_cell("from tests.notebooks.shown import keep_runs, tell\n\n_tell, _kept_runs = tell, keep_runs()")
+    first = nbformat.v4.new_code_cell(
+        "from tests.notebooks.shown import keep_runs, tell\n\n_tell, _kept_runs = tell, keep_runs()"
+    )
     last = nbformat.v4.new_code_cell(f"_tell({notebook.stem!r}, globals(), _kept_runs)")
     found.cells = [first, *found.cells, last]
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +114,9 @@ def tell(notebook: str, names: dict[str, Any], kept: list[Kept]) -> None:
 
     again = NOTEBOOKS[notebook](names, kept)
     facts = {"texts": again.texts, "claims": again.claims, "labels": again.labels, "whole": again.whole}
-    display({MIME: facts, "text/plain": "(numbers computed again)"}, raw=True)  # text: what a page of the notebook shows of it
+    display(
+        {MIME: facts, "text/plain": "(numbers computed again)"}, raw=True
+    )  # text: what a page of the notebook shows of it
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------
@@ -141,7 +152,12 @@ def texts_of(executed: Path) -> Iterator[str]:
             elif PLOTLY in data:
                 yield from filter(None, [printed, _figure_text(data[PLOTLY])])
                 printed = ""
-            elif data and FINDING not in data and MIME not in data and not data.get("text/plain", "").startswith("Verdict("):
+            elif (
+                data
+                and FINDING not in data
+                and MIME not in data
+                and not data.get("text/plain", "").startswith("Verdict(")
+            ):
                 yield from filter(None, [printed, _without_header(data.get("text/plain", ""))])
                 printed = ""
         if printed:
@@ -174,16 +190,22 @@ def check_shown(executed: Path) -> None:
     read = [(text, numbers(text, again["labels"])) for text in texts_of(executed)]
     there = [(text, found) for text, found in read if found]
     if not again["whole"]:
-        there = [next((shown for shown in there if words in shown[0]), ("(nothing)", [])) for words, _ in again["texts"]]
+        there = [
+            next((shown for shown in there if words in shown[0]), ("(nothing)", [])) for words, _ in again["texts"]
+        ]
     for (text, found), (words, expected) in zip_longest(there, again["texts"], fillvalue=("(nothing)", [])):
         if words not in text:
             wrong.append(f"{text[:70]!r} is shown where {words!r} is computed again")
             continue
-        for (value, half, written), number in zip_longest(found, expected, fillvalue=None) if len(found) == len(expected) else ():
+        for (value, half, written), number in (
+            zip_longest(found, expected, fillvalue=None) if len(found) == len(expected) else ()
+        ):
             if not math.isclose(value, number, rel_tol=1e-9, abs_tol=1.02 * half):
                 wrong.append(f"{words!r}: {written} is shown, {number:.6g} computed again")
         if len(found) != len(expected):
-            wrong.append(f"{words!r}: {len(found)} numbers are shown, {[row[2] for row in found]}; computed again: {expected}")
+            wrong.append(
+                f"{words!r}: {len(found)} numbers are shown, {[row[2] for row in found]}; computed again: {expected}"
+            )
     assert not wrong, "\n".join([f"{executed.stem} shows other numbers than its records and formulas:", *wrong])
 
 
@@ -196,7 +218,8 @@ def _wrong_findings(executed: Path, claims: dict[str, list[float]]) -> Iterator[
         if name not in claims:
             yield name, "is not computed again"
         elif len(values) != len(claims[name]) or not all(
-            math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9) for one, other in zip(values, claims[name], strict=True)
+            math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+            for one, other in zip(values, claims[name], strict=True)
         ):
             yield name, f"values {values}; computed again {claims[name]}"
     yield from wrong_verdicts(executed)
@@ -225,7 +248,11 @@ def wrong_verdicts(executed: Path) -> Iterator[tuple[str, str]]:
             values, exact = finding["values"], claim.get("deterministic", False)
             mean, ends = sum(values) / len(values), (min(values), max(values))
             if not exact and len(values) > 1:
-                ends = stats.t.interval(0.95, len(values) - 1, loc=mean, scale=stats.sem(values)) if min(values) < max(values) else ends
+                ends = (
+                    stats.t.interval(0.95, len(values) - 1, loc=mean, scale=stats.sem(values))
+                    if min(values) < max(values)
+                    else ends
+                )
             told = re.search(r": (\S+) \[(\S+), (\S+)\](?:, (\d+) seeds)?; expected", text)
             if told is None or told[4] != (None if exact else str(len(values))):
                 yield finding["claim"], f"is shown as {text!r}"

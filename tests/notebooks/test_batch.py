@@ -42,7 +42,9 @@ pytestmark = [pytest.mark.notebooks, pytest.mark.usefixtures("forked_kernels", "
 @pytest.fixture
 def notebook(tmp_path: Path) -> Path:
     """A notebook that starts a process in a session of its own, and then returns, raises, or stays."""
-    parameters = nbformat.v4.new_code_cell('how: str = "return"  # what then\nhere: str = ""  # file', metadata={"tags": ["parameters"]})
+    parameters = nbformat.v4.new_code_cell(
+        'how: str = "return"  # what then\nhere: str = ""  # file', metadata={"tags": ["parameters"]}
+    )
     content = nbformat.v4.new_notebook(cells=[parameters, nbformat.v4.new_code_cell(LINES)])
     content.metadata["kernelspec"] = {"name": "workbench", "display_name": "Workbench", "language": "python"}
     nbformat.write(content, tmp_path / "in.ipynb")
@@ -95,7 +97,9 @@ def test_a_terminated_reproduction_says_so_in_a_line_and_leaves_no_process(tmp_p
     """The kernel computes at that moment: asked to shut down, it would print a traceback of its sockets."""
     output = tmp_path / "out"
     words = ["reproduce", "10-scaling", "-o", str(output), "--again"]
-    process = subprocess.Popen(forked("-m", "workbench", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        forked("-m", "workbench", *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while not _computes(output / "10-scaling.ipynb"):
         assert process.poll() is None, process.communicate()
@@ -113,7 +117,9 @@ def _computes(path: Path) -> bool:
         cells = nbformat.read(path, as_version=4).cells
     except Exception:  # noqa: BLE001 - not there yet, or half written
         return False
-    begun = [cell for cell in cells if cell.cell_type == "code" and (cell.metadata.get("papermill") or {}).get("start_time")]
+    begun = [
+        cell for cell in cells if cell.cell_type == "code" and (cell.metadata.get("papermill") or {}).get("start_time")
+    ]
     return len(begun) >= 3
 
 
@@ -141,7 +147,9 @@ def test_a_callers_own_settings_stand_beside_the_encryption(monkeypatch: pytest.
     encrypted = {"transport_encryption": "auto"} if curve else {}
     assert _encrypted(None) == ({"KernelManager": encrypted} if curve else {})
     assert _encrypted(Config(KernelManager={"ip": "127.0.0.2"})) == {"KernelManager": encrypted | {"ip": "127.0.0.2"}}
-    assert _encrypted(Config(KernelManager={"transport_encryption": "required"})) == {"KernelManager": {"transport_encryption": "required"}}
+    assert _encrypted(Config(KernelManager={"transport_encryption": "required"})) == {
+        "KernelManager": {"transport_encryption": "required"}
+    }
 
 
 def test_list_tells_names_types_defaults_and_comments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,13 +173,17 @@ def test_reproduce_knows_which_notebooks_are_about_a_paper_and_says_where_none_i
 
 
 @pytest.mark.parametrize("words", [("list",), ("run",)])
-def test_what_is_no_notebook_is_told_in_a_line(words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_notebook_is_told_in_a_line(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.ipynb").write_text("no JSON")
     assert main(["notebook", *words, str(tmp_path / "bad.ipynb")]) == 2
     assert "bad.ipynb is no notebook" in capsys.readouterr().err
 
 
-def test_the_page_does_not_take_the_notebooks_place(notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_does_not_take_the_notebooks_place(
+    notebook: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "folder.ipynb").mkdir()
     for output in ("out.html", "folder.ipynb", "."):
         assert main(["notebook", "run", str(notebook), "-o", str(tmp_path / output)]) == 2
@@ -181,16 +193,31 @@ def test_the_page_does_not_take_the_notebooks_place(notebook: Path, tmp_path: Pa
 @pytest.mark.browser
 def test_plain_nbconvert_draws_figures_without_a_network(tmp_path: Path) -> None:
     data = {"application/vnd.plotly.v1+json": {"data": [{"type": "scatter", "y": [1, 3]}], "layout": {}}}
-    cells = [nbformat.v4.new_code_cell("figure", outputs=[nbformat.v4.new_output("display_data", data)]) for _ in range(2)]
+    cells = [
+        nbformat.v4.new_code_cell("figure", outputs=[nbformat.v4.new_output("display_data", data)]) for _ in range(2)
+    ]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "in.ipynb")
     config = Path(for_nbconvert.__file__).parent  # the wheel puts the file into the environment's own folder
     jupyter = [sys.executable, "-m", "jupyter", "nbconvert", "--to", "html", "in.ipynb"]
     subprocess.run(
-        jupyter, cwd=tmp_path, env={**os.environ, "JUPYTER_CONFIG_PATH": str(config)}, check=True, timeout=100, capture_output=True
+        jupyter,
+        cwd=tmp_path,
+        env={**os.environ, "JUPYTER_CONFIG_PATH": str(config)},
+        check=True,
+        timeout=100,
+        capture_output=True,
     )
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))))
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=15000")
+    flags = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--virtual-time-budget=15000",
+    )
     page = (tmp_path / "in.html").as_uri()
-    drawn = subprocess.run([browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=100, check=True).stdout
+    drawn = subprocess.run(
+        [browser, *flags, "--dump-dom", page], capture_output=True, text=True, timeout=100, check=True
+    ).stdout
     assert drawn.count("scatterlayer") >= 2, "both figures, of one program"
     assert (tmp_path / "in.html").stat().st_size < 8_000_000

@@ -20,7 +20,9 @@ PLOTLY, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widg
 
 @pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_seeds_are_bands_and_live_views_leave_pictures(tmp_path: Path, runs: Path) -> None:
-    done = run_notebook(resources.notebook("01-cockpit"), tmp_path / "cockpit.ipynb", {"epochs": 1, "seeds": [0, 1]}, timeout_s=240)
+    done = run_notebook(
+        resources.notebook("01-cockpit"), tmp_path / "cockpit.ipynb", {"epochs": 1, "seeds": [0, 1]}, timeout_s=240
+    )
     cells = nbformat.read(done, as_version=4).cells
     bundles = [output.data for cell in cells for output in cell.get("outputs", []) if "data" in output]
     assert not any(WIDGET in data for data in bundles)

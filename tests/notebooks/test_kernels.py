@@ -75,7 +75,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     prefix = tmp_path_factory.mktemp("kernels")
     assert main(["kernels", "install", "--prefix", str(prefix)]) == 0
     fork_kernels(prefix)
-    here = {"JUPYTER_PATH": str(prefix / "share" / "jupyter"), "WORKBENCH_RUNS": str(prefix / "runs"), "WORKBENCH_RANKS": "2"}
+    here = {
+        "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
+        "WORKBENCH_RUNS": str(prefix / "runs"),
+        "WORKBENCH_RANKS": "2",
+    }
     return {
         **os.environ,
         **here,
@@ -107,7 +111,9 @@ def test_variables_stay_on_their_ranks_and_local_cells_have_the_cluster(notebook
     assert (text, error) == ("False 2\n", "")
     assert notebook.cell("%%local x\nprint(x + 1)")[0] == "11\n"
     assert notebook.cell("%%local x\nx / 0")[1].count("ZeroDivisionError: ") == 1
-    assert notebook.cell("%%local y\nprint(y)")[1].startswith("ConfigError: %%local y: it cannot be copied from rank 0 (NameError")
+    assert notebook.cell("%%local y\nprint(y)")[1].startswith(
+        "ConfigError: %%local y: it cannot be copied from rank 0 (NameError"
+    )
 
 
 def test_ranks_are_heard_that_have_said_all_before_their_answer_is_looked_at(notebook: Notebook) -> None:
@@ -118,7 +124,12 @@ def test_ranks_are_heard_that_have_said_all_before_their_answer_is_looked_at(not
     )
     assert notebook.cell(f"%%local\n{slow}")[1] == ""
     try:
-        assert notebook.cell("print('early', rank)\nrank")[0].splitlines() == ["[0] early 0", "[1] early 1", "[0] 0", "[1] 1"]
+        assert notebook.cell("print('early', rank)\nrank")[0].splitlines() == [
+            "[0] early 0",
+            "[1] early 1",
+            "[0] 0",
+            "[1] 1",
+        ]
     finally:
         assert notebook.cell("%%local\nAsyncResult._init_futures = kept")[1] == ""
 
@@ -137,10 +148,15 @@ def test_an_error_comes_with_its_rank_and_traceback_and_releases_the_others(note
     assert "begun" in text
     assert "On rank 1:" in error
     assert "----> 3     raise ValueError('odd one')" in error
-    assert error.splitlines()[-2:] == ["ValueError: odd one", "Interrupted, because they might have waited forever: rank 0"]
+    assert error.splitlines()[-2:] == [
+        "ValueError: odd one",
+        "Interrupted, because they might have waited forever: rank 0",
+    ]
     assert "workbench/kernel" not in error, "frames of ours tell nobody anything"
     assert time.monotonic() - begin < CELL_S / 2
-    assert notebook.cell("print(x)")[0].splitlines() == ["[0] 10", "[1] 20"], "ranks and their variables are still there"
+    assert notebook.cell("print(x)")[0].splitlines() == ["[0] 10", "[1] 20"], (
+        "ranks and their variables are still there"
+    )
 
 
 def test_the_same_error_of_all_ranks_is_told_once(notebook: Notebook) -> None:
@@ -166,7 +182,9 @@ def test_mistakes_are_one_line(notebook: Notebook) -> None:
 
 def test_rank_0_completes_and_explains_and_half_a_cell_is_not_complete(notebook: Notebook) -> None:
     notebook.cell("a_name_on_ranks = {'key': 1}")
-    deadline = time.monotonic() + 60  # the kernel waits for three seconds, in which a crowded machine's rank may not have imported Jedi
+    deadline = (
+        time.monotonic() + 60
+    )  # the kernel waits for three seconds, in which a crowded machine's rank may not have imported Jedi
     while "a_name_on_ranks" not in (matches := notebook.ask("complete", "a_name_on", 9)["matches"]):
         assert time.monotonic() < deadline, matches
     found = notebook.ask("inspect", "a_name_on_ranks", 5)
@@ -211,7 +229,10 @@ def test_a_call_that_cannot_be_left_is_told_with_the_way_out(notebook: Notebook)
 @pytest.mark.usefixtures("no_process_left")
 def test_a_killed_kernel_leaves_no_rank(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUPYTER_PATH", environment["JUPYTER_PATH"])
-    notebook = Notebook("workbench-mpi", {**environment, "WORKBENCH_TEST_MARK": os.environ["WORKBENCH_TEST_MARK"], "WORKBENCH_RANKS": "1"})
+    notebook = Notebook(
+        "workbench-mpi",
+        {**environment, "WORKBENCH_TEST_MARK": os.environ["WORKBENCH_TEST_MARK"], "WORKBENCH_RANKS": "1"},
+    )
     text = notebook.cell("import os\nprint(os.getpid())")[0]
     rank = int(text.split()[-1])
     os.kill(notebook.manager.provisioner.pid, signal.SIGKILL)  # type: ignore[union-attr]
@@ -233,7 +254,8 @@ def test_papermill_runs_it_and_the_console_too(environment: dict[str, str], tmp_
     ]  # type: ignore[no-untyped-call]
     nbformat.write(
         nbformat.v4.new_notebook(
-            cells=cells, metadata={"kernelspec": {"name": "workbench-mpi", "language": "python", "display_name": "Workbench MPI"}}
+            cells=cells,
+            metadata={"kernelspec": {"name": "workbench-mpi", "language": "python", "display_name": "Workbench MPI"}},
         ),
         tmp_path / "in.ipynb",
     )  # type: ignore[no-untyped-call]
@@ -246,7 +268,13 @@ def test_papermill_runs_it_and_the_console_too(environment: dict[str, str], tmp_
     console = [sys.executable, "-m", "jupyter", "console", "--kernel", "workbench-mpi", "--simple-prompt"]
     typed = "print('from', rank)\nexit\n"
     done = subprocess.run(
-        console, cwd=tmp_path, env={**environment, "WORKBENCH_RANKS": "1"}, input=typed, capture_output=True, text=True, timeout=CELL_S
+        console,
+        cwd=tmp_path,
+        env={**environment, "WORKBENCH_RANKS": "1"},
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=CELL_S,
     )
     assert "from 0" in done.stdout, done.stdout + done.stderr
 
@@ -255,7 +283,9 @@ def test_the_tour_of_this_kernel_runs(environment: dict[str, str], tmp_path: Pat
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JUPYTER_PATH", "WORKBENCH_RUNS", "WORKBENCH_RANKS", "PYTHONPATH"):
             patch.setenv(name, environment[name])
-        executed = run_notebook(notebook_path("02-mpi-kernel"), tmp_path / "out.ipynb", {"steps": 3, "elements": 1000}, timeout_s=CELL_S)
+        executed = run_notebook(
+            notebook_path("02-mpi-kernel"), tmp_path / "out.ipynb", {"steps": 3, "elements": 1000}, timeout_s=CELL_S
+        )
     assert tagged_text(executed, "answer").endswith("sent 1.000 of the gradient's bytes; 2 (p - 1) / p = 1.000")
     found = re.search(r"largest difference (\d\.\de[+-]\d+)", executed.read_text())
     assert found is not None

@@ -30,7 +30,12 @@ with papers.ranks(2) as cluster:
 
 
 def environment(share: Path) -> dict[str, str]:
-    return {**os.environ, "WORKBENCH_SHARE": str(share), "WORKBENCH_RUNS": str(share.parent / "runs"), "WORKBENCH_SITE": "here"}
+    return {
+        **os.environ,
+        "WORKBENCH_SHARE": str(share),
+        "WORKBENCH_RUNS": str(share.parent / "runs"),
+        "WORKBENCH_SITE": "here",
+    }
 
 
 def reproduce(share: Path, *words: str, status: int = 0) -> tuple[str, str]:
@@ -43,7 +48,12 @@ def reproduce(share: Path, *words: str, status: int = 0) -> tuple[str, str]:
 
 def share_with_ranks(folder: Path) -> Path:
     share = make_share(folder / "share")
-    cells = {"20-one": ("ranks", RANKS), "22-two": ("ranks", RANKS), "30-dies": ("", DIES), "31-after": ("ranks", RANKS)}
+    cells = {
+        "20-one": ("ranks", RANKS),
+        "22-two": ("ranks", RANKS),
+        "30-dies": ("", DIES),
+        "31-after": ("ranks", RANKS),
+    }
     for name, cell in cells.items():
         write_notebook(share, name, cell, finding(name), ranks="['local:2', 'emulated:1gbit:2']")
     write_notebook(share, "23-fails", ("", "1 / 0"), finding("23-fails"))
@@ -57,7 +67,10 @@ def share_with_ranks(folder: Path) -> Path:
 def test_notebooks_share_ranks_which_start_anew_when_one_has_killed_them(tmp_path: Path) -> None:
     share = share_with_ranks(tmp_path)
     _, told = reproduce(share, KEY, "-o", str(tmp_path / "out"), status=1)
-    shown = {name: tagged_text(tmp_path / "out" / f"{name}.ipynb", "ranks").split() for name in ("20-one", "22-two", "31-after")}
+    shown = {
+        name: tagged_text(tmp_path / "out" / f"{name}.ipynb", "ranks").split()
+        for name in ("20-one", "22-two", "31-after")
+    }
     assert shown["20-one"] == shown["22-two"], "the same processes"
     assert len({*shown["20-one"], *shown["31-after"]}) == 6, "others, after these were killed"
     assert told.count("ranks emulated:1gbit:2 are not shared") == 1
@@ -76,10 +89,14 @@ def test_notebooks_share_ranks_which_start_anew_when_one_has_killed_them(tmp_pat
 @pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_nothing_is_left_behind_whatever_ends_it(tmp_path: Path, how: signal.Signals) -> None:
     share = make_share(tmp_path / "share")
-    slow = RANKS.replace("print(", f"open({str(tmp_path / 'there')!r}, 'w').close(); import time; time.sleep(500); print(")
+    slow = RANKS.replace(
+        "print(", f"open({str(tmp_path / 'there')!r}, 'w').close(); import time; time.sleep(500); print("
+    )
     write_notebook(share, "20-slow", ("ranks", slow), finding("20-slow"), ranks="['local:2']")
     write_claims(share, "20-slow")
-    running = subprocess.Popen([sys.executable, "-m", "workbench", "reproduce", KEY], env=environment(share), stderr=subprocess.PIPE)
+    running = subprocess.Popen(
+        [sys.executable, "-m", "workbench", "reproduce", KEY], env=environment(share), stderr=subprocess.PIPE
+    )
     try:
         deadline = time.monotonic() + 300
         while not (tmp_path / "there").exists():
@@ -99,7 +116,9 @@ def test_nothing_is_left_behind_whatever_ends_it(tmp_path: Path, how: signal.Sig
 
 def _is_engine(process: psutil.Process, share: Path) -> bool:
     try:
-        return "workbench.clusters.engines.engine_process" in process.cmdline() and process.environ().get("WORKBENCH_SHARE") == str(share)
+        return "workbench.clusters.engines.engine_process" in process.cmdline() and process.environ().get(
+            "WORKBENCH_SHARE"
+        ) == str(share)
     except psutil.Error:
         return False
 

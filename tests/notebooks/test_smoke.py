@@ -40,7 +40,9 @@ def test_a_notebook_runs_at_its_smoke_size_and_tells_of_its_claims(
     (job,) = plan(name, "smoke")
     again = name in NOTEBOOKS
     if again:
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
+        monkeypatch.setenv(
+            "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+        )
         job = replace(job, notebook=with_check(job.notebook, tmp_path / "in"))
     how = Reproduction(size="smoke", site=site_name(), output=tmp_path, records=tmp_path / "papers", timeout_s=500.0)
     outcome = how.one(job, {**how.identify(job, "0"), "commit": None}, pool)

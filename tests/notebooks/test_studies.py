@@ -35,7 +35,14 @@ INTERCONNECT: dict[str, Any] = {
     "every": 2,
     "steps": 6,
 }
-STRAGGLERS: dict[str, Any] = {"total": 12, "spreads": [0.02, 0.3], "checked": [0, 2], "slow_share": 0.1, "steps": 40, "drawn": 200}
+STRAGGLERS: dict[str, Any] = {
+    "total": 12,
+    "spreads": [0.02, 0.3],
+    "checked": [0, 2],
+    "slow_share": 0.1,
+    "steps": 40,
+    "drawn": 200,
+}
 CODECS: dict[str, Any] = {
     "megabytes": 0.1,
     "repeats": 1,
@@ -45,17 +52,25 @@ CODECS: dict[str, Any] = {
     "block": 64,
 }
 
-pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(300), pytest.mark.usefixtures("forked_kernels", "no_process_left")]
+pytestmark = [
+    pytest.mark.notebooks,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("forked_kernels", "no_process_left"),
+]
 
 
 @pytest.fixture(autouse=True)
 def cells_import_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    )
 
 
 def execute(name: str, parameters: dict[str, Any], folder: Path) -> Path:
     """Execute it, and hold every number that it shows to the one computed again."""
-    executed = run_notebook(with_check(resources.notebook(name), folder / "in"), folder / f"{name}.ipynb", parameters, timeout_s=240)
+    executed = run_notebook(
+        with_check(resources.notebook(name), folder / "in"), folder / f"{name}.ipynb", parameters, timeout_s=240
+    )
     check_shown(executed)
     return executed
 
@@ -73,7 +88,9 @@ def figures(notebook: Path) -> list[dict[str, Any]]:
 
 def test_scaling(tmp_path: Path) -> None:
     executed = execute("10-scaling", SCALING, tmp_path)
-    assert len(figures(executed)) == 2 * len(SCALING["networks"]) + 2, "weak and strong on each network, what a step is made of, gains"
+    assert len(figures(executed)) == 2 * len(SCALING["networks"]) + 2, (
+        "weak and strong on each network, what a step is made of, gains"
+    )
 
 
 def test_interconnect(tmp_path: Path) -> None:
@@ -95,7 +112,11 @@ def test_codecs(tmp_path: Path) -> None:
         ("10-scaling", {"workers": [8, 2]}, "each larger than the one before"),
         ("10-scaling", {"steps": 1}, "two steps"),
         ("10-scaling", {"networks": ["ethernet-11g"]}, "did you mean"),
-        ("11-interconnect", {"two_level": ["8x nvlink-3 + ethernet-100g"], "workers": 12}, "makes no full hosts of 12 workers"),
+        (
+            "11-interconnect",
+            {"two_level": ["8x nvlink-3 + ethernet-100g"], "workers": 12},
+            "makes no full hosts of 12 workers",
+        ),
         ("11-interconnect", {"networks": ["2x nvlink-3 + ethernet-1g"]}, "put it into two_level"),
         ("11-interconnect", {"every": 20}, "more than twice"),
         ("12-stragglers", {"spreads": [0.3, 1.5]}, "below 1"),
@@ -108,7 +129,9 @@ def test_a_wrong_parameter_is_refused_with_the_fix(
 ) -> None:
     """By the cell behind the parameters, before anything is simulated."""
     monkeypatch.setattr(plots, "use_notebook_renderer", lambda: None)
-    defaults, checks = ("".join(cell["source"]) for cell in json.loads(resources.notebook(name).read_text())["cells"][1:3])
+    defaults, checks = (
+        "".join(cell["source"]) for cell in json.loads(resources.notebook(name).read_text())["cells"][1:3]
+    )
     space: dict[str, Any] = {}
     exec(defaults, space)
     with pytest.raises(ConfigError, match=re.escape(fix)):

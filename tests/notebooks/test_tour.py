@@ -69,7 +69,11 @@ def check_answer(runs: Path, answer: str) -> None:
     named = {path.parent: json.loads(path.read_text()) for path in sorted(runs.glob("*/run.json"))}
     in_time = sorted(named, key=lambda folder: named[folder]["created"])
     (synchronous,) = (folder for folder in in_time if named[folder]["method"]["name"] == "SynchronousSGD")
-    pipe = next(folder for folder in in_time if named[folder]["method"]["name"] == "PipeSGD" and named[folder]["runtime"] != "simulated")
+    pipe = next(
+        folder
+        for folder in in_time
+        if named[folder]["method"]["name"] == "PipeSGD" and named[folder]["runtime"] != "simulated"
+    )
     told = re.search(r"step is ([\d.]+) times as fast .* accuracy ([\d.]+) points (lower|higher|away)", answer)
     assert told is not None
     assert float(told[1]) == pytest.approx(step_seconds_of(synchronous) / step_seconds_of(pipe), abs=0.0051)
@@ -78,7 +82,9 @@ def check_answer(runs: Path, answer: str) -> None:
     assert told[3] == ("lower" if lost > 0 else "higher" if lost < 0 else "away")
     virtual = re.search(r"simulated workers on .* it is ([\d.]+) times as fast", answer)
     assert virtual is not None
-    assert 1.0 <= float(virtual[1]) <= 2.0, "width 2 hides communication behind compute or the other way round: at most twice as fast"
+    assert 1.0 <= float(virtual[1]) <= 2.0, (
+        "width 2 hides communication behind compute or the other way round: at most twice as fast"
+    )
 
 
 @pytest.mark.mpi

@@ -23,14 +23,30 @@ OFTEN = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 TRIED: Counter[str] = Counter()
 
 MARKUP = "<script>document.title='harmed'</script>"
-WORDS = ["", "a", "NaN", "1e999", "../../etc", "null\0", "\x1b[2J", MARKUP, "__import__('os').system('false')", "é\ud7ff", "x" * 300]
+WORDS = [
+    "",
+    "a",
+    "NaN",
+    "1e999",
+    "../../etc",
+    "null\0",
+    "\x1b[2J",
+    MARKUP,
+    "__import__('os').system('false')",
+    "é\ud7ff",
+    "x" * 300,
+]
 texts = st.one_of(st.sampled_from(WORDS), st.text(max_size=8))
 numbers = st.one_of(
-    st.integers(-3, 3), st.floats(), st.sampled_from([2**31, 2**63, -(2**64), 10**30, 10**400, -(10**400), 5e-324, 1.7e308, float("inf")])
+    st.integers(-3, 3),
+    st.floats(),
+    st.sampled_from([2**31, 2**63, -(2**64), 10**30, 10**400, -(10**400), 5e-324, 1.7e308, float("inf")]),
 )
 scalars = st.one_of(st.none(), st.booleans(), numbers, texts)
 values = st.recursive(
-    scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)), max_leaves=6
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
+    max_leaves=6,
 )
 
 
@@ -68,7 +84,9 @@ def damaged(text: bytes) -> st.SearchStrategy[bytes]:
     """The text cut off, with bytes of it changed, or with a part of it twice."""
     places = st.integers(0, len(text))
     cut = st.builds(lambda at: text[:at], places)
-    changed = st.builds(lambda at, some: text[:at] + some + text[at + len(some) :], places, st.binary(min_size=1, max_size=4))
+    changed = st.builds(
+        lambda at, some: text[:at] + some + text[at + len(some) :], places, st.binary(min_size=1, max_size=4)
+    )
     doubled = st.builds(lambda one, other: text[: max(one, other)] + text[min(one, other) :], places, places)
     return st.one_of(cut, changed, doubled, st.binary(max_size=40))
 

@@ -19,7 +19,9 @@ CODECS: list[Codec] = [
     Linear8(group=1000),
 ]
 TINY, LARGEST = 2.0**-149, 3.4028234663852886e38
-NANS = torch.tensor([0x7FC00000, 0x7FFFFFFF, -1, 0x7F800001], dtype=torch.int32)  # the next ones would carry into the sign
+NANS = torch.tensor(
+    [0x7FC00000, 0x7FFFFFFF, -1, 0x7F800001], dtype=torch.int32
+)  # the next ones would carry into the sign
 KINDS = ("plain", "ties", "tiny", "large", "nan", "infinite", "any")
 
 
@@ -50,11 +52,18 @@ def values_of(kind: str, numel: int, seed: int) -> Tensor:
 
 def bits(values: Tensor) -> Tensor:
     """Bits, of float32 values or of a message's halves: all NaNs are the same one."""
-    return torch.where(values.isnan(), torch.nan, values).view(torch.int32 if values.dtype == torch.float32 else torch.int16)
+    return torch.where(values.isnan(), torch.nan, values).view(
+        torch.int32 if values.dtype == torch.float32 else torch.int16
+    )
 
 
 def check(
-    codec: Codec, kind: str, numel: int, device: torch.device, offset: int = 0, kernels: AbstractContextManager[object] | None = None
+    codec: Codec,
+    kind: str,
+    numel: int,
+    device: torch.device,
+    offset: int = 0,
+    kernels: AbstractContextManager[object] | None = None,
 ) -> None:
     """Encode, decode, add, and encode a sum: once by torch's operations on a processor, once under `kernels` on a device.
 

@@ -52,7 +52,9 @@ class Walk:
             return own
         if computes or (latest >= 0 and now_s - self.rows[latest]["end_s"] <= near_s):
             return latest
-        mine = [place for place, row in enumerate(self.rows) if row["rank"] == rank and self.kind(place) in COMPUTE_KINDS]
+        mine = [
+            place for place, row in enumerate(self.rows) if row["rank"] == rank and self.kind(place) in COMPUTE_KINDS
+        ]
         mine.sort(key=lambda place: self.rows[place]["start_s"])
         begun = bisect_right([self.rows[place]["start_s"] for place in mine], now_s) - 1
         running = mine[begun] if begun >= 0 else -1
@@ -65,7 +67,9 @@ class Walk:
         chosen = [place for place, row in enumerate(self.rows) if row["rank"] == rank and lane in (None, row["lane"])]
         chosen = sorted((place for place in chosen if self.kind(place) != "wait"), key=order)
         late = [place for place in chosen if self.rows[place]["end_s"] <= now_s + self.slack_s]
-        return next((place for place in reversed(late) if place not in seen and self.rows[place]["start_s"] <= now_s), -1)
+        return next(
+            (place for place in reversed(late) if place not in seen and self.rows[place]["start_s"] <= now_s), -1
+        )
 
     def origin(self, span: int, now_s: float) -> tuple[int, float]:
         other, free_s = self.other.get(span, self.last_to_come(span)), self.free_since(span)
@@ -77,7 +81,11 @@ class Walk:
         """Calls of this span's collective kind, step and bucket on a rank, in their order."""
         names = ("kind", "step", "bucket")
         wanted = [self.rows[span][name] for name in names]
-        found = [place for place, row in enumerate(self.rows) if row["rank"] == rank and [row[name] for name in names] == wanted]
+        found = [
+            place
+            for place, row in enumerate(self.rows)
+            if row["rank"] == rank and [row[name] for name in names] == wanted
+        ]
         return sorted(found, key=lambda place: self.rows[place]["start_s"])
 
     def last_to_come(self, span: int) -> int:

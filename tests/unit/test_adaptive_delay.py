@@ -23,7 +23,11 @@ def delays(driver: ReferenceRuntime) -> list[list[int]]:
 
 
 def run(
-    algorithm: AdaptiveDelaySGD, collective_s: float, num_steps: int = 20, backward: Any = lambda rank, step: 1.0, **more: Any
+    algorithm: AdaptiveDelaySGD,
+    collective_s: float,
+    num_steps: int = 20,
+    backward: Any = lambda rank, step: 1.0,
+    **more: Any,
 ) -> ReferenceRuntime:
     costs = Costs(backward=backward, apply=0.25, collective=collective_s)
     return ReferenceRuntime(algorithm, 3, pull, lr=0.1, costs=costs, **more).run(num_steps)

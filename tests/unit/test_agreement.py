@@ -34,7 +34,9 @@ def test_the_majority_is_right() -> None:
 
 
 def test_of_two_the_first_is_right() -> None:
-    assert compare([facts(), facts(torch="2.8.0")])["torch"].startswith("rank 1 differs from rank 0: torch is '2.9.0' on rank 0")
+    assert compare([facts(), facts(torch="2.8.0")])["torch"].startswith(
+        "rank 1 differs from rank 0: torch is '2.9.0' on rank 0"
+    )
 
 
 def test_what_is_missing_on_a_rank_is_named() -> None:
@@ -47,7 +49,10 @@ def test_what_is_missing_on_a_rank_is_named() -> None:
 def test_many_odd_ranks_are_counted() -> None:
     everyone = [facts(torch=f"2.{rank % 7}.0" if rank > 20 else "2.9.0") for rank in range(64)]
     words = compare(everyone)["torch"]
-    assert words.startswith("43 ranks (the first is 21) differ from 21 ranks (the first is 0): torch is '2.9.0'") and len(words) < 400
+    assert (
+        words.startswith("43 ranks (the first is 21) differ from 21 ranks (the first is 0): torch is '2.9.0'")
+        and len(words) < 400
+    )
 
 
 def test_equal_ranks_agree() -> None:
@@ -59,7 +64,11 @@ def test_a_run_says_what_explains_the_rest_first() -> None:
     data = (problem.train_data(), problem.test_data())
     found = facts_of_run(SynchronousSGD(), problem, Settings(steps=3), build_layout(trainable(tiny.mlp())), data)
     assert list(found)[:3] == ["workbench", "torch", "build of torch"] and set(MAY_DIFFER) <= set(found)
-    assert found["samples"] == "23" and found["setting steps"] == "3" and found["parameter 2"].startswith("2.weight: (5, 7)")
+    assert (
+        found["samples"] == "23"
+        and found["setting steps"] == "3"
+        and found["parameter 2"].startswith("2.weight: (5, 7)")
+    )
     assert versions()["workbench"].endswith(package_digest())
 
 

@@ -77,7 +77,9 @@ def test_overlap_equals_counting_every_second(rows_of_rank: list[list[Row]]) -> 
         part, expected = found.of_rank(rank), count_cells(rows)
         assert part.step.tolist() == list(expected)
         for name in ("window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", "idle_s"):
-            np.testing.assert_allclose(getattr(part, name), [cells[name] for cells in expected.values()], atol=1e-9, err_msg=name)
+            np.testing.assert_allclose(
+                getattr(part, name), [cells[name] for cells in expected.values()], atol=1e-9, err_msg=name
+            )
     assert found.fraction is None or 0 <= found.fraction <= 1
 
 
@@ -96,7 +98,9 @@ def test_union_and_measure(drawn: list[tuple[int, int]], until: int) -> None:
 def test_communication_that_runs_into_the_next_step_counts_there() -> None:
     rows = [
         span("forward", 0, 4, 0),
-        span("all_reduce", 3, 9, 0),  # 1 s hidden in step 0; 2 s exposed in it, until 6; 2 s hidden in step 1, 1 s exposed
+        span(
+            "all_reduce", 3, 9, 0
+        ),  # 1 s hidden in step 0; 2 s exposed in it, until 6; 2 s hidden in step 1, 1 s exposed
         span("forward", 6, 8, 1),
         span("evaluate", 10, 50, 1),
         span("apply", 50, 51, 1),
@@ -134,7 +138,9 @@ def test_a_million_spans_take_a_couple_of_seconds() -> None:
     rows = [span("forward", begin, begin + 0.7, begin) for begin in range(num_steps)]
     buckets = np.tile(np.arange(num_buckets), num_steps)
     starts = step + 0.2 + buckets * 0.02
-    rows += [span("send", start, start + 0.05, int(number)) for start, number in zip(starts.tolist(), step, strict=True)]
+    rows += [
+        span("send", start, start + 0.05, int(number)) for start, number in zip(starts.tolist(), step, strict=True)
+    ]
     part = Spans.from_rows(0, rows)
     spans = Spans.concatenate(Spans(_as_rank(part.table, rank), part.lanes) for rank in range(5))
     assert len(spans) > 1_000_000
@@ -153,14 +159,21 @@ def _as_rank(table: np.ndarray[Any, Any], rank: int) -> np.ndarray[Any, Any]:
 
 def test_analysing_and_drawing_load_no_torch() -> None:
     pytest.importorskip("plotly", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
-    code = "import sys, workbench.analysis, workbench.plots.gantt; print({'torch', 'scipy', 'sklearn'} & {*sys.modules})"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"
+    code = (
+        "import sys, workbench.analysis, workbench.plots.gantt; print({'torch', 'scipy', 'sklearn'} & {*sys.modules})"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        == "set()"
+    )
 
 
 # ---------------------------------------------------------------- summary and comparison
 
 
-def run_of(name: str = "PipeSGD", accuracies: tuple[float, ...] = (0.5, 0.95, 0.9), num_steps: int = 30, **info: Any) -> Run:
+def run_of(
+    name: str = "PipeSGD", accuracies: tuple[float, ...] = (0.5, 0.95, 0.9), num_steps: int = 30, **info: Any
+) -> Run:
     """Two ranks; a step takes 0.1 s but the first, which takes 5 s, and evaluations are spread over the run."""
     recorders = [MemoryRecorder(rank) for rank in range(2)]
     every = num_steps // len(accuracies)
@@ -170,12 +183,24 @@ def run_of(name: str = "PipeSGD", accuracies: tuple[float, ...] = (0.5, 0.95, 0.
             recorder.span("forward", "compute", end - 0.1, end - 0.04, step)
             recorder.span("all_reduce", "comm", end - 0.06, end - 0.02, step, 0, 4000)
             common = {"step": step, "seconds": end, "samples": 64 * (step + 1), "bytes_sent": 4000 * (step + 1)}
-            recorder.metrics({**common, "staleness": min(step, 1), "loss": 2.0 - 0.01 * step, "num_samples": 32, "lr": 0.1})
+            recorder.metrics(
+                {**common, "staleness": min(step, 1), "loss": 2.0 - 0.01 * step, "num_samples": 32, "lr": 0.1}
+            )
             if (step + 1) % every == 0:
                 accuracy = accuracies[(step + 1) // every - 1]
-                numbers = {"loss_sum": 100 * (1.5 - accuracy), "correct": round(100 * accuracy), "judged": 100, "count": 100}
+                numbers = {
+                    "loss_sum": 100 * (1.5 - accuracy),
+                    "correct": round(100 * accuracy),
+                    "judged": 100,
+                    "count": 100,
+                }
                 recorder.metrics({**common, "evaluation": numbers})
-    usual = {"method": {"name": name, "settings": {"width": 2}}, "problem": {"name": "digits-mlp"}, "runtime": "mpi", "num_workers": 2}
+    usual = {
+        "method": {"name": name, "settings": {"width": 2}},
+        "problem": {"name": "digits-mlp"},
+        "runtime": "mpi",
+        "num_workers": 2,
+    }
     return Run.from_memory({**usual, "status": "finished", "clock": "wall", "id": f"run-{name}", **info}, recorders)
 
 
@@ -193,16 +218,35 @@ def test_summary_in_numbers_done_in_the_head() -> None:
     }
     assert {key: found[key] for key in exact} == exact
     assert found["bytes_sent"] == 2 * 120_000 and found["staleness_max"] == 1 and found["run"] == "run-PipeSGD"
-    near = {"accuracy": 0.9, "loss": 0.6, "seconds": 7.9, "step_seconds_median": 0.1, "train_loss": 2.0 - 0.28, "overlap": 0.5}
+    near = {
+        "accuracy": 0.9,
+        "loss": 0.6,
+        "seconds": 7.9,
+        "step_seconds_median": 0.1,
+        "train_loss": 2.0 - 0.28,
+        "overlap": 0.5,
+    }
     near |= {"step_s": 0.1, "compute_s": 0.06, "hidden_s": 0.02, "exposed_s": 0.02, "idle_s": 0.02}
-    assert {key: found[key] for key in near} == pytest.approx(near, rel=0.04)  # the last step's window ends with its last span
+    assert {key: found[key] for key in near} == pytest.approx(
+        near, rel=0.04
+    )  # the last step's window ends with its last span
 
 
 def test_the_first_steps_and_gaps_do_not_count_as_usual_steps() -> None:
     recorder = MemoryRecorder(0)
     ends = [3.0, 4.0, 4.1, 4.2, 14.2]
     for step, end in zip([0, 1, 2, 3, 7], ends, strict=True):
-        recorder.metrics({"step": step, "seconds": end, "samples": 0, "bytes_sent": 0, "staleness": None, "loss": None, "num_samples": 0})
+        recorder.metrics(
+            {
+                "step": step,
+                "seconds": end,
+                "samples": 0,
+                "bytes_sent": 0,
+                "staleness": None,
+                "loss": None,
+                "num_samples": 0,
+            }
+        )
     run = Run.from_memory({}, [recorder])
     assert step_seconds(run) == pytest.approx([1.0, 0.1, 0.1])
     assert summary(run)["train_loss"] is None and summary(run)["staleness_max"] is None
@@ -225,7 +269,9 @@ def test_a_trace_of_the_first_steps_alone_is_enough_for_the_overlap() -> None:
     recorder = MemoryRecorder(0)
     recorder.spans, recorder.rows = traced, run.metrics[0]
     found = summary(Run.from_memory(run.info, [recorder]))
-    assert found["steps"] == 300 and found["overlap"] == pytest.approx(0.5) and found["exposed_s"] == pytest.approx(0.02)
+    assert (
+        found["steps"] == 300 and found["overlap"] == pytest.approx(0.5) and found["exposed_s"] == pytest.approx(0.02)
+    )
 
 
 def test_a_run_that_recorded_nothing_has_a_summary() -> None:
@@ -244,12 +290,17 @@ def test_time_to_a_target_is_the_first_evaluation_that_meets_it() -> None:
 
 def test_comparison_shows_runs_side_by_side() -> None:
     table = compare(
-        [run_of("PipeSGD"), run_of("<script>alert(1)</script>", (0.2, 0.3), problem={"name": "x", "note": "synthetic & small"})]
+        [
+            run_of("PipeSGD"),
+            run_of("<script>alert(1)</script>", (0.2, 0.3), problem={"name": "x", "note": "synthetic & small"}),
+        ]
     )
     assert [row["method"] for row in table.rows] == ["PipeSGD", "<script>alert(1)</script>"]
     assert "<script>" not in table._repr_html_() and "synthetic &amp; small" in table._repr_html_()
     text = str(table).splitlines()
-    assert text[0] == "synthetic & small" and "PipeSGD(width=2)" in text[3] and "90.0 %" in text[3] and "240 kB" in text[3]
+    assert (
+        text[0] == "synthetic & small" and "PipeSGD(width=2)" in text[3] and "90.0 %" in text[3] and "240 kB" in text[3]
+    )
     times = table.time_to_accuracy(0.95)
     assert [row["seconds"] for row in times] == [pytest.approx(6.9), None] and times[0]["step"] == 19
     assert "at least 95.0 %" in str(times) and str(times).splitlines()[-1].endswith("\N{EN DASH}")
@@ -258,7 +309,8 @@ def test_comparison_shows_runs_side_by_side() -> None:
 
 def test_tables_write_units() -> None:
     table = Table(
-        [{"a": 0.00123, "b": None}], (Column("a", "time", seconds), Column("b", "sent", num_bytes), Column("c", "share", percent))
+        [{"a": 0.00123, "b": None}],
+        (Column("a", "time", seconds), Column("b", "sent", num_bytes), Column("c", "share", percent)),
     )
     assert str(table).splitlines()[2].split() == ["1.23", "ms", "\N{EN DASH}", "\N{EN DASH}"]
     assert [num_bytes(value) for value in (0, 999, 1000, 2.5e9)] == ["0 B", "999 B", "1.00 kB", "2.50 GB"]

@@ -82,7 +82,9 @@ def test_the_only_one_s_order_statistic_is_the_mean(law: Arrival) -> None:
 def test_heavy_tails_are_integrated_to_their_end(shape: float, which: int, of: int) -> None:
     """At a shape of 1.1 a tenth of the mean lies beyond what 1 - u can say in floating point."""
     law = ParetoTime(minimum_s=1.0, shape=shape)
-    assert theory.expected_order_statistic(law.quantile, which, of) == pytest.approx(law.expected_order_statistic(which, of), rel=1e-7)
+    assert theory.expected_order_statistic(law.quantile, which, of) == pytest.approx(
+        law.expected_order_statistic(which, of), rel=1e-7
+    )
 
 
 @settings(max_examples=60)
@@ -99,7 +101,9 @@ def test_a_mean_that_does_not_exist_is_infinite() -> None:
     assert law.mean_s == law.expected_order_statistic(7, 7) == math.inf
     assert theory.expected_order_statistic(law.quantile, 7, 7) == math.inf
     assert law.expected_order_statistic(6, 7) < math.inf, "one backup makes it finite"
-    assert theory.expected_order_statistic(law.quantile, 6, 7) == pytest.approx(law.expected_order_statistic(6, 7), rel=1e-6)
+    assert theory.expected_order_statistic(law.quantile, 6, 7) == pytest.approx(
+        law.expected_order_statistic(6, 7), rel=1e-6
+    )
 
 
 def test_numbers_of_a_hundred_machines() -> None:
@@ -114,7 +118,9 @@ def test_numbers_of_a_hundred_machines() -> None:
 def test_blom_is_near(of: int) -> None:
     """Within 0.03 standard deviations, and the better the more there are."""
     for which in range(1, of + 1, max(1, of // 50)):
-        assert theory.blom(0.0, 1.0, which, of) == pytest.approx(standard_normal_order_statistic(which, of), abs=0.03 if of < 10 else 0.015)
+        assert theory.blom(0.0, 1.0, which, of) == pytest.approx(
+            standard_normal_order_statistic(which, of), abs=0.03 if of < 10 else 0.015
+        )
 
 
 def test_normal_order_statistics_are_those_of_the_tables() -> None:
@@ -177,4 +183,6 @@ def test_laws_of_slowness_are_those_of_arrival_of_two_seconds_of_work(slowness: 
     """What the simulator draws from, through its quantile function, meets the closed form."""
     found = QuantileTime(quantile_of=slowness.quantile, scale_s=2.0)
     for which, of in ((1, 1), (6, 8), (8, 8), (96, 100)):
-        assert found.expected_order_statistic(which, of) == pytest.approx(law.expected_order_statistic(which, of), rel=1e-7)
+        assert found.expected_order_statistic(which, of) == pytest.approx(
+            law.expected_order_statistic(which, of), rel=1e-7
+        )

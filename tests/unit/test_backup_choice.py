@@ -35,7 +35,9 @@ def test_fit_recovers_what_made_the_points_and_its_errors_are_honest() -> None:
     exact = theory.fit_iterations([(count, law(count)) for count in workers])
     assert (exact.limit, exact.critical_workers) == (pytest.approx(1000.0), pytest.approx(50.0))
     assert exact.limit_error == pytest.approx(0.0, abs=1e-6)
-    fits = [theory.fit_iterations([(count, law(count) + chance.normal(0, 20)) for count in workers]) for _ in range(2000)]
+    fits = [
+        theory.fit_iterations([(count, law(count) + chance.normal(0, 20)) for count in workers]) for _ in range(2000)
+    ]
     for name in ("limit", "critical_workers"):
         spread = np.std([getattr(fit, name) for fit in fits])
         stated = math.sqrt(np.mean([getattr(fit, f"{name}_error") ** 2 for fit in fits]))
@@ -66,7 +68,9 @@ def test_best_backups_is_the_least_of_the_curve() -> None:
 @pytest.mark.parametrize("spread", [0.01, 0.03, 0.1, 0.3])
 def test_more_spread_wants_more_backups_and_more_overhead_fewer(spread: float) -> None:
     law = Iterations(limit=14_900.0, critical_workers=411.0)
-    narrow, wide = (theory.best_backups(100, law, LognormalTime.of_mean(1.0, sigma)).backups for sigma in (spread, 2 * spread))
+    narrow, wide = (
+        theory.best_backups(100, law, LognormalTime.of_mean(1.0, sigma)).backups for sigma in (spread, 2 * spread)
+    )
     assert narrow <= wide
     arrival = LognormalTime.of_mean(1.0, spread)
     plain, burdened = theory.best_backups(100, law, arrival), theory.best_backups(100, law, arrival, overhead_s=30.0)
@@ -91,7 +95,9 @@ def test_whether_backups_repay() -> None:
 
 def test_carried_stragglers_by_hand() -> None:
     """Two of three are waited for. The third is ready 1.5 into the fourth step, late again by 1, and in the fifth the second at 1.5."""
-    times = np.array([[1.0, 2.5, 9.0], [2.5, 1.0, 9.9], [1.0, 2.5, 9.9], [1.0, 2.5, 2.0], [3.0, 1.0, 0.5], [4.0, 1.0, 0.5]])
+    times = np.array(
+        [[1.0, 2.5, 9.0], [2.5, 1.0, 9.9], [1.0, 2.5, 9.9], [1.0, 2.5, 2.0], [3.0, 1.0, 0.5], [4.0, 1.0, 0.5]]
+    )
     assert theory.backlog_steps(times, 2).tolist() == [2.5, 2.5, 2.5, 2.5, 1.5, 1.0]
 
 
@@ -116,7 +122,9 @@ def test_carried_stragglers_without_memory() -> None:
     found = theory.Backlog(arrival=EXPONENTIAL, num_steps=20_000)
     error = found.standard_error(num_gradients, num_gradients + backups)
     assert error < 0.01 * expected
-    assert found.expected_order_statistic(num_gradients, num_gradients + backups) == pytest.approx(expected, abs=4 * error)
+    assert found.expected_order_statistic(num_gradients, num_gradients + backups) == pytest.approx(
+        expected, abs=4 * error
+    )
     assert expected > 1.1 * EXPONENTIAL.expected_order_statistic(num_gradients, num_gradients + backups)
 
 
@@ -126,6 +134,9 @@ def test_carried_stragglers_make_fewer_backups_best() -> None:
     carried = theory.best_backups(100, law, theory.Backlog(arrival=arrival, num_steps=300))
     assert 0 < carried.backups <= fresh.backups and 1 < carried.gain < fresh.gain
     assert carried.step_s[0] == pytest.approx(fresh.step_s[0], rel=0.02), "without backups nobody is carried"
-    for wrong in (lambda: theory.Backlog(arrival=arrival, num_steps=3), lambda: theory.backlog_steps(np.ones((3, 2)), 3)):
+    for wrong in (
+        lambda: theory.Backlog(arrival=arrival, num_steps=3),
+        lambda: theory.backlog_steps(np.ones((3, 2)), 3),
+    ):
         with pytest.raises(ConfigError):
             wrong()

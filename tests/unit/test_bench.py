@@ -59,8 +59,12 @@ def test_every_way_once_a_round_in_turning_order() -> None:
     asked: list[str] = []
     steps = {name: (lambda name=name: asked.append(name)) for name in "abc"}
     met: list[int] = []
-    times = alternate(steps, 3, block={"a": 2, "b": 1, "c": 1}, warm=1, meet=lambda: met.append(len(asked)), slowest=lambda _: 7.0)
-    assert times == {name: [7.0] * 3 for name in "abc"}, "the warming round does not count, and the slowest rank's seconds do"
+    times = alternate(
+        steps, 3, block={"a": 2, "b": 1, "c": 1}, warm=1, meet=lambda: met.append(len(asked)), slowest=lambda _: 7.0
+    )
+    assert times == {name: [7.0] * 3 for name in "abc"}, (
+        "the warming round does not count, and the slowest rank's seconds do"
+    )
     assert "".join(asked) == "caab" + "aabc" + "bcaa" + "caab"
     assert len(met) == 4 * 3
 
@@ -84,14 +88,32 @@ def test_what_moved_is_apart_from_both_intervals(tmp_path: Path) -> None:
         return compare(ratios, 1.0, **{**NAMES, "case": case, **more})
 
     before = facts_of(
-        "step", [row("slower", [1.0, 1.1]), row("same", [1.0, 1.2]), row("faster", [2.0, 2.1]), row("rate", [2.0], unit="B/s")]
+        "step",
+        [row("slower", [1.0, 1.1]), row("same", [1.0, 1.2]), row("faster", [2.0, 2.1]), row("rate", [2.0], unit="B/s")],
     )
-    now = [row("slower", [1.2, 1.3]), row("same", [1.1, 1.3]), row("faster", [1.0, 1.1]), row("rate", [1.0], unit="B/s"), row("new", [9.0])]
-    assert [(move.now.case, move.word) for move in changes(now, before)] == [("slower", "slower"), ("faster", "faster"), ("rate", "slower")]
+    now = [
+        row("slower", [1.2, 1.3]),
+        row("same", [1.1, 1.3]),
+        row("faster", [1.0, 1.1]),
+        row("rate", [1.0], unit="B/s"),
+        row("new", [9.0]),
+    ]
+    assert [(move.now.case, move.word) for move in changes(now, before)] == [
+        ("slower", "slower"),
+        ("faster", "faster"),
+        ("rate", "slower"),
+    ]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"bench": "step"}', '{"bench": 1, "date": 1, "machine": 1, "versions": 1, "rows": [{"case": 1}]}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"bench": "step"}',
+        '{"bench": 1, "date": 1, "machine": 1, "versions": 1, "rows": [{"case": 1}]}',
+    ],
 )
 def test_a_file_that_is_no_record_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "damaged.json"
@@ -133,9 +155,14 @@ def test_the_command_measures_records_and_compares(
     out, err = capsys.readouterr()
     assert json.loads(out)["rows"][0]["word"] == "missed" and "slower than before" in err
     every = str(tmp_path / "every")
-    assert main(["bench", "all", "-o", every, "--against", every]) == 0 and "no earlier record" in capsys.readouterr().out
+    assert (
+        main(["bench", "all", "-o", every, "--against", every]) == 0 and "no earlier record" in capsys.readouterr().out
+    )
     assert main(["bench", "all", "--against", every]) == 0 and "nothing changed" in capsys.readouterr().out
-    assert main(["bench", "all", "-o", str(tmp_path / "every")]) == 0 and (tmp_path / "every" / "bench-made_up.json").exists()
+    assert (
+        main(["bench", "all", "-o", str(tmp_path / "every")]) == 0
+        and (tmp_path / "every" / "bench-made_up.json").exists()
+    )
 
 
 @pytest.mark.usefixtures("made_up")
@@ -150,7 +177,9 @@ def test_the_command_measures_records_and_compares(
         (["bench", "made_up", "--only", "nothing"], "no case has such a name"),
     ],
 )
-def test_bad_words_are_told_before_anything_is_measured(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_words_are_told_before_anything_is_measured(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     assert told in capsys.readouterr().err
 
@@ -162,9 +191,14 @@ def test_sums_are_held_against_the_library_and_the_wire() -> None:
         (row.what, row.kind): row
         for row in rows_of("a case", times, Library(name="Open MPI", runtime="mpi"), 4, 1_000_000, "emulated:1gbit")
     }
-    assert rows["auto", "peer"].ratio == pytest.approx((0.02508 / 0.05 + 0.02508 / 0.06) / 2) and rows["auto", "peer"].word == "met"
+    assert (
+        rows["auto", "peer"].ratio == pytest.approx((0.02508 / 0.05 + 0.02508 / 0.06) / 2)
+        and rows["auto", "peer"].word == "met"
+    )
     assert rows["ring", "peer"].word == ""
-    assert rows["auto", "limit"].ratio == pytest.approx(0.5, rel=1e-3) and rows["ring", "limit"].ratio == pytest.approx(1.0, rel=5e-3)
+    assert rows["auto", "limit"].ratio == pytest.approx(0.5, rel=1e-3) and rows["ring", "limit"].ratio == pytest.approx(
+        1.0, rel=5e-3
+    )
     assert rows["auto", "limit"].above is None, "a short sum is not asked for the wire's rate"
     long = [
         row
@@ -172,9 +206,10 @@ def test_sums_are_held_against_the_library_and_the_wire() -> None:
         if row.kind == "limit" and row.above
     ]
     assert [(row.what, row.above) for row in long] == [("auto", 0.95)]
-    assert all(row.kind == "peer" for row in rows_of("a case", times, Library(name="Open MPI", runtime="mpi"), 4, 1 << 24, "local")), (
-        "no wire, no limit"
-    )
+    assert all(
+        row.kind == "peer"
+        for row in rows_of("a case", times, Library(name="Open MPI", runtime="mpi"), 4, 1 << 24, "local")
+    ), "no wire, no limit"
 
 
 def test_a_sum_alone_is_a_trainings_sum() -> None:
@@ -194,8 +229,12 @@ def test_committed_records_are_of_benchmarks_that_there_are() -> None:
     for path in RECORDS:
         facts = read_record(path)
         assert facts["bench"] in bench.NAMES and f"`{path.name}`" in about
-        assert path.name == f"bench-{facts['bench']}.json" or path.name.startswith(f"bench-{facts['bench']}-"), "of it, or of a part of it"
-        assert all(Row.from_record(row).word == row["word"] for row in facts["rows"]), "the word is what its numbers make of it"
+        assert path.name == f"bench-{facts['bench']}.json" or path.name.startswith(f"bench-{facts['bench']}-"), (
+            "of it, or of a part of it"
+        )
+        assert all(Row.from_record(row).word == row["word"] for row in facts["rows"]), (
+            "the word is what its numbers make of it"
+        )
 
 
 def test_the_newest_step_is_that_of_the_last_whole_line(tmp_path: Path) -> None:

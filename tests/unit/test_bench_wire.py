@@ -22,7 +22,9 @@ from workbench.clusters.emulated.check import PAYLOAD
 from workbench.errors import ConfigError
 
 WIRE_S = 1.0
-GRADIENT_BYTES = round(WIRE_S * 1e9 / 8 * PAYLOAD)  # of two ranks each sends as many bytes as a gradient has: a second at 1 Gbit/s
+GRADIENT_BYTES = round(
+    WIRE_S * 1e9 / 8 * PAYLOAD
+)  # of two ranks each sends as many bytes as a gradient has: a second at 1 Gbit/s
 TIMES = {"compute": 0.5, "forward": 0.2, "codec, 16 bit": 0.1, "codec, 8 bit": 0.3, "synchronous": 1.6, PIPE: 1.05} | {
     "layer-wise, 1 MiB": 1.3,
     "layer-wise, 5 MiB": 1.25,
@@ -59,7 +61,9 @@ def test_limits_are_the_longer_of_wire_and_work() -> None:
     assert found[f"{PIPE}, 8 bit", "the limit without a codec"].theirs == pytest.approx(1.0, rel=1e-5)
     assert found[LAYERWISE, "its limit"].theirs == pytest.approx(0.2 + 1.0, rel=1e-5), "forward hides nothing"
     slow = rows(compute=2.0, forward=0.5)
-    assert slow[PIPE, "its limit"].theirs == pytest.approx(2.1) and slow[LAYERWISE, "its limit"].theirs == pytest.approx(2.1)
+    assert slow[PIPE, "its limit"].theirs == pytest.approx(2.1) and slow[
+        LAYERWISE, "its limit"
+    ].theirs == pytest.approx(2.1)
 
 
 def test_what_is_asked() -> None:
@@ -67,7 +71,9 @@ def test_what_is_asked() -> None:
     assert found[PIPE, "its limit"].below == 1.05 and rows("mpi")[PIPE, "its limit"].below == 1.10
     assert found[f"{PIPE}, 8 bit", "its limit"].below == 1.10 and found[LAYERWISE, "its limit"].below == 1.15
     assert found[LAYERWISE, DDP].ratio == pytest.approx(1.25 / 1.3), "each at its best bucket size"
-    assert found[f"{PIPE}, 8 bit", DDP].below == pytest.approx(1 / 2.5) and found[f"{PIPE}, 16 bit", DDP].below == pytest.approx(1 / 1.8)
+    assert found[f"{PIPE}, 8 bit", DDP].below == pytest.approx(1 / 2.5) and found[
+        f"{PIPE}, 16 bit", DDP
+    ].below == pytest.approx(1 / 1.8)
     assert found[PIPE, DDP].below is None and rows(ratio=1)[PIPE, DDP].below == pytest.approx(1 / 1.2)
     assert rows(ratio=1)[PIPE, "synchronous"].below == pytest.approx(1 / 1.8)
     assert found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].ratio == pytest.approx(0.84 / 0.9)
@@ -98,7 +104,24 @@ def test_what_a_way_leaves_under_way_is_waited_for_behind_its_time() -> None:
         time.sleep(waited)
 
     times = alternate(steps, 2, warm=0, lead=1, meet=lambda: asked.append("meet"), settle=settle)
-    assert asked == ["meet", "a", "a", "settle", "meet", "b", "b", "settle", "meet", "b", "b", "settle", "meet", "a", "a", "settle"]
+    assert asked == [
+        "meet",
+        "a",
+        "a",
+        "settle",
+        "meet",
+        "b",
+        "b",
+        "settle",
+        "meet",
+        "b",
+        "b",
+        "settle",
+        "meet",
+        "a",
+        "a",
+        "settle",
+    ]
     assert max(*times["a"], *times["b"]) < waited
 
 
@@ -120,7 +143,10 @@ def test_who_never_reaches_the_loss_has_no_row() -> None:
         (f"{PIPE}, 8 bit", "torch DDP, fp16 hook"),
         ("synchronous", "torch DDP, fp16 hook"),
     }
-    assert found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].ratio == 0.5 and found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].word == "met"
+    assert (
+        found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].ratio == 0.5
+        and found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].word == "met"
+    )
 
 
 def test_the_picture_has_a_line_and_a_limit_of_each(tmp_path: Path) -> None:
@@ -128,7 +154,15 @@ def test_the_picture_has_a_line_and_a_limit_of_each(tmp_path: Path) -> None:
     both = [row for case in cases for row in rows_of(case, measured(), "torch", 2, 4)]
     figure = chart(both)
     named = [trace.name for trace in figure.data if trace.name]
-    assert named == ["synchronous", "torch DDP", "layer-wise", PIPE, f"{PIPE}, 16 bit", f"{PIPE}, 8 bit", "what it cannot be under"]
+    assert named == [
+        "synchronous",
+        "torch DDP",
+        "layer-wise",
+        PIPE,
+        f"{PIPE}, 16 bit",
+        f"{PIPE}, 8 bit",
+        "what it cannot be under",
+    ]
     dotted = [trace for trace in figure.data if trace.line.dash == "dot" and trace.x[0] is not None]
     assert [trace.legendgroup for trace in dotted] == ["layer-wise", PIPE, f"{PIPE}, 16 bit", f"{PIPE}, 8 bit"]
     assert dotted[1].y[0] == pytest.approx(2.0, rel=1e-4), "the wire over compute"

@@ -12,7 +12,9 @@ from workbench import theory
 from workbench.costs import Empirical, Independent
 
 SAID: dict[str, Any] = json.loads(RECORD.read_text())
-MEASURED: dict[str, Independent] = {name: Empirical(values=tuple(map(float, values.split()))) for name, values in SAID["arrivals"].items()}
+MEASURED: dict[str, Independent] = {
+    name: Empirical(values=tuple(map(float, values.split()))) for name, values in SAID["arrivals"].items()
+}
 POINTS = {
     "paper": [tuple(point) for point in SAID["updates"]["paper"]],
     "digits": [(row["workers"], row["updates"]) for row in SAID["updates"]["digits"]],

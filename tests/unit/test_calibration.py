@@ -17,7 +17,18 @@ from torch import nn
 
 import workbench as wb
 from workbench.analysis.summary import step_seconds
-from workbench.calibration import Calibration, Convergence, Estimate, Probe, calibrate, candidates, predict, probe, recommend, with_probe
+from workbench.calibration import (
+    Calibration,
+    Convergence,
+    Estimate,
+    Probe,
+    calibrate,
+    candidates,
+    predict,
+    probe,
+    recommend,
+    with_probe,
+)
 from workbench.calibration.convergence import recipe
 from workbench.calibration.cores import Slowness, slowness_in
 from workbench.calibration.effective import core_s, core_s_per_byte, effective_costs, make_setting
@@ -45,7 +56,15 @@ COMPUTE = Compute(forward_s=0.01, backward_s=0.02, update_s=0.003, stragglers=(L
 
 
 def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10))
+    return nn.Sequential(
+        nn.Linear(64, 400),
+        nn.ReLU(),
+        nn.Linear(400, 400),
+        nn.ReLU(),
+        nn.Linear(400, 400),
+        nn.ReLU(),
+        nn.Linear(400, 10),
+    )
 
 
 def problem(samples: int = 1 << 12) -> wb.Problem:
@@ -111,7 +130,11 @@ def test_a_codecs_work_is_fitted_by_its_name() -> None:
     given = replace(NETWORK, encode_s_per_byte=3e-10, decode_s_per_byte=5e-10)
     found = calibrate(trained(wb.SynchronousSGD(collective=Ring(codec=Truncate16())), network=given, steps=12))
     ((name, encode_s, decode_s),) = found.line.codecs
-    assert name == "truncate16" and encode_s == pytest.approx(3e-10, rel=1e-3) and decode_s == pytest.approx(5e-10, rel=1e-3)
+    assert (
+        name == "truncate16"
+        and encode_s == pytest.approx(3e-10, rel=1e-3)
+        and decode_s == pytest.approx(5e-10, rel=1e-3)
+    )
 
 
 def test_shares_of_backward_come_from_when_buckets_are_ready() -> None:
@@ -144,7 +167,12 @@ def test_slow_ranks_are_told_from_bad_luck() -> None:
 
 @pytest.mark.parametrize(
     "law",
-    [Lognormal(sigma=0.2), ShiftedExponential(shift=0.8, scale=0.3), Pareto(shape=4.0), Bimodal(probability=0.2, factor=5.0)],
+    [
+        Lognormal(sigma=0.2),
+        ShiftedExponential(shift=0.8, scale=0.3),
+        Pareto(shape=4.0),
+        Bimodal(probability=0.2, factor=5.0),
+    ],
     ids=str,
 )
 def test_the_law_is_found_that_the_samples_are_of(law: Any) -> None:
@@ -163,7 +191,12 @@ def test_few_samples_and_no_spread() -> None:
 
 
 def test_sums_that_queue_are_taken_one_after_the_other_and_those_that_overtake_together() -> None:
-    common = {"step": np.zeros(3, np.int64), "num_messages": np.ones(3), "wire_bytes": np.array([1.0, 2.0, 4.0]), "waiting_s": np.zeros(3)}
+    common = {
+        "step": np.zeros(3, np.int64),
+        "num_messages": np.ones(3),
+        "wire_bytes": np.array([1.0, 2.0, 4.0]),
+        "waiting_s": np.zeros(3),
+    }
     queued = _merged(begin_s=np.array([0.0, 0.5, 9.0]), end_s=np.array([1.0, 3.0, 10.0]), **common)
     assert queued.seconds.tolist() == [1.0, 2.0, 1.0]
     crossed = _merged(begin_s=np.array([0.0, 0.5, 9.0]), end_s=np.array([3.0, 1.0, 10.0]), **common)
@@ -249,7 +282,9 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__ + str(getattr(method, "collective", "")))
+@pytest.mark.parametrize(
+    "method", METHODS, ids=lambda method: type(method).__name__ + str(getattr(method, "collective", ""))
+)
 def test_other_workers_and_methods_are_predicted_as_they_are(method: Any) -> None:
     for workers in (2, 6):
         real = wb.summary(trained(method, workers=workers, seed=5))["step_seconds_median"]
@@ -263,9 +298,17 @@ def test_other_workers_or_networks_are_on_hosts_with_cores_of_their_own() -> Non
     crowded = calibrate(trained(wb.LayerwiseSGD(bucket_bytes=0), workers=2), cores=1)
     same = predict(crowded, wb.SynchronousSGD(), workers=2, draws=0)
     assert same.setting.cores == 1.0 and "predicted: 2 ranks on 1 shared cores (assumed" in same.cores
-    for changed in ({"workers": 16}, {"workers": 2, "bandwidth_bytes_per_s": RATE}, {"workers": 2, "network": "ethernet-1g"}):
+    for changed in (
+        {"workers": 16},
+        {"workers": 2, "bandwidth_bytes_per_s": RATE},
+        {"workers": 2, "network": "ethernet-1g"},
+    ):
         found = predict(crowded, wb.SynchronousSGD(), draws=0, **changed)  # type: ignore[arg-type]
-        assert found.setting.cores is None and "own cores" in found.cores and "2 ranks on 1 cores of one machine" in found.cores
+        assert (
+            found.setting.cores is None
+            and "own cores" in found.cores
+            and "2 ranks on 1 cores of one machine" in found.cores
+        )
     many = predict(crowded, wb.SynchronousSGD(), workers=16, draws=0)
     kept = predict(crowded, wb.SynchronousSGD(), workers=16, cores="measured", draws=0)
     assert many.step_s < kept.step_s / 3 and "assumed" not in kept.cores and kept.other_cores is None
@@ -279,10 +322,18 @@ def test_other_workers_or_networks_are_on_hosts_with_cores_of_their_own() -> Non
 def test_what_binds_is_named() -> None:
     slow = predict(fitted(), wb.SynchronousSGD(), workers=4, bandwidth_bytes_per_s=RATE / 20, draws=0)
     assert slow.bound == "wire"
-    assert predict(fitted(), wb.SynchronousSGD(), workers=4, bandwidth_bytes_per_s=RATE * 50, draws=0).bound == "compute"
-    assert predict(fitted(), wb.SynchronousSGD(), workers=4, network="ethernet-100g", latency_s=0.05, draws=0).bound == "latency"
+    assert (
+        predict(fitted(), wb.SynchronousSGD(), workers=4, bandwidth_bytes_per_s=RATE * 50, draws=0).bound == "compute"
+    )
+    assert (
+        predict(fitted(), wb.SynchronousSGD(), workers=4, network="ethernet-100g", latency_s=0.05, draws=0).bound
+        == "latency"
+    )
     law = replace(fitted().pace, stragglers=(ShiftedExponential(shift=0.1, scale=5.0),))
-    assert predict(replace(fitted(), pace=law), wb.SynchronousSGD(), workers=32, network="ethernet-100g", draws=0).bound == "stragglers"
+    assert (
+        predict(replace(fitted(), pace=law), wb.SynchronousSGD(), workers=32, network="ethernet-100g", draws=0).bound
+        == "stragglers"
+    )
 
 
 def test_a_prediction_with_many_messages_simulates_a_bounded_number_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +350,9 @@ def test_a_prediction_with_many_messages_simulates_a_bounded_number_of_them(monk
     shapes = tuple((f"{number}", (256, 256) if number % 2 else (256,)) for number in range(76))
     measured = calibrate(trained(wb.LayerwiseSGD(bucket_bytes=0), workers=2), cores=1)
     pace = replace(measured.pace, forward_shares=(), backward_shares=())
-    predict(replace(measured, shapes=replace(measured.shapes, parameters=shapes), pace=pace), wb.DeAR(), workers=workers)
+    predict(
+        replace(measured, shapes=replace(measured.shapes, parameters=shapes), pace=pace), wb.DeAR(), workers=workers
+    )
     assert 0 < num_messages < 200_000, "a message takes about 12 microseconds"
 
 
@@ -313,7 +366,9 @@ def test_a_rate_is_scaled_by_the_part_of_it_that_carries_gradients() -> None:
 def test_communication_takes_cores_from_the_compute_it_hides_behind() -> None:
     """Pipe-SGD bound by compute on as many cores as ranks: a step takes compute and the core's seconds of its bytes."""
     plain = replace(fitted(), host=replace(fitted().host, cores=2.0), pace=replace(fitted().pace, stragglers=()))
-    costly = replace(plain, host=replace(plain.host, cpu_s_per_byte=4e-7))  # where it was measured, at a hundredth of the rate
+    costly = replace(
+        plain, host=replace(plain.host, cpu_s_per_byte=4e-7)
+    )  # where it was measured, at a hundredth of the rate
     quick = {"workers": 2, "bandwidth_bytes_per_s": 100 * RATE, "cores": "measured", "draws": 0}
     without, beside = (predict(one, wb.PipeSGD(), **quick) for one in (plain, costly))  # type: ignore[arg-type]
     sent = fitted().shapes.num_bytes
@@ -324,7 +379,9 @@ def test_communication_takes_cores_from_the_compute_it_hides_behind() -> None:
 
 def test_the_wire_is_no_quicker_than_the_cores_that_feed_it() -> None:
     """Communication takes 0.8 of a core while it lasts, at any rate: four ranks on two cores cannot all be served."""
-    costly = replace(fitted(), host=replace(fitted().host, cores=2.0, cpu_s_per_byte=0.8 * fitted().line.s_per_byte.value))
+    costly = replace(
+        fitted(), host=replace(fitted().host, cores=2.0, cpu_s_per_byte=0.8 * fitted().line.s_per_byte.value)
+    )
     for workers, slower in ((2, 1.0), (4, 4 * 0.8 / 2)):
         for rate in (RATE, 1e12):
             setting = make_setting(costly, workers, bandwidth_bytes_per_s=rate, cores="measured")
@@ -356,7 +413,13 @@ SLOW_WIRE = Network(latency_s=1e-9, bandwidth_bytes_per_s=1e6)  # a sum takes lo
 @pytest.mark.parametrize(
     ("method", "workers", "cores", "part", "expected"),
     [
-        (wb.SynchronousSGD(), 4, 2.0, 0.4, Slowness(compute=2.0, wire=1.0, hop=1.25)),  # of two cores 1.2 are taken: 0.8 for a hop's end
+        (
+            wb.SynchronousSGD(),
+            4,
+            2.0,
+            0.4,
+            Slowness(compute=2.0, wire=1.0, hop=1.25),
+        ),  # of two cores 1.2 are taken: 0.8 for a hop's end
         (wb.SynchronousSGD(), 4, 2.0, 0.8, Slowness(compute=2.0, wire=1.6, hop=2.0)),
         (wb.SynchronousSGD(), 2, 8.0, 0.8, Slowness()),
     ],
@@ -387,14 +450,17 @@ def test_a_sum_that_was_held_up_is_no_latency() -> None:
     assert found.network().all_reduce_s(size, 4) == pytest.approx(held.network().all_reduce_s(size, 4), rel=1e-9)
     wire = found.line.s_per_byte.value - held.line.s_per_byte.value
     assert [
-        new["s_per_byte"] - old.get("s_per_byte", held.line.s_per_byte.value) for old, new in zip(held.draws, found.draws, strict=True)
+        new["s_per_byte"] - old.get("s_per_byte", held.line.s_per_byte.value)
+        for old, new in zip(held.draws, found.draws, strict=True)
     ] == (pytest.approx([wire] * len(held.draws))), "also what other samples could have said"
     assert without_hold_up(fitted()) == fitted()
 
 
 def test_servers_replies_that_meet_are_between_fair_shares_and_turns() -> None:
     """Four replies at once: the band holds both, and of a simulated network, which has turns, only these are said."""
-    real = replace(fitted(), origin=replace(fitted().origin, runtime="torch"), pace=replace(fitted().pace, stragglers=()))
+    real = replace(
+        fitted(), origin=replace(fitted().origin, runtime="torch"), pace=replace(fitted().pace, stragglers=())
+    )
     simulated = replace(real, origin=replace(real.origin, runtime="simulated"))
     method = wb.BackupSGD(backups=0)
     between, turns = (predict(one, method, workers=4, draws=0) for one in (real, simulated))
@@ -446,7 +512,9 @@ def test_a_probe_tells_latency_from_bandwidth() -> None:
 def test_one_process_probes_its_own_work() -> None:
     found = probe(SoloTransport(), lambda what: Deadline(what, lambda: None, 10.0), ["truncate16", "linear8"])
     assert found.sums == found.messages == () and 0 < found.sum_s_per_byte < 1e-7
-    assert [name for name, *_ in found.codecs] == ["truncate16", "linear8"] and all(min(rest) > 0 for _, *rest in found.codecs)
+    assert [name for name, *_ in found.codecs] == ["truncate16", "linear8"] and all(
+        min(rest) > 0 for _, *rest in found.codecs
+    )
     assert Probe.from_record(json.loads(json.dumps(found.as_record()))) == found
 
 
@@ -454,11 +522,15 @@ def test_one_process_probes_its_own_work() -> None:
 
 
 def known_codecs() -> Calibration:
-    return replace(fitted(), line=replace(fitted().line, codecs=(("truncate16", 1e-10, 2e-10), ("linear8", 8e-10, 8e-10))))
+    return replace(
+        fitted(), line=replace(fitted().line, codecs=(("truncate16", 1e-10, 2e-10), ("linear8", 8e-10, 8e-10)))
+    )
 
 
 def grid(workers: int) -> list[Any]:
-    return [one for one in candidates(workers, num_bytes=known_codecs().shapes.num_bytes) if getattr(one, "shards", 1) <= 2]
+    return [
+        one for one in candidates(workers, num_bytes=known_codecs().shapes.num_bytes) if getattr(one, "shards", 1) <= 2
+    ]
 
 
 def test_the_recommended_method_is_hardly_slower_than_the_best_of_the_whole_grid() -> None:
@@ -499,7 +571,9 @@ def test_steps_to_a_loss_are_measured_or_unknown() -> None:
         recommend(known_codecs(), workers=2, network="ethernet-1g", convergence=never)
     slow = replace(told, steps={"exact": 100.0, "late by 1": 1000.0})
     found = recommend(known_codecs(), workers=2, network="ethernet-1g", convergence=slow)
-    assert recipe(found.best.algorithm) == "exact" and found.best.loss_s == pytest.approx(100 * found.best.prediction.step_s)
+    assert recipe(found.best.algorithm) == "exact" and found.best.loss_s == pytest.approx(
+        100 * found.best.prediction.step_s
+    )
     with pytest.raises(ConfigError, match="different problems"):
         Convergence.from_runs([*runs, trained(wb.SynchronousSGD(), steps=6)], target)
 
@@ -507,7 +581,13 @@ def test_steps_to_a_loss_are_measured_or_unknown() -> None:
 def test_the_recommendation_is_bounded_tells_its_progress_and_says_what_it_left_out() -> None:
     told = list[tuple[int, int, float]]()
     found = recommend(
-        known_codecs(), workers=4, network="ethernet-1g", budget_s=0.0, runners_up=0, draws=0, progress=lambda *said: told.append(said)
+        known_codecs(),
+        workers=4,
+        network="ethernet-1g",
+        budget_s=0.0,
+        runners_up=0,
+        draws=0,
+        progress=lambda *said: told.append(said),
     )
     assert found.num_simulated == 1 and found.num_left_out > 0 and "might be better" in str(found)
     assert [done for done, _, _ in told] == [1] and told[0][1] > 1 and told[0][2] == 0.0
@@ -533,11 +613,30 @@ def test_from_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["calibrate", str(folder), "-o", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["origin"]["num_workers"] == 4
     assert (
-        main(["predict", str(file), "--algorithm", "pipe-sgd", "--set", "width=3", "--workers", "2,4", "--rate", "100mbit,1gbit", "--json"])
+        main(
+            [
+                "predict",
+                str(file),
+                "--algorithm",
+                "pipe-sgd",
+                "--set",
+                "width=3",
+                "--workers",
+                "2,4",
+                "--rate",
+                "100mbit,1gbit",
+                "--json",
+            ]
+        )
         == 0
     )
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(row["workers"], row["line_bytes_per_s"]) for row in rows] == [(2, 1.25e7), (2, 1.25e8), (4, 1.25e7), (4, 1.25e8)]
+    assert [(row["workers"], row["line_bytes_per_s"]) for row in rows] == [
+        (2, 1.25e7),
+        (2, 1.25e8),
+        (4, 1.25e7),
+        (4, 1.25e8),
+    ]
     assert main(["predict", str(file), "--codec", "truncate16", "--network", "ethernet-1g"]) == 0
     assert "1 Gbit/s Ethernet" in capsys.readouterr().out
     assert main(["recommend", str(file), "--workers", "2", "--network", "ethernet-1g", "--exact", "--json"]) == 0
@@ -553,7 +652,9 @@ def test_from_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["recommend", "c.json", "--target-loss", "0.1"], "cannot be read"),
     ],
 )
-def test_mistakes_from_a_shell(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], runs: Path) -> None:
+def test_mistakes_from_a_shell(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], runs: Path
+) -> None:
     assert main(arguments) == 2
     assert words in capsys.readouterr().err
 
@@ -584,4 +685,6 @@ def test_compute_that_varies_as_on_a_busy_machine_is_noted_with_the_command_that
     if says:
         assert re.search(says, notes[0]) and "idle machine" in notes[0]
         low, high = map(float, re.findall(r"0\.\d+|1\.\d+", notes[0])[:2])
-        assert (low, high) == pytest.approx((np.exp(-1.2816 * sigma), np.exp(1.2816 * sigma)), abs=0.06), "quantiles of the lognormal"
+        assert (low, high) == pytest.approx((np.exp(-1.2816 * sigma), np.exp(1.2816 * sigma)), abs=0.06), (
+            "quantiles of the lognormal"
+        )

@@ -59,7 +59,9 @@ def test_json_is_one_array_of_all(what: str, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("what", NAMES)
 @pytest.mark.parametrize("columns", [100, 140])
-def test_the_table_names_all_and_is_readable(what: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_the_table_names_all_and_is_readable(
+    what: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     table = run(capsys, what)
     assert max(map(len, table.splitlines())) <= columns
@@ -90,7 +92,9 @@ def test_a_method_says_what_it_can_be_given() -> None:
         {"name": "timeout_s", "type": ["float", "none"], "choices": None, "default": None, "required": False},
         {"name": "noise_scale", "type": ["float", "none"], "choices": None, "default": None, "required": False},
     ]
-    first = next(setting for setting in catalogue.describe("algorithms", "delayed-sgd")["settings"] if setting["name"] == "first")
+    first = next(
+        setting for setting in catalogue.describe("algorithms", "delayed-sgd")["settings"] if setting["name"] == "first"
+    )
     assert first["choices"] == ["zero", "duplicate"] and first["default"] == "zero"
 
 
@@ -105,8 +109,22 @@ def test_a_name_of_two_makers_has_the_card_of_what_it_makes() -> None:
 
 
 NEAR = [
-    ("algorithms", algorithms, "_ALGORITHMS", {"pipe-sgd": algorithms.PipeSGD, "diloco": algorithms.DiLoCo}, "pipe-sdg", "pipe-sgd"),
-    ("collectives", collectives, "_COLLECTIVES", {"ring": collectives.Ring, "linear": collectives.Linear}, "rign", "ring"),
+    (
+        "algorithms",
+        algorithms,
+        "_ALGORITHMS",
+        {"pipe-sgd": algorithms.PipeSGD, "diloco": algorithms.DiLoCo},
+        "pipe-sdg",
+        "pipe-sgd",
+    ),
+    (
+        "collectives",
+        collectives,
+        "_COLLECTIVES",
+        {"ring": collectives.Ring, "linear": collectives.Linear},
+        "rign",
+        "ring",
+    ),
     ("codecs", codecs, "_CODECS", {"top-k": codecs.TopK, "linear8": codecs.Linear8}, "top_q", "top-k"),
 ]
 
@@ -164,7 +182,12 @@ def test_a_reader_may_stop_early(words: list[str], unbuffered: str) -> None:
     os.close(reading)
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     listed = subprocess.run(
-        [sys.executable, "-m", "workbench", *words], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, env=env
+        [sys.executable, "-m", "workbench", *words],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        env=env,
     )
     os.close(writing)
     assert (listed.returncode, listed.stderr) == (0, "")
@@ -173,7 +196,9 @@ def test_a_reader_may_stop_early(words: list[str], unbuffered: str) -> None:
 def test_the_readme_has_this_table() -> None:
     """Step 5 of CONTRIBUTING.md: what `workbench algorithms --markdown` prints is put there whenever a card changes."""
     page = (ROOT / "README.md").read_text()
-    assert re.findall(r"(?:^\| algorithm \|.*\n(?:\|.*\n)*)", page, re.MULTILINE) == [catalogue.markdown("algorithms") + "\n"]
+    assert re.findall(r"(?:^\| algorithm \|.*\n(?:\|.*\n)*)", page, re.MULTILINE) == [
+        catalogue.markdown("algorithms") + "\n"
+    ]
 
 
 # ---------------------------------------------------------------- the bytes
@@ -206,7 +231,9 @@ def laid_out(method: Any) -> Any:
 def closed_forms() -> list[tuple[str, dict[str, int]]]:
     """(name, settings) of methods whose bytes do not depend on the step or on chance; the others are measured below."""
     having = [
-        name for name in algorithms.names() if algorithms.get(name).bytes_per_step(0, RANKS, laid_out(algorithms.get(name))) is not None
+        name
+        for name in algorithms.names()
+        if algorithms.get(name).bytes_per_step(0, RANKS, laid_out(algorithms.get(name))) is not None
     ]
     counts: list[dict[str, int]] = [{"shards": 1}, {"shards": 3}]
     return [(name, given) for name in having for given in (counts if algorithms.get(name).requires.servers else [{}])]
@@ -255,6 +282,9 @@ def test_bytes_of_the_card_are_those_that_are_sent(name: str) -> None:
     )
     layout = laid_out(method)
     plain, serving = promised(name, method, layout.parameter_numel * layout.itemsize)
-    sent = [(record.metrics[rank][-1]["bytes_sent"] - record.metrics[rank][0]["bytes_sent"]) / STEPS for rank in range(ranks)]
+    sent = [
+        (record.metrics[rank][-1]["bytes_sent"] - record.metrics[rank][0]["bytes_sent"]) / STEPS
+        for rank in range(ranks)
+    ]
     expected = [serving if rank < getattr(method, "shards", 0) else plain for rank in range(ranks)]
     assert sent == pytest.approx(expected, rel=0.04)

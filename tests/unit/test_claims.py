@@ -131,16 +131,25 @@ def test_smaller_sizes_show_no_more_than_the_direction() -> None:
 def test_an_edited_expectation_has_another_digest() -> None:
     same = claim({"above": 1}, explanation="because")
     assert claim({"above": 1}).digest == same.digest, "words around it may be mended"
-    others = [claim({"above": 1.1}), claim({"below": 1}), claim({"above": 1}, deterministic=True), claim({"above": 1}, sizes=("ci",))]
+    others = [
+        claim({"above": 1.1}),
+        claim({"below": 1}),
+        claim({"above": 1}, deterministic=True),
+        claim({"above": 1}, sizes=("ci",)),
+    ]
     assert len({same.digest, *(other.digest for other in others)}) == 5
 
 
 def test_a_finding_is_shown_with_its_verdict_and_kept_as_json() -> None:
     shown = Shown(
-        claim({"above": 1}), Finding(claim="p/c", size="ci", values=(1.2,) * 5, seeds=(0, 1, 2, 3, 4), where="local ranks", how="2 <ranks>")
+        claim({"above": 1}),
+        Finding(claim="p/c", size="ci", values=(1.2,) * 5, seeds=(0, 1, 2, 3, 4), where="local ranks", how="2 <ranks>"),
     )
     bundle = shown._repr_mimebundle_()
-    assert bundle["text/plain"].startswith("p/c: reproduced\n") and "1.2 [1.2, 1.2], 5 seeds; expected > 1" in bundle["text/plain"]
+    assert (
+        bundle["text/plain"].startswith("p/c: reproduced\n")
+        and "1.2 [1.2, 1.2], 5 seeds; expected > 1" in bundle["text/plain"]
+    )
     assert "2 &lt;ranks&gt;" in bundle["text/html"]
     assert bundle[MIME] == {
         "claim": "p/c", "size": "ci", "values": (1.2,) * 5, "seeds": (0, 1, 2, 3, 4), "where": "local ranks", "how": "2 <ranks>",

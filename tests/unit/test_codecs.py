@@ -17,7 +17,19 @@ from torch import Generator, Tensor
 
 from workbench import bench, codecs
 from workbench.bench.codecs import steps_of
-from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt, SharedInt8, Sign, TopK, Truncate16, check_codec, groups
+from workbench.codecs import (
+    QSGD,
+    Codec,
+    ErrorFeedback,
+    Linear8,
+    SharedInt,
+    SharedInt8,
+    Sign,
+    TopK,
+    Truncate16,
+    check_codec,
+    groups,
+)
 from workbench.codecs.groups import pack, unpack
 from workbench.errors import ConfigError
 
@@ -73,7 +85,11 @@ def test_length(codec: Codec, numel: int, expected: int) -> None:
 @settings(max_examples=50)
 @given(numel=st.integers(0, 200), seed=SEEDS)
 def test_truncation_keeps_the_high_half_of_the_bits(numel: int, seed: int) -> None:
-    values = torch.randint(-(2**31), 2**31, (numel,), generator=noise(seed), dtype=torch.int64).to(torch.int32).view(torch.float32)
+    values = (
+        torch.randint(-(2**31), 2**31, (numel,), generator=noise(seed), dtype=torch.int64)
+        .to(torch.int32)
+        .view(torch.float32)
+    )
     bits = through(Truncate16(), values).view(torch.int32)
     numbers = ~values.isnan()
     assert torch.equal(bits[numbers], (values.view(torch.int32) & ~0xFFFF)[numbers])
@@ -149,7 +165,11 @@ def test_a_nan_stays_within_its_group() -> None:
 def hard(numel: int, seed: int, dtype: torch.dtype) -> Tensor:
     """Values of any bits at all: NaN of all payloads, infinities, denormals; and some of one scale."""
     generator = noise(seed)
-    values = torch.randint(-(2**31), 2**31, (numel,), generator=generator, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    values = (
+        torch.randint(-(2**31), 2**31, (numel,), generator=generator, dtype=torch.int64)
+        .to(torch.int32)
+        .view(torch.float32)
+    )
     common = torch.randn(numel, generator=generator)
     return torch.where(torch.rand(numel, generator=generator) < min(1.0, 2 / max(numel, 1)), values, common).to(dtype)
 
@@ -196,9 +216,13 @@ def test_truncation_by_the_book(rounding: str, numel: int, seed: int, dtype: tor
 @given(numel=st.integers(0, 300), seed=SEEDS, dtype=DTYPES, tile=st.sampled_from([groups.TILE, 64, 7]))
 @pytest.mark.parametrize("group", [None, 1, 3, 64, 100])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_linear_by_the_book(rounding: str, group: int | None, numel: int, seed: int, dtype: torch.dtype, tile: int) -> None:
+def test_linear_by_the_book(
+    rounding: str, group: int | None, numel: int, seed: int, dtype: torch.dtype, tile: int
+) -> None:
     values, codec = hard(numel, seed, dtype), Linear8(rounding=rounding, group=group)  # type: ignore[arg-type]
-    scales, levels, decoded = linear_by_the_book(values, codec, seed) if numel else (np.empty(0), np.empty(0), np.empty(0, np.float32))
+    scales, levels, decoded = (
+        linear_by_the_book(values, codec, seed) if numel else (np.empty(0), np.empty(0), np.empty(0, np.float32))
+    )
     for name in ("values", "noise"):
         groups.scratch(values, name)
     with mock.patch.object(groups, "TILE", tile):
@@ -228,12 +252,21 @@ def bytes_allocated(action: Callable[[], object], folder: Path) -> list[int]:
         action()
     profile.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    return [event["args"]["Bytes"] for event in events if event.get("name") == "[memory]" and event["args"]["Bytes"] > 0]
+    return [
+        event["args"]["Bytes"] for event in events if event.get("name") == "[memory]" and event["args"]["Bytes"] > 0
+    ]
 
 
 @pytest.mark.parametrize(
     "codec",
-    [Truncate16(), Truncate16(rounding="nearest"), Linear8(), Linear8(group=1024), Linear8(group=10**6), Linear8(rounding="stochastic")],
+    [
+        Truncate16(),
+        Truncate16(rounding="nearest"),
+        Linear8(),
+        Linear8(group=1024),
+        Linear8(group=10**6),
+        Linear8(rounding="stochastic"),
+    ],
     ids=repr,
 )
 def test_nothing_is_allocated_a_call_but_some_numbers_a_group(codec: Codec, tmp_path: Path) -> None:
@@ -246,13 +279,22 @@ def test_nothing_is_allocated_a_call_but_some_numbers_a_group(codec: Codec, tmp_
         assert max(asked, default=0) <= max(a_group, 64), name
         assert sum(asked) <= 20 * a_group + (0 if isinstance(codec, Truncate16) else 2048), name
     values = torch.ones(numel)
-    assert max(bytes_allocated(lambda: codec.decode(codec.encode(values, noise()), values), tmp_path)) >= 4 * numel, "nothing is seen"
+    assert max(bytes_allocated(lambda: codec.decode(codec.encode(values, noise()), values), tmp_path)) >= 4 * numel, (
+        "nothing is seen"
+    )
 
 
 def test_the_benchmark_measures_each_codec_beside_a_copy() -> None:
     with mock.patch("workbench.bench.codecs.SIZES_MB", {0.01: 1}):
         rows = list(bench.run("codecs", bench.BenchOptions(rounds=2, only=("Truncate16(rounding='nearest')", "Sign"))))
-    assert [row.what for row in rows] == ["encode", "decode", "decode and sum", "decode, sum and encode", "encode", "decode"]
+    assert [row.what for row in rows] == [
+        "encode",
+        "decode",
+        "decode and sum",
+        "decode, sum and encode",
+        "encode",
+        "decode",
+    ]
     for row in rows:
         assert row.kind == "limit" and row.unit == "B/s" and row.ours > 0 and row.low <= row.ratio <= row.high
 
@@ -260,7 +302,9 @@ def test_the_benchmark_measures_each_codec_beside_a_copy() -> None:
 # -- QSGD ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("codec", [QSGD(levels=1, group=16), QSGD(levels=7, group=64), QSGD(levels=127, group=None)], ids=repr)
+@pytest.mark.parametrize(
+    "codec", [QSGD(levels=1, group=16), QSGD(levels=7, group=64), QSGD(levels=127, group=None)], ids=repr
+)
 def test_qsgd_is_within_its_variance_bound_and_not_far_below(codec: QSGD) -> None:
     """E ||x - y||**2 <= min(d/s**2, sqrt(d)/s) ||x||**2 (lemma 3.1), with the mean's own standard error."""
     values, num_draws = torch.randn(64, generator=noise(3)), 500
@@ -315,7 +359,9 @@ def test_top_k_is_the_readable_one(numel: int, share: float, seed: int, ties: bo
     decoded = through(codec, values)
     assert torch.equal(decoded, expected)
     kept_share = codec.num_kept(numel) / numel
-    assert float((values - decoded).double().square().sum()) <= (1 - kept_share) * float(values.double().square().sum()) * (1 + 1e-9)
+    assert float((values - decoded).double().square().sum()) <= (1 - kept_share) * float(
+        values.double().square().sum()
+    ) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("period", [64, 63])
@@ -349,7 +395,9 @@ def test_sign_contracts_by_exactly_what_its_paper_says(numel: int, seed: int) ->
     exact = values.double()
     squared = float(exact.square().sum())
     expected = squared - float(exact.abs().sum()) ** 2 / numel
-    assert float((exact - through(Sign(), values).double()).square().sum()) == pytest.approx(expected, rel=1e-4, abs=1e-5 * squared)
+    assert float((exact - through(Sign(), values).double()).square().sum()) == pytest.approx(
+        expected, rel=1e-4, abs=1e-5 * squared
+    )
 
 
 # -- integers that are summed ----------------------------------------------------------------------------------

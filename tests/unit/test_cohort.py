@@ -52,6 +52,8 @@ def test_idle_is_what_workers_waited_as_a_share_of_the_run() -> None:
     """One of four takes 3 s where the others take 1 s: they wait 2 s in each of all steps."""
     slow = Compute(forward_s=0.5, backward_s=0.5, stragglers=(SlowMachines(factor_of={2: 3.0}),))
     settings = Settings(steps=5, batch_size=2)
-    run = run_simulation(SynchronousSGD(), tiny.problem(num_samples=64), settings, 4, network=free, compute=slow, timing_only=True)
+    run = run_simulation(
+        SynchronousSGD(), tiny.problem(num_samples=64), settings, 4, network=free, compute=slow, timing_only=True
+    )
     assert run.info["result"]["seconds"] == pytest.approx(15.0)
     assert run.info["result"]["waited_share"] == pytest.approx(3 / 4 * 2 / 3)

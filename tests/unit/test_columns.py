@@ -19,7 +19,9 @@ from workbench.trace.read import read_trace
 
 Row = tuple[Any, ...]
 
-times_s = st.one_of(st.floats(-2e7, 9e7), st.integers(-5, 5).map(float), st.sampled_from((0.0, -0.0, 1e-7, 99_899_999.9999999)))
+times_s = st.one_of(
+    st.floats(-2e7, 9e7), st.integers(-5, 5).map(float), st.sampled_from((0.0, -0.0, 1e-7, 99_899_999.9999999))
+)
 drawn_rows = st.lists(
     st.tuples(
         st.sampled_from(KINDS),
@@ -46,7 +48,9 @@ def same(one: Spans, other: Spans) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(drawn=drawn_rows, rank=st.integers(0, 5000))
-def test_what_a_recorder_wrote_is_read_to_the_last_bit(tmp_path_factory: pytest.TempPathFactory, drawn: list[Row], rank: int) -> None:
+def test_what_a_recorder_wrote_is_read_to_the_last_bit(
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[Row], rank: int
+) -> None:
     folder = tmp_path_factory.mktemp("run")
     recorder = FileRecorder(folder, rank, {})
     for kind, lane, start_s, length_s, *more in drawn:
@@ -76,11 +80,16 @@ LINES = (
 @given(
     order=st.permutations(LINES),
     changes=st.lists(
-        st.tuples(st.integers(0, 400), st.sampled_from([b"", *(bytes([code]) for code in b'0159.,-+[]"{}\n e\\x\xff\t')])), max_size=3
+        st.tuples(
+            st.integers(0, 400), st.sampled_from([b"", *(bytes([code]) for code in b'0159.,-+[]"{}\n e\\x\xff\t')])
+        ),
+        max_size=3,
     ),
     cut=st.integers(0, 12),
 )
-def test_whatever_a_file_holds_both_ways_to_read_it_agree(order: list[str], changes: list[tuple[int, bytes]], cut: int) -> None:
+def test_whatever_a_file_holds_both_ways_to_read_it_agree(
+    order: list[str], changes: list[tuple[int, bytes]], cut: int
+) -> None:
     """Letters put in, taken out or changed, and an end that is cut off."""
     text = "\n".join(['{"rank": 3, "host": "here"}', *order, ""]).encode()
     for place, letter in changes:
@@ -139,7 +148,9 @@ def test_a_made_trace_is_of_sixteen_spans_a_step_on_one_clock(made: Run) -> None
     assert len(made.spans) == 4 * 30 * 16 and made.spans.ranks == [0, 1, 2, 3] and LATE_RANK > 3 and LATE_STEP > 30
     table, (sent, received) = made.spans.table, made.messages
     assert len(sent) == 4 * 30 * 2 and np.array_equal(table["peer"][sent], table["rank"][received])
-    assert np.array_equal(table["step"][sent], table["step"][received]) and np.array_equal(table["bucket"][sent], table["bucket"][received])
+    assert np.array_equal(table["step"][sent], table["step"][received]) and np.array_equal(
+        table["bucket"][sent], table["bucket"][received]
+    )
     np.testing.assert_allclose(table["end_s"][sent], table["end_s"][received], atol=2e-7)
     calls = made.spans.select(kinds=["all_reduce"]).table
     assert np.ptp(calls["end_s"].reshape(4, 30), axis=0).max() < 2e-7, "clocks are one"

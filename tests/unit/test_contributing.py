@@ -58,7 +58,13 @@ def test_simulator_executes_every_file_of_the_walk() -> None:
     sys.setprofile(on_call)
     try:
         simulate(
-            SynchronousSGD(), problems.get("digits-softmax"), workers=2, steps=2, network=ethernet_10g, compute=compute, detail="messages"
+            SynchronousSGD(),
+            problems.get("digits-softmax"),
+            workers=2,
+            steps=2,
+            network=ethernet_10g,
+            compute=compute,
+            detail="messages",
         )
     finally:
         sys.setprofile(None)

@@ -74,7 +74,10 @@ def test_what_a_network_says_of_itself() -> None:
             "8x nvlink-4 + 8x infiniband-ndr",
             Topology(between=costs.infiniband_ndr, inside=costs.nvlink_4, ranks_per_host=8, nics_per_host=8),
         ),
-        ("ethernet-25g / 16 hosts 4:1", Topology(between=costs.ethernet_25g, hosts_per_switch=16, oversubscription=4.0)),
+        (
+            "ethernet-25g / 16 hosts 4:1",
+            Topology(between=costs.ethernet_25g, hosts_per_switch=16, oversubscription=4.0),
+        ),
         ("ethernet-25g/16hosts,2.5:1", Topology(between=costs.ethernet_25g, hosts_per_switch=16, oversubscription=2.5)),
         ("ethernet-25g / 1 host", Topology(between=costs.ethernet_25g, hosts_per_switch=1)),
         (
@@ -95,7 +98,9 @@ def test_topologies_by_name(text: str, topology: Topology) -> None:
 
 
 def test_a_topology_s_name_can_be_read_back_by_a_reader() -> None:
-    assert costs.get("4xpcie-4+2xethernet-100g/8hosts3:1").name == "4x PCIe 4 x16 + 2x 100 Gbit/s Ethernet / 8 hosts 3:1"
+    assert (
+        costs.get("4xpcie-4+2xethernet-100g/8hosts3:1").name == "4x PCIe 4 x16 + 2x 100 Gbit/s Ethernet / 8 hosts 3:1"
+    )
     slow = Topology(between=costs.ethernet_1g, rates=((2, 0.5), (0, 0.25, 1)))
     assert slow.name == "1 Gbit/s Ethernet, host 0 at 0.25 out, 1 in of the rate, host 2 at 0.5 of the rate"
     assert slow.bandwidth_bytes_per_s == 0.25 * costs.ethernet_1g.bandwidth_bytes_per_s
@@ -123,7 +128,9 @@ def test_a_name_that_is_none_is_refused_with_the_fix(text: str, fix: str) -> Non
         costs.get(text)
 
 
-@pytest.mark.parametrize("wrong", [{"latency_s": -1e-6}, {"latency_s": math.nan}, {"bandwidth_bytes_per_s": 0}, {"sum_s_per_byte": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"latency_s": -1e-6}, {"latency_s": math.nan}, {"bandwidth_bytes_per_s": 0}, {"sum_s_per_byte": -1}]
+)
 def test_a_network_s_numbers_are_refused_where_they_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="0 or more"):
         replace(costs.ethernet_10g, **wrong)
@@ -144,14 +151,18 @@ def test_few_samples_take_the_fixed_part_and_their_share_of_the_rest() -> None:
 
 def test_two_laws_of_one_kind_draw_numbers_of_their_own() -> None:
     one = Compute(forward_s=1, backward_s=1, stragglers=Lognormal(sigma=0.3)).factors(0, 0, 2000)
-    two = Compute(forward_s=1, backward_s=1, stragglers=(Lognormal(sigma=0.3), Lognormal(sigma=0.3))).factors(0, 0, 2000)
+    two = Compute(forward_s=1, backward_s=1, stragglers=(Lognormal(sigma=0.3), Lognormal(sigma=0.3))).factors(
+        0, 0, 2000
+    )
     assert np.array_equal(one, Lognormal(sigma=0.3).factors(0, 0, 2000))
     assert abs(np.corrcoef(np.log(two / one), np.log(one))[0, 1]) < 0.1
     assert np.log(two).std() == pytest.approx(0.3 * math.sqrt(2), rel=0.1)
 
 
 def test_a_timed_law_leaves_factors_alone() -> None:
-    compute = Compute(forward_s=1, backward_s=1, stragglers=(Windows(windows=((0.0, 10.0, 2.0),)), Lognormal(sigma=0.3)))
+    compute = Compute(
+        forward_s=1, backward_s=1, stragglers=(Windows(windows=((0.0, 10.0, 2.0),)), Lognormal(sigma=0.3))
+    )
     assert not Compute(forward_s=1, backward_s=1, stragglers=Lognormal(sigma=0.3)).timed and compute.timed
     assert compute.finish_s(0, 0, 4.0, 1.0) == 6.0
     assert compute.factors(0, 0, 4).std() > 0
@@ -226,7 +237,9 @@ class Slow(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         forward_s, backward_s, a_sample_s = self.seconds
         more = a_sample_s * len(value)
-        return Busy.apply(value * self.weight, self.spend, forward_s + more, backward_s + 2 * more)  # its backward, then the weight's
+        return Busy.apply(
+            value * self.weight, self.spend, forward_s + more, backward_s + 2 * more
+        )  # its backward, then the weight's
 
 
 class Chain(nn.Module):

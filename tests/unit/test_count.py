@@ -25,7 +25,9 @@ def test_linear_layers_are_counted_as_in_the_head() -> None:
     found = count_compute(chain(), 4, flops_per_s=8.0)
     assert found.forward_s == 2 * 4 * 800 / 8
     assert found.backward_s == 2 * 4 * (200 + 2 * 600) / 8, "the first layer's inputs need no gradient"
-    assert found.forward_shares == pytest.approx([200 / 800 * 200 / 220, 200 / 800 * 20 / 220, 600 / 800 * 600 / 630, 600 / 800 * 30 / 630])
+    assert found.forward_shares == pytest.approx(
+        [200 / 800 * 200 / 220, 200 / 800 * 20 / 220, 600 / 800 * 600 / 630, 600 / 800 * 30 / 630]
+    )
     assert sum(found.backward_shares[:2]) == pytest.approx(200 / 1400)
     assert sum(found.backward_shares) == pytest.approx(1)
 
@@ -49,7 +51,8 @@ def test_layers_behind_an_embedding_need_gradients_of_their_inputs(tied: bool) -
 
 
 @pytest.mark.parametrize(
-    ("model", "giga"), [("alexnet", 0.71), ("googlenet", 1.50), ("resnet18", 1.81), ("resnet50", 4.09), ("vit_b_16", 17.56)]
+    ("model", "giga"),
+    [("alexnet", 0.71), ("googlenet", 1.50), ("resnet18", 1.81), ("resnet50", 4.09), ("vit_b_16", 17.56)],
 )
 def test_published_counts_of_networks_are_met(model: str, giga: float) -> None:
     """The documentation of torchvision lists these billions of multiplications of one image of 224 x 224."""
@@ -65,6 +68,8 @@ def test_what_cannot_be_counted_is_refused() -> None:
         count_compute(chain(), 4, flops_per_s=0)
     with pytest.raises(ConfigError, match="a batch of dict"):
         count_compute(
-            problems.Problem(model=lambda: nn.Linear(1, 2), loss=cross_entropy, train=[{"x": torch.zeros(1)}] * 2, whole_batch=True),
+            problems.Problem(
+                model=lambda: nn.Linear(1, 2), loss=cross_entropy, train=[{"x": torch.zeros(1)}] * 2, whole_batch=True
+            ),
             flops_per_s=1,
         )

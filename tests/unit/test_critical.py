@@ -25,7 +25,15 @@ Piece = tuple[int, str, float, float]
 
 
 def span(
-    kind: str, start_s: float, end_s: float, *, step: int = 0, lane: str = "", bucket: int = -1, num_bytes: int = 8, peer: int = -1
+    kind: str,
+    start_s: float,
+    end_s: float,
+    *,
+    step: int = 0,
+    lane: str = "",
+    bucket: int = -1,
+    num_bytes: int = 8,
+    peer: int = -1,
 ) -> Row:
     computes = kind in ("forward", "backward", "apply", "wait", "evaluate")
     return (kind, lane or ("compute" if computes else "comm"), start_s, end_s, step, bucket, num_bytes, peer)
@@ -44,9 +52,26 @@ def path(spans: Spans, steps: slice | None = None) -> list[Piece]:
 
 
 def test_a_collective_begins_with_the_rank_that_comes_last() -> None:
-    early = [span("forward", 0, 1), span("backward", 1, 3), span("all_reduce", 3, 8), span("wait", 3, 8), span("apply", 8, 9)]
-    late = [span("forward", 0, 2), span("backward", 2, 6), span("all_reduce", 6, 8), span("wait", 6, 8), span("apply", 8, 8.5)]
-    assert path(joined(early, late)) == [(1, "forward", 0, 2), (1, "backward", 2, 6), (0, "all_reduce", 6, 8), (0, "apply", 8, 9)]
+    early = [
+        span("forward", 0, 1),
+        span("backward", 1, 3),
+        span("all_reduce", 3, 8),
+        span("wait", 3, 8),
+        span("apply", 8, 9),
+    ]
+    late = [
+        span("forward", 0, 2),
+        span("backward", 2, 6),
+        span("all_reduce", 6, 8),
+        span("wait", 6, 8),
+        span("apply", 8, 8.5),
+    ]
+    assert path(joined(early, late)) == [
+        (1, "forward", 0, 2),
+        (1, "backward", 2, 6),
+        (0, "all_reduce", 6, 8),
+        (0, "apply", 8, 9),
+    ]
 
 
 def test_the_path_goes_through_messages_to_whoever_was_waited_for() -> None:
@@ -89,8 +114,19 @@ def test_hidden_communication_is_not_critical_and_exposed_is() -> None:
 
 
 def test_a_bucket_of_the_middle_of_backward_follows_from_backward() -> None:
-    rows = [span("forward", 0, 2), span("backward", 2, 6), span("all_reduce", 3, 9, bucket=0), span("wait", 6, 9), span("apply", 9, 10)]
-    assert path(joined(rows)) == [(0, "forward", 0, 2), (0, "backward", 2, 3), (0, "all_reduce", 3, 9), (0, "apply", 9, 10)]
+    rows = [
+        span("forward", 0, 2),
+        span("backward", 2, 6),
+        span("all_reduce", 3, 9, bucket=0),
+        span("wait", 6, 9),
+        span("apply", 9, 10),
+    ]
+    assert path(joined(rows)) == [
+        (0, "forward", 0, 2),
+        (0, "backward", 2, 3),
+        (0, "all_reduce", 3, 9),
+        (0, "apply", 9, 10),
+    ]
 
 
 def test_what_ended_by_chance_meanwhile_is_not_what_a_computation_followed() -> None:
@@ -100,7 +136,12 @@ def test_what_ended_by_chance_meanwhile_is_not_what_a_computation_followed() -> 
 
 
 def test_spans_that_overlap_by_the_time_of_reading_a_clock_follow_each_other() -> None:
-    rows = [span("forward", 0, 4.0001), span("backward", 4, 9.0002), span("apply", 9, 10.0001), span("forward", 10, 11, step=1)]
+    rows = [
+        span("forward", 0, 4.0001),
+        span("backward", 4, 9.0002),
+        span("apply", 9, 10.0001),
+        span("forward", 10, 11, step=1),
+    ]
     assert path(joined(rows), slice(0, 1)) == [(0, "forward", 0, 4), (0, "backward", 4, 9), (0, "apply", 9, 10)]
 
 
@@ -113,7 +154,13 @@ def test_collectives_asked_for_early_are_worked_off_one_after_the_other() -> Non
         span("wait", 6, 12),
         span("apply", 12, 13),
     ]
-    expected = [(0, "forward", 0, 2), (0, "backward", 2, 3), (0, "all_reduce", 3, 8), (0, "all_reduce", 8, 12), (0, "apply", 12, 13)]
+    expected = [
+        (0, "forward", 0, 2),
+        (0, "backward", 2, 3),
+        (0, "all_reduce", 3, 8),
+        (0, "all_reduce", 8, 12),
+        (0, "apply", 12, 13),
+    ]
     assert path(joined(rows)) == expected
 
 
@@ -134,7 +181,11 @@ def test_servers_end_no_step_of_a_worker() -> None:
         span("wait", 2, 6),
         span("forward", 6, 7, step=1),
     ]
-    server = [span("recv", 0, 3, peer=0), span("apply", 3, 5, step=7, lane="server"), span("send", 5, 6, step=7, peer=0, num_bytes=16)]
+    server = [
+        span("recv", 0, 3, peer=0),
+        span("apply", 3, 5, step=7, lane="server"),
+        span("send", 5, 6, step=7, peer=0, num_bytes=16),
+    ]
     expected = [(0, "forward", 0, 1), (0, "backward", 1, 2), (1, "recv", 2, 3), (1, "apply", 3, 5), (0, "recv", 5, 6)]
     assert path(joined(worker, server), slice(0, 1)) == expected
 
@@ -145,7 +196,10 @@ def test_numbers_and_table() -> None:
     assert found.per_rank() == {0: 0.4, 1: 0.6} and found.steps == [0] and found.compute_share == 0.6
     rows = [(row["kind"], row["step_s"], row["share"], row["rank"]) for row in found.table()]
     assert rows == [("forward", 3.0, 0.6, 1), ("all_reduce", 2.0, 0.4, 0)]
-    assert "all-reduce" in str(found) and "<td style='white-space: nowrap; padding: 2px 8px'>60.0 %</td>" in found._repr_html_()
+    assert (
+        "all-reduce" in str(found)
+        and "<td style='white-space: nowrap; padding: 2px 8px'>60.0 %</td>" in found._repr_html_()
+    )
     assert critical_path(joined(*ranks), ranks=[0]).per_step() == {0: {"forward": 1, "all_reduce": 4}}
     nothing = critical_path(Spans.concatenate([]))
     assert nothing.per_step() == {} and nothing.compute_share is None and not len(nothing.table())
@@ -180,7 +234,9 @@ def test_a_synchronous_step_is_compute_and_then_its_sum(algorithm: wb.Synchronou
 def test_a_pipeline_is_bound_by_the_larger_of_compute_and_sum(collective: Ring | None) -> None:
     algorithm = wb.PipeSGD(width=2) if collective is None else wb.PipeSGD(width=2, collective=collective)
     quick = run_critical_path(simulated(algorithm, FAST), slice(3, 7)).per_step()
-    assert all(parts == pytest.approx({"forward": 0.002, "backward": 0.004, "apply": 0.0005}) for parts in quick.values())
+    assert all(
+        parts == pytest.approx({"forward": 0.002, "backward": 0.004, "apply": 0.0005}) for parts in quick.values()
+    )
     slow = run_critical_path(simulated(algorithm, SLOW), slice(3, 7)).per_step()
     for parts in slow.values():
         assert set(parts) == {"recv" if collective else "all_reduce", "apply"}
@@ -188,7 +244,9 @@ def test_a_pipeline_is_bound_by_the_larger_of_compute_and_sum(collective: Ring |
 
 
 def test_a_straggler_is_on_the_path_of_every_step() -> None:
-    slow = Compute(forward_s=0.002, backward_s=0.004, update_s=0.0005, stragglers=(SlowMachines(factor_of=((2, 3.0),)),))
+    slow = Compute(
+        forward_s=0.002, backward_s=0.004, update_s=0.0005, stragglers=(SlowMachines(factor_of=((2, 3.0),)),)
+    )
     found = run_critical_path(simulated(wb.SynchronousSGD(), FAST, slow), slice(1, 8))
     backward = found.kind == CODES["backward"]
     assert set(found.rank[backward].tolist()) == {2} and found.table()[0]["rank"] == 2
@@ -213,7 +271,9 @@ METHODS = [
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda algorithm: type(algorithm).__name__)
 @pytest.mark.parametrize("network", [FAST, SLOW], ids=["fast", "slow"])
-def test_the_pieces_of_a_step_fill_it_and_the_simulator_leaves_no_hole(algorithm: wb.Algorithm, network: Network) -> None:
+def test_the_pieces_of_a_step_fill_it_and_the_simulator_leaves_no_hole(
+    algorithm: wb.Algorithm, network: Network
+) -> None:
     run = simulated(algorithm, network)
     found, windows = run_critical_path(run), overlap(run.spans)
     assert found.steps == list(range(8)) and "nothing" not in found.kind_names
@@ -238,8 +298,12 @@ def test_every_message_of_a_simulated_run_is_found_and_ends_at_once_on_both_side
 
 drawn_rows = st.lists(
     st.builds(
-        lambda kind, start, length, step, bucket, peer: span(kind, start, start + length, step=step, bucket=bucket, peer=peer),
-        st.sampled_from(("forward", "backward", "apply", "evaluate", "wait", "all_reduce", "send", "recv", "sum", "barrier")),
+        lambda kind, start, length, step, bucket, peer: span(
+            kind, start, start + length, step=step, bucket=bucket, peer=peer
+        ),
+        st.sampled_from(
+            ("forward", "backward", "apply", "evaluate", "wait", "all_reduce", "send", "recv", "sum", "barrier")
+        ),
         st.integers(0, 30),
         st.integers(0, 9),
         st.integers(-1, 3),
@@ -288,7 +352,9 @@ def assert_as_slow(spans: Spans) -> int:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from((8, 16)), st.integers(0, 5)), max_size=20))
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.sampled_from((8, 16)), st.integers(0, 5)), max_size=20)
+)
 def test_messages_in_one_order_are_paired_as_they_were_sent(drawn: list[tuple[int, int, int, int]]) -> None:
     """Whatever steps and buckets both sides book, and whether a receive counts the stamp."""
     rows: list[list[Row]] = [[], [], []]
@@ -299,7 +365,9 @@ def test_messages_in_one_order_are_paired_as_they_were_sent(drawn: list[tuple[in
     sent, received = messages(table)
     assert len(sent) == len(drawn)
     assert np.array_equal(table["end_s"][sent], table["end_s"][received])
-    assert np.array_equal(table["peer"][sent], table["rank"][received]) and np.array_equal(table["rank"][sent], table["peer"][received])
+    assert np.array_equal(table["peer"][sent], table["rank"][received]) and np.array_equal(
+        table["rank"][sent], table["peer"][received]
+    )
 
 
 def test_messages_of_two_sizes_may_overtake_each_other() -> None:
@@ -311,12 +379,25 @@ def test_messages_of_two_sizes_may_overtake_each_other() -> None:
     ]
     table = joined(sends, receives).table
     sent, received = messages(table)
-    assert sorted(zip(table["end_s"][sent].tolist(), table["end_s"][received].tolist(), strict=True)) == [(3, 3), (9, 9)]
+    assert sorted(zip(table["end_s"][sent].tolist(), table["end_s"][received].tolist(), strict=True)) == [
+        (3, 3),
+        (9, 9),
+    ]
 
 
 def test_collectives_are_met_by_step_bucket_and_order() -> None:
-    first = [span("all_reduce", 0, 9, bucket=0), span("all_reduce", 1, 9, bucket=1), span("barrier", 2, 9), span("barrier", 3, 9)]
-    second = [span("all_reduce", 4, 9, bucket=1), span("barrier", 5, 9), span("send", 5, 6, peer=0), span("all_reduce", 6, 9, bucket=0)]
+    first = [
+        span("all_reduce", 0, 9, bucket=0),
+        span("all_reduce", 1, 9, bucket=1),
+        span("barrier", 2, 9),
+        span("barrier", 3, 9),
+    ]
+    second = [
+        span("all_reduce", 4, 9, bucket=1),
+        span("barrier", 5, 9),
+        span("send", 5, 6, peer=0),
+        span("all_reduce", 6, 9, bucket=0),
+    ]
     table = joined(first, second).table
     groups = meetings(table)
     pairs = {tuple(table["start_s"][groups == group].tolist()) for group in set(groups.tolist()) - {-1}}
@@ -338,4 +419,9 @@ def test_a_long_run_is_followed_without_looking_at_every_span_twice() -> None:
                 span("apply", at + 9, at + 10, step=step),
             ]
     found = critical_path(joined(*rows), slice(100, 110))
-    assert len(found.step) == 4 * 10 and found.per_step()[105] == {"forward": 2, "backward": 5, "all_reduce": 2, "apply": 1}
+    assert len(found.step) == 4 * 10 and found.per_step()[105] == {
+        "forward": 2,
+        "backward": 5,
+        "all_reduce": 2,
+        "apply": 1,
+    }

@@ -50,7 +50,9 @@ def test_what_is_changed_reaches_the_method() -> None:
     assert algorithms.get("pipe-sgd", **form.options()) == algorithms.get(
         "pipe-sgd", width=3, first="duplicate", collective="ring:truncate16"
     )
-    assert form.fields["width"].tooltip == "K, iterations in flight (a whole number)", "the comment in the method's own text"
+    assert form.fields["width"].tooltip == "K, iterations in flight (a whole number)", (
+        "the comment in the method's own text"
+    )
     form = AlgorithmForm("layerwise-sgd")
     form.fields["bucket_bytes"].value = "64KiB"
     assert algorithms.get("layerwise-sgd", **form.options()).bucket_bytes == 65536
@@ -72,7 +74,13 @@ def session() -> Iterator[Session]:
 
 
 def simulated(**settings: Any) -> Choice:
-    return Choice(algorithm=wb.SynchronousSGD(), problem="digits-softmax", workers=2, network="free", settings={"steps": 3, **settings})
+    return Choice(
+        algorithm=wb.SynchronousSGD(),
+        problem="digits-softmax",
+        workers=2,
+        network="free",
+        settings={"steps": 3, **settings},
+    )
 
 
 def test_a_simulation_runs_beside_and_is_what_simulate_gives(session: Session) -> None:
@@ -102,7 +110,10 @@ def test_a_simulation_is_held_goes_on_and_is_stopped(session: Session) -> None:
 
 
 def test_what_cannot_be_is_refused_before_it_begins(session: Session) -> None:
-    for settings, words in (({"lr": "much"}, "lr='much': a finite number above 0"), ({"epochs": 2}, "either epochs=... or steps=")):
+    for settings, words in (
+        ({"lr": "much"}, "lr='much': a finite number above 0"),
+        ({"epochs": 2}, "either epochs=... or steps="),
+    ):
         with pytest.raises(ConfigError, match=words):
             session.start(simulated(**settings))
     with pytest.raises(ConfigError, match="nothing is training: press Start"):
@@ -125,7 +136,12 @@ class FakeCluster:
         from workbench.trace import new_run
 
         self.asked.append((algorithm, problem.name, settings))
-        info = {"method": {"name": "PipeSGD", "settings": {}}, "problem": {"name": problem.name}, "num_workers": 2, "status": "running"}
+        info = {
+            "method": {"name": "PipeSGD", "settings": {}},
+            "problem": {"name": problem.name},
+            "num_workers": 2,
+            "status": "running",
+        }
         self.answer: Future[Any] = Future()
         self.handle = RunHandle(new_run(info), [self.answer], None)  # type: ignore[arg-type]
         return self.handle
@@ -140,7 +156,9 @@ class FakeCluster:
 def test_a_cluster_that_was_given_trains_and_is_left_alone(runs: Any) -> None:
     cluster = FakeCluster()
     session = Session(cluster)
-    entry = session.start(Choice(algorithm=wb.PipeSGD(), problem=wb.problems.digits_mlp(), workers=2, settings={"epochs": 1, "lr": 0.1}))
+    entry = session.start(
+        Choice(algorithm=wb.PipeSGD(), problem=wb.problems.digits_mlp(), workers=2, settings={"epochs": 1, "lr": 0.1})
+    )
     until(lambda: entry.handle is not None, "it trains")
     assert cluster.asked == [(wb.PipeSGD(), "digits-mlp", {"epochs": 1, "lr": 0.1})]
     session.stop()
@@ -229,7 +247,12 @@ def test_the_dashboard_starts_compares_and_says_what_is_wrong_in_one_line() -> N
         board._algorithm.value = method
         board._start.click()
         assert board._line.value == "" and board._start.disabled
-        until(lambda count=number: len(board.runs) == count and board._ticker is not None and not board._ticker.is_alive(), "it ends")
+        until(
+            lambda count=number: (
+                len(board.runs) == count and board._ticker is not None and not board._ticker.is_alive()
+            ),
+            "it ends",
+        )
     assert not board._start.disabled and board._buttons.stop.disabled
     assert [box.description.split(", loss")[0] for box in board._list.children] == [
         "1. PipeSGD(width=2): finished, step 5",
@@ -246,7 +269,10 @@ def test_the_dashboard_starts_compares_and_says_what_is_wrong_in_one_line() -> N
 
 def test_a_training_that_fails_is_one_line_and_the_next_one_clears_it() -> None:
     broken = wb.Problem(
-        model=wb.problems.digits_softmax().model, loss=lambda output, target: 1 / 0, train=wb.problems.digits_softmax().train, name="broken"
+        model=wb.problems.digits_softmax().model,
+        loss=lambda output, target: 1 / 0,
+        train=wb.problems.digits_softmax().train,
+        name="broken",
     )
     board = Dashboard(own=[broken])
     board._where.value, board._workers.value, board._network.value = SIMULATED, 2, "free"

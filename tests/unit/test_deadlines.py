@@ -36,17 +36,26 @@ ELSEWHERE = {"host": "elsewhere", "pid": 1}
 
 # How many waits without a time-out of their own there are in a file, and what ends them.
 ENDLESS = {
-    "clusters/cluster.py": (3, "a start, which has a deadline or a place in a queue: it says what it waits for, and can be interrupted"),
+    "clusters/cluster.py": (
+        3,
+        "a start, which has a deadline or a place in a queue: it says what it waits for, and can be interrupted",
+    ),
     "clusters/emulated/network.py": (1, "an example, and a process that was killed"),
     "clusters/engines/engines.py": (2, "a start, which has a deadline and hears of the end; a reaper that was killed"),
     "clusters/local/fork_server.py": (1, "a server that was killed"),
     "clusters/waiting.py": (1, "on a thread that nobody waits for longer than SIGNAL_S"),
-    "dashboard/session.py": (2, "a thread of its own: it goes on when the user says so, or when the training has ended"),
+    "dashboard/session.py": (
+        2,
+        "a thread of its own: it goes on when the user says so, or when the training has ended",
+    ),
     "doctor/ranks.py": (1, "processes that were killed"),
     "experiments/papermill_engine.py": (1, "a reaper that was killed"),
     "experiments/sweeper.py": (1, "a cell's process, and a reaper, that were killed"),
     "papers/rank_pool.py": (2, "reapers that were killed"),
-    "papers/training.py": (1, "a training in a notebook, whose cells have a limit: it says what it waits for, and can be interrupted"),
+    "papers/training.py": (
+        1,
+        "a training in a notebook, whose cells have a limit: it says what it waits for, and can be interrupted",
+    ),
     "runtimes/execution/tasks.py": (1, "a lane's own thread, which waits for work until it is closed"),
     "runtimes/transport/torch_handles.py": (3, "a waiter's own thread, for which nobody waits without a deadline"),
 }
@@ -71,20 +80,30 @@ def endless(tree: ast.AST) -> Iterator[int]:
 
 
 def test_what_waits_without_an_end_is_known() -> None:
-    found = {str(path.relative_to(PACKAGE)): [*endless(ast.parse(path.read_text()))] for path in sorted(PACKAGE.rglob("*.py"))}
+    found = {
+        str(path.relative_to(PACKAGE)): [*endless(ast.parse(path.read_text()))]
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
     known = {place: number for place, (number, _) in ENDLESS.items()}
-    assert {place: lines for place, lines in found.items() if len(lines) > known.get(place, 0)} == {}, "give it a deadline, or a reason"
-    assert {place: number for place, number in known.items() if len(found[place]) < number} == {}, "fewer now: let the list say so"
+    assert {place: lines for place, lines in found.items() if len(lines) > known.get(place, 0)} == {}, (
+        "give it a deadline, or a reason"
+    )
+    assert {place: number for place, number in known.items() if len(found[place]) < number} == {}, (
+        "fewer now: let the list say so"
+    )
 
 
 @pytest.mark.parametrize(
-    "call", ["future.result()", "thread.join()", "subprocess.run(['x'])", "view.apply_sync(f)", "view.pull('a', block=True)"]
+    "call",
+    ["future.result()", "thread.join()", "subprocess.run(['x'])", "view.apply_sync(f)", "view.pull('a', block=True)"],
 )
 def test_a_wait_without_an_end_would_be_found(call: str) -> None:
     assert [*endless(ast.parse(call))] == [1]
 
 
-@pytest.mark.parametrize("call", ["future.result(3)", "thread.join(timeout=3)", "subprocess.run(['x'], timeout=3)", "', '.join(words)"])
+@pytest.mark.parametrize(
+    "call", ["future.result(3)", "thread.join(timeout=3)", "subprocess.run(['x'], timeout=3)", "', '.join(words)"]
+)
 def test_a_wait_with_an_end_is_none(call: str) -> None:
     assert [*endless(ast.parse(call))] == []
 
@@ -148,7 +167,9 @@ def test_a_short_wait_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == ""
 
 
-def test_who_waits_for_a_training_is_told_where_it_is_and_who_is_silent(soon: None, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_waits_for_a_training_is_told_where_it_is_and_who_is_silent(
+    soon: None, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = new_run({"method": {"name": "PipeSGD"}, "num_workers": 2}, runs)
     for rank, age_s in enumerate((0.0, 30.0)):
         beat = folder / heartbeat_name(rank)
@@ -185,7 +206,9 @@ def test_who_waits_for_ranks_to_start_is_told_so(soon: None, capsys: pytest.Capt
         start.wait(10)
 
 
-def test_an_interrupt_that_no_nanny_takes_is_an_error_and_no_hang(soon: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_that_no_nanny_takes_is_an_error_and_no_hang(
+    soon: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     over = threading.Event()
     client = SimpleNamespace(send_signal=lambda *_, **__: over.wait(60))
     with pytest.raises(LaunchError, match=r"did not reach all of ranks 0, 1 in 0.5 s: heal\(\) the cluster"):

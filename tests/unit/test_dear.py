@@ -57,7 +57,9 @@ def dear(bucket_bytes: float | None = 0, *, as_program: bool = True) -> DeAR:
 def test_every_gradient_is_taken_where_the_synchronous_one_is(bucket_bytes: float | None, shuffle: int | None) -> None:
     """So parameters at the end of a step are one update behind, and equal at the end."""
     for as_program in (True, False):
-        ours = ReferenceRuntime(dear(bucket_bytes, as_program=as_program), 3, pull, lr=0.3, momentum=0.5, shuffle=shuffle).run(7)
+        ours = ReferenceRuntime(
+            dear(bucket_bytes, as_program=as_program), 3, pull, lr=0.3, momentum=0.5, shuffle=shuffle
+        ).run(7)
         theirs = ReferenceRuntime(SynchronousSGD(), 3, pull, lr=0.3, momentum=0.5).run(7)
         for found, expected in zip(ours.ranks, theirs.ranks, strict=True):
             for (step, one), (other_step, other) in zip(found.backwards, expected.backwards, strict=True):

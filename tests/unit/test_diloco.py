@@ -48,7 +48,9 @@ def test_one_outer_step_in_the_head() -> None:
 
 def test_heavy_ball_in_the_head() -> None:
     """Without Nesterov: a = -0.5 * 4 = -2, then -2 - 0.5 * 6 = -5."""
-    driver = ReferenceRuntime(DiLoCo(every=2, outer_lr=0.5, outer_momentum=0.5, nesterov=False), 3, constant, lr=1.0, start=0.0).run(4)
+    driver = ReferenceRuntime(
+        DiLoCo(every=2, outer_lr=0.5, outer_momentum=0.5, nesterov=False), 3, constant, lr=1.0, start=0.0
+    ).run(4)
     assert seen(driver) == [-1, -2, -3, -5]
 
 
@@ -81,10 +83,14 @@ def test_fragments_take_turns() -> None:
 
 def test_an_eager_step_has_the_own_part_new_and_the_others_late() -> None:
     """p = 2, D = 1, 2 each turn; a rank's first D is D_i / 2, later ones D_i / 2 + (1.5 - D_i / 2) = 1.5."""
-    driver = ReferenceRuntime(EagerDiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0), 2, constant, lr=1.0, start=0.0).run(3)
+    driver = ReferenceRuntime(
+        EagerDiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0), 2, constant, lr=1.0, start=0.0
+    ).run(3)
     assert seen(driver, 0) == [-0.5, -2, -3.5]
     assert seen(driver, 1) == [-1, -2.5, -4]
-    assert [common_factor(rank.parameters) for rank in driver.ranks] == [-4.5, -4.5], "three steps of 1.5, none lost at the end"
+    assert [common_factor(rank.parameters) for rank in driver.ranks] == [-4.5, -4.5], (
+        "three steps of 1.5, none lost at the end"
+    )
 
 
 def test_without_outer_optimizer_it_is_synchronous_or_local() -> None:
@@ -95,7 +101,10 @@ def test_without_outer_optimizer_it_is_synchronous_or_local() -> None:
         (StreamingDiLoCo(every=3, fragments=1, **plain), LocalSGD(every=3)),
     ]
     for ours, theirs in pairs:
-        found, expected = ReferenceRuntime(ours, 3, pull, lr=LR).run(10), ReferenceRuntime(theirs, 3, pull, lr=LR).run(10)
+        found, expected = (
+            ReferenceRuntime(ours, 3, pull, lr=LR).run(10),
+            ReferenceRuntime(theirs, 3, pull, lr=LR).run(10),
+        )
         for one, other in zip(found.ranks[1].seen, expected.ranks[1].seen, strict=True):
             assert torch.allclose(one, other, rtol=1e-13, atol=1e-15)
 
@@ -260,12 +269,25 @@ def test_a_setting_of_another_is_refused_and_that_one_is_named(kind: type[Outer]
 def test_a_recorded_run_with_such_settings_is_shown(runs: Path) -> None:
     """It has no algorithm of the package: its metrics need none."""
     settings = {"every": 30, "outer_lr": 0.7, "fragments": 1, "delay": 0, "mix": 0.0, "eager": True}
-    info = {"method": {"name": "DiLoCo", "settings": settings}, "problem": {"name": "digits-mlp"}, "num_workers": 1, "runtime": "torch"}
+    info = {
+        "method": {"name": "DiLoCo", "settings": settings},
+        "problem": {"name": "digits-mlp"},
+        "num_workers": 1,
+        "runtime": "torch",
+    }
     folder = new_run({**info, "settings": {"seed": 0, "steps": 4}}, runs)
     recorder = FileRecorder(folder, 0, {"host": "node-1", "pid": 7, "device": "cpu", "origin_s": 0.0, "unix_s": 1.7e9})
     for step in range(4):
         recorder.metrics(
-            {"step": step, "seconds": step + 1.0, "samples": 8, "bytes_sent": 0, "lr": 0.1, "loss": 4.0 - step, "num_samples": 4}
+            {
+                "step": step,
+                "seconds": step + 1.0,
+                "samples": 8,
+                "bytes_sent": 0,
+                "lr": 0.1,
+                "loss": 4.0 - step,
+                "num_samples": 4,
+            }
         )
     recorder.close()
     update_run(folder, status="finished")

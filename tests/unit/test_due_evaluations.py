@@ -40,7 +40,9 @@ def begin(tmp_path: Path, steps: range) -> tuple[Path, list[dict[str, object]]]:
             recorder.metrics({**row_of(step), "loss": 1.0, "num_samples": 16, "staleness": 0, "lr": 0.1})
         recorder.close()
     for step in steps:
-        worker.replica.write_parameters(torch.full((worker.replica.layout.parameter_numel,), 0.01).cumsum(0).sin() * step)
+        worker.replica.write_parameters(
+            torch.full((worker.replica.layout.parameter_numel,), 0.01).cumsum(0).sin() * step
+        )
         due.add(row_of(step), worker.snapshot())
         right.append(evaluated(worker, row_of(step), worker.snapshot()))
     return folder, right
@@ -53,7 +55,9 @@ def test_snapshots_lie_in_the_folder_and_not_in_memory(tmp_path: Path) -> None:
     assert list(vars(due)) == ["_folder"], "nothing else is held"
     found = []
     for number, (row, snapshot) in enumerate(due.take()):
-        assert len(list((folder / DUE_FOLDER).iterdir())) == 5 - number, "a file goes once its evaluation has been recorded"
+        assert len(list((folder / DUE_FOLDER).iterdir())) == 5 - number, (
+            "a file goes once its evaluation has been recorded"
+        )
         found.append(evaluated(a_worker(), row, snapshot))
     assert found == right and len({row["evaluation"]["loss_sum"] for row in found}) == 5
     assert not (folder / DUE_FOLDER).exists()

@@ -33,14 +33,31 @@ def test_rates(words: str | float, rate: float) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["", "fast", "1", "5mb", "10gbps", "1gbyte", "-1gbit", "1 gbit fast", "0gbit", "1000gbit", "99999bit", True, None, float("nan")],
+    [
+        "",
+        "fast",
+        "1",
+        "5mb",
+        "10gbps",
+        "1gbyte",
+        "-1gbit",
+        "1 gbit fast",
+        "0gbit",
+        "1000gbit",
+        "99999bit",
+        True,
+        None,
+        float("nan"),
+    ],
 )
 def test_no_rates(words: str) -> None:
     with pytest.raises(ConfigError, match="rate"):
         parse_rate(words)
 
 
-@pytest.mark.parametrize(("words", "seconds"), [("5ms", 5e-3), ("250us", 250e-6), ("0.5s", 0.5), ("0", 0.0), (0.25, 0.25)])
+@pytest.mark.parametrize(
+    ("words", "seconds"), [("5ms", 5e-3), ("250us", 250e-6), ("0.5s", 0.5), ("0", 0.0), (0.25, 0.25)]
+)
 def test_times(words: str | float, seconds: float) -> None:
     assert parse_seconds(words) == pytest.approx(seconds, rel=1e-12)
 
@@ -88,7 +105,9 @@ def test_a_placement_is_read_where_it_was_written(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("runtime", ["torch", "mpi"])
-def test_more_ranks_than_places_are_refused_before_one_starts(runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_places_are_refused_before_one_starts(
+    runtime: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in Placement(hosts=("host0", "host1")).environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=r"\(--hosts 3\), or 2 ranks on each"):
@@ -116,7 +135,8 @@ def test_what_cannot_be_is_refused_before_anything_is_made(hosts: int, settings:
 
 
 @pytest.mark.parametrize(
-    "launcher", ["slurm", "emulated", "emulated:", "emulated:fast", "emulated:1gbit,speed=2", "emulated:1gbit,ranks-per-host=0", 4]
+    "launcher",
+    ["slurm", "emulated", "emulated:", "emulated:fast", "emulated:1gbit,speed=2", "emulated:1gbit,ranks-per-host=0", 4],
 )
 def test_launchers_that_are_none(launcher: str) -> None:
     with pytest.raises(ConfigError, match=r"launcher=|is not a rate"):

@@ -49,7 +49,9 @@ def test_who_comes_later_takes_its_share_from_then_on() -> None:
 
 
 def test_messages_of_one_connection_go_one_behind_the_other_the_most_urgent_first() -> None:
-    assert arrivals([(0.0, 0, 1, 2), (0.0, 0, 1, 3), (0.0, 1, 0, 4)]) == pytest.approx([2 + ALPHA, 5 + ALPHA, 4 + ALPHA])
+    assert arrivals([(0.0, 0, 1, 2), (0.0, 0, 1, 3), (0.0, 1, 0, 4)]) == pytest.approx(
+        [2 + ALPHA, 5 + ALPHA, 4 + ALPHA]
+    )
     late = arrivals([(0.0, 0, 1, 2), (0.0, 0, 1, 3), (0.0, 0, 1, 1)], priorities=(2, 2, 1))
     assert late == pytest.approx([2 + ALPHA, 6 + ALPHA, 3 + ALPHA])
 
@@ -57,7 +59,9 @@ def test_messages_of_one_connection_go_one_behind_the_other_the_most_urgent_firs
 def test_what_takes_no_time_or_hardly_any_arrives() -> None:
     """Also late in a run, where the clock cannot tell so short a time from none."""
     for quick in (float("inf"), 1e18):
-        assert arrivals([(1e6, 0, 1, 6), (1e6, 0, 2, 0)], replace(FAIR, bandwidth_bytes_per_s=quick)) == pytest.approx([1e6 + ALPHA] * 2)
+        assert arrivals([(1e6, 0, 1, 6), (1e6, 0, 2, 0)], replace(FAIR, bandwidth_bytes_per_s=quick)) == pytest.approx(
+            [1e6 + ALPHA] * 2
+        )
 
 
 def test_a_collective_waits_for_messages_and_messages_for_a_collective() -> None:
@@ -84,7 +88,14 @@ def test_where_each_interface_has_one_connection_nothing_is_to_share(collective:
     def seconds(network: Network) -> float:
         method, compute = wb.PipeSGD(collective=collective), Compute(forward_s=1e-3, backward_s=2e-3)
         run = wb.simulate(
-            method, wb.problems.digits_softmax(), workers=4, network=network, compute=compute, timing_only=True, steps=6, batch_size=16
+            method,
+            wb.problems.digits_softmax(),
+            workers=4,
+            network=network,
+            compute=compute,
+            timing_only=True,
+            steps=6,
+            batch_size=16,
         )
         return float(run.metrics[0][-1]["seconds"])
 
@@ -107,8 +118,15 @@ def test_nobody_can_have_more_without_less_for_who_has_no_more(pairs: dict[tuple
         assert any(rates[pair] >= most * (1 - 1e-9) for most in others)
 
 
-@given(st.lists(st.tuples(st.sampled_from((0.0, 1.0, 1.5, 4.0)), st.integers(0, 4), st.integers(0, 4), st.integers(1, 9)), max_size=25))
-def test_rates_shared_group_by_group_are_those_of_all_connections_bit_identical(messages: list[tuple[float, int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((0.0, 1.0, 1.5, 4.0)), st.integers(0, 4), st.integers(0, 4), st.integers(1, 9)),
+        max_size=25,
+    )
+)
+def test_rates_shared_group_by_group_are_those_of_all_connections_bit_identical(
+    messages: list[tuple[float, int, int, int]],
+) -> None:
     """The readable twin shares all connections anew whenever one comes or goes."""
     clock = Clock()
     links = FairLinks(clock.at, lambda *_: None)
@@ -134,7 +152,8 @@ def test_the_messages_of_a_ring_need_no_shares(monkeypatch: pytest.MonkeyPatch) 
     """No two messages of a ring meet on an interface: nothing is solved, and an event costs the same on more workers."""
     solved = list[int]()
     monkeypatch.setattr(
-        "workbench.runtimes.simulator.fair_sharing.fair_rates", lambda routes: solved.append(len(routes)) or fair_rates(routes)
+        "workbench.runtimes.simulator.fair_sharing.fair_rates",
+        lambda routes: solved.append(len(routes)) or fair_rates(routes),
     )
     ring = [(float(turn), rank, (rank + 1) % 8, 3) for turn in range(4) for rank in range(8)]
     assert arrivals(ring) == pytest.approx([3.0 * (turn + 1) + ALPHA for turn in range(4) for _ in range(8)])

@@ -25,7 +25,9 @@ WORKERS = 4
 
 
 def simulated(algorithm: Algorithm, lr: float = 0.1, **settings: int) -> Run:
-    how = Settings(**{"steps": 6, "batch_size": 2, "evaluate_every": 2, "lr": lr, "seed": 1, **settings}, optimizer=torch.optim.SGD)  # type: ignore[arg-type]
+    how = Settings(
+        **{"steps": 6, "batch_size": 2, "evaluate_every": 2, "lr": lr, "seed": 1, **settings}, optimizer=torch.optim.SGD
+    )  # type: ignore[arg-type]
     network, compute = Network(latency_s=1e-4, bandwidth_bytes_per_s=1e9), Compute(forward_s=0.3, backward_s=0.7)
     return Simulation(algorithm, tiny.problem(), how, WORKERS, network=network, compute=compute).run()
 
@@ -40,7 +42,13 @@ def rates_note_of(*runs: Run) -> str:
 
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
-    [(SynchronousSGD(), 1), (BackupSGD(backups=1), 1), (AsyncSGD(), WORKERS), (AsyncSGD(shards=2), WORKERS), (SoftsyncSGD(splits=2), 2)],
+    [
+        (SynchronousSGD(), 1),
+        (BackupSGD(backups=1), 1),
+        (AsyncSGD(), WORKERS),
+        (AsyncSGD(shards=2), WORKERS),
+        (SoftsyncSGD(splits=2), 2),
+    ],
 )
 def test_updates_for_each_global_batch(algorithm: Algorithm, expected: int) -> None:
     assert updates_per_batch(simulated(algorithm)) == expected
@@ -52,7 +60,9 @@ def test_rates_that_are_not_comparable_are_named_with_the_rate_that_is() -> None
     assert "AsyncSGD" in note
     assert "lr=0.025" in note, "lr / p"
     assert rates_note_of(synchronous, simulated(AsyncSGD(), lr=0.1 / WORKERS)) == "", "quiet where they are"
-    assert rates_note_of(synchronous, simulated(SynchronousSGD(), lr=0.4)) == "", "a rate may be compared with another of one algorithm"
+    assert rates_note_of(synchronous, simulated(SynchronousSGD(), lr=0.4)) == "", (
+        "a rate may be compared with another of one algorithm"
+    )
     assert rates_note_of(synchronous, simulated(BackupSGD(backups=1))) == ""
     assert "Learning rates" in compare([synchronous, simulated(AsyncSGD())])._repr_html_()
 
@@ -98,7 +108,9 @@ def test_the_list_of_runs_says_what_failed(tmp_path: Path) -> None:
     run = failed(simulated(SynchronousSGD()))
     run.save(tmp_path / "one")
     simulated(AsyncSGD()).save(tmp_path / "two")
-    assert runs_table(root=tmp_path).footnotes == ("one: failed after step 5: rank 1: mat1 and mat2 shapes cannot be multiplied",)
+    assert runs_table(root=tmp_path).footnotes == (
+        "one: failed after step 5: rank 1: mat1 and mat2 shapes cannot be multiplied",
+    )
 
 
 def test_a_run_that_did_not_fail_has_no_trouble() -> None:
@@ -108,7 +120,9 @@ def test_a_run_that_did_not_fail_has_no_trouble() -> None:
 
 
 def test_a_mean_is_of_finished_runs_of_one_length(tmp_path: Path) -> None:
-    long, again, short = (simulated(SynchronousSGD(), seed=seed, steps=steps) for seed, steps in ((1, 6), (2, 6), (3, 3)))
+    long, again, short = (
+        simulated(SynchronousSGD(), seed=seed, steps=steps) for seed, steps in ((1, 6), (2, 6), (3, 3))
+    )
     live = replace(simulated(SynchronousSGD(), seed=4), info={**long.info, "status": "running"})
     names = [trace.name for trace in curves([long, again], y="accuracy").data if trace.name]
     assert names == ["SynchronousSGD (mean of 2)"]

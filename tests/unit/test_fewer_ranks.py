@@ -22,4 +22,6 @@ def test_a_loss_is_compared_with_what_the_rank_began_with() -> None:
     with pytest.raises(Diverged, match=r"the loss of rank 0 is 6 at step 6, more than 10 times its first loss 0\.5"):
         worker.loss_watch.check(6.0, 6, 0)
     assert worker.rank == 0
-    assert [worker.sampler.samples_before(step) for step in (5, 6)] == [30, 34], "two ranks with two samples each, behind what was dealt"
+    assert [worker.sampler.samples_before(step) for step in (5, 6)] == [30, 34], (
+        "two ranks with two samples each, behind what was dealt"
+    )

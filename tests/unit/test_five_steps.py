@@ -37,7 +37,8 @@ def five_steps() -> str:
 def blocks() -> list[tuple[str, str, str]]:
     """(kind, file, text) of each fenced block that names a file, in order."""
     return [
-        (kind, name, textwrap.dedent(text.replace(f"\n{indent}\n", "\n\n"))) for indent, kind, name, text in BLOCK.findall(five_steps())
+        (kind, name, textwrap.dedent(text.replace(f"\n{indent}\n", "\n\n")))
+        for indent, kind, name, text in BLOCK.findall(five_steps())
     ]
 
 
@@ -68,7 +69,9 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         "COLUMNS": "120",
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=110)
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+    )
 
 
 def run_tests(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -103,7 +106,9 @@ def test_each_step_has_what_it_speaks_of() -> None:
 
 @pytest.mark.slow
 def test_the_command_line_knows_the_new_algorithm(copy: Path) -> None:
-    assert run(copy, "-c", "import workbench; print(workbench.__file__)").stdout.startswith(str(copy)), "the copy is what runs"
+    assert run(copy, "-c", "import workbench; print(workbench.__file__)").stdout.startswith(str(copy)), (
+        "the copy is what runs"
+    )
     shown = run(copy, "-m", "workbench", "methods", NAME)
     assert shown.stdout.startswith(f"{NAME}: {CLASS}\n")
     command = re.search(rf"`workbench (train {NAME} [^`]*)`", five_steps())
@@ -119,14 +124,18 @@ def test_its_files_are_in_style_and_its_tables_and_papers_in_step(copy: Path) ->
     for words in (("check", "--no-cache"), ("format", "--check", "--no-cache")):
         judged = run(copy, "-m", "ruff", *words, *written)
         assert judged.returncode == 0, judged.stdout + judged.stderr
-    markdown = run(copy, "-m", "workbench", "methods", "--markdown").stdout  # step 5: README's table is what this prints
+    markdown = run(
+        copy, "-m", "workbench", "methods", "--markdown"
+    ).stdout  # step 5: README's table is what this prints
     assert f"\n| {NAME} | " in markdown
     page = (copy / "README.md").read_text()
     rows = [line for line in page.splitlines(keepends=True) if line.startswith("| algorithm |")]
     before, _, after = page.partition(rows[0])
     rest = re.sub(r"\A(\|.*\n)*", "", after)
     (copy / "README.md").write_text(before + markdown + rest)
-    tested = run_tests(copy, "tests/unit/test_catalogue.py", "tests/unit/test_papers.py", "-k", f"{NAME} or readme or papers")
+    tested = run_tests(
+        copy, "tests/unit/test_catalogue.py", "tests/unit/test_papers.py", "-k", f"{NAME} or readme or papers"
+    )
     assert "passed" in tested.stdout
     assert tested.returncode == 0, tested.stdout
 
@@ -138,7 +147,11 @@ def test_its_laws_hold_and_see_a_planted_bug(copy: Path) -> None:
     assert int(re.findall(r"(\d+) passed", tested.stdout)[-1]) >= 8, "its own three tests, and some laws"
     path = copy / "workbench/algorithms/halves.py"
     correct = path.read_text()
-    path.write_text(correct.replace("yield Apply(total)\n", "yield Discard(total)\n").replace(" Apply, Backward,", " Backward, Discard,"))
+    path.write_text(
+        correct.replace("yield Apply(total)\n", "yield Discard(total)\n").replace(
+            " Apply, Backward,", " Backward, Discard,"
+        )
+    )
     assert "Discard(total)" in path.read_text(), "a step that forgets to apply"
     try:
         failed = re.findall(r"^FAILED (tests/\w+)/", run_tests(copy, *SEE_IT).stdout, re.MULTILINE)

@@ -38,7 +38,16 @@ def _sum_s(network: Network) -> float:
     """Of a gradient of the digits' network, with the simulator's own formula: one step, no compute."""
     task = replace(wb.problems.digits_mlp(), train=range(10**6), test=None)
     free = Compute(forward_s=0.0, backward_s=0.0)
-    run = wb.simulate(wb.SynchronousSGD(), task, workers=WORKERS, network=network, compute=free, timing_only=True, steps=1, batch_size=1)
+    run = wb.simulate(
+        wb.SynchronousSGD(),
+        task,
+        workers=WORKERS,
+        network=network,
+        compute=free,
+        timing_only=True,
+        steps=1,
+        batch_size=1,
+    )
     return float(run.info["result"]["seconds"])
 
 

@@ -90,7 +90,9 @@ def test_these_are_all_the_requests_that_communicate() -> None:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda item: type(item).__name__)
-def test_a_foreground_request_is_answered_on_the_calling_thread(request_: ops.Request, heard: tuple[Heard, Interpreter]) -> None:
+def test_a_foreground_request_is_answered_on_the_calling_thread(
+    request_: ops.Request, heard: tuple[Heard, Interpreter]
+) -> None:
     transport, interpreter = heard
 
     def program() -> Program:

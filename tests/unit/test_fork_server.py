@@ -87,7 +87,9 @@ def test_a_server_hears_of_its_parents_end(server: ForkServer, tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process hears of its parent's end on Linux")
-def test_with_a_server_that_is_killed_its_children_end_and_later_ones_do_not_begin(server: ForkServer, tmp_path: Path) -> None:
+def test_with_a_server_that_is_killed_its_children_end_and_later_ones_do_not_begin(
+    server: ForkServer, tmp_path: Path
+) -> None:
     child = server.start(["time.sleep(1000)"], os.environ, tmp_path / "0")
     assert within(30, lambda: child.poll() is None and child.pid > 0)
     os.kill(server._process.pid, signal.SIGKILL)

@@ -48,7 +48,9 @@ def test_more_ranks_than_the_machine_can_start_are_refused_before_anything_is_wr
     assert not list(runs.glob("*"))
 
 
-def test_a_profile_is_told_from_a_run_and_from_a_calibration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_is_told_from_a_run_and_from_a_calibration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "profile.json"
     file.write_text(json.dumps({"traceEvents": []}))
     for words in (["show", str(file)], ["predict", str(file)], ["recommend", str(file)]):
@@ -125,18 +127,26 @@ def distribution(folder: Path, name: str, files: list[str], written: bool = True
         (folder / file).write_text("")
 
 
-def test_a_distribution_is_there_if_its_files_are_whatever_its_module_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distribution_is_there_if_its_files_are_whatever_its_module_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As pyzmq, whose module is zmq."""
     distribution(tmp_path, "pyfoo", ["foo/__init__.py"])
     distribution(tmp_path, "pygone", ["gone/__init__.py"], written=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert software._versions(["pyfoo", "pygone", "pynever"]) == (["pyfoo 1.0"], ["pygone (its files are gone)", "pynever"])
+    assert software._versions(["pyfoo", "pygone", "pynever"]) == (
+        ["pyfoo 1.0"],
+        ["pygone (its files are gone)", "pynever"],
+    )
     found, missing = software._versions(["pyzmq"])
     assert found[0].startswith("pyzmq") and not missing
 
 
 def test_the_last_line_of_doctor_contradicts_none_above_it() -> None:
-    missing, fault = Finding("extra notebooks", "missing", "not there: pyzmq"), Finding("core", "fault", "not there: numpy", core=True)
+    missing, fault = (
+        Finding("extra notebooks", "missing", "not there: pyzmq"),
+        Finding("core", "fault", "not there: numpy", core=True),
+    )
     assert "extra notebooks" in _conclusion([missing]) and "1 to fix" in _conclusion([missing, fault])
 
 
@@ -159,7 +169,9 @@ def test_import_warns_where_another_distribution_has_written_into_the_packages_f
     def said() -> str:
         code = "import workbench, sys; assert 'numpy' not in sys.modules; print(workbench.__file__)"
         environment = os.environ | {"PYTHONPATH": str(site)}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
         assert str(site) in done.stdout, done.stderr
         return done.stderr
 
@@ -173,7 +185,10 @@ def test_import_warns_where_another_distribution_has_written_into_the_packages_f
 
 
 def test_the_names_that_import_knows_are_the_files_of_the_package() -> None:
-    assert {path.name for path in PACKAGE.iterdir() if not path.name.startswith(".")} | {"_share", "__pycache__"} == wb._FILES
+    assert {path.name for path in PACKAGE.iterdir() if not path.name.startswith(".")} | {
+        "_share",
+        "__pycache__",
+    } == wb._FILES
 
 
 def test_compressed_profiles_are_files_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from workbench.analysis.fronts import pareto_front
 from workbench.plots.fronts import front
 
-PAIRS = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8)
+PAIRS = st.dictionaries(
+    st.text("abcdef", min_size=1, max_size=3), st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=8
+)
 
 
 @given(points=PAIRS)

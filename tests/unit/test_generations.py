@@ -49,7 +49,13 @@ HERE = WorkerState(versions=(7,))
 
 def generation(algorithm: Algorithm, **changes: Any) -> Generation:
     """Of three ranks and twenty steps, from the first."""
-    whole: dict[str, Any] = {"num_ranks": 3, "first_step": 0, "end_step": STEPS, "num_steps": STEPS, "sync_point": STEPS}
+    whole: dict[str, Any] = {
+        "num_ranks": 3,
+        "first_step": 0,
+        "end_step": STEPS,
+        "num_steps": STEPS,
+        "sync_point": STEPS,
+    }
     return Generation(algorithm=algorithm, **{**whole, **changes})
 
 
@@ -247,7 +253,9 @@ def test_commands_add_up_over_the_beats_of_a_pause(meetings: list[list[Command]]
 # ---------------------------------------------------------------- whole runs, step by step
 
 
-def walk(start: Generation, commands: dict[int, Agreed] | None = None) -> tuple[list[int], list[int | None], Instruction]:
+def walk(
+    start: Generation, commands: dict[int, Agreed] | None = None
+) -> tuple[list[int], list[int | None], Instruction]:
     """One rank's steps, the places of its checkpoints, and how it ends. `commands`: step -> what is agreed after it."""
     now, commands = start, commands or {}
     steps: list[int] = []
@@ -262,7 +270,9 @@ def walk(start: Generation, commands: dict[int, Agreed] | None = None) -> tuple[
                 boundary: Boundary = ended(end.step, announced=end.step in commands)
             else:
                 boundary = ProgramEnded(end=end)
-            while not isinstance(outcome := _carry_out(now, boundary, places), Continue | BeginGeneration | Stop | Finish):
+            while not isinstance(
+                outcome := _carry_out(now, boundary, places), Continue | BeginGeneration | Stop | Finish
+            ):
                 none = Agreed(end=end, algorithm=now.algorithm, any_left=now.has_steps_left(0, end.step + 1))
                 boundary = replace(commands.pop(end.step, none), end=end)
             now = getattr(outcome, "generation", now)
@@ -304,7 +314,9 @@ def test_other_settings_leave_no_step_out_and_move_no_stop(
     start = generation(algorithm, stop_after=stop_after)
     start = replace(start, sync_point=first_sync_point(start, 0)).following(after(-1))
     end = STEPS if stop_after is None else stop_after + 1
-    where = step if algorithm is PIPE else min(step + 1, end - 1)  # asynchronous ranks take one more step before they meet
+    where = (
+        step if algorithm is PIPE else min(step + 1, end - 1)
+    )  # asynchronous ranks take one more step before they meet
     given = agreed(where, other, any_left=where + 1 < start.end_of_run)
     steps, _, outcome = walk(start, {step: given, where: given})
     stops = end < STEPS or (algorithm is PIPE and stop_after is not None)

@@ -48,7 +48,9 @@ def modules(draw: st.DrawFn) -> Mixed:
         else:
             layer = nn.Embedding(draw(size), draw(size), dtype=dtype)
         layers.append(layer)
-    pairs = st.tuples(st.integers(0, len(layers) - 1), st.integers(0, len(layers) - 1)).filter(lambda pair: pair[0] < pair[1])
+    pairs = st.tuples(st.integers(0, len(layers) - 1), st.integers(0, len(layers) - 1)).filter(
+        lambda pair: pair[0] < pair[1]
+    )
     shared = draw(st.lists(pairs, max_size=2)) if len(layers) > 1 else []
     frozen = draw(st.sets(st.integers(1, 12), max_size=4))  # never the first, so that one is left to train
     return Mixed(layers, shared, frozen)
@@ -76,7 +78,9 @@ def test_slots_and_tails_tile_the_buffer(module: Mixed, bucket_bytes: int | None
 
 
 @given(modules(), bucket_sizes)
-def test_every_trainable_parameter_once_in_order_and_buckets_in_reverse(module: Mixed, bucket_bytes: int | None) -> None:
+def test_every_trainable_parameter_once_in_order_and_buckets_in_reverse(
+    module: Mixed, bucket_bytes: int | None
+) -> None:
     layout = build_layout(trainable(module), bucket_bytes)
     expected: dict[int, str] = {}
     for name, param in module.named_parameters(remove_duplicate=False):
@@ -96,7 +100,9 @@ def test_buckets_are_as_full_as_they_may_be(module: Mixed, bucket_bytes: int | N
     elif bucket_bytes == 0:
         assert all(bucket.num_params == 1 for bucket in layout.buckets)
     else:
-        assert all(size <= bucket_bytes or bucket.num_params == 1 for size, bucket in zip(filled, layout.buckets, strict=True))
+        assert all(
+            size <= bucket_bytes or bucket.num_params == 1 for size, bucket in zip(filled, layout.buckets, strict=True)
+        )
         for (size, _), (_, after) in pairwise(zip(filled, layout.buckets, strict=True)):
             assert size + after.slots[0].numel * layout.itemsize > bucket_bytes, "a bucket was closed too early"
 
@@ -111,12 +117,16 @@ def test_a_bucket_may_be_exactly_full(bucket_bytes: int, sizes: list[int]) -> No
 def test_the_buffer_is_of_the_widest_type_and_never_below_float32(module: Mixed) -> None:
     params = trainable(module)
     layout = build_layout(params)
-    assert layout.dtype == (torch.float64 if any(param.dtype == torch.float64 for _, param in params) else torch.float32)
+    assert layout.dtype == (
+        torch.float64 if any(param.dtype == torch.float64 for _, param in params) else torch.float32
+    )
     assert [slot.dtype for slot in layout.slots] == [param.dtype for _, param in params]
 
 
 @given(modules(), bucket_sizes, st.integers(0, 5))
-def test_views_have_the_parameters_strides_and_touch_nothing_else(module: Mixed, bucket_bytes: int | None, before: int) -> None:
+def test_views_have_the_parameters_strides_and_touch_nothing_else(
+    module: Mixed, bucket_bytes: int | None, before: int
+) -> None:
     params = trainable(module)
     layout = build_layout(params, bucket_bytes)
     memory = torch.full((before + layout.numel + 1,), NAN, dtype=layout.dtype)

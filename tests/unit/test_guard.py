@@ -29,7 +29,9 @@ class Net(nn.Module):
         return self.last(self.norm(self.first(x)))
 
 
-def replica_of(model: nn.Module, policy: str = "stop", deferred: bool = False, max_norm: float | None = None, **more: Any) -> Replica:
+def replica_of(
+    model: nn.Module, policy: str = "stop", deferred: bool = False, max_norm: float | None = None, **more: Any
+) -> Replica:
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), **more)
     replica.guard = GradientGuard(replica, policy, 2, max_norm, deferred=deferred)
     return replica
@@ -54,7 +56,9 @@ def entries(replica: Replica, loss: float | None = 1.0) -> dict[str, Any]:
 @pytest.mark.parametrize(("spoil", "words"), [(float("nan"), "nan"), (float("inf"), "inf|nan")])
 def test_one_that_stops_names_rank_step_and_parameter(spoil: float, words: str, deferred: bool) -> None:
     replica = replica_of(Net(spoil), deferred=deferred)
-    with pytest.raises(Diverged, match=rf"rank 2 .*step 7.*({words}) in .*first\.weight.*lower the learning rate \(now 0\.1\)"):
+    with pytest.raises(
+        Diverged, match=rf"rank 2 .*step 7.*({words}) in .*first\.weight.*lower the learning rate \(now 0\.1\)"
+    ):
         _ = backward(replica), entries(replica)
 
 
@@ -72,7 +76,9 @@ def test_one_that_is_left_out_counts_nothing(bucket_bytes: float | None, deferre
         if piece.index < bad:
             assert tail[WEIGHT] == 0.25 and bool((tail[USED:] == 1).all()) and bool(flat.any())
         else:
-            assert tail[WEIGHT] == 0 and not bool(tail[USED:].any()) and not bool(flat[: piece.tail - piece.start].any())
+            assert (
+                tail[WEIGHT] == 0 and not bool(tail[USED:].any()) and not bool(flat[: piece.tail - piece.start].any())
+            )
         assert tail[1] == 5, "a word of control is for all"
     assert [piece.index for piece in replica.layout.buckets][bad:] and (bad > 0) == (bucket_bytes == 0)
     assert all(torch.equal(now, then) for now, then in zip(replica.float_buffers(), before, strict=True))
@@ -129,7 +135,9 @@ def test_a_loss_that_is_no_number_is_a_bad_gradient(deferred: bool) -> None:
     gradient = backward(replica, float("nan"))
     assert not bool(gradient.flat.any())
     assert entries(replica, float("nan")) == {"loss": None, "skipped": "loss nan"}
-    with pytest.raises(Diverged, match=r"the loss of rank 2 is inf at step 7 \(its parameters are finite: check its batch"):
+    with pytest.raises(
+        Diverged, match=r"the loss of rank 2 is inf at step 7 \(its parameters are finite: check its batch"
+    ):
         backward(replica_of(Net()), float("inf"))
 
 
@@ -140,7 +148,9 @@ def test_a_sum_that_overflows_is_not_applied() -> None:
         before, gradient = replica.read_parameters(), backward(replica)
         gradient.flat[3] = float("inf")
         if policy == "stop":
-            with pytest.raises(Diverged, match=r"the sum of gradients that rank 2 applies, of step 7, is not finite: inf in 1 of"):
+            with pytest.raises(
+                Diverged, match=r"the sum of gradients that rank 2 applies, of step 7, is not finite: inf in 1 of"
+            ):
                 replica.apply(gradient)
         else:
             replica.apply(gradient)
@@ -161,13 +171,19 @@ def test_a_loss_scale_keeps_its_overflows() -> None:
     gradient = backward(replica)
     before = replica.read_parameters()
     replica.apply(gradient)
-    assert torch.equal(replica.read_parameters(), before) and replica.loss_scale is not None and replica.loss_scale.value == 2.0**15
+    assert (
+        torch.equal(replica.read_parameters(), before)
+        and replica.loss_scale is not None
+        and replica.loss_scale.value == 2.0**15
+    )
 
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_loss_scale_does_not_fall_for_ever(deferred: bool) -> None:
     replica = replica_of(Net(float("nan")), "stop", deferred, precision="fp16")
-    with pytest.raises(Diverged, match=r"not finite: nan in 12 of 12 values of first\.weight.* The loss scale has fallen to 0\.5"):
+    with pytest.raises(
+        Diverged, match=r"not finite: nan in 12 of 12 values of first\.weight.* The loss scale has fallen to 0\.5"
+    ):
         _ = [replica.apply(backward(replica)) for _ in range(40)]
     assert min(replica.updates) == 17
 

@@ -44,7 +44,14 @@ def test_a_ddp_hook_refuses_what_does_not_go_together(options: dict[str, Any], f
 
 @pytest.mark.usefixtures("group_of_one")
 def test_a_codec_goes_into_the_hops_of_a_ring_unless_another_collective_is_named() -> None:
-    found = [ddp_hook(**options)[0] for options in ({}, {"codec": Truncate16()}, {"collective": Ring(chunks=2), "codec": Truncate16()})]  # type: ignore[arg-type]
-    assert [state.collective for state in found] == [Native(), Ring(codec=Truncate16()), Ring(chunks=2, codec=Truncate16())]
+    found = [
+        ddp_hook(**options)[0]
+        for options in ({}, {"codec": Truncate16()}, {"collective": Ring(chunks=2), "codec": Truncate16()})
+    ]  # type: ignore[arg-type]
+    assert [state.collective for state in found] == [
+        Native(),
+        Ring(codec=Truncate16()),
+        Ring(chunks=2, codec=Truncate16()),
+    ]
     for state in found:
         state.close()

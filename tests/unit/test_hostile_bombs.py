@@ -68,12 +68,24 @@ def make(what: str, folder: Path) -> str:
     run.mkdir()
     (run / "run.json").write_text(RUN)
     kind, _, how = what.partition(", ")
-    files = {"metrics": run / "metrics-00000.jsonl", "trace": run / "trace-00000.jsonl", "events": run / "events-00000.jsonl"}
-    files |= {"run.json": run / "run.json", "words": folder / "control.jsonl", "profile": folder / "p.json", "YAML": folder / "grid.yaml"}
+    files = {
+        "metrics": run / "metrics-00000.jsonl",
+        "trace": run / "trace-00000.jsonl",
+        "events": run / "events-00000.jsonl",
+    }
+    files |= {
+        "run.json": run / "run.json",
+        "words": folder / "control.jsonl",
+        "profile": folder / "p.json",
+        "YAML": folder / "grid.yaml",
+    }
     files |= {"value": folder / "text", "expression": folder / "text"}
     path = files[kind]
     if how == "deep":
-        path.write_text(("{a: " if kind == "YAML" else '{"a":' if kind == "run.json" else "(" if kind == "value" else "[") * DEEP + "\n")
+        path.write_text(
+            ("{a: " if kind == "YAML" else '{"a":' if kind == "run.json" else "(" if kind == "value" else "[") * DEEP
+            + "\n"
+        )
         if kind == "expression":
             path.write_text("Ring(" * DEEP + ")" * DEEP)
     elif how == "digits":
@@ -81,10 +93,14 @@ def make(what: str, folder: Path) -> str:
     elif how == "long":
         sparse(path, b'{"name": "')
     elif how == "aliases":
-        rows = ["a0: &a0 [x, x]"] + [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 30)]
+        rows = ["a0: &a0 [x, x]"] + [
+            f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 30)
+        ]
         path.write_text("\n".join(rows))
     elif how == "merges":
-        rows = ["a0: &a0 {x: 1}"] + [f"a{level}: &a{level} {{<<: [*a{level - 1}, *a{level - 1}]}}" for level in range(1, 40)]
+        rows = ["a0: &a0 {x: 1}"] + [
+            f"a{level}: &a{level} {{<<: [*a{level - 1}, *a{level - 1}]}}" for level in range(1, 40)
+        ]
         path.write_text("\n".join(rows))
     elif how == "itself":
         path.write_text("a: &a [*a]")
@@ -94,7 +110,14 @@ def make(what: str, folder: Path) -> str:
         packer = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS | 16)
         path = folder / "p.json.gz"
         path.write_bytes(b"".join(packer.compress(b" " * 10_000_000) for _ in range(60)) + packer.flush())
-    readers = {"run.json": "info", "words": "words", "profile": "profile", "YAML": "yaml", "value": "text", "expression": "build"}
+    readers = {
+        "run.json": "info",
+        "words": "words",
+        "profile": "profile",
+        "YAML": "yaml",
+        "value": "text",
+        "expression": "build",
+    }
     return readers.get(kind, "run")
 
 

@@ -52,7 +52,9 @@ NEWEST, BEFORE = 5, 3
 
 def train(resume: Path | None = None) -> Run:
     """Alone, with two gradients in flight."""
-    job = replace(make_job("torch", 1, PipeSGD(width=3), tiny.problem(), HOW), resume=None if resume is None else str(resume))
+    job = replace(
+        make_job("torch", 1, PipeSGD(width=3), tiny.problem(), HOW), resume=None if resume is None else str(resume)
+    )
     run_rank(job, SoloTransport())
     return Run.load(job.folder)
 
@@ -152,10 +154,16 @@ GARBAGE: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
         lambda tree: with_pickle(packed(tree), LISTS),
         "it holds a list|cannot be read",
     ),
-    "a long tensor": (lambda tree: packed({**tree, "memory": {"x": torch.zeros(1).expand(10**12)}}), "larger than its memory"),
+    "a long tensor": (
+        lambda tree: packed({**tree, "memory": {"x": torch.zeros(1).expand(10**12)}}),
+        "larger than its memory",
+    ),
     "a list": (lambda tree: packed([tree]), "it holds a list"),
     "no weights": (lambda tree: packed(without(tree, "replica")), "its 'replica' is no dict"),
-    "no optimizer": (lambda tree: packed({**tree, "replica": without(tree["replica"], "optimizer")}), "lacks 'optimizer'"),
+    "no optimizer": (
+        lambda tree: packed({**tree, "replica": without(tree["replica"], "optimizer")}),
+        "lacks 'optimizer'",
+    ),
     "a step that is none": (lambda tree: packed({**tree, "step": True}), "its 'step' is no int"),
 }
 
@@ -169,7 +177,9 @@ def test_a_part_that_says_its_model_is_elsewhere_where_it_should_be_here(folder:
 
 
 @pytest.mark.parametrize("kind", sorted(GARBAGE))
-def test_garbage_with_a_checksum_is_named_and_passed_over(folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_garbage_with_a_checksum_is_named_and_passed_over(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Whoever can write the part can write the record beside it."""
     monkeypatch.chdir(tmp_path)
     make, words = GARBAGE[kind]
@@ -217,7 +227,9 @@ def test_a_record_that_cannot_be_is_damage(folder: Path, facts: dict[str, Any], 
 
 def test_a_later_version_is_refused_by_its_name(folder: Path) -> None:
     path = put(folder, packed(good(folder)), format=FORMAT + 1)
-    with pytest.raises(ConfigError, match=f"{path.name} has format {FORMAT + 1}, this version reads format {FORMAT}: update workbench"):
+    with pytest.raises(
+        ConfigError, match=f"{path.name} has format {FORMAT + 1}, this version reads format {FORMAT}: update workbench"
+    ):
         train(folder)
 
 
@@ -241,7 +253,9 @@ def changed(tree: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 def shorter(tree: dict[str, Any]) -> dict[str, Any]:
     first, *others = tree["program"]["fields"]["in_flight"]
-    return with_state(tree, in_flight=[{**first, "value": {**first["value"], "flat": torch.zeros(1, dtype=torch.float64)}}, *others])
+    return with_state(
+        tree, in_flight=[{**first, "value": {**first["value"], "flat": torch.zeros(1, dtype=torch.float64)}}, *others]
+    )
 
 
 def with_state(tree: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -249,7 +263,9 @@ def with_state(tree: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 UNFIT: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "weights of other shapes": lambda tree: changed(tree, model={name: torch.zeros(2) for name in tree["replica"]["model"]}),
+    "weights of other shapes": lambda tree: changed(
+        tree, model={name: torch.zeros(2) for name in tree["replica"]["model"]}
+    ),
     "other weights": lambda tree: changed(tree, model={"x": torch.zeros(2)}),
     "another optimizer": lambda tree: changed(tree, optimizer={"state": {}, "param_groups": []}),
     "no optimizer at all": lambda tree: changed(tree, optimizer=7),

@@ -48,9 +48,33 @@ INFO = {
     "process": {"host": "h", "pid": 1, "process_started": 1.0},
 }
 METRICS: list[Any] = [
-    {"step": 0, "seconds": 0.1, "samples": 8, "bytes_sent": 40, "staleness": 0, "loss": 2.0, "num_samples": 4, "lr": 0.1},
-    {"step": 1, "seconds": 0.2, "samples": 16, "bytes_sent": 80, "staleness": 1, "loss": 1.5, "num_samples": 4, "lr": 0.1},
-    {"step": 1, "seconds": 0.2, "samples": 16, "bytes_sent": 80, "evaluation": {"loss_sum": 5.0, "correct": 3, "judged": 4, "count": 4}},
+    {
+        "step": 0,
+        "seconds": 0.1,
+        "samples": 8,
+        "bytes_sent": 40,
+        "staleness": 0,
+        "loss": 2.0,
+        "num_samples": 4,
+        "lr": 0.1,
+    },
+    {
+        "step": 1,
+        "seconds": 0.2,
+        "samples": 16,
+        "bytes_sent": 80,
+        "staleness": 1,
+        "loss": 1.5,
+        "num_samples": 4,
+        "lr": 0.1,
+    },
+    {
+        "step": 1,
+        "seconds": 0.2,
+        "samples": 16,
+        "bytes_sent": 80,
+        "evaluation": {"loss_sum": 5.0, "correct": 3, "judged": 4, "count": 4},
+    },
 ]
 TRACE: list[Any] = [
     {"host": "h", "pid": 1, "device": "cpu", "origin_s": 0.0, "unix_s": 1.0, "rank": 0},
@@ -59,7 +83,10 @@ TRACE: list[Any] = [
     ["send", "comm", 0.1, 0.2, 0, 0, 40, 1],
     ["recv", "comm", 0.1, 0.3, 0, 0, 40, 1],
 ]
-EVENTS: list[Any] = [{"strand": 0, "any": 0, "source": 1}, {"update": 0, "bucket": 0, "seconds": 0.1, "staleness": [0], "sources": [0]}]
+EVENTS: list[Any] = [
+    {"strand": 0, "any": 0, "source": 1},
+    {"update": 0, "bucket": 0, "seconds": 0.1, "staleness": [0], "sources": [0]},
+]
 
 
 def lines(rows: list[Any]) -> bytes:
@@ -86,7 +113,9 @@ def write(root: Path, info: Any = INFO, **files: bytes) -> Path:
 def look(root: Path) -> None:
     """All that readers of a store do."""
     listing = list_runs(root)
-    assert len(listing) + sum("a cache" not in words for words in listing.damaged) == 1, "a run is listed, or named as damaged"
+    assert len(listing) + sum("a cache" not in words for words in listing.damaged) == 1, (
+        "a run is listed, or named as damaged"
+    )
     table = runs_table(root=root, sort="created")
     assert str(table) and table._repr_html_()
     for run in listing:
@@ -219,7 +248,9 @@ SAID = [{"set": {"lr": 0.1, "width": 3}}, {"pause": True}, {"resume": True}, {"s
 
 
 @OFTEN
-@given(st.one_of(twisted(SAID).map(lambda rows: lines(rows if isinstance(rows, list) else [rows])), damaged(lines(SAID))))
+@given(
+    st.one_of(twisted(SAID).map(lambda rows: lines(rows if isinstance(rows, list) else [rows])), damaged(lines(SAID)))
+)
 def test_words_to_a_run(folder: Path, said: bytes) -> None:
     (folder / "control.jsonl").write_bytes(said)
     with calm("control.jsonl"):
@@ -231,7 +262,9 @@ def test_words_to_a_run(folder: Path, said: bytes) -> None:
 
 
 def test_a_word_cannot_pass_for_an_entry_of_the_record(tmp_path: Path) -> None:
-    (tmp_path / "control.jsonl").write_bytes(lines([{"stop": 1, "strand": 7, "step": -1}, {"pause": True, "number": 99}]))
+    (tmp_path / "control.jsonl").write_bytes(
+        lines([{"stop": 1, "strand": 7, "step": -1}, {"pause": True, "number": 99}])
+    )
     reader = CommandReader(tmp_path)
     reader.poll()
     assert reader.commands == [{}, {"pause": True}]
@@ -239,7 +272,16 @@ def test_a_word_cannot_pass_for_an_entry_of_the_record(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- Chrome traces
 
-EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0, "args": {"correlation": 1}}
+EVENT = {
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "aten::mm",
+    "pid": 1,
+    "tid": 1,
+    "ts": 1.0,
+    "dur": 2.0,
+    "args": {"correlation": 1},
+}
 PROFILE: dict[str, Any] = {
     "distributedInfo": {"rank": 0, "world_size": 2, "backend": "gloo"},
     "baseTimeNanoseconds": 1000,
@@ -248,7 +290,13 @@ PROFILE: dict[str, Any] = {
         {**EVENT, "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0.5, "dur": 50.0},
         EVENT,
         {**EVENT, "name": "autograd::engine::evaluate_function: MmBackward0", "ts": 4.0},
-        {**EVENT, "name": "gloo:all_reduce", "tid": 2, "ts": 7.0, "args": {"Input Dims": [[2, 3]], "Input type": ["float"]}},
+        {
+            **EVENT,
+            "name": "gloo:all_reduce",
+            "tid": 2,
+            "ts": 7.0,
+            "args": {"Input Dims": [[2, 3]], "Input type": ["float"]},
+        },
         {**EVENT, "cat": "user_annotation", "name": "Optimizer.step#SGD.step", "ts": 9.0},
         {**EVENT, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1.5},
         {
@@ -262,7 +310,10 @@ PROFILE: dict[str, Any] = {
 
 
 @OFTEN
-@given(st.one_of(twisted(PROFILE).map(lambda value: json.dumps(value).encode()), damaged(json.dumps(PROFILE).encode())), st.booleans())
+@given(
+    st.one_of(twisted(PROFILE).map(lambda value: json.dumps(value).encode()), damaged(json.dumps(PROFILE).encode())),
+    st.booleans(),
+)
 def test_profiles(folder: Path, profile: bytes, packed: bool) -> None:
     path = folder / ("trace.json.gz" if packed else "trace.json")
     path.write_bytes(profile)
@@ -304,7 +355,11 @@ CLAIMS: dict[str, Any] = {
 GRID: dict[str, Any] = {
     "name": "widths",
     "base": {"problem": "digits-mlp", "runtime": "simulated", "epochs": 1},
-    "axes": {"method": ["synchronous-sgd", {"pipe-sgd": {"width": 2}}], "seed": [0, 1], "size": [{"workers": 2, "lr": 0.1}]},
+    "axes": {
+        "method": ["synchronous-sgd", {"pipe-sgd": {"width": 2}}],
+        "seed": [0, 1],
+        "size": [{"workers": 2, "lr": 0.1}],
+    },
     "exclude": [{"method": "pipe-sgd", "seed": [1]}],
     "include": [{"method": "dear", "workers": 2, "set.bucket_bytes": "1MiB"}],
     "jobs": 1,

@@ -116,12 +116,16 @@ def test_what_was_agreed_on_comes_with_one_announcement(source: int) -> None:
 
 
 @pytest.mark.parametrize("source", [ops.ANY, SENDER])
-@pytest.mark.parametrize(("length", "num_bytes"), [(10**6, 8 * 10**6 + 8), (NUMEL + 1, BYTES + 8), (NUMEL - 1, BYTES - 8), (0, 8)])
+@pytest.mark.parametrize(
+    ("length", "num_bytes"), [(10**6, 8 * 10**6 + 8), (NUMEL + 1, BYTES + 8), (NUMEL - 1, BYTES - 8), (0, 8)]
+)
 def test_another_length_is_refused_by_its_announcement(source: int, length: int, num_bytes: int) -> None:
     """Before a byte of it comes: the longer one would abort the process."""
     for before in (0, 3):
         messages = sent([NUMEL] * before + [length])
-        with pytest.raises(RankMismatch, match=f"from rank 1 to rank 0 with tag 3: it announces {num_bytes} bytes.* and {BYTES} of"):
+        with pytest.raises(
+            RankMismatch, match=f"from rank 1 to rank 0 with tag 3: it announces {num_bytes} bytes.* and {BYTES} of"
+        ):
             heard(messages, source)
 
 
@@ -155,7 +159,14 @@ def test_a_header_of_noise(noise: int, announced: bool, received_bytes: int | No
 
 # ---------------------------------------------------------------- a server and what is pushed to it
 
-METHODS = [AsyncSGD(), AsyncSGD(cutoff=2), StaleSynchronousSGD(bound=1), SoftsyncSGD(splits=2), DelayCompensatedSGD(), BackupSGD(backups=1)]
+METHODS = [
+    AsyncSGD(),
+    AsyncSGD(cutoff=2),
+    StaleSynchronousSGD(bound=1),
+    SoftsyncSGD(splits=2),
+    DelayCompensatedSGD(),
+    BackupSGD(backups=1),
+]
 WORKERS, STEPS = 3, 4
 LAYOUT = build_layout(nn.ParameterList([nn.Parameter(torch.zeros(4))]).named_parameters(), None, 1)
 
@@ -225,7 +236,9 @@ class Served:
     ],
 )
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_a_push_that_no_worker_can_have_sent_is_refused(method: ServerAlgorithm, source: int, stamp: int, words: str) -> None:
+def test_a_push_that_no_worker_can_have_sent_is_refused(
+    method: ServerAlgorithm, source: int, stamp: int, words: str
+) -> None:
     server = Served(method)
     with pytest.raises(RankMismatch, match=words):
         server.push(source, stamp)

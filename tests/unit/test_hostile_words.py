@@ -57,7 +57,13 @@ calls = st.one_of(
     st.builds(lambda call, at, sign: call[:at] + sign + call[at:], st.sampled_from(CALLS), st.integers(0, 12), SIGNS),
     SIGNS.map(lambda signs: f"Ring({signs})"),
     st.sampled_from(
-        ["__import__('os').system('false')", "Ring(**{'chunks': 2})", "Ring(*[1])", "Ring(chunks=(lambda: 1)())", "Ring(" * 3000 + ")"]
+        [
+            "__import__('os').system('false')",
+            "Ring(**{'chunks': 2})",
+            "Ring(*[1])",
+            "Ring(chunks=(lambda: 1)())",
+            "Ring(" * 3000 + ")",
+        ]
     ),
 )
 
@@ -138,7 +144,13 @@ def commands() -> st.SearchStrategy[list[str]]:
     ]
     pair = st.tuples(st.sampled_from(options), st.one_of(phrases, SIGNS.map(lambda signs: f"width={signs}")))
     return st.builds(
-        lambda method, pairs: ["train", method, "--runtime", "simulated", *(f"{name}={value}" for name, value in pairs)],
+        lambda method, pairs: [
+            "train",
+            method,
+            "--runtime",
+            "simulated",
+            *(f"{name}={value}" for name, value in pairs),
+        ],
         st.one_of(st.sampled_from(algorithms.names()), phrases.filter(lambda text: not text.startswith("-"))),
         st.lists(pair, max_size=4),
     )
@@ -184,7 +196,19 @@ def test_commands_end_with_a_status_and_a_word(runs_of_module: None, begin: list
 @SLOW
 @given(
     st.sampled_from(
-        ["epochs", "steps", "batch_size", "lr", "clip_norm", "ema_decay", "num_micro", "precision", "seed", "threads", "timeout_s"]
+        [
+            "epochs",
+            "steps",
+            "batch_size",
+            "lr",
+            "clip_norm",
+            "ema_decay",
+            "num_micro",
+            "precision",
+            "seed",
+            "threads",
+            "timeout_s",
+        ]
     ),
     scalars,
 )
@@ -194,7 +218,9 @@ def test_settings(name: str, value: Any) -> None:
 
 
 METHODS = [
-    algorithms.get(name) for name in ("pipe-sgd", "local-sgd", "async-sgd", "stale-sgd", "adaptive-delay-sgd") if name in algorithms.names()
+    algorithms.get(name)
+    for name in ("pipe-sgd", "local-sgd", "async-sgd", "stale-sgd", "adaptive-delay-sgd")
+    if name in algorithms.names()
 ]
 
 
@@ -217,7 +243,11 @@ def test_words_to_a_run_change_settings_or_are_refused(algorithm: Algorithm, cha
 
 @pytest.mark.notebooks
 @SLOW
-@given(st.dictionaries(st.sampled_from(["lr", "name", "sizes"]), st.one_of(values, texts, st.sampled_from(WORDS)), max_size=3))
+@given(
+    st.dictionaries(
+        st.sampled_from(["lr", "name", "sizes"]), st.one_of(values, texts, st.sampled_from(WORDS)), max_size=3
+    )
+)
 def test_parameters_of_a_notebook_are_values_and_no_code(parameters: dict[str, Any]) -> None:
     """What papermill writes into the notebook's own cell is names, and values that mean what was given."""
     from papermill.translators import papermill_translators

@@ -58,7 +58,8 @@ def test_a_slip_is_told(text: str, fix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "ranks"), [(None, [0, 1, 2, 3]), ("all", [0, 1, 2, 3]), ("3,1", [1, 3]), ("1-3", [1, 2, 3]), ("0 2:3", [0, 2, 3])]
+    ("words", "ranks"),
+    [(None, [0, 1, 2, 3]), ("all", [0, 1, 2, 3]), ("3,1", [1, 3]), ("1-3", [1, 2, 3]), ("0 2:3", [0, 2, 3])],
 )
 def test_ranks_are_numbers_and_ranges(words: str | None, ranks: list[int]) -> None:
     assert parse_ranks(words, 4) == ranks
@@ -66,7 +67,14 @@ def test_ranks_are_numbers_and_ranges(words: str | None, ranks: list[int]) -> No
 
 @pytest.mark.parametrize(
     ("words", "fix"),
-    [("4", "0 to 3"), ("x", "no rank; write 0"), ("3-1", "write 1-3"), ("-1", "no rank"), ("1-9", "no rank 9"), (", ", "names no rank")],
+    [
+        ("4", "0 to 3"),
+        ("x", "no rank; write 0"),
+        ("3-1", "write 1-3"),
+        ("-1", "no rank"),
+        ("1-9", "no rank 9"),
+        (", ", "names no rank"),
+    ],
 )
 def test_other_ranks_are_refused(words: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=fix):
@@ -89,7 +97,9 @@ class Desk:
 
     def __init__(self, *ranks: int) -> None:
         self.now, self.shown = 0.0, []  # type: ignore[var-annotated]
-        self.merger = Merger(ranks, lambda group, kind, content: self.shown.append((group, kind, content)), clock=lambda: self.now)
+        self.merger = Merger(
+            ranks, lambda group, kind, content: self.shown.append((group, kind, content)), clock=lambda: self.now
+        )
 
     def flush(self, **how: Any) -> list[Any]:
         self.merger.flush(**how)

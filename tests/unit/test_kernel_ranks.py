@@ -81,7 +81,9 @@ def given(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -
     return cluster
 
 
-def test_a_cluster_that_trains_is_attached_without_waiting_for_it(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_trains_is_attached_without_waiting_for_it(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = given(ranks, monkeypatch, FakeCluster("training", answers=False))
     assert not cluster.waited and cluster.asked == ["rank, world_size = 0, 2", "rank, world_size = 1, 2"]
     assert ranks.shell.user_ns["cluster"] is cluster
@@ -102,7 +104,10 @@ def test_ranks_that_do_not_answer_are_told_with_the_way_out(ranks: Ranks, monkey
         ("%%local\nprint(1)\n", ["print(1)\n"]),
         ("%%local x, y\nx\n1 / 0", ["__ranks__.prepare((), ('x', 'y'))\n", "x\n", "1 / 0"]),
         ("%ranks 2\n%%local\nx", ["__ranks__.prepare((('ranks', '2'),), ())\n", "x"]),
-        ("%%local x\n%%time\nx\n", ["__ranks__.prepare((), ('x',))\n", "get_ipython().run_cell_magic('time', '', 'x\\n')\n"]),
+        (
+            "%%local x\n%%time\nx\n",
+            ["__ranks__.prepare((), ('x',))\n", "get_ipython().run_cell_magic('time', '', 'x\\n')\n"],
+        ),
         ("%%rank 1\nx", ["__ranks__.run('%%rank 1\\nx')\n"]),
     ],
 )
@@ -139,7 +144,10 @@ def test_attached_ranks_are_let_go_for_others_and_end_when_that_is_asked_for(
     for name, argument in (("ranks", "3"), ("launcher", "emulated:1gbit")):
         cluster = given(ranks, monkeypatch, FakeCluster())
         ranks.command(name, argument)
-        assert (cluster.fate, capsys.readouterr().err) == ("detached", "the 2 ranks are detached: %attach one continues with them\n")
+        assert (cluster.fate, capsys.readouterr().err) == (
+            "detached",
+            "the 2 ranks are detached: %attach one continues with them\n",
+        )
     for name in ("restart_ranks", "stop_ranks"):
         cluster = given(ranks, monkeypatch, FakeCluster())
         ranks.command(name, "")

@@ -19,7 +19,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 def test_contracts_of_pyproject_are_kept() -> None:
     code = "from importlinter.cli import lint_imports_command; lint_imports_command(['--no-cache', '--no-logo'])"
-    result = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, timeout=100
+    )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -35,7 +37,11 @@ def test_contracts_of_pyproject_are_kept() -> None:
     ],
 )
 def test_library_has_one_door(library: str, doors: tuple[str, ...]) -> None:
-    users = [str(path.relative_to(PACKAGE)) for path in MODULES if any(f"{name}.".startswith(f"{library}.") for name in imported(path))]
+    users = [
+        str(path.relative_to(PACKAGE))
+        for path in MODULES
+        if any(f"{name}.".startswith(f"{library}.") for name in imported(path))
+    ]
     assert users, f"nobody imports {library}: this test would see nothing"
     assert [user for user in users if not user.startswith(doors)] == []
 
@@ -49,10 +55,14 @@ def test_no_module_imports_the_front_page() -> None:
 def test_only_the_views_of_a_run_import_upward_by_name() -> None:
     """`import_module("workbench.plots")` would escape the contracts: decisions/0033 has the exception."""
     by_name = {
-        str(path.relative_to(PACKAGE)): [name for name in imported_by_name(path) if name.startswith("workbench.")] for path in MODULES
+        str(path.relative_to(PACKAGE)): [name for name in imported_by_name(path) if name.startswith("workbench.")]
+        for path in MODULES
     }
     assert {path for path, names in by_name.items() if names} == {"__init__.py", "trace/run.py", "trace/views.py"}
-    assert {name for path in ("trace/run.py", "trace/views.py") for name in by_name[path]} == {"workbench.analysis", "workbench.plots"}
+    assert {name for path in ("trace/run.py", "trace/views.py") for name in by_name[path]} == {
+        "workbench.analysis",
+        "workbench.plots",
+    }
 
 
 @pytest.mark.parametrize("heavy", ["torch", "numpy", "plotly", "ipyparallel", "mpi4py", "pandas"])

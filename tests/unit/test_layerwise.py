@@ -42,16 +42,22 @@ def test_buckets_are_dealt_to_lanes() -> None:
 
 def test_the_front_layers_go_first() -> None:
     works = started(LayerwiseSGD(bucket_bytes=0, order=PRIORITY, collective=Ring()))
-    assert [(work.lane, work.priority) for work in works] == [(FREE, 2), (FREE, 1), (FREE, 0)], "the last bucket holds the first layer"
+    assert [(work.lane, work.priority) for work in works] == [(FREE, 2), (FREE, 1), (FREE, 0)], (
+        "the last bucket holds the first layer"
+    )
 
 
 @pytest.mark.parametrize("shuffle", [None, 0, 1])
 @pytest.mark.parametrize("apply", ApplyOrder)
 @pytest.mark.parametrize(
-    "more", [{"lanes": 2}, {"lanes": 2, "collective": Linear()}, {"lanes": 9}, {"order": PRIORITY, "collective": Linear()}], ids=str
+    "more",
+    [{"lanes": 2}, {"lanes": 2, "collective": Linear()}, {"lanes": 9}, {"order": PRIORITY, "collective": Linear()}],
+    ids=str,
 )
 def test_the_update_is_the_synchronous_one(more: dict[str, Any], apply: ApplyOrder, shuffle: int | None) -> None:
-    ours = ReferenceRuntime(LayerwiseSGD(bucket_bytes=0, apply=apply, **more), 3, pull, momentum=0.5, lr=0.3, shuffle=shuffle).run(5)
+    ours = ReferenceRuntime(
+        LayerwiseSGD(bucket_bytes=0, apply=apply, **more), 3, pull, momentum=0.5, lr=0.3, shuffle=shuffle
+    ).run(5)
     theirs = ReferenceRuntime(SynchronousSGD(), 3, pull, momentum=0.5, lr=0.3).run(5)
     for one, other in zip(ours.ranks, theirs.ranks, strict=True):
         assert all(torch.allclose(mine, yours, rtol=1e-14) for mine, yours in zip(one.seen, other.seen, strict=True))

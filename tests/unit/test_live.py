@@ -28,7 +28,12 @@ class Writer:
     """A run of two ranks that is written step by step; each step has a forward, `num_sums` all-reduces and an apply."""
 
     def __init__(self, folder: Path, num_sums: int = 1, **info: Any) -> None:
-        known = {"method": {"name": "PipeSGD", "settings": {}}, "problem": {"name": "digits"}, "num_workers": 2, "status": "running"}
+        known = {
+            "method": {"name": "PipeSGD", "settings": {}},
+            "problem": {"name": "digits"},
+            "num_workers": 2,
+            "status": "running",
+        }
         self.folder = new_run({**known, **info}, folder)
         self.recorders = [FileRecorder(self.folder, rank, {"rank": rank, "host": "here"}) for rank in range(2)]
         self.num_sums, self.num_steps = num_sums, 0
@@ -42,7 +47,13 @@ class Writer:
                 for bucket in range(self.num_sums):
                     recorder.span("all_reduce", "comm", begin + 0.002, begin + 0.008, step, bucket, 4096)
                 recorder.span("apply", "compute", begin + 0.008, begin + 0.009, step)
-                row = {"step": step, "seconds": begin, "samples": 64 * (step + 1), "bytes_sent": 4096 * (step + 1), "staleness": 0}
+                row = {
+                    "step": step,
+                    "seconds": begin,
+                    "samples": 64 * (step + 1),
+                    "bytes_sent": 4096 * (step + 1),
+                    "staleness": 0,
+                }
                 recorder.metrics({**row, "loss": loss / (step + 1), "num_samples": 32, "lr": 0.1, "rank": rank})
                 recorder.end_step()
             self.num_steps += 1
@@ -194,10 +205,15 @@ def test_why_curves_are_no_longer_drawn_stays_where_they_were(tmp_path: Path, mo
     view._handle = shown = Display()
     view.follow(look).join(20)
     assert [list(data) for data in shown.sent] == [["text/html"]]
-    assert "Not updated any more" in shown.sent[0]["text/html"] and "<b>OSError:</b> &lt;stale&gt;" in shown.sent[0]["text/html"]
+    assert (
+        "Not updated any more" in shown.sent[0]["text/html"]
+        and "<b>OSError:</b> &lt;stale&gt;" in shown.sent[0]["text/html"]
+    )
     writer.steps(2).end()
     view.settle()
-    assert list(shown.sent[-1]) == [PLOTLY] and len(view.static().data[0].x) == 5, "who waits for the run has the whole curve"
+    assert list(shown.sent[-1]) == [PLOTLY] and len(view.static().data[0].x) == 5, (
+        "who waits for the run has the whole curve"
+    )
 
     def broken(*_: Any, **__: Any) -> None:
         raise ValueError("no room")
@@ -251,11 +267,15 @@ def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_pa
     assert not view.update() and not view.widget.children, "nothing yet"
     writer.steps(10)
     assert view.update() and view.widget.children
-    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 8" in str(view._moving.figure.layout.annotations)
+    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 8" in str(
+        view._moving.figure.layout.annotations
+    )
     before = sent_revision(view)
     writer.steps(10)
     assert view.update()
-    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 18" in str(view._moving.figure.layout.annotations)
+    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 18" in str(
+        view._moving.figure.layout.annotations
+    )
     assert before == sent_revision(view) != "", "what is zoomed into stays"
     view.settle()
     assert not view._ended.is_set()

@@ -26,7 +26,9 @@ def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
 
 def seen(driver: ReferenceRuntime) -> list[list[float]]:
     """For each step and rank, the first parameter; coordinate k holds k + 1 times that."""
-    return [[common_factor(value) for value in values] for values in zip(*(rank.seen for rank in driver.ranks), strict=True)]
+    return [
+        [common_factor(value) for value in values] for values in zip(*(rank.seen for rank in driver.ranks), strict=True)
+    ]
 
 
 def test_local_steps_then_their_average() -> None:
@@ -76,7 +78,9 @@ def test_without_communication_every_rank_goes_its_own_way() -> None:
 
 @pytest.mark.parametrize(("delay", "expected"), [(0, [-1, -3, -6, -10, -10]), (2, [0, 0, -1, -3, -10])])
 def test_serial_gradients_wait_in_a_queue(delay: int, expected: list[int]) -> None:
-    driver = ReferenceRuntime(SerialSGD(delay=delay), 1, lambda rank, step, w: (step + 1) * numbered(w), lr=1.0, start=0.0).run(4)
+    driver = ReferenceRuntime(
+        SerialSGD(delay=delay), 1, lambda rank, step, w: (step + 1) * numbered(w), lr=1.0, start=0.0
+    ).run(4)
     assert [common_factor(one) for one in [*driver.ranks[0].seen, driver.ranks[0].parameters]] == expected
     assert [len(end.state.waiting) for end in driver.ranks[0].ends] == [min(step + 1, delay) for step in range(4)]
 

@@ -20,7 +20,13 @@ from workbench.collectives import Native, Once, PowerSGD, Ring, native_bytes
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, build_layout, trainable
 
-WAYS = [PowerSGD(), PowerSGD(rank=1), PowerSGD(rank=4, alternate=True), PowerSGD(error_feedback=False), PowerSGD(inner=Ring())]
+WAYS = [
+    PowerSGD(),
+    PowerSGD(rank=1),
+    PowerSGD(rank=4, alternate=True),
+    PowerSGD(error_feedback=False),
+    PowerSGD(inner=Ring()),
+]
 EVERY = pytest.mark.parametrize("way", WAYS, ids=repr)
 
 
@@ -101,7 +107,9 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize("rank", [1, 2, 4])
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("num_ranks", [1, 3])
-def test_it_is_what_torch_does_step_by_step(alone: None, dtype: torch.dtype, rank: int, feedback: bool, num_ranks: int) -> None:
+def test_it_is_what_torch_does_step_by_step(
+    alone: None, dtype: torch.dtype, rank: int, feedback: bool, num_ranks: int
+) -> None:
     """From the same first Q. Torch is given the mean over ranks: its next one depends on nothing else, nor does ours."""
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(20, 9), nn.Linear(3, 2)).to(dtype)
     layout = build_layout(trainable(model))
@@ -109,9 +117,13 @@ def test_it_is_what_torch_does_step_by_step(alone: None, dtype: torch.dtype, ran
     way, ranks = PowerSGD(rank=rank, error_feedback=feedback), contexts(num_ranks, layout, seed=11)
     state = hook.PowerSGDState(None, rank, 2, min_compression_rate=1, use_error_feedback=feedback)
     state.iter = 2
-    compressed = [slot for slot in piece.slots if slot in way.matrices(piece)]  # torch takes them in the bucket's order, as we do
+    compressed = [
+        slot for slot in piece.slots if slot in way.matrices(piece)
+    ]  # torch takes them in the bucket's order, as we do
     for slot in compressed:
-        factor = torch.randn(way.factor_shape(slot, "q"), generator=torch.Generator().manual_seed(slot.index), dtype=dtype)
+        factor = torch.randn(
+            way.factor_shape(slot, "q"), generator=torch.Generator().manual_seed(slot.index), dtype=dtype
+        )
         for ctx in ranks:
             ctx.memory[f"low-rank.q/{slot.index}"] = factor.clone()
     state.q_memory_dict[0] = torch.cat([ranks[0].memory[f"low-rank.q/{slot.index}"].view(-1) for slot in compressed])
@@ -176,7 +188,9 @@ def test_replicas_stay_equal_what_is_small_is_exact_and_bytes_as_foretold(
         assert same(results)
         sent += torch.tensor(ran.bytes_sent)
         for piece in layout.buckets:
-            small = [slice(slot.offset, slot.offset + slot.numel) for slot in piece.slots if slot not in way.matrices(piece)]
+            small = [
+                slice(slot.offset, slot.offset + slot.numel) for slot in piece.slots if slot not in way.matrices(piece)
+            ]
             for part in [*small, slice(piece.tail, piece.stop)]:
                 if way.inner == Native():
                     assert torch.equal(results[0][part], exact[part])
@@ -190,7 +204,10 @@ def test_bytes_by_hand() -> None:
     """One 20 x 10 matrix and its bias of 20, tail of 4: P 40, Q 20 numbers of 8 bytes."""
     layout = build_layout(trainable(nn.Linear(10, 20).double()))
     assert PowerSGD().bytes_of(0, 4, layout) == native_bytes(4, 8 * (40 + 20 + 4)) + native_bytes(4, 8 * 20)
-    assert PowerSGD(alternate=True).bytes_of(0, 4, layout) == (native_bytes(4, 8 * (40 + 24)) + native_bytes(4, 8 * (20 + 24))) / 2
+    assert (
+        PowerSGD(alternate=True).bytes_of(0, 4, layout)
+        == (native_bytes(4, 8 * (40 + 24)) + native_bytes(4, 8 * (20 + 24))) / 2
+    )
     biases = build_layout(trainable(nn.LayerNorm(5).double()))
     assert PowerSGD().bytes_of(0, 4, biases) == native_bytes(4, 8 * biases.numel)
 
@@ -253,7 +270,9 @@ def test_sizes_alone_travel_in_a_simulation_of_timing(way: PowerSGD) -> None:
     layout = layout_of(900)
     ranks, real_ranks = contexts(3, layout), contexts(3, layout)
     for step in range(2):
-        ran = world(way, ranks, gradients(layout, [torch.empty(layout.numel, dtype=layout.dtype, device="meta")] * 3, step))
+        ran = world(
+            way, ranks, gradients(layout, [torch.empty(layout.numel, dtype=layout.dtype, device="meta")] * 3, step)
+        )
         real = world(way, real_ranks, gradients(layout, flats(layout, 3, 0), step))
         ran.run(), real.run()
         assert ran.bytes_sent == real.bytes_sent

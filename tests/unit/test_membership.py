@@ -28,12 +28,18 @@ class Never(Handle):
 def test_a_message_of_one_that_has_left(tmp_path: Path, losable: bool) -> None:
     """Or a worker would take memory in which nothing came for its server's parameters, and go on with that."""
     detector: Any = SimpleNamespace(
-        rank=0, num_ranks=3, folder=tmp_path, announce=None, end_of=lambda rank: "its process has ended" if rank == 1 else None
+        rank=0,
+        num_ranks=3,
+        folder=tmp_path,
+        announce=None,
+        end_of=lambda rank: "its process has ended" if rank == 1 else None,
     )
     handle = PeerHandle(Membership(detector, lambda rank: losable), 1, Never)
     if losable:
         assert handle.poll() and handle.finished_s is not None
     else:
-        with pytest.raises(PeerFailed, match=r"rank 1 has left \(its process has ended\), and no process can take its place"):
+        with pytest.raises(
+            PeerFailed, match=r"rank 1 has left \(its process has ended\), and no process can take its place"
+        ):
             handle.poll()
         assert handle.finished_s is None

@@ -32,7 +32,9 @@ def test_the_residuals_are_those_of_the_records() -> None:
     assert pytest.approx([residual(row) for row in ROWS], abs=6e-5) == list(RESIDUALS)
 
 
-@pytest.mark.parametrize("left_out", [("session",), ("model", "hosts", "rate"), ("method",), ("model",), ("hosts",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "left_out", [("session",), ("model", "hosts", "rate"), ("method",), ("model",), ("hosts",)], ids=" ".join
+)
 def test_four_of_five_cells_of_a_configuration_left_out_are_in_the_band(left_out: tuple[str, ...]) -> None:
     """Nominal 80 %; two standard deviations of a share of 156 are 6 %. A band of the calibration's uncertainty alone held 15 of 80."""
     inside = 0
@@ -47,7 +49,10 @@ def test_four_of_five_cells_of_a_configuration_left_out_are_in_the_band(left_out
 def test_each_cause_widens_the_band() -> None:
     plain = band(1.0, residuals=[0.05, 0.02, -0.04])
     assert plain[0] < 1 < plain[1]
-    varied, drawn = band(1.0, step_sd=0.5, residuals=[0.05, 0.02, -0.04]), band(1.0, [0.7, 1.4], residuals=[0.05, 0.02, -0.04])
+    varied, drawn = (
+        band(1.0, step_sd=0.5, residuals=[0.05, 0.02, -0.04]),
+        band(1.0, [0.7, 1.4], residuals=[0.05, 0.02, -0.04]),
+    )
     assert varied[0] < plain[0] < plain[1] < varied[1] and drawn[0] < plain[0] < plain[1] < drawn[1]
     assert band(2.0, residuals=()) == (2.0, 2.0)
 

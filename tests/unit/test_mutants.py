@@ -48,7 +48,9 @@ def test_the_record_is_of_these_and_what_survived_has_a_reason() -> None:
     assert set(RECORD) <= set(reasons), f"of no mutant: {set(RECORD) - set(reasons)}"
     for name, row in RECORD.items():
         assert {"date", "commit", "caught_by"} == set(row)
-        assert bool(row["caught_by"]) != bool(reasons[name]), f"{name} survived, or is marked as equivalent and was caught"
+        assert bool(row["caught_by"]) != bool(reasons[name]), (
+            f"{name} survived, or is marked as equivalent and was caught"
+        )
 
 
 def test_a_bug_is_planted_in_the_copy_and_taken_out(tmp_path: Path) -> None:

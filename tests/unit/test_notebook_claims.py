@@ -32,13 +32,22 @@ def test_a_notebook_with_claims_has_the_form(name: str) -> None:
     for size in SIZES:
         assert values_at(path, size)["size"] == size
     cells = nbformat.read(path, as_version=4).cells
-    assert cells[0].cell_type == "markdown" and cells[0].source.partition("\n")[0].endswith("?"), "its question comes first"
+    assert cells[0].cell_type == "markdown" and cells[0].source.partition("\n")[0].endswith("?"), (
+        "its question comes first"
+    )
     records = re.findall(r"\]\((\.\./papers/\S+/records/\S+\.json)\)", cells[0].source)
     assert "**Answer** (size `ci`," in cells[0].source and records, "then the answer of its record"
     assert all((path.parent / record).is_file() for record in records)
     assert "answer" in cells[-1].metadata.get("tags", []), "its answer last"
-    assert all(not cell.outputs and cell.execution_count is None for cell in cells if cell.cell_type == "code"), "without outputs"
-    asked = {question.cell for key in claimed_notebooks()[name] for question in read_claims(key).questions if question.notebook == name}
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells if cell.cell_type == "code"), (
+        "without outputs"
+    )
+    asked = {
+        question.cell
+        for key in claimed_notebooks()[name]
+        for question in read_claims(key).questions
+        if question.notebook == name
+    }
     assert asked <= cell_tags(path)
 
 

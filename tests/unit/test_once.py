@@ -104,7 +104,12 @@ def in_rank_order(rows: list[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("spread", SPREADS)
 @settings(max_examples=25)
-@given(num_ranks=st.integers(1, 7), numel=st.integers(0, 30), seed=SEEDS, dtype=st.sampled_from([torch.float32, torch.float64]))
+@given(
+    num_ranks=st.integers(1, 7),
+    numel=st.integers(0, 30),
+    seed=SEEDS,
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
 def test_without_loss_it_is_the_sum_in_rank_order_to_the_last_bit(
     spread: Any, num_ranks: int, numel: int, seed: int, dtype: torch.dtype
 ) -> None:
@@ -113,7 +118,9 @@ def test_without_loss_it_is_the_sum_in_rank_order_to_the_last_bit(
     ran = world(collective, contexts(num_ranks), [row.clone() for row in rows], seed)
     for result in ran.run():
         assert torch.equal(result, in_rank_order(rows))
-    assert ran.bytes_sent == [collective.bytes_sent(rank, num_ranks, numel, dtype.itemsize) for rank in range(num_ranks)]
+    assert ran.bytes_sent == [
+        collective.bytes_sent(rank, num_ranks, numel, dtype.itemsize) for rank in range(num_ranks)
+    ]
 
 
 @EVERY
@@ -157,12 +164,17 @@ def test_buckets_one_by_one_are_the_whole_gradient(way: Once) -> None:
     together = world(way, whole, gradients(layout, rows)).run()[0]
     for piece in layout.buckets:
         slices = [row[piece.start : piece.stop] for row in rows]
-        assert torch.equal(world(way, parts, gradients(layout, slices, bucket=piece.index)).run()[1], together[piece.start : piece.stop])
+        assert torch.equal(
+            world(way, parts, gradients(layout, slices, bucket=piece.index)).run()[1],
+            together[piece.start : piece.stop],
+        )
     assert whole[2].memory.keys() == parts[2].memory.keys()
     assert all(torch.equal(value, parts[2].memory[name]) for name, value in whole[2].memory.items())
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if isinstance(way.codec, ErrorFeedback) and way.spread != "raw"], ids=repr)
+@pytest.mark.parametrize(
+    "way", [way for way in WAYS if isinstance(way.codec, ErrorFeedback) and way.spread != "raw"], ids=repr
+)
 @pytest.mark.parametrize("num_ranks", [1, 4])
 def test_with_feedback_all_that_was_applied_and_all_residuals_are_all_gradients(way: Once, num_ranks: int) -> None:
     """Residuals of every rank, and with two shots of every owner: none of the two encodings forgets."""
@@ -180,7 +192,9 @@ def test_with_feedback_all_that_was_applied_and_all_residuals_are_all_gradients(
     body = slice(piece.start, piece.tail)
     assert torch.allclose(sent[body] + left, total[body], rtol=1e-12, atol=1e-12)
     assert not torch.allclose(sent[body], total[body], rtol=1e-3), "nothing was left out, so nothing was tested"
-    plain = world(Once(codec=way.plain, spread=way.spread, inner=way.inner), contexts(num_ranks, layout), gradients(layout, rows)).run()[0]
+    plain = world(
+        Once(codec=way.plain, spread=way.spread, inner=way.inner), contexts(num_ranks, layout), gradients(layout, rows)
+    ).run()[0]
     assert torch.equal(plain[piece.tail :], in_rank_order(rows)[piece.tail :])
 
 
@@ -189,7 +203,10 @@ def test_one_encoding_of_each_value_and_one_of_the_sum_bound_the_error() -> None
     rows = list(torch.randn(5, 200, generator=torch.Generator().manual_seed(0)))
     exact = in_rank_order(rows).double()
     error = {
-        spread: (world(Once(codec=Linear8(), spread=spread), contexts(5), [row.clone() for row in rows]).run()[0].double() - exact)  # type: ignore[arg-type]
+        spread: (
+            world(Once(codec=Linear8(), spread=spread), contexts(5), [row.clone() for row in rows]).run()[0].double()
+            - exact
+        )  # type: ignore[arg-type]
         for spread in SPREADS
     }
     each = sum(float(row.abs().max()) for row in rows) / 254
@@ -245,7 +262,9 @@ def test_sizes_alone_travel_in_a_simulation_of_timing(way: Once) -> None:
     assert real.local_bytes == ran.local_bytes, "the same local work"
 
 
-@pytest.mark.parametrize("codec", [QSGD(levels=1, group=8), Linear8(rounding="stochastic"), SharedInt(rounding="stochastic")], ids=repr)
+@pytest.mark.parametrize(
+    "codec", [QSGD(levels=1, group=8), Linear8(rounding="stochastic"), SharedInt(rounding="stochastic")], ids=repr
+)
 def test_noise_differs_by_step_and_seed_and_by_nothing_else(codec: Codec) -> None:
     way, layout = Once(codec=codec), layout_of(0)
     row = flats(layout, 1, 3)[0]
@@ -269,7 +288,9 @@ def test_noise_differs_by_rank_and_bucket() -> None:
     assert first.tail - first.start == second.tail - second.start
     assert not torch.equal(one[first.start : first.tail], one[second.start : second.tail])
     integers = world(
-        Once(codec=SharedInt(rounding="stochastic")), contexts(2), [(row[:50] * 0.3 + torch.eye(1, 50)[0]).clone() for _ in range(2)]
+        Once(codec=SharedInt(rounding="stochastic")),
+        contexts(2),
+        [(row[:50] * 0.3 + torch.eye(1, 50)[0]).clone() for _ in range(2)],
     )
     units = integers.run()[0] * (127 // 2) / 1.3  # the same noise would make every sum of two an even one
     assert bool((units.round() % 2 == 1).any())
@@ -288,7 +309,10 @@ def test_the_mean_over_steps_of_unbiased_sums_is_the_sum() -> None:
     body = slice(0, layout.buckets[0].tail)
     ranks = contexts(3, layout)
     draws = torch.stack(
-        [world(Once(codec=Linear8(rounding="stochastic")), ranks, gradients(layout, rows, step)).run()[0] for step in range(300)]
+        [
+            world(Once(codec=Linear8(rounding="stochastic")), ranks, gradients(layout, rows, step)).run()[0]
+            for step in range(300)
+        ]
     )
     deviation = (draws.double().mean(0) - in_rank_order(rows).double())[body]
     z = deviation / (draws.double().std(0)[body] / 300**0.5 + 1e-7)
@@ -328,7 +352,9 @@ def test_as_many_ranks_as_fit() -> None:
     result = world(Once(codec=SharedInt8()), contexts(127), [row.clone() for row in rows]).run()[0]
     scale = float(torch.stack(rows).abs().max())
     assert float((result - in_rank_order(rows)).abs().max()) <= 127 * scale / 2  # one level is left
-    finer = world(replace(Once(codec=SharedInt(bits=16)), inner=Linear()), contexts(127), [row.clone() for row in rows]).run()[0]
+    finer = world(
+        replace(Once(codec=SharedInt(bits=16)), inner=Linear()), contexts(127), [row.clone() for row in rows]
+    ).run()[0]
     assert float((finer - in_rank_order(rows)).abs().max()) <= 127 * scale / 2 / (32767 // 127)
 
 

@@ -25,7 +25,12 @@ from workbench.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CONDA_NAMES = {"torch": "pytorch", "jupyter-console": "jupyter_console", "kaleido": "python-kaleido", "playwright": "playwright-python"}
+CONDA_NAMES = {
+    "torch": "pytorch",
+    "jupyter-console": "jupyter_console",
+    "kaleido": "python-kaleido",
+    "playwright": "playwright-python",
+}
 
 
 def declared() -> dict[str, Requirement]:
@@ -37,12 +42,17 @@ def declared() -> dict[str, Requirement]:
 
 def pinned() -> dict[str, Version]:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    return {re.sub(r"[-_.]+", "-", name).lower(): Version(version) for name, version in (line.split("==") for line in lines)}
+    return {
+        re.sub(r"[-_.]+", "-", name).lower(): Version(version) for name, version in (line.split("==") for line in lines)
+    }
 
 
 def test_environment_yml_is_in_step_with_pyproject() -> None:
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    conda = {requirement.name: requirement for requirement in (Requirement(line) for line in environment if isinstance(line, str))}
+    conda = {
+        requirement.name: requirement
+        for requirement in (Requirement(line) for line in environment if isinstance(line, str))
+    }
     assert str(conda.pop("python").specifier) == PROJECT["requires-python"]
     conda.pop("pip")
     ours = {CONDA_NAMES.get(name, name): str(requirement.specifier) for name, requirement in declared().items()}
@@ -51,7 +61,9 @@ def test_environment_yml_is_in_step_with_pyproject() -> None:
 
 def test_constraints_pin_every_dependency_within_its_range() -> None:
     pins = pinned()
-    assert {name: str(requirement) for name, requirement in declared().items() if pins[name] not in requirement.specifier} == {}
+    assert {
+        name: str(requirement) for name, requirement in declared().items() if pins[name] not in requirement.specifier
+    } == {}
 
 
 def test_all_is_every_extra() -> None:
@@ -92,7 +104,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment that holds our wheel, and sees this environment's packages but not the checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT], check=True, timeout=100)
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT], check=True, timeout=100
+    )
     (wheel,) = folder.glob("sgd_workbench-*.whl")
     prefix = folder / "venv"
     venv.create(prefix, symlinks=True)
@@ -108,7 +122,12 @@ def from_wheel(prefix: Path, *command: str) -> str:
     """What a command of the wheel's environment prints, started far from the checkout."""
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "JUPYTER_PATH")}
     result = subprocess.run(
-        [prefix / "bin" / command[0], *command[1:]], cwd=prefix, env=environment, capture_output=True, text=True, timeout=100
+        [prefix / "bin" / command[0], *command[1:]],
+        cwd=prefix,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -129,10 +148,16 @@ def test_wheel_brings_notebooks_and_papers(installed: Path) -> None:
 
 @pytest.mark.notebooks
 def test_wheel_brings_the_kernel(installed: Path) -> None:
-    specs = json.loads(from_wheel(installed, "python", "-m", "jupyter_client.kernelspecapp", "list", "--json"))["kernelspecs"]
+    specs = json.loads(from_wheel(installed, "python", "-m", "jupyter_client.kernelspecapp", "list", "--json"))[
+        "kernelspecs"
+    ]
     assert Path(specs["workbench"]["resource_dir"]).is_relative_to(installed)
     assert specs["workbench"]["spec"]["display_name"] == "Workbench"
-    assert {path.name for path in Path(specs["workbench"]["resource_dir"]).iterdir()} == {"kernel.json", "logo-64x64.png", "logo-svg.svg"}
+    assert {path.name for path in Path(specs["workbench"]["resource_dir"]).iterdir()} == {
+        "kernel.json",
+        "logo-64x64.png",
+        "logo-svg.svg",
+    }
 
 
 @pytest.mark.notebooks
@@ -141,7 +166,9 @@ def test_wheel_lets_plain_nbconvert_draw_figures(installed: Path) -> None:
     shown = nbformat.v4.new_output("display_data", data)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("figure", outputs=[shown, shown])])
     nbformat.write(notebook, installed / "figures.ipynb")
-    templates = str(Path(sysconfig.get_path("data"), "share", "jupyter"))  # nbconvert's own, which is not installed there
+    templates = str(
+        Path(sysconfig.get_path("data"), "share", "jupyter")
+    )  # nbconvert's own, which is not installed there
     code = f"import os; os.environ['JUPYTER_PATH'] = {templates!r}; from nbconvert.nbconvertapp import main; main()"
     from_wheel(installed, "python", "-c", code, "--to", "html", "figures.ipynb")
     page = (installed / "figures.html").read_text()
@@ -162,7 +189,9 @@ def test_papermill_runs_a_notebook_with_our_engine(installed: Path) -> None:
     notebook = nbformat.v4.new_notebook(cells=[parameters, nbformat.v4.new_code_cell("print(one + 1)")])
     notebook.metadata["kernelspec"] = {"name": "workbench", "display_name": "Workbench", "language": "python"}
     nbformat.write(notebook, installed / "in.ipynb")
-    from_wheel(installed, "python", "-m", "papermill", "--engine", "workbench", "in.ipynb", "out.ipynb", "-p", "one", "2")
+    from_wheel(
+        installed, "python", "-m", "papermill", "--engine", "workbench", "in.ipynb", "out.ipynb", "-p", "one", "2"
+    )
     assert nbformat.read(installed / "out.ipynb", as_version=4).cells[-1].outputs[0]["text"] == "3\n"
 
 
@@ -187,9 +216,7 @@ def test_a_type_checker_reads_the_types_of_the_wheel(installed: Path, tmp_path: 
         "found = Iterations(limit=1000.0, critical_workers=50.0)\nsteps: float = found(25)\n"
         'Iterations(limit="many", critical_workers=50.0)\nwords: str = found(25)\n'
     )
-    large = (
-        "[mypy-torch.*,numpy.*,scipy.*,plotly.*,mpi4py.*]\nfollow_imports = skip\n"  # minutes of checking that the program has no use for
-    )
+    large = "[mypy-torch.*,numpy.*,scipy.*,plotly.*,mpi4py.*]\nfollow_imports = skip\n"  # minutes of checking that the program has no use for
     (tmp_path / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\n{large}")
     python = ("--python-executable", str(installed / "bin" / "python"))
     command = [sys.executable, "-m", "mypy", *python, "--cache-dir", str(tmp_path / "cache"), "program.py"]

@@ -56,18 +56,25 @@ def test_a_card_has_the_form(key: str) -> None:
     assert re.search(r"\*[^*]+\*", head) and re.search(r"\b(19|20)\d\d\b", head), "a title and a year"
     titles = [title for title in parts[0::2] if title not in GENERATED]
     assert titles == (REPRODUCED if key in THREE else ["Here", "Read or recalled", "Symbols"])
-    here, provenance, symbols = (parts[2 * titles.index(title) + 1] for title in ("Here", "Read or recalled", "Symbols"))
+    here, provenance, symbols = (
+        parts[2 * titles.index(title) + 1] for title in ("Here", "Read or recalled", "Symbols")
+    )
     assert re.search(r"\b(Read|Recalled)", provenance)
     assert len(re.findall(r"^\| .* \| .* \| .*\|$", symbols, re.MULTILINE)) >= 2, "a head and at least one symbol"
     names = {
-        name for name in re.findall(r"^- \[?`([A-Z]\w+)|; \[?`([A-Z]\w+)|, \[?`([A-Z]\w+)", here, re.MULTILINE) for name in name if name
+        name
+        for name in re.findall(r"^- \[?`([A-Z]\w+)|; \[?`([A-Z]\w+)|, \[?`([A-Z]\w+)", here, re.MULTILINE)
+        for name in name
+        if name
     }
     known = {*dir(algorithms), *dir(collectives), *dir(codecs), "NoiseScale", "Settings"}
     assert names and names <= known, "what is implemented is named as it is called"
 
 
 def test_the_list_of_papers_is_that_of_the_cards() -> None:
-    listed = re.findall(r"^\| \[`(\w+)`\]\((\w+)/card\.md\)", (shared("papers") / "README.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^\| \[`(\w+)`\]\((\w+)/card\.md\)", (shared("papers") / "README.md").read_text(), re.MULTILINE
+    )
     assert sorted(key for key, _ in listed) == KEYS
     assert all(key == folder for key, folder in listed)
 
@@ -82,4 +89,6 @@ def test_a_card_leads_to_the_code(key: str) -> None:
     for name, target in links:
         path = (folder / target).resolve()
         assert path.is_file(), target
-        assert name.rpartition("/")[2] in path.name or re.search(rf"^(class|def) {name}\b", path.read_text(), re.MULTILINE), (name, target)
+        assert name.rpartition("/")[2] in path.name or re.search(
+            rf"^(class|def) {name}\b", path.read_text(), re.MULTILINE
+        ), (name, target)

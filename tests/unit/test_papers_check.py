@@ -56,13 +56,19 @@ def test_what_is_in_order_is_called_so(share: Path, capsys: pytest.CaptureFixtur
     assert (told["claim"], told["verdict"], told["mean"]) == (CLAIM, "reproduced", 1.0)
 
 
-CLAIMS, RECORD = Path("papers", KEY, "claims", f"{NAME}.yaml"), Path("papers", KEY, "records", f"{NAME}.ci.2-cores.json")
+CLAIMS, RECORD = (
+    Path("papers", KEY, "claims", f"{NAME}.yaml"),
+    Path("papers", KEY, "records", f"{NAME}.ci.2-cores.json"),
+)
 
 
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda share: edit(share / CLAIMS, "[0.9, 1.1]", "[0.5, 1.1]"), f"the expectation of {CLAIM} was edited after this record"),
+        (
+            lambda share: edit(share / CLAIMS, "[0.9, 1.1]", "[0.5, 1.1]"),
+            f"the expectation of {CLAIM} was edited after this record",
+        ),
         (lambda share: edit(share / CLAIMS, "kind: numeric", "kind: numerc"), "kind='numerc': write exact"),
         (lambda share: edit(share / CLAIMS, "cell: answer", "cell: anwer"), "did you mean answer"),
         (lambda share: edit(share / CLAIMS, "near-one", "near-two"), f"has no claim {NAME}-near-one"),
@@ -82,11 +88,19 @@ CLAIMS, RECORD = Path("papers", KEY, "claims", f"{NAME}.yaml"), Path("papers", K
             "card.md is not up to date with claims and records",
         ),
         (lambda share: edit(share / "papers" / KEY / "card.md", BEGIN, ""), "has no place for its generated part"),
-        (lambda share: (share / "notebooks" / f"{NAME}.ipynb").rename(share / "notebooks" / "21-other.ipynb"), "did you mean"),
-        (lambda share: (share / "notebooks" / "sizes" / f"{NAME}.yaml").unlink(), "has no sizes: write notebooks/sizes/20-one.yaml"),
+        (
+            lambda share: (share / "notebooks" / f"{NAME}.ipynb").rename(share / "notebooks" / "21-other.ipynb"),
+            "did you mean",
+        ),
+        (
+            lambda share: (share / "notebooks" / "sizes" / f"{NAME}.yaml").unlink(),
+            "has no sizes: write notebooks/sizes/20-one.yaml",
+        ),
     ],
 )
-def test_what_is_out_of_order_is_said(share: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], object], says: str) -> None:
+def test_what_is_out_of_order_is_said(
+    share: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], object], says: str
+) -> None:
     spoil(share)
     assert main(["papers", "check"]) == 1
     assert says in capsys.readouterr().out
@@ -113,7 +127,9 @@ def test_a_claim_is_older_than_its_record(share: Path) -> None:
     assert any("did not exist at the record's commit" in problem for problem in check_papers().problems)
 
 
-def test_without_history_it_is_said_that_digests_alone_are_checked(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_history_it_is_said_that_digests_alone_are_checked(
+    share: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history, "git", lambda *_: None)
     result = check_papers()
     assert result.problems == [] and "only the digests of expectations are checked" in result.notes[0]
@@ -133,7 +149,9 @@ def test_digits_never_reproduce_the_papers_own_scale(share: Path) -> None:
     for size, word in (("ci", "same direction at reduced scale"), ("full", "reproduced")):
         record(share, sha, size=size, parameters={"size": size, "problem": "digits-mlp"})
         assert read_paper(KEY).rows[0].verdict.word == word
-    assert any("about the paper's own data, but was measured on digits-mlp" in problem for problem in check_papers().problems)
+    assert any(
+        "about the paper's own data, but was measured on digits-mlp" in problem for problem in check_papers().problems
+    )
 
 
 def test_the_largest_size_decides_then_the_newest_and_sites_stand_side_by_side(share: Path) -> None:
@@ -150,14 +168,21 @@ def test_the_largest_size_decides_then_the_newest_and_sites_stand_side_by_side(s
 
 
 def test_the_pages_tell_ours_beside_what_is_expected(share: Path) -> None:
-    row = next(line for line in (share / "papers" / "README.md").read_text().splitlines() if f"`{NAME}-near-one`" in line)
+    row = next(
+        line for line in (share / "papers" / "README.md").read_text().splitlines() if f"`{NAME}-near-one`" in line
+    )
     cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
     assert cells[2:4] == ["reproduced", "1 (expected 0.9 to 1.1)"]
     assert cells[4] == "[0.98, 1.02], 5 seeds"
     assert cells[5] == f"[formula, 2-cores, ci]({KEY}/records/{NAME}.ci.2-cores.json)" and cells[6] == "2026-01-02"
     card = (share / "papers" / KEY / "card.md").read_text()
     assert card.startswith(CARD.partition(BEGIN)[0])
-    for words in ("## Experiments", "P-20-one", "## What reviewers asked", f"[{NAME}](../../notebooks/{NAME}.ipynb), cell `answer`"):
+    for words in (
+        "## Experiments",
+        "P-20-one",
+        "## What reviewers asked",
+        f"[{NAME}](../../notebooks/{NAME}.ipynb), cell `answer`",
+    ):
         assert words in card
     assert stale_pages() == []
 
@@ -172,7 +197,13 @@ def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None
     headlines, _, table = readme.read_text().partition("## All claims")
     (row,) = [line for line in headlines.splitlines() if line.startswith(f"| [{KEY}]")]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[2:] == ["reproduced", "1 [0.98, 1.02]", "0.9 to 1.1", "the value", f"[formula](../notebooks/{NAME}.ipynb)"]
+    assert cells[2:] == [
+        "reproduced",
+        "1 [0.98, 1.02]",
+        "0.9 to 1.1",
+        "the value",
+        f"[formula](../notebooks/{NAME}.ipynb)",
+    ]
     assert f"`{NAME}-near-one`" in table
     edit(share / CLAIMS, "headline: true", "headline: yes, it is")
     with pytest.raises(ConfigError, match="headline must be true or false"):

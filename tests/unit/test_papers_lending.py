@@ -33,7 +33,12 @@ def test_places(launcher: str, job: str, place: str, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_an_emulated_network_is_for_root(
-    launcher: str, user: int, reached: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launcher: str,
+    user: int,
+    reached: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
     assert within_reach(launcher) == reached

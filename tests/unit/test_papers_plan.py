@@ -162,15 +162,24 @@ def test_what_a_notebook_is_does_not_depend_on_its_outputs(share: Path) -> None:
 
 
 def test_one_writes_at_a_time(tmp_path: Path) -> None:
-    with only_writer(tmp_path), pytest.raises(ConfigError, match="another `workbench reproduce` writes into"), only_writer(tmp_path):
+    with (
+        only_writer(tmp_path),
+        pytest.raises(ConfigError, match="another `workbench reproduce` writes into"),
+        only_writer(tmp_path),
+    ):
         pass
     with only_writer(tmp_path):
         pass
 
 
-def test_an_artefact_can_be_run_by_itself_and_is_the_same_twice(share: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artefact_can_be_run_by_itself_and_is_the_same_twice(
+    share: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sha = git(share, "rev-parse", "HEAD").strip()
-    write_record(record_file(share / "papers", KEY, "20-one", "ci", "2-cores"), facts("20-one", find_claim(f"{KEY}/20-one-near-one"), sha))
+    write_record(
+        record_file(share / "papers", KEY, "20-one", "ci", "2-cores"),
+        facts("20-one", find_claim(f"{KEY}/20-one-near-one"), sha),
+    )
     archives = [tmp_path / "one.zip", tmp_path / "two.zip"]
     for path in archives:
         assert main(["artefact", KEY, "-o", str(path)]) == 0
@@ -189,7 +198,10 @@ def test_an_artefact_can_be_run_by_itself_and_is_the_same_twice(share: Path, tmp
     ):
         assert words in text
     assert f"workbench reproduce {KEY} --claim 20-one-near-one --size ci" in text
-    assert str(tmp_path) not in (folder / "environment.txt").read_text() and "torch==" in (folder / "environment.txt").read_text()
+    assert (
+        str(tmp_path) not in (folder / "environment.txt").read_text()
+        and "torch==" in (folder / "environment.txt").read_text()
+    )
     monkeypatch.setenv("WORKBENCH_SHARE", str(folder))
     assert [job.name for job in plan(KEY, "ci")] == ["20-one", "21-two", "22-ranks"]
     assert main(["papers", "table"]) == 0 and main(["papers", "check"]) == 0

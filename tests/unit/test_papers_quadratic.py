@@ -13,7 +13,9 @@ from workbench.program import Algorithm
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(("algorithm", "delay", "workers"), [(SerialSGD(delay=2), 2, 1), (PipeSGD(width=2), 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("algorithm", "delay", "workers"), [(SerialSGD(delay=2), 2, 1), (PipeSGD(width=2), 1, 2)], ids=str
+)
 def test_training_finds_the_limit(algorithm: Algorithm, delay: int, workers: int, momentum: float) -> None:
     assert trained_limit(algorithm, delay, momentum, workers=workers, steps=300) == pytest.approx(
         theory.stability_limit(delay, momentum), rel=0.01
@@ -22,7 +24,9 @@ def test_training_finds_the_limit(algorithm: Algorithm, delay: int, workers: int
 
 def test_what_grows_for_long_is_still_a_number() -> None:
     """With momentum, modes above the limit grow by half a step."""
-    assert trained_limit(SerialSGD(delay=0), 0, 0.9, workers=1, steps=1000) == pytest.approx(theory.stability_limit(0, 0.9), rel=0.01)
+    assert trained_limit(SerialSGD(delay=0), 0, 0.9, workers=1, steps=1000) == pytest.approx(
+        theory.stability_limit(0, 0.9), rel=0.01
+    )
 
 
 def test_of_another_delay_there_is_none() -> None:

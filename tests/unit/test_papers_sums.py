@@ -11,7 +11,9 @@ from workbench.costs import Network
 from workbench.papers.sums import sum_error, sum_run, sum_s
 from workbench.theory import all_reduce_s
 
-LINK = Network(latency_s=1e-4, bandwidth_bytes_per_s=1e9, sum_s_per_byte=1e-10, encode_s_per_byte=3e-10, decode_s_per_byte=1e-10)
+LINK = Network(
+    latency_s=1e-4, bandwidth_bytes_per_s=1e9, sum_s_per_byte=1e-10, encode_s_per_byte=3e-10, decode_s_per_byte=1e-10
+)
 
 
 @pytest.mark.parametrize("collective", [Ring(), Ring(codec=Linear8()), Linear()], ids=repr)

@@ -37,7 +37,9 @@ def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
 
 
 def run(quorum: Any, num_ranks: int = 3, gradient: Any = coded, steps: int = STEPS, **more: Any) -> ReferenceRuntime:
-    return ReferenceRuntime(PartialAllReduce(quorum=quorum, collective=Linear()), num_ranks, gradient, lr=1.0, start=0.0, **more).run(steps)
+    return ReferenceRuntime(
+        PartialAllReduce(quorum=quorum, collective=Linear()), num_ranks, gradient, lr=1.0, start=0.0, **more
+    ).run(steps)
 
 
 def contributions(driver: ReferenceRuntime) -> list[set[tuple[int, int]]]:
@@ -53,7 +55,11 @@ def contributions(driver: ReferenceRuntime) -> list[set[tuple[int, int]]]:
 
 
 @settings(max_examples=40)
-@given(num_ranks=st.integers(1, 4), quorum=st.sampled_from(["solo", "majority", 0.7, "all"]), shuffle=st.integers(0, 10_000))
+@given(
+    num_ranks=st.integers(1, 4),
+    quorum=st.sampled_from(["solo", "majority", 0.7, "all"]),
+    shuffle=st.integers(0, 10_000),
+)
 def test_every_order_of_events(num_ranks: int, quorum: str | float, shuffle: int) -> None:
     driver = run(quorum, num_ranks, shuffle=shuffle)
     for rank in driver.ranks:
@@ -75,7 +81,9 @@ def test_every_order_of_events(num_ranks: int, quorum: str | float, shuffle: int
         assert {end.step for end in rank.ends if end.dropped} == skipped | {step for _, step in left}
         assert len(left) <= 1, "only the last gradient can be left over"
         told = [(update.gradient_step, pair) for update in rank.applied for pair in update.of]
-        assert {version for _, (_, version) in told} == {step for owner, step in used if owner == number}, "its own versions are told"
+        assert {version for _, (_, version) in told} == {step for owner, step in used if owner == number}, (
+            "its own versions are told"
+        )
 
 
 @pytest.mark.parametrize("quorum", ["all", 1.0, 3])
@@ -93,9 +101,18 @@ def test_a_slow_rank_is_waited_for_by_nobody() -> None:
     driver = run(2, costs=Costs(backward=lambda rank, step: 3.5 if rank == 2 else 1.0))
     assert [step for step, _ in driver.ranks[2].backwards] == [0, 3]
     rounds = contributions(driver)
-    assert [sorted(one) for one in rounds[:4]] == [[(0, 0), (1, 0)], [(0, 1), (1, 1)], [(0, 2), (1, 2)], [(0, 3), (1, 3), (2, 0)]]
-    assert [end.step for end in driver.ranks[2].ends if end.dropped] == [1, 2, 3, 4, 5], "it skipped four, and one was left over"
-    assert [update.staleness for update in driver.ranks[2].applied] == [0, 0, 0, 3, 0, 0], "of its own gradient, in the round that used it"
+    assert [sorted(one) for one in rounds[:4]] == [
+        [(0, 0), (1, 0)],
+        [(0, 1), (1, 1)],
+        [(0, 2), (1, 2)],
+        [(0, 3), (1, 3), (2, 0)],
+    ]
+    assert [end.step for end in driver.ranks[2].ends if end.dropped] == [1, 2, 3, 4, 5], (
+        "it skipped four, and one was left over"
+    )
+    assert [update.staleness for update in driver.ranks[2].applied] == [0, 0, 0, 3, 0, 0], (
+        "of its own gradient, in the round that used it"
+    )
 
 
 @final
@@ -126,11 +143,13 @@ def test_all_ranks_sum_a_round_under_its_own_number(quorum: str) -> None:
 @pytest.mark.parametrize("stop", range(STEPS))
 @pytest.mark.parametrize("shuffle", [3, 4])
 def test_stopped_and_resumed_no_gradient_is_lost_or_used_twice(stop: int, shuffle: int) -> None:
-    first = ReferenceRuntime(PartialAllReduce(quorum="solo", collective=Linear()), 3, coded, lr=1.0, start=0.0, shuffle=shuffle).run(
-        STEPS, stop_after=stop
-    )
+    first = ReferenceRuntime(
+        PartialAllReduce(quorum="solo", collective=Linear()), 3, coded, lr=1.0, start=0.0, shuffle=shuffle
+    ).run(STEPS, stop_after=stop)
     assert {len(rank.seen) for rank in first.ranks} == {stop + 1}, "all ranks stopped at one step"
-    second = ReferenceRuntime(PartialAllReduce(quorum="solo", collective=Linear()), 3, coded, lr=1.0, start=0.0, shuffle=shuffle)
+    second = ReferenceRuntime(
+        PartialAllReduce(quorum="solo", collective=Linear()), 3, coded, lr=1.0, start=0.0, shuffle=shuffle
+    )
     for here, before in zip(second.ranks, first.ranks, strict=True):
         here.updates = list(before.updates)
     second.run(STEPS, first_step=stop + 1, resumed=first.states)
@@ -204,7 +223,9 @@ def test_more_than_there_are_is_refused() -> None:
 def test_no_hop_of_a_sum_has_a_tag_of_the_rounds_own_messages(num_ranks: int) -> None:
     """Rounds and their sums share the tags of the program: a ring of 497 ranks has hops 0 to 991, and READY was 990."""
     for rank in (0, num_ranks - 1):
-        tape = record_schedule(perform(Ring().all_reduce(Context(rank, num_ranks), torch.empty(num_ranks, device="meta"))))
+        tape = record_schedule(
+            perform(Ring().all_reduce(Context(rank, num_ranks), torch.empty(num_ranks, device="meta")))
+        )
         assert tape is not None
         used = {tag for op, _, _, tag, _ in tape.instructions if op in (SEND, RECEIVE)}
         assert len(used) > 400 and not used & {READY, GO, DONE}

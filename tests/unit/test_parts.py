@@ -39,7 +39,9 @@ def test_a_receive_waits_until_its_sender_begins() -> None:
         ((9, 9), (1, 5), 4, 0),  # clocks that disagree: never more than the receive itself
     ],
 )
-def test_waiting_is_a_part_of_the_receive(sent: tuple[float, float], received: tuple[float, float], wait_s: float, wire_s: float) -> None:
+def test_waiting_is_a_part_of_the_receive(
+    sent: tuple[float, float], received: tuple[float, float], wait_s: float, wire_s: float
+) -> None:
     found = parts(joined([span("send", *sent, 1)], [span("recv", *received, 0)])).of_rank(1)
     assert (found["wait_s"], found["wire_s"]) == (wait_s, wire_s)
 
@@ -81,9 +83,20 @@ def test_steps_and_ranks() -> None:
     """A message is paired before the steps are chosen, or the second receive would be given the first send."""
     spans = joined(
         [span("send", 2, 3, 1, step=0), span("send", 10, 14, 1, step=1)],
-        [span("recv", 1, 3, 0, step=0), span("recv", 9, 14, 0, step=1), span("sum", 14, 16, step=1), span("sum", 3, 4, step=0)],
+        [
+            span("recv", 1, 3, 0, step=0),
+            span("recv", 9, 14, 0, step=1),
+            span("sum", 14, 16, step=1),
+            span("sum", 3, 4, step=0),
+        ],
     )
-    assert parts(spans, steps=slice(1, 2)).of_rank(1) == {"wait_s": 1, "wire_s": 4, "decode_s": 0, "sum_s": 2, "encode_s": 0}
+    assert parts(spans, steps=slice(1, 2)).of_rank(1) == {
+        "wait_s": 1,
+        "wire_s": 4,
+        "decode_s": 0,
+        "sum_s": 2,
+        "encode_s": 0,
+    }
     assert parts(spans, ranks=[1]).rank.tolist() == [1]
     assert parts(spans, ranks=[1], steps=slice(0, 1)).total()["sum_s"] == 1
 

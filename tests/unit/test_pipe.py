@@ -51,7 +51,9 @@ def test_what_is_applied_when(algorithm: PipeSGD, expected: list[int]) -> None:
 
 
 @pytest.mark.parametrize("stop", range(5))
-@pytest.mark.parametrize("algorithm", [PipeSGD(width=3, warmup_steps=1), PipeSGD(width=3, first=DUPLICATE, warmup_steps=2)], ids=str)
+@pytest.mark.parametrize(
+    "algorithm", [PipeSGD(width=3, warmup_steps=1), PipeSGD(width=3, first=DUPLICATE, warmup_steps=2)], ids=str
+)
 def test_resumed_at_any_step(algorithm: PipeSGD, stop: int) -> None:
     first = run(algorithm, stop_after=stop)
     second = ReferenceRuntime(algorithm, 2, of_step, lr=1.0, start=0.0)
@@ -64,7 +66,15 @@ def test_resumed_at_any_step(algorithm: PipeSGD, stop: int) -> None:
 
 def test_duplicates_are_as_stale_as_they_are() -> None:
     """The copy of g_0 is 1 and 2 updates old; from then on every gradient is K - 1."""
-    assert [update.staleness for update in run(PipeSGD(width=3, first=DUPLICATE)).ranks[0].applied] == [0, 1, 2, 2, 2, 2, 2]
+    assert [update.staleness for update in run(PipeSGD(width=3, first=DUPLICATE)).ranks[0].applied] == [
+        0,
+        1,
+        2,
+        2,
+        2,
+        2,
+        2,
+    ]
 
 
 def test_the_copy_is_kept_no_longer_than_it_is_needed() -> None:

@@ -42,7 +42,9 @@ from workbench.trace import KINDS, MemoryRecorder, Run, Spans
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-def make_run(name: str = "PipeSGD", *, num_steps: int = 60, num_ranks: int = 2, buckets: int = 3, shift: float = 0.0, **info: Any) -> Run:
+def make_run(
+    name: str = "PipeSGD", *, num_steps: int = 60, num_ranks: int = 2, buckets: int = 3, shift: float = 0.0, **info: Any
+) -> Run:
     """A step takes 10 ms: forward 2, backward 4, apply 1; buckets are sent one after the other and overlap by a third."""
     recorders = []
     for rank in range(num_ranks):
@@ -53,14 +55,33 @@ def make_run(name: str = "PipeSGD", *, num_steps: int = 60, num_ranks: int = 2, 
             recorder.span("forward", "compute", begin, begin + 0.002, step)
             recorder.span("backward", "compute", begin + 0.002, begin + 0.006, step)
             for bucket in range(buckets):
-                recorder.span("send", "comm", begin + 0.003 + 0.001 * bucket, begin + 0.0045 + 0.001 * bucket, step, bucket, 4096, 1 - rank)
+                recorder.span(
+                    "send",
+                    "comm",
+                    begin + 0.003 + 0.001 * bucket,
+                    begin + 0.0045 + 0.001 * bucket,
+                    step,
+                    bucket,
+                    4096,
+                    1 - rank,
+                )
             recorder.span("apply", "compute", begin + 0.008, begin + 0.009, step)
-            common = {"step": step, "seconds": 0.01 * (step + 1), "samples": 64 * (step + 1), "bytes_sent": 12288 * (step + 1)}
+            common = {
+                "step": step,
+                "seconds": 0.01 * (step + 1),
+                "samples": 64 * (step + 1),
+                "bytes_sent": 12288 * (step + 1),
+            }
             recorder.metrics({**common, "staleness": 1, "loss": shift + 2.0 / (step + 1), "num_samples": 32, "lr": 0.1})
             if step % 10 == 9:
                 numbers = {"loss_sum": 5.0, "correct": step, "judged": 60, "count": 60}
                 recorder.metrics({**common, "evaluation": numbers})
-    usual = {"id": f"run-{name}", "method": {"name": name, "settings": {}}, "problem": {"name": "digits-mlp"}, "status": "finished"}
+    usual = {
+        "id": f"run-{name}",
+        "method": {"name": name, "settings": {}},
+        "problem": {"name": "digits-mlp"},
+        "status": "finished",
+    }
     return Run.from_memory({**usual, "num_workers": num_ranks, **info}, recorders)
 
 
@@ -156,16 +177,28 @@ def test_convergence_shows_accuracy_or_else_test_loss() -> None:
 
 
 def test_labels_say_what_tells_runs_apart() -> None:
-    base = {"method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Ring()"}}, "runtime": "mpi", "num_workers": 4}
+    base = {
+        "method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Ring()"}},
+        "runtime": "mpi",
+        "num_workers": 4,
+    }
     runs = [
         Run(info=base, metrics={}),
         Run(info={**base, "runtime": "simulated"}, metrics={}),
         Run(
-            info={**base, "method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}, "settings": {"seed": 1}},
+            info={
+                **base,
+                "method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}},
+                "settings": {"seed": 1},
+            },
             metrics={},
         ),
         Run(
-            info={**base, "method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}, "settings": {"seed": 2}},
+            info={
+                **base,
+                "method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}},
+                "settings": {"seed": 2},
+            },
             metrics={},
         ),
         Run(info={"method": {"name": "SynchronousSGD"}}, metrics={}),
@@ -210,7 +243,9 @@ def test_a_timeline_draws_every_span_of_its_steps_once_in_milliseconds() -> None
     bars = bars_of(figure)
     forwards = sorted(bar for bar in bars if bar[0] == "forward")
     np.testing.assert_allclose([bar[1] for bar in forwards], [0, 0.2, 10, 10.2, 20, 20.2, 30], atol=1e-6)
-    np.testing.assert_allclose([bar[2] for bar in forwards], [2, 2, 2, 2, 2, 2, 0.2], atol=1e-6)  # rank 1 ends 0.2 ms after rank 0
+    np.testing.assert_allclose(
+        [bar[2] for bar in forwards], [2, 2, 2, 2, 2, 2, 0.2], atol=1e-6
+    )  # rank 1 ends 0.2 ms after rank 0
     assert len(bars) == 2 * 3 * 6 + 1
     assert figure.layout.xaxis.title.text == "time (ms)"
     assert [note.text for note in figure.layout.annotations] == ["<b>PipeSGD</b>", "step 20", "step 21", "step 22"]
@@ -241,7 +276,12 @@ def test_no_bar_hides_another() -> None:
     ]
     for position, first in enumerate(bars):
         for second in bars[position + 1 :]:
-            apart = first[1] <= second[0] + 1e-6 or second[1] <= first[0] + 1e-6 or first[3] <= second[2] or second[3] <= first[2]
+            apart = (
+                first[1] <= second[0] + 1e-6
+                or second[1] <= first[0] + 1e-6
+                or first[3] <= second[2]
+                or second[3] <= first[2]
+            )
             assert apart, (first, second)
 
 
@@ -267,7 +307,9 @@ def test_timelines_share_one_axis_and_one_legend() -> None:
 
 
 drawn_spans = st.lists(
-    st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.sampled_from(KINDS[:2]), st.integers(0, 100), st.integers(0, 30)),
+    st.tuples(
+        st.integers(0, 1), st.sampled_from("ab"), st.sampled_from(KINDS[:2]), st.integers(0, 100), st.integers(0, 30)
+    ),
     min_size=20,
     max_size=80,
 )
@@ -275,10 +317,14 @@ drawn_spans = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(drawn=drawn_spans, most=st.integers(1, 40))
-def test_joined_bars_take_the_time_of_their_spans_and_none_hides_another(drawn: list[tuple[int, str, str, int, int]], most: int) -> None:
+def test_joined_bars_take_the_time_of_their_spans_and_none_hides_another(
+    drawn: list[tuple[int, str, str, int, int]], most: int
+) -> None:
     by_rank = [[row for row in drawn if row[0] == rank] for rank in range(2)]
     spans = Spans.concatenate(
-        Spans.from_rows(rank, [(kind, lane, start, start + length, 0, -1, 7, -1) for _, lane, kind, start, length in rows])
+        Spans.from_rows(
+            rank, [(kind, lane, start, start + length, 0, -1, 7, -1) for _, lane, kind, start, length in rows]
+        )
         for rank, rows in enumerate(by_rank)
     )
     table, length_s = spans.table, max(float(spans.table["end_s"].max()), 1.0)
@@ -293,7 +339,9 @@ def test_joined_bars_take_the_time_of_their_spans_and_none_hides_another(drawn: 
     assert np.array_equal(np.bincount(merged.place, minlength=len(bars)), merged.counts)
     for name in ("kind", "rank", "lane"):
         assert np.array_equal(bars[name][merged.place], table[name])
-    assert np.all(bars["start_s"][merged.place] <= table["start_s"]) and np.all(bars["end_s"][merged.place] >= table["start_s"])
+    assert np.all(bars["start_s"][merged.place] <= table["start_s"]) and np.all(
+        bars["end_s"][merged.place] >= table["start_s"]
+    )
     areas = (bars["end_s"] - bars["start_s"]) * (merged.high - merged.low) * merged.rows
     for rank, kind in {(row[0], row[2]) for row in drawn}:
         total = sum(length for number, _, name, _, length in drawn if (number, name) == (rank, kind))
@@ -303,8 +351,13 @@ def test_joined_bars_take_the_time_of_their_spans_and_none_hides_another(drawn: 
     for first in range(len(bars)):
         for second in range(first):
             if bars["rank"][first] == bars["rank"][second] and bars["lane"][first] == bars["lane"][second]:
-                apart = [bars["end_s"][one] <= bars["start_s"][other] + 1e-9 for one, other in ((first, second), (second, first))]
-                above = [merged.high[one] <= merged.low[other] + 1e-9 for one, other in ((first, second), (second, first))]
+                apart = [
+                    bars["end_s"][one] <= bars["start_s"][other] + 1e-9
+                    for one, other in ((first, second), (second, first))
+                ]
+                above = [
+                    merged.high[one] <= merged.low[other] + 1e-9 for one, other in ((first, second), (second, first))
+                ]
                 assert any(apart + above)
 
 
@@ -326,14 +379,20 @@ def test_a_timeline_of_many_spans_keeps_each_ranks_times_and_shows_the_straggler
             row = 0.6 if KINDS[code] in ("send", "recv", "encode", "decode", "sum") else 1.0
             area_s = (np.array(trace.x) * np.array(trace.width))[ranks == rank].sum() / FILLED / row
             assert area_s == pytest.approx((mine["end_s"] - mine["start_s"]).sum(), rel=1e-6), (KINDS[code], rank)
-        late += [text for text in trace.hovertext if f"step {LATE_STEP}" in text and "backward" in text and "here" not in text]
+        late += [
+            text
+            for text in trace.hovertext
+            if f"step {LATE_STEP}" in text and "backward" in text and "here" not in text
+        ]
     assert told == len(table)
     assert len(late) == 1 and f"on rank {LATE_RANK}, " in late[0]
     title = figure.layout.annotations[0].text
     steps = [int(number) for number in re.findall(r"steps=slice\((\d+), (\d+)\)", title)[0]]
     assert f"{len(table):,} spans in" in title
     exact = plots.timeline(run, slice(*steps), run.spans.ranks)
-    assert "spans in" not in exact.layout.annotations[0].text and not any("here" in text for bar in exact.data for text in bar.hovertext)
+    assert "spans in" not in exact.layout.annotations[0].text and not any(
+        "here" in text for bar in exact.data for text in bar.hovertext
+    )
 
 
 def test_any_window_of_a_long_run_has_bars_and_arrows_of_a_bounded_number() -> None:
@@ -352,7 +411,9 @@ def test_any_window_of_a_long_run_has_bars_and_arrows_of_a_bounded_number() -> N
 def test_a_window_is_drawn_without_looking_at_each_span_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are laid span by span of what is small enough to be drawn so, and of no more."""
     seen = []
-    monkeypatch.setattr("workbench.plots.layout.sublanes", lambda table: (seen.append(len(table)), np.zeros(len(table), np.int64))[1])
+    monkeypatch.setattr(
+        "workbench.plots.layout.sublanes", lambda table: (seen.append(len(table)), np.zeros(len(table), np.int64))[1]
+    )
     run = ring_run(num_steps=2000)
     for window in (slice(10, 12), slice(0, 2000)):
         plots.timeline(run, window)
@@ -425,13 +486,21 @@ def test_the_path_is_broken_where_the_next_step_begins_on_another_rank_before_th
             begin = 0.01 * step + 0.004 * (rank == step % 2)
             recorder.span("forward", "compute", begin, begin + 0.005, step)
     line = plots.timeline(Run.from_memory({}, recorders), slice(0, 2), critical=True).data[-1]
-    assert list(line.x).count(None) == 1 == list(line.y).count(None) and len(line.x) == len(line.y) == len(line.hovertext)
+    assert list(line.x).count(None) == 1 == list(line.y).count(None) and len(line.x) == len(line.y) == len(
+        line.hovertext
+    )
 
 
 def test_runs_below_each_other_may_show_steps_of_their_own_under_names() -> None:
     figure = plots.timelines([ring_run(), make_run()], [slice(1, 2), slice(30, 32)], names=["one", EVIL])
     titles = [note.text for note in figure.layout.annotations]
-    assert titles == ["<b>one</b>", "step 1", "<b>" + EVIL.replace("<", "&lt;").replace(">", "&gt;") + "</b>", "step 30", "step 31"]
+    assert titles == [
+        "<b>one</b>",
+        "step 1",
+        "<b>" + EVIL.replace("<", "&lt;").replace(">", "&gt;") + "</b>",
+        "step 30",
+        "step 31",
+    ]
     assert figure.layout.xaxis2.range == (0, pytest.approx(20.2))
     with pytest.raises(ConfigError, match="2 runs, 1 windows of steps and 2 names"):
         plots.timelines([ring_run(), make_run()], [slice(1, 2)])
@@ -475,7 +544,9 @@ def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_method
     pipe = calibrated_run(wb.PipeSGD(width=2))
     titles = [note.text for note in plots.compare_with_prediction(pipe, calibration).layout.annotations]
     assert any(title.startswith("<b>predicted: PipeSGD(width=2)") for title in titles)
-    unknown = Run(info={**pipe.info, "method": {"name": "Mine", "settings": {}}}, metrics=pipe.metrics, traces=pipe.traces)
+    unknown = Run(
+        info={**pipe.info, "method": {"name": "Mine", "settings": {}}}, metrics=pipe.metrics, traces=pipe.traces
+    )
     with pytest.raises(ConfigError, match="give algorithm="):
         plots.compare_with_prediction(unknown, calibration)
     assert plots.compare_with_prediction(unknown, calibration, algorithm=wb.PipeSGD(width=2)).data
@@ -496,7 +567,10 @@ def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_method
 )
 def test_a_record_tells_its_method(algorithm: Any) -> None:
     assert (
-        algorithm_of(Run(info=run_info(algorithm, wb.problems.get("digits-mlp"), wb.Settings(epochs=1), "mpi", 4), metrics={})) == algorithm
+        algorithm_of(
+            Run(info=run_info(algorithm, wb.problems.get("digits-mlp"), wb.Settings(epochs=1), "mpi", 4), metrics={})
+        )
+        == algorithm
     )
 
 
@@ -512,7 +586,9 @@ def test_a_record_that_tells_only_a_part_of_its_method_asks_for_it() -> None:
 def test_each_step_has_its_parts_above_its_critical_path() -> None:
     figure = plots.per_step(ring_run(num_steps=8))
     parts = {bar.name: bar.y.tolist() for bar in figure.data}
-    assert parts["computation alone"] == pytest.approx([5.5] * 8) and parts["exposed communication"] == pytest.approx([4.5] * 8)
+    assert parts["computation alone"] == pytest.approx([5.5] * 8) and parts["exposed communication"] == pytest.approx(
+        [4.5] * 8
+    )
     assert parts["forward"] == pytest.approx([5.0] * 8) and parts["apply"] == pytest.approx([1.0] * 8)
     assert sum(parts[name][3] for name in ("forward", "recv", "apply")) == pytest.approx(10.0)
     assert figure.layout.yaxis.title.text == "time (ms)" and figure.layout.xaxis2.title.text == "step"
@@ -539,8 +615,12 @@ def test_many_steps_share_bars_that_are_their_means() -> None:
 def test_overlap_bars_add_up_to_the_step() -> None:
     figure = plots.overlap_bars([make_run(), make_run("SynchronousSGD"), empty_run()])
     parts = {bar.name: list(bar.x) for bar in figure.data}
-    assert parts["computation alone"][0] == pytest.approx(7 - 3, rel=1e-6)  # ms: sent from 3 to 6.5, computed from 0 to 6 and 8 to 9
-    assert parts["hidden communication"][0] == pytest.approx(3) and parts["exposed communication"][0] == pytest.approx(0.5)
+    assert parts["computation alone"][0] == pytest.approx(
+        7 - 3, rel=1e-6
+    )  # ms: sent from 3 to 6.5, computed from 0 to 6 and 8 to 9
+    assert parts["hidden communication"][0] == pytest.approx(3) and parts["exposed communication"][0] == pytest.approx(
+        0.5
+    )
     assert parts["idle"][0] == pytest.approx(2.5, rel=0.02)
     assert [values[2] for values in parts.values()] == [0, 0, 0, 0]
     assert [note.text for note in figure.layout.annotations] == ["overlap 85.7 %", "overlap 85.7 %", "no communication"]
@@ -569,7 +649,8 @@ def test_names_are_escaped_in_all_that_is_shown(kind: str) -> None:
     runs = [make_run(EVIL, problem={"name": EVIL}), make_run("PipeSGD", problem={"name": EVIL})]
     figure = FIGURES[kind](runs).to_plotly_json()
     shown = json.dumps(
-        [figure["layout"], [{k: v for k, v in trace.items() if k not in ("legendgroup",)} for trace in figure["data"]]], default=str
+        [figure["layout"], [{k: v for k, v in trace.items() if k not in ("legendgroup",)} for trace in figure["data"]]],
+        default=str,
     )
     assert "alert(1)" in shown, "the name is shown"
     assert "<script" not in shown and "<img" not in shown
@@ -577,7 +658,9 @@ def test_names_are_escaped_in_all_that_is_shown(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FIGURES)
 def test_figures_of_long_runs_stay_small(kind: str) -> None:
-    figure = FIGURES[kind]([make_run(num_steps=3000, num_ranks=1), make_run("SynchronousSGD", num_steps=3000, num_ranks=1)])
+    figure = FIGURES[kind](
+        [make_run(num_steps=3000, num_ranks=1), make_run("SynchronousSGD", num_steps=3000, num_ranks=1)]
+    )
     assert len(figure.to_json()) < 160_000
 
 
@@ -636,7 +719,11 @@ def test_the_axis_can_be_changed_and_runs_can_join() -> None:
     live.update([run], force=True)
     live._axis.value = "bytes"
     assert live._figure.layout.xaxis.ticksuffix == "B" and live._figure.data[0].x[0] == 2 * 12288
-    assert live._figure.layout.xaxis2.title.text == live._figure.layout.xaxis.title.text == "bytes sent, all ranks together"
+    assert (
+        live._figure.layout.xaxis2.title.text
+        == live._figure.layout.xaxis.title.text
+        == "bytes sent, all ranks together"
+    )
     live.update([run, make_run("SynchronousSGD")], force=True)
     assert {trace.name for trace in live._figure.data if trace.showlegend} == {"PipeSGD", "SynchronousSGD"}
     assert {trace.xaxis for trace in live._figure.data} == {"x", "x2"}
@@ -664,7 +751,10 @@ def test_the_table_of_ranks_names_steps_failures_and_many_ranks(tmp_path: Path) 
     run = make_run().save(tmp_path / "run")
     (run / "failed-00001.json").write_text(json.dumps({"rank": 1, "error": "<b>KeyError</b>: 3", "traceback": ""}))
     table = status_table([Run.load(run)])
-    assert [(row["rank"], row["state"], row["step"]) for row in table] == [(0, "finished", 59), (1, "<b>KeyError</b>: 3", 59)]
+    assert [(row["rank"], row["state"], row["step"]) for row in table] == [
+        (0, "finished", 59),
+        (1, "<b>KeyError</b>: 3", 59),
+    ]
     assert "<b>" not in table._repr_html_()
     many = status_table([make_run(num_ranks=20, num_steps=3)])
     assert len(many) == 1 and many[0]["rank"] == "20 ranks" and many[0]["step"] == "2 to 2"
@@ -679,7 +769,9 @@ def notebook(*figures: Any) -> Any:
     content.cells = [nbformat.v4.new_markdown_cell("# A tour"), nbformat.v4.new_code_cell("figure")]
     bundles = [pio.renderers["plotly_mimetype"].to_mimebundle(json.loads(figure.to_json())) for figure in figures]
     content.cells[1].outputs = [nbformat.v4.new_output("display_data", data=bundle) for bundle in bundles]
-    content.cells[1].outputs.append(nbformat.v4.new_output("display_data", data={WIDGET: {"model_id": "1"}, "text/plain": "VBox()"}))
+    content.cells[1].outputs.append(
+        nbformat.v4.new_output("display_data", data={WIDGET: {"model_id": "1"}, "text/plain": "VBox()"})
+    )
     return content
 
 

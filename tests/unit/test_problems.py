@@ -64,7 +64,9 @@ def python(script: str) -> str:
     """Output of a fresh Python process that can import the package."""
     path = os.pathsep.join([SOURCE_ROOT, os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run([sys.executable, "-c", dedent(script)], capture_output=True, text=True, timeout=100, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, timeout=100, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -114,7 +116,9 @@ def test_model_loss_and_data_fit_together(name: str) -> None:
 
 
 @torch.no_grad()  # what a large network keeps for its gradients is a gigabyte
-def check_scores(problem: problems.Problem, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+def check_scores(
+    problem: problems.Problem, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor
+) -> None:
     scores = model(inputs)
     assert scores.shape[0] == 3 and scores.shape[2:] == targets.shape[1:]
     assert targets.min() >= 0 and targets.max() < scores.shape[1]
@@ -215,7 +219,11 @@ def test_functions_and_names_agree() -> None:
         ("text-transformer", {"num_bytes": 300}, "use 650 or more"),
         ("text-transformer", {"num_bytes": 10**9}, "this Python's text has"),
         ("library-transformer", {"heads": 3}, "width=160 does not divide by heads=3: choose width=159"),
-        ("library-transformer", {"num_bytes": 1000}, "training part does not hold 128 bytes and the next: use 32897 or more"),
+        (
+            "library-transformer",
+            {"num_bytes": 1000},
+            "training part does not hold 128 bytes and the next: use 32897 or more",
+        ),
         ("library-transformer", {"num_bytes": 10**9}, "this Python's text has"),
         ("mnist1d-cnn", {"samples": 0}, "samples and test_samples: 0 is not a whole number"),
         ("mnist1d-mlp", {"test_samples": 1.5}, "1.5 is not a whole number"),
@@ -261,7 +269,9 @@ def test_the_5000_images_of_mnist_are_split_evenly_and_centred() -> None:
     images, labels = problem.train_data().tensors
     test_images, test_labels = problem.test_data().tensors
     assert (images.shape, test_images.shape) == ((4000, 1, 28, 28), (1000, 1, 28, 28))
-    assert np.bincount(labels.numpy()).tolist() == [400] * 10 and np.bincount(test_labels.numpy()).tolist() == [100] * 10
+    assert (
+        np.bincount(labels.numpy()).tolist() == [400] * 10 and np.bincount(test_labels.numpy()).tolist() == [100] * 10
+    )
     assert images.mean(0).abs().max() < 1e-6, "centred by the mean training image"
     assert 0.7 < images.std() < 1 and sum(param.numel() for param in problem.model().parameters()) == 54_458
 
@@ -334,7 +344,9 @@ def test_the_transformer_sees_no_future_and_ties_its_embeddings() -> None:
     assert (difference[:, :7] == 0).all() and (difference[:, 7:] > 0).all()
 
 
-@pytest.mark.parametrize(("megabytes", "layers", "dtype"), [(50, 4, torch.float32), (5, 1, torch.float32), (20, 3, torch.float64)])
+@pytest.mark.parametrize(
+    ("megabytes", "layers", "dtype"), [(50, 4, torch.float32), (5, 1, torch.float32), (20, 3, torch.float64)]
+)
 def test_a_wide_network_has_the_size_asked_for(megabytes: float, layers: int, dtype: torch.dtype) -> None:
     problem = problems.wide_mlp(megabytes=megabytes, layers=layers, samples=8, dtype=dtype)
     with torch.device("meta"):
@@ -355,8 +367,12 @@ def write_mnist(root: Path) -> dict[str, np.ndarray]:
     for part, count in (("train", 3), ("t10k", 2)):
         images = np.random.default_rng(count).integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = np.arange(count, dtype=np.uint8) + 4
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(np.array([2051, count, 28, 28], dtype=">i4").tobytes() + images.tobytes())
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(np.array([2049, count], dtype=">i4").tobytes() + labels.tobytes())
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(
+            np.array([2051, count, 28, 28], dtype=">i4").tobytes() + images.tobytes()
+        )
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(
+            np.array([2049, count], dtype=">i4").tobytes() + labels.tobytes()
+        )
         made[part] = images
     return made
 
@@ -373,7 +389,9 @@ def write_cifar(root: Path, name: str) -> dict[str, np.ndarray]:
         (folder / file).write_bytes(pickle.dumps({"data": rows, key: [seed, 1, 2, 3]}))
         made[file] = rows
     key = "label_names" if name == "cifar10" else "fine_label_names"
-    (folder / source.files[-1]).write_bytes(pickle.dumps({key: [f"class {number}" for number in range(source.num_classes)]}))
+    (folder / source.files[-1]).write_bytes(
+        pickle.dumps({key: [f"class {number}" for number in range(source.num_classes)]})
+    )
     return made
 
 
@@ -403,7 +421,9 @@ def test_mnist_is_read_from_the_callers_folder(tmp_path: Path, inner: str) -> No
 
 
 @pytest.mark.parametrize(("name", "problem_name"), [("cifar10", "cifar10-cnn"), ("cifar100", "cifar100-resnet18")])
-def test_cifar_is_read_from_the_callers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem_name: str) -> None:
+def test_cifar_is_read_from_the_callers_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem_name: str
+) -> None:
     made = write_cifar(tmp_path, name)
     trust_checksums(monkeypatch, tmp_path, name)
     monkeypatch.chdir(tmp_path)
@@ -419,7 +439,9 @@ def test_cifar_is_read_from_the_callers_folder(tmp_path: Path, monkeypatch: pyte
 def test_files_that_fail_their_checksum_are_called_damaged(tmp_path: Path) -> None:
     write_cifar(tmp_path, "cifar10")
     problem = problems.cifar10_cnn(folder=tmp_path)
-    with pytest.raises(DataMissing, match=r"cifar-10-batches-py are damaged or incomplete .*: unpack or download them again"):
+    with pytest.raises(
+        DataMissing, match=r"cifar-10-batches-py are damaged or incomplete .*: unpack or download them again"
+    ):
         problem.train_data()
 
 
@@ -435,7 +457,9 @@ def test_files_cut_short_are_called_damaged(tmp_path: Path, kept_bytes: int) -> 
 def test_missing_files_are_named_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(DataMissing, match=r"folder=.*cifar-10-batches-py/ with data_batch_1, .*synthetic=True"):
         problems.cifar10_resnet18()
-    with pytest.raises(DataMissing, match=rf"looked in {tmp_path}/nowhere: the folder does not exist.*download=True.*synthetic=True"):
+    with pytest.raises(
+        DataMissing, match=rf"looked in {tmp_path}/nowhere: the folder does not exist.*download=True.*synthetic=True"
+    ):
         problems.cifar100_resnet18(folder=tmp_path / "nowhere")
     with pytest.raises(DataMissing, match="cifar-10-batches-py is not in it"):
         problems.cifar10_resnet18(folder=tmp_path)
@@ -458,7 +482,12 @@ def test_a_folder_beside_the_data_is_not_taken_for_theirs(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in problems.names() if "pixelcnn" not in name and any(word in name for word in ("mnist-", "cifar", "synthetic"))]
+    "name",
+    [
+        name
+        for name in problems.names()
+        if "pixelcnn" not in name and any(word in name for word in ("mnist-", "cifar", "synthetic"))
+    ],
 )
 def test_stand_ins_say_so_and_have_the_real_shape(name: str) -> None:
     problem = problems.get(name, **SMALL[name])
@@ -688,6 +717,8 @@ def test_accuracy_counts_every_position() -> None:
 
 
 def test_a_partial_of_a_class_is_a_model_maker() -> None:
-    problem = Problem(model=partial(nn.Linear, 2, 1), loss=mse_loss, train=(torch.zeros(3, 2), torch.zeros(3, 1)), correct=None)
+    problem = Problem(
+        model=partial(nn.Linear, 2, 1), loss=mse_loss, train=(torch.zeros(3, 2), torch.zeros(3, 1)), correct=None
+    )
     assert problem.test_data() is None
     assert problem.batch_loss(problem.model(), fetch(problem.train_data(), [0])).shape == ()

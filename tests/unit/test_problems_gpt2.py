@@ -17,7 +17,9 @@ def test_as_many_parameters_as_published(size: str, numel: int) -> None:
 
 def test_forward_takes_two_operations_a_weight_and_token() -> None:
     """And attention's on top, which grows with the square of the context."""
-    short, long = (count_compute(gpt2_synthetic(context=context), 1, flops_per_s=1.0).forward_s / context for context in (16, 1024))
+    short, long = (
+        count_compute(gpt2_synthetic(context=context), 1, flops_per_s=1.0).forward_s / context for context in (16, 1024)
+    )
     weights = 124_439_808 - 1024 * 768  # positions are added
     assert short == pytest.approx(2 * weights, rel=0.01)
     assert long - short == pytest.approx(12 * 4 * 768 * (1024 - 16), rel=0.01)

@@ -65,7 +65,9 @@ def test_auxiliary_losses_count_by_their_weight_and_only_while_training() -> Non
     assert torch.allclose(auxiliary_loss(0.3, model.eval(), (x, y)), main)
 
 
-def write_photographs(root: Path, parts: tuple[str, ...] = ("train", "val"), classes: tuple[str, ...] = ("cat", "dog")) -> None:
+def write_photographs(
+    root: Path, parts: tuple[str, ...] = ("train", "val"), classes: tuple[str, ...] = ("cat", "dog")
+) -> None:
     """Two photographs a class and part: 40 x 60, the class's own grey in it."""
     image = pytest.importorskip("PIL.Image")
     for part in parts:
@@ -73,7 +75,9 @@ def write_photographs(root: Path, parts: tuple[str, ...] = ("train", "val"), cla
             folder = root / part / name
             folder.mkdir(parents=True)
             for index in range(2):
-                image.new("L" if index else "RGB", (60, 40), 100 * number if index else (100 * number,) * 3).save(folder / f"{index}.JPEG")
+                image.new("L" if index else "RGB", (60, 40), 100 * number if index else (100 * number,) * 3).save(
+                    folder / f"{index}.JPEG"
+                )
 
 
 def test_photographs_are_read_from_the_callers_folder(tmp_path: Path) -> None:

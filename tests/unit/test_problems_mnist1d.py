@@ -68,10 +68,17 @@ def test_all_signals_at_once_are_those_of_the_plain_twin() -> None:
     scale, shear = random.uniform(0.8, 1.2, number), random.uniform(-0.4, 0.4, number)
     smooth_noise, white_noise = random.normal(size=(2, number, 72))
     found = distort(
-        templates, padding_N=padding, scale_N=scale, shift_N=shift, shear_N=shear, smooth_noise_NT=smooth_noise, white_noise_NT=white_noise
+        templates,
+        padding_N=padding,
+        scale_N=scale,
+        shift_N=shift,
+        shear_N=shear,
+        smooth_noise_NT=smooth_noise,
+        white_noise_NT=white_noise,
     )
     expected = [
-        one_signal(*arguments) for arguments in zip(templates, padding, scale, shift, shear, smooth_noise, white_noise, strict=True)
+        one_signal(*arguments)
+        for arguments in zip(templates, padding, scale, shift, shear, smooth_noise, white_noise, strict=True)
     ]
     # 1e-8 marks the twin's pattern, and is added to its values.
     assert np.allclose(found, expected, atol=1e-7)
@@ -83,5 +90,8 @@ def test_the_filter_is_scipys() -> None:
 
 
 def test_the_networks_have_the_papers_sizes() -> None:
-    sizes = [sum(param.numel() for param in problems.get(f"mnist1d-{name}").model().parameters()) for name in ("softmax", "mlp", "cnn")]
+    sizes = [
+        sum(param.numel() for param in problems.get(f"mnist1d-{name}").model().parameters())
+        for name in ("softmax", "mlp", "cnn")
+    ]
     assert sizes == [410, 15_210, 5_210]

@@ -29,8 +29,15 @@ def randomised(channels: int, levels: int, width: int = 12, blocks: int = 2, ker
 def test_no_dimension_sees_itself_or_what_comes_after(channels: int, side: int) -> None:
     model = randomised(channels, levels=4)
     image = torch.rand(1, channels, side, side, dtype=torch.float64, requires_grad=True)
-    order = [(row * side + column) * channels + colour for colour in range(channels) for row in range(side) for column in range(side)]
-    place = torch.tensor(order).reshape(channels, side, side)  # of each dimension in the order in which they are foretold
+    order = [
+        (row * side + column) * channels + colour
+        for colour in range(channels)
+        for row in range(side)
+        for column in range(side)
+    ]
+    place = torch.tensor(order).reshape(
+        channels, side, side
+    )  # of each dimension in the order in which they are foretold
     scores = model(image)
     seen = 0
     for colour, row, column in itertools.product(range(channels), range(side), range(side)):
@@ -53,7 +60,9 @@ def test_an_unmasked_kernel_would_be_found_out() -> None:
 @pytest.mark.parametrize(("channels", "side", "levels"), [(1, 2, 3), (2, 1, 4), (3, 1, 3)])
 def test_the_likelihoods_of_all_images_sum_to_one(channels: int, side: int, levels: int) -> None:
     model = randomised(channels, levels)
-    every = torch.tensor(list(itertools.product(range(levels), repeat=channels * side * side))).reshape(-1, channels, side, side)
+    every = torch.tensor(list(itertools.product(range(levels), repeat=channels * side * side))).reshape(
+        -1, channels, side, side
+    )
     problem = problems.digits_pixelcnn()
     with torch.no_grad():
         nats = [float(problem.batch_loss(model, (image[None], image[None]))) * image.numel() for image in every]

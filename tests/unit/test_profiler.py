@@ -62,9 +62,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_real_profile_has_the_phases_of_its_steps(recorded: Path) -> None:
     run = from_profiler(recorded)
-    assert (run.id, run.label, run.info["runtime"]) == ("loop", "loop", "torch.profiler") and run.headers[0]["rank"] == 0
+    assert (run.id, run.label, run.info["runtime"]) == ("loop", "loop", "torch.profiler") and run.headers[0][
+        "rank"
+    ] == 0
     phases = [(int(row["step"]), kind) for row, kind in zip(run.spans.table, run.spans.kind_names, strict=True)]
-    assert phases == [(step, kind) for step in (1, 2) for kind in ("forward", "backward", "apply")], "clipping is a part of the update"
+    assert phases == [(step, kind) for step in (1, 2) for kind in ("forward", "backward", "apply")], (
+        "clipping is a part of the update"
+    )
     table = run.spans.table
     assert run.spans.lanes == ("compute",) and table["start_s"][0] == 0
     assert (table["end_s"] > table["start_s"]).all() and (table["start_s"][1:] >= table["end_s"][:-1]).all()
@@ -100,7 +104,9 @@ def test_a_profile_becomes_a_figure_and_is_saved_and_read_again(recorded: Path, 
 # ---------------------------------------------------------------- traces in the profiler's format, of a GPU
 
 
-def gpu_trace(rank: int, *, late_us: float = 0.0, host: str = "node", base_ns: int = 0, sum_us: float = 1200.0) -> dict[str, Any]:
+def gpu_trace(
+    rank: int, *, late_us: float = 0.0, host: str = "node", base_ns: int = 0, sum_us: float = 1200.0
+) -> dict[str, Any]:
     """Two steps of 3 ms on streams 7 and 20, as Kineto writes them: names, categories and arguments are its own, times are made up.
 
     The host launches forward at 0 to 200 us and backward at 300 to 400, from a thread of autograd's; kernels run from 500 us on.
@@ -109,13 +115,36 @@ def gpu_trace(rank: int, *, late_us: float = 0.0, host: str = "node", base_ns: i
     number = iter(range(100, 200))
 
     def host_event(name: str, cat: str, ts: float, dur: float, tid: int = 1, **args: Any) -> None:
-        events.append({"ph": "X", "cat": cat, "name": name, "pid": 4242, "tid": tid, "ts": ts + late_us, "dur": dur, "args": args})
+        events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": 4242, "tid": tid, "ts": ts + late_us, "dur": dur, "args": args}
+        )
 
-    def kernel(name: str, launch: float, ts: float, dur: float, *, stream: int = 7, tid: int = 1, cat: str = "kernel", **args: Any) -> None:
+    def kernel(
+        name: str,
+        launch: float,
+        ts: float,
+        dur: float,
+        *,
+        stream: int = 7,
+        tid: int = 1,
+        cat: str = "kernel",
+        **args: Any,
+    ) -> None:
         key = next(number)
         host_event("cudaLaunchKernel", "cuda_runtime", launch, 5, tid, correlation=key)
         args = {"device": rank, "stream": stream, "correlation": key, **args}
-        events.append({"ph": "X", "cat": cat, "name": name, "pid": rank, "tid": stream, "ts": ts + late_us, "dur": dur, "args": args})
+        events.append(
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                "pid": rank,
+                "tid": stream,
+                "ts": ts + late_us,
+                "dur": dur,
+                "args": args,
+            }
+        )
 
     nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     told = {"Collective name": "allreduce", "dtype": "Float", "Group size": 2}
@@ -128,13 +157,32 @@ def gpu_trace(rank: int, *, late_us: float = 0.0, host: str = "node", base_ns: i
         kernel("sm90_xmma_gemm", at + 120, at + 600, 300)
         host_event("autograd::engine::evaluate_function: AddmmBackward0", "cpu_op", at + 300, 100, tid=2)
         kernel("sm90_xmma_gemm", at + 310, at + 900, 400, tid=2)
-        kernel(nccl, at + 350, at + 1100, sum_us, stream=20, tid=2, **told, **{"In msg nelems": 1000, "Out msg nelems": 1000})
+        kernel(
+            nccl,
+            at + 350,
+            at + 1100,
+            sum_us,
+            stream=20,
+            tid=2,
+            **told,
+            **{"In msg nelems": 1000, "Out msg nelems": 1000},
+        )
         host_event("autograd::engine::evaluate_function: AddmmBackward0", "cpu_op", at + 380, 60, tid=2)
         kernel("sm90_xmma_gemm", at + 390, at + 1300, 500, tid=2)
         host_event("Optimizer.step#SGD.step", "user_annotation", at + 500, 60)
         kernel("multi_tensor_apply_kernel", at + 510, at + max(1100 + sum_us, 1800), 200)
         host_event("nccl:all_reduce", "user_annotation", at + 345, 20, tid=2)
-        events.append({"ph": "X", "cat": "gpu_user_annotation", "name": "nccl:all_reduce", "pid": rank, "tid": 20, "ts": at, "dur": 9})
+        events.append(
+            {
+                "ph": "X",
+                "cat": "gpu_user_annotation",
+                "name": "nccl:all_reduce",
+                "pid": rank,
+                "tid": 20,
+                "ts": at,
+                "dur": 9,
+            }
+        )
     kernel("elementwise_kernel", -1, 5900, 50)
     return {
         "schemaVersion": 1,
@@ -157,7 +205,10 @@ def test_streams_are_lanes_and_kernels_are_of_the_phase_that_launched_them(tmp_p
     spans = run.spans
     assert spans.ranks == [1] and spans.lanes == ("stream 7", "stream 20") and run.info["num_workers"] == 2
     rows = zip(spans.kind_names.tolist(), spans.lane_names.tolist(), spans.table, strict=True)
-    found = [(kind, lane, round(float(row["start_s"]) * 1e6), int(row["step"]), int(row["bytes"])) for kind, lane, row in rows]
+    found = [
+        (kind, lane, round(float(row["start_s"]) * 1e6), int(row["step"]), int(row["bytes"]))
+        for kind, lane, row in rows
+    ]
     assert found[:6] == [
         ("forward", "stream 7", 0, 5, 0),  # the copy; times begin with the first span
         ("forward", "stream 7", 100, 5, 0),
@@ -167,7 +218,9 @@ def test_streams_are_lanes_and_kernels_are_of_the_phase_that_launched_them(tmp_p
         ("apply", "stream 7", 1800, 5, 0),
     ]
     rows_named = plots.timeline(run, slice(5, 7)).layout.yaxis.ticktext
-    assert ["stream 7" in rows_named[0], "stream 20" in rows_named[1]] == [True, True], "computation above communication"
+    assert ["stream 7" in rows_named[0], "stream 20" in rows_named[1]] == [True, True], (
+        "computation above communication"
+    )
     assert found[-1] == ("compute", "stream 7", 5400, -1, 0), "a kernel that was launched before the first step"
 
 
@@ -211,13 +264,30 @@ def test_buckets_are_the_same_on_all_ranks_though_two_threads_begin_in_any_order
     def trace(rank: int, order: list[int]) -> dict[str, Any]:
         events: list[Event] = [
             {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 0, "dur": 5},
-            {"ph": "X", "cat": "user_annotation", "name": "Optimizer.step#SGD.step", "pid": 1, "tid": 1, "ts": 90, "dur": 5},
+            {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": "Optimizer.step#SGD.step",
+                "pid": 1,
+                "tid": 1,
+                "ts": 90,
+                "dur": 5,
+            },
         ]
         for place, numel in enumerate(order):
             args = {"Input Dims": [[numel]], "Input type": ["c10::Half"]}
             name = "gloo:all_reduce"
             events.append(
-                {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 8 + place, "ts": 10 + place, "dur": 50, "args": args}
+                {
+                    "ph": "X",
+                    "cat": "user_annotation",
+                    "name": name,
+                    "pid": 1,
+                    "tid": 8 + place,
+                    "ts": 10 + place,
+                    "dur": 50,
+                    "args": args,
+                }
             )
         return {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2}}
 
@@ -243,7 +313,9 @@ def test_what_libraries_did_has_a_kind(tmp_path: Path) -> None:
     for name, kind in names.items():
         event = {"cat": "kernel" if "nccl" in name else "user_annotation", "name": name, "ts": 0, "dur": 1}
         assert [call.kind for call in calls([event])] == [kind], name
-    assert calls([{"cat": "user_annotation", "name": "nccl:all_reduce", "ts": 0, "dur": 1}]) == [], "that is when the host launched it"
+    assert calls([{"cat": "user_annotation", "name": "nccl:all_reduce", "ts": 0, "dur": 1}]) == [], (
+        "that is when the host launched it"
+    )
 
 
 def test_what_is_no_profile_says_what_to_do(tmp_path: Path) -> None:
@@ -252,7 +324,11 @@ def test_what_is_no_profile_says_what_to_do(tmp_path: Path) -> None:
         from_profiler(tmp_path / "empty")
     with pytest.raises(ConfigError, match="both of rank 0"):
         from_profiler(written(tmp_path / "twice", gpu_trace(0), gpu_trace(0)))
-    for told, words in (("no json", "not a Chrome trace"), ("[1]", "traceEvents"), ('{"traceEvents": []}', "no work of a training step")):
+    for told, words in (
+        ("no json", "not a Chrome trace"),
+        ("[1]", "traceEvents"),
+        ('{"traceEvents": []}', "no work of a training step"),
+    ):
         (tmp_path / "bad.json").write_text(told)
         with pytest.raises(ConfigError, match=words):
             from_profiler(tmp_path / "bad.json")

@@ -86,7 +86,11 @@ def test_a_full_window_holds_a_few_numbers_for_each_arrival() -> None:
 @pytest.mark.parametrize(("growth", "noise_scale", "best"), [(0.01, 4.0, 20), (0.04, 9.0, 15), (0.25, 16.0, 8)])
 def test_the_best_quorum_of_times_on_a_line_is_that_of_calculus(growth: float, noise_scale: float, best: int) -> None:
     """t(N) = 1 + a N: the derivative of t(N) (1 + S/N) is zero at N = sqrt(S/a)."""
-    assert best_quorum([1 + growth * count for count in range(1, 65)], noise_scale) == best == round((noise_scale / growth) ** 0.5)
+    assert (
+        best_quorum([1 + growth * count for count in range(1, 65)], noise_scale)
+        == best
+        == round((noise_scale / growth) ** 0.5)
+    )
 
 
 def test_the_noise_scale_is_that_of_the_law_that_gradients_come_from() -> None:

@@ -30,7 +30,9 @@ def test_the_verdict_is_that_of_the_paired_differences(row: dict[str, Any]) -> N
     entry = next(entry for entry in entries() if entry.name == row["method"])
     assert row["margin"] == MARGINS[entry.margin]
     assert len(row["losses"]) == len(REFERENCE["losses"]) == 10
-    mean, half, said = verdict([loss - base for loss, base in zip(row["losses"], REFERENCE["losses"], strict=True)], row["margin"])
+    mean, half, said = verdict(
+        [loss - base for loss, base in zip(row["losses"], REFERENCE["losses"], strict=True)], row["margin"]
+    )
     assert (mean, half, said) == (pytest.approx(row["difference"]), pytest.approx(row["half_width"]), row["verdict"])
 
 
@@ -42,8 +44,12 @@ def test_what_missed_its_margin_is_known() -> None:
 def test_a_row_is_found_again() -> None:
     found = simulate(entries()[0], seed=0)
     assert found["loss"] == pytest.approx(REFERENCE["losses"][0], rel=1e-4)
-    num_values = REFERENCE["bytes_per_step"] / 4 / (2 * 3 / 4)  # a ring of 4 ranks sends 2 (p - 1) / p of the gradient, 4 bytes a value
-    assert found["bytes_per_step"] == REFERENCE["bytes_per_step"] and 17226 < num_values < 17240, "of one rank, and not of the cluster"
+    num_values = (
+        REFERENCE["bytes_per_step"] / 4 / (2 * 3 / 4)
+    )  # a ring of 4 ranks sends 2 (p - 1) / p of the gradient, 4 bytes a value
+    assert found["bytes_per_step"] == REFERENCE["bytes_per_step"] and 17226 < num_values < 17240, (
+        "of one rank, and not of the cluster"
+    )
 
 
 def test_verdicts() -> None:
@@ -61,7 +67,10 @@ def test_errors_of_predictions_are_those_of_their_rows() -> None:
     for row in rows:
         assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
     errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
-    assert PREDICTIONS["error_median"] == pytest.approx(statistics.median(errors)) and PREDICTIONS["error_worst"] == errors[-1]
+    assert (
+        PREDICTIONS["error_median"] == pytest.approx(statistics.median(errors))
+        and PREDICTIONS["error_worst"] == errors[-1]
+    )
     assert {(row["hosts"], row["rate"], row["method"]) for row in rows} == set(product(HOSTS, RATES, METHODS))
     assert len(rows) == 2 * len(HOSTS) * len(RATES) * len(METHODS) and sum(row["fitted"] for row in rows) == 2
 
@@ -70,7 +79,9 @@ def test_predictions_come_true() -> None:
     """5 % at the median, 15 % at worst; and a cell that was measured twice says what it missed by at first."""
     assert PREDICTIONS["error_median"] <= 0.05
     assert PREDICTIONS["error_worst"] <= 0.15
-    assert max(abs(error) for error in PREDICTIONS["how"]["measured_again"]["errors_then"].values()) == pytest.approx(0.209, abs=1e-3)
+    assert max(abs(error) for error in PREDICTIONS["how"]["measured_again"]["errors_then"].values()) == pytest.approx(
+        0.209, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", ["Pipe-SGD, 16-bit hops", "PS-Sync", "layer-wise"])

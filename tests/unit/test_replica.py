@@ -116,7 +116,9 @@ def test_buckets_are_handed_over_once_in_order_and_final(bucket_bytes: float | N
     for bucket, then in handed:
         assert torch.equal(bucket.flat, then), "written after it was handed over"
         assert bucket.owner is gradient
-        assert bucket.flat.data_ptr() == gradient.flat[replica.layout.buckets[bucket.bucket or 0].start :].data_ptr(), "no copy"
+        assert bucket.flat.data_ptr() == gradient.flat[replica.layout.buckets[bucket.bucket or 0].start :].data_ptr(), (
+            "no copy"
+        )
     assert whole([bucket for bucket, _ in handed]) is gradient
     expected = torch.autograd.grad(model(x), [param for name, param in model.named_parameters() if "idle" not in name])
     found = [gradient.view(slot) for slot in replica.layout.slots if "idle" not in slot.name]
@@ -136,7 +138,11 @@ def test_a_bucket_starts_inside_backward() -> None:
     order: list[str] = []
     model[0].weight.register_hook(lambda grad: order.append("gradient of 0.weight"))
     micro_batch = Micro(lambda: model(torch.ones(2, 3)).square().mean(), 1.0, 2)
-    replica.backward(0, [micro_batch], Hooks(bucket=lambda bucket: order.append(bucket.layout.buckets[bucket.bucket or 0].slots[0].name)))
+    replica.backward(
+        0,
+        [micro_batch],
+        Hooks(bucket=lambda bucket: order.append(bucket.layout.buckets[bucket.bucket or 0].slots[0].name)),
+    )
     assert order.index("1.weight") < order.index("gradient of 0.weight")
 
 
@@ -210,7 +216,9 @@ class Mixed(nn.Module):
         return x.mean()
 
 
-def handed_over(steps: int, *, called: bool, bucket_bytes: float | None, loss: Callable[[Mixed], Tensor]) -> tuple[list[Tensor], list[int]]:
+def handed_over(
+    steps: int, *, called: bool, bucket_bytes: float | None, loss: Callable[[Mixed], Tensor]
+) -> tuple[list[Tensor], list[int]]:
     """Buckets as they were when a runtime got them, and parameters, of some steps; how many parameters call in the end."""
     model = Mixed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
@@ -223,7 +231,9 @@ def handed_over(steps: int, *, called: bool, bucket_bytes: float | None, loss: C
         replica.apply(gradient)
         seen.append(replica.read_parameters())
     assert all(param.grad is None for param in model.parameters())
-    return seen, [slot.index for slot in replica.layout.slots if replica.parameters[slot.index]._post_accumulate_grad_hooks]
+    return seen, [
+        slot.index for slot in replica.layout.slots if replica.parameters[slot.index]._post_accumulate_grad_hooks
+    ]
 
 
 def cleared(model: Mixed) -> Tensor:
@@ -234,8 +244,12 @@ def cleared(model: Mixed) -> Tensor:
 
 @pytest.mark.parametrize("bucket_bytes", [None, 40.0, 100.0, 0.0])
 def test_small_gradients_are_those_of_a_call_for_each(bucket_bytes: float | None) -> None:
-    (found, calling), (expected, _) = (handed_over(3, called=called, bucket_bytes=bucket_bytes, loss=cleared) for called in (False, True))
-    assert len(found) == len(expected) and all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    (found, calling), (expected, _) = (
+        handed_over(3, called=called, bucket_bytes=bucket_bytes, loss=cleared) for called in (False, True)
+    )
+    assert len(found) == len(expected) and all(
+        torch.equal(one, other) for one, other in zip(found, expected, strict=True)
+    )
     if bucket_bytes is None:
         assert calling == [0, 2, 4, 6], "the bucket's first, the large one, the idle one, and the late one"
 
@@ -259,7 +273,10 @@ def test_a_bucket_whose_small_gradients_come_late_is_handed_over_when_they_are_t
     """From the second step on within backward: before the gradient of `first`, which comes last."""
     model = nn.ParameterDict({name: nn.Parameter(torch.ones(4)) for name in ("a_first", "b_early", "c_late")})
     replica = Replica(model, sgd(model.parameters()), bucket_bytes=40.0)
-    assert [[slot.name for slot in piece.slots] for piece in replica.layout.buckets] == [["c_late", "b_early"], ["a_first"]]
+    assert [[slot.name for slot in piece.slots] for piece in replica.layout.buckets] == [
+        ["c_late", "b_early"],
+        ["a_first"],
+    ]
     order: list[Any] = []
 
     def loss() -> Tensor:
@@ -386,7 +403,9 @@ def test_bucket_by_bucket_in_any_order_is_the_whole(optimizer: Callable[..., tor
     def trained(by_bucket: bool) -> tuple[list[Tensor], list[int]]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-        weights, biases = ([param for name, param in model.named_parameters() if kind in name] for kind in ("weight", "bias"))
+        weights, biases = (
+            [param for name, param in model.named_parameters() if kind in name] for kind in ("weight", "bias")
+        )
         groups = [{"params": weights}, {"params": biases, "lr": 0.002}]
         replica = Replica(model, optimizer(groups), bucket_bytes=0 if by_bucket else None, applies_buckets=by_bucket)
         for step in range(4):
@@ -455,7 +474,12 @@ def test_a_word_of_control_arrives_with_the_first_bucket() -> None:
 def test_loss_scale_halves_on_overflow_and_doubles_after_two_thousand() -> None:
     scale = LossScale(8.0)
     fine, overflown = torch.ones(3), torch.tensor([1.0, float("inf"), 1.0])
-    assert [scale.accept(flat) for flat in (fine, overflown, torch.tensor([float("nan")]), fine)] == [True, False, False, True]
+    assert [scale.accept(flat) for flat in (fine, overflown, torch.tensor([float("nan")]), fine)] == [
+        True,
+        False,
+        False,
+        True,
+    ]
     assert (scale.value, scale.good) == (2.0, 1)
     for _ in range(1998):
         scale.accept(fine)
@@ -476,7 +500,9 @@ def test_an_overflow_skips_the_update_and_the_next_gradient_is_scaled_less() -> 
     assert replica.loss_scale.value == 2.0**15
     assert replica.updates == [1]
     replica.apply(summed(replica, model))
-    assert parameters(model)["b"] == pytest.approx(1 - 0.1 * 20.0, rel=1e-2), "momentum knows nothing of the skipped one"
+    assert parameters(model)["b"] == pytest.approx(1 - 0.1 * 20.0, rel=1e-2), (
+        "momentum knows nothing of the skipped one"
+    )
 
 
 # -- state -----------------------------------------------------------------------------------------------------
@@ -514,7 +540,9 @@ def test_a_gradient_that_was_in_flight_comes_back_without_its_word_of_control() 
     assert parameters(model)["b"] == pytest.approx(1 - 2.0)
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 2), lambda: nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(3, 2), lambda: nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)]
+)
 def test_parameters_are_read_and_written_in_order_of_registration(make: Callable[[], nn.Module]) -> None:
     model, other = make(), make()
     one, two = (Replica(item, sgd(item.parameters())) for item in (model, other))

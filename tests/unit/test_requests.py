@@ -77,7 +77,9 @@ def iter_of(request: Request) -> Program:
 def test_each_lane_of_a_collective_has_its_own_memory() -> None:
     ctx = Context(0, 1)
     for lane in (0, 1):
-        program = lower(ctx, iter_of(AllReduce(torch.ones(3), Once(codec=codecs.ErrorFeedback(codec=codecs.get("top-k"))), lane)))
+        program = lower(
+            ctx, iter_of(AllReduce(torch.ones(3), Once(codec=codecs.ErrorFeedback(codec=codecs.get("top-k"))), lane))
+        )
         next(program)
     assert {name.split("/")[0] for name in ctx.memory} == {"once.residual", "lane-1"}
 

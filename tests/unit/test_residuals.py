@@ -20,10 +20,27 @@ from tests.laws import owed, tiny
 from tests.laws.owed import Situation
 from tests.laws.small_world import applied, contexts, gradients, same, world
 from tests.laws.train import train
-from workbench.algorithms import DiLoCo, EagerDiLoCo, LayerwiseSGD, LocalSGD, PartialAllReduce, PipeSGD, StreamingDiLoCo, SynchronousSGD
+from workbench.algorithms import (
+    DiLoCo,
+    EagerDiLoCo,
+    LayerwiseSGD,
+    LocalSGD,
+    PartialAllReduce,
+    PipeSGD,
+    StreamingDiLoCo,
+    SynchronousSGD,
+)
 from workbench.codecs import QSGD, ErrorFeedback, Linear8, SharedInt, SharedInt8, Sign, TopK
 from workbench.collectives import Auto, Collective, Hierarchical, Native, Once, PowerSGD, Ring, Tree
-from workbench.collectives.memory import fold_lanes, forget_blocks, of_all_ranks, outcome_of, outcome_on_device, remember_weight, share_of
+from workbench.collectives.memory import (
+    fold_lanes,
+    forget_blocks,
+    of_all_ranks,
+    outcome_of,
+    outcome_on_device,
+    remember_weight,
+    share_of,
+)
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
 from workbench.gradients import USED, WEIGHT, build_layout, trainable
@@ -68,7 +85,9 @@ PATTERNS: dict[str, Callable[[int, np.random.Generator], list[float]]] = {
 }
 
 
-@pytest.mark.parametrize("collective", [FED, Once(codec=ErrorFeedback(codec=Sign())), PowerSGD(rank=1, inner=Ring())], ids=repr)
+@pytest.mark.parametrize(
+    "collective", [FED, Once(codec=ErrorFeedback(codec=Sign())), PowerSGD(rank=1, inner=Ring())], ids=repr
+)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_residual_stays_bounded_if_nobody_knows_the_weights_beforehand(pattern: str, collective: Collective) -> None:
     """As in a Trainer whose ranks count their samples. Of a constant gradient, about what is owed is applied, at any step."""
@@ -114,14 +133,20 @@ def test_the_ratio_of_weights_is_the_same_without_waiting_for_a_device(sums: lis
     bad=st.booleans(),
     seed=st.integers(0, 999),
 )
-def test_without_waiting_for_a_device_it_is_the_same(num_slots: int, weight: float, share: float, bad: bool, seed: int) -> None:
+def test_without_waiting_for_a_device_it_is_the_same(
+    num_slots: int, weight: float, share: float, bad: bool, seed: int
+) -> None:
     """The slow readable twin is the one for the CPU."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 5, (max(num_slots, 1),), generator=generator).tolist()
     ends = np.cumsum([0, *sizes]).tolist()
     spans = tuple(pairwise(ends)) if num_slots else ()
     users = torch.randint(0, 3, (num_slots,), generator=generator).double()
-    tail = torch.cat([torch.tensor([weight, 0.0], dtype=torch.float64), users]) if num_slots else torch.empty(0, dtype=torch.float64)
+    tail = (
+        torch.cat([torch.tensor([weight, 0.0], dtype=torch.float64), users])
+        if num_slots
+        else torch.empty(0, dtype=torch.float64)
+    )
     total, residual, left = torch.randn(3, ends[-1], generator=generator, dtype=torch.float64)
     if bad:
         total[0] = float("nan")
@@ -139,14 +164,20 @@ def test_without_waiting_for_a_device_it_is_the_same(num_slots: int, weight: flo
 
 
 def test_each_lane_remembers_for_itself_and_lane_0_under_the_plain_names() -> None:
-    names = set(late(PipeSGD(width=3, lanes=2, collective=PowerSGD(rank=1, alternate=True, inner=Ring()))).contexts[0].memory)
+    names = set(
+        late(PipeSGD(width=3, lanes=2, collective=PowerSGD(rank=1, alternate=True, inner=Ring()))).contexts[0].memory
+    )
     plain = {name for name in names if not name.startswith("lane-")}
     assert "low-rank.sums/0" in plain and {f"lane-1/{name}" for name in plain} == names - plain
 
 
 def test_both_factors_have_their_turn_on_every_lane() -> None:
     """By the step's parity, lane 0 of two would have even steps alone."""
-    memory = late(PipeSGD(width=3, lanes=2, collective=PowerSGD(rank=1, alternate=True, inner=Ring())), steps=16).contexts[0].memory
+    memory = (
+        late(PipeSGD(width=3, lanes=2, collective=PowerSGD(rank=1, alternate=True, inner=Ring())), steps=16)
+        .contexts[0]
+        .memory
+    )
     assert int(memory["low-rank.sums/0"]) == int(memory["lane-1/low-rank.sums/0"]) == 8
     for lane in ("", "lane-1/"):
         factors = [name for name in memory if name.startswith((f"{lane}low-rank.p/", f"{lane}low-rank.q/"))]
@@ -171,11 +202,21 @@ def test_what_vanished_lanes_owe_is_lane_0s() -> None:
 
 
 def test_names_of_lanes_are_understood_where_ranks_change() -> None:
-    names = ["once.residual/a", "once.owner/a", "low-rank.residual/0", "weight-ratio/a", "low-rank.q/0", "low-rank.sums/0", "once.calls/b"]
+    names = [
+        "once.residual/a",
+        "once.owner/a",
+        "low-rank.residual/0",
+        "weight-ratio/a",
+        "low-rank.q/0",
+        "low-rank.sums/0",
+        "once.calls/b",
+    ]
     memory = {f"{lane}{name}": torch.zeros(1) for lane in ("", "lane-3/") for name in names}
     assert set(of_all_ranks(memory)) == {f"{lane}{name}" for lane in ("", "lane-3/") for name in names[4:]}
     forget_blocks(memory)
-    assert set(memory) == {f"{lane}{name}" for lane in ("", "lane-3/") for name in names if name not in ("once.owner/a", "weight-ratio/a")}
+    assert set(memory) == {
+        f"{lane}{name}" for lane in ("", "lane-3/") for name in names if name not in ("once.owner/a", "weight-ratio/a")
+    }
 
 
 def test_a_resumed_run_on_fewer_lanes_loses_nothing() -> None:
@@ -212,11 +253,18 @@ def test_every_collective_names_its_exact_counterpart(collective: Collective, ex
 
 @pytest.mark.parametrize(
     "algorithm",
-    [DiLoCo(every=4), StreamingDiLoCo(every=4, fragments=2), StreamingDiLoCo(every=4, fragments=1, delay=1), EagerDiLoCo(every=4)],
+    [
+        DiLoCo(every=4),
+        StreamingDiLoCo(every=4, fragments=2),
+        StreamingDiLoCo(every=4, fragments=1, delay=1),
+        EagerDiLoCo(every=4),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("collective", [FED, PowerSGD(rank=1, inner=Ring()), Ring(codec=Linear8())], ids=repr)
-def test_the_last_average_of_diloco_is_exact(collective: Collective, algorithm: DiLoCo | StreamingDiLoCo | EagerDiLoCo) -> None:
+def test_the_last_average_of_diloco_is_exact(
+    collective: Collective, algorithm: DiLoCo | StreamingDiLoCo | EagerDiLoCo
+) -> None:
     """The mean of where ranks are before it; residuals are as they were."""
     algorithm = replace(algorithm, outer_lr=0.5, outer_momentum=0.3)
     found = train("simulated", 3, replace(algorithm, collective=collective), tiny.problem(), HOW)
@@ -293,7 +341,9 @@ def test_noise_of_packed_values_and_of_plain_tensors_is_drawn_again_each_time(co
     def constant(rank: int, step: int, parameters: Tensor) -> Tensor:
         return torch.linspace(0.5, 1.0, 6, dtype=torch.float64)
 
-    driver = ReferenceRuntime(DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, collective=collective), 2, constant, lr=1.0).run(12)
+    driver = ReferenceRuntime(
+        DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, collective=collective), 2, constant, lr=1.0
+    ).run(12)
     seen = driver.ranks[0].seen
     updates = [after - before for before, after in pairwise(seen)]
     assert len({tuple(update.tolist()) for update in updates}) > 4

@@ -76,6 +76,8 @@ def test_fewer_samples_than_ranks_leaves_the_last_ranks_without_any() -> None:
 @pytest.mark.parametrize("change", [{"seed": 1}, {"epoch": 1}])
 def test_another_seed_or_epoch_is_another_order(change: dict[str, int]) -> None:
     base = Sampler(num_samples=100, batch_size=100, num_workers=1, seed=0).share(0, 0)
-    other = Sampler(num_samples=100, batch_size=100, num_workers=1, seed=change.get("seed", 0)).share(change.get("epoch", 0), 0)
+    other = Sampler(num_samples=100, batch_size=100, num_workers=1, seed=change.get("seed", 0)).share(
+        change.get("epoch", 0), 0
+    )
     assert not torch.equal(base, other)
     assert not torch.equal(base, torch.arange(100)), "the order is shuffled"

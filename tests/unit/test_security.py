@@ -23,8 +23,25 @@ PACKAGE = Path(workbench.__file__).parent
 PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "multiprocessing"}
 RUNS_CODE = {"eval", "exec", "compile", "__import__"}
 SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}
-OBJECTS = {"all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list", "recv_object_list"}
-MPI_PICKLES = {"allgather", "bcast", "gather", "scatter", "alltoall", "allreduce", "sendrecv", "isend", "irecv"}  # mpi4py's lower-case ones
+OBJECTS = {
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "send_object_list",
+    "recv_object_list",
+}
+MPI_PICKLES = {
+    "allgather",
+    "bcast",
+    "gather",
+    "scatter",
+    "alltoall",
+    "allreduce",
+    "sendrecv",
+    "isend",
+    "irecv",
+}  # mpi4py's lower-case ones
 
 FRAMES = "its connections carry frames of bytes between a process and its own child, and no objects: see `_call`"
 ALLOWED = {  # each with its reason
@@ -55,7 +72,9 @@ def faults(tree: ast.AST) -> Iterator[str]:
                 yield module.split(".")[0]
             case ast.ClassDef(bases=bases):
                 yield from (
-                    "yaml.Loader" for base in bases if ast.unparse(base).startswith("yaml.") and ast.unparse(base).endswith("Loader")
+                    "yaml.Loader"
+                    for base in bases
+                    if ast.unparse(base).startswith("yaml.") and ast.unparse(base).endswith("Loader")
                 )
             case ast.Call(func=ast.Name(id=called)) if called in RUNS_CODE:
                 yield called
@@ -107,7 +126,9 @@ def test_nothing_that_is_read_can_be_run() -> None:
 )
 def test_each_of_them_would_be_found(code: str) -> None:
     assert list(faults(ast.parse(code)))
-    assert not list(faults(ast.parse("torch.load(p, weights_only=True); np.load(p); self._comm.Allgather(a, b); model.eval()")))
+    assert not list(
+        faults(ast.parse("torch.load(p, weights_only=True); np.load(p); self._comm.Allgather(a, b); model.eval()"))
+    )
 
 
 # ---------------------------------------------------------------- names are shown as they are
@@ -127,7 +148,15 @@ def hostile_run(name: str = MARKUP) -> Run:
             recorder.metrics({**row, "loss": 2.0 / (step + 1), "num_samples": 4, "staleness": 0, "lr": 0.1})
         recorder.metrics({**row, "evaluation": {"loss_sum": 5.0, "correct": 3, "judged": 4, "count": 4}})
     method = {"name": name, "settings": {name: 2, "collective": name}, "defaults": []}
-    info = {"id": name, "method": method, "problem": {"name": name}, "runtime": name, "status": "failed", "error": name, "num_workers": 2}
+    info = {
+        "id": name,
+        "method": method,
+        "problem": {"name": name},
+        "runtime": name,
+        "status": "failed",
+        "error": name,
+        "num_workers": 2,
+    }
     return Run.from_memory({**info, "clock": "wall", "settings": {"optimizer": name}}, recorders)
 
 
@@ -219,7 +248,12 @@ def test_nothing_secret_is_committed() -> None:
         "BEGIN PRIVATE KEY",
     )
     found: list[Any] = []
-    for path in [*root.glob("kernels/**/*"), *root.glob("notebooks/*.ipynb"), root / "Makefile", *PACKAGE.rglob("*.py")]:
+    for path in [
+        *root.glob("kernels/**/*"),
+        *root.glob("notebooks/*.ipynb"),
+        root / "Makefile",
+        *PACKAGE.rglob("*.py"),
+    ]:
         if path.is_file():
             text = path.read_text(errors="replace")
             found += [(str(path.relative_to(root)), word) for word in words if word in text]

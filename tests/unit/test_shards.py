@@ -22,7 +22,11 @@ def test_each_worker_draws_from_its_shard(as_list: bool) -> None:
     sampler = Sampler(skewed.num_samples(), 3, 4, 7)
     assert sampler.steps_per_epoch == 5
     for rank, shard in enumerate(shards):
-        drawn = [int(value) for step in range(5) for value in fetch(skewed.train_data(), sampler.share(step, rank))[0].flatten()]
+        drawn = [
+            int(value)
+            for step in range(5)
+            for value in fetch(skewed.train_data(), sampler.share(step, rank))[0].flatten()
+        ]
         assert set(drawn) == set(shard) and len(drawn) == 15, "all of it, and nothing else"
 
 

@@ -27,7 +27,10 @@ FILES = (
     "tests/unit/test_b.py",
     "workbench/c.py",
 )
-MUST_BE_ALONE = ("tests/distributed/test_leaks.py", "tests/distributed/test_emulated.py::test_rates_are_those_of_the_slower_end")
+MUST_BE_ALONE = (
+    "tests/distributed/test_leaks.py",
+    "tests/distributed/test_emulated.py::test_rates_are_those_of_the_slower_end",
+)
 
 
 @dataclass(eq=False)
@@ -68,7 +71,9 @@ class Session:
         self.end()
 
     def start(self, num_workers: int) -> None:
-        config: Any = SimpleNamespace(getvalue=lambda name: ["popen"] * num_workers, option=SimpleNamespace(loadscopereorder=True))
+        config: Any = SimpleNamespace(
+            getvalue=lambda name: ["popen"] * num_workers, option=SimpleNamespace(loadscopereorder=True)
+        )
         self.sharing: Any = Sharing(config, Producer("quiet", enabled=False))
         self.workers = [Worker(number) for number in range(num_workers)]
         self.num_workers = self.num_begun = num_workers
@@ -102,7 +107,9 @@ class Session:
             others = [other for other in self.workers if other is not worker]
             assert not any(other.tests for other in others), "it is not alone"
             if self.num_workers == self.num_begun:  # else one may just come, in the place of one that crashed
-                assert not {other.number for other in others} & {number for number, _ in self.ran}, "what another left is still to end"
+                assert not {other.number for other in others} & {number for number, _ in self.ran}, (
+                    "what another left is still to end"
+                )
         self.ran.append((worker.number, name))
         if self.crashes and self.chance.random() < 0.2:
             self.crashes -= 1
@@ -141,7 +148,11 @@ def test_two_that_come_in_the_place_of_two_that_crashed_need_not_come_at_once() 
 def names_of(sizes: list[int]) -> list[str]:
     """So many tests of each of the files, and of what must be alone."""
     names = [f"{path}::test_{number}" for path, size in zip(FILES, sizes, strict=False) for number in range(size)]
-    alone = [f"{name}[{number}]" if "::" in name else f"{name}::test_{number}" for name in MUST_BE_ALONE for number in range(sizes[-1])]
+    alone = [
+        f"{name}[{number}]" if "::" in name else f"{name}::test_{number}"
+        for name in MUST_BE_ALONE
+        for number in range(sizes[-1])
+    ]
     return [*alone, *names]
 
 
@@ -181,7 +192,9 @@ def test_what_is_held_back_is_there() -> None:
     """A test that was given another name would share the machine again."""
     for name in (*ALONE, *NETWORKS):
         path, _, test = name.partition("::")
-        functions = {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+        functions = {
+            node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)
+        }
         assert functions and (not test or test in functions), name
 
 

@@ -15,7 +15,9 @@ from workbench.errors import ConfigError
 from workbench.naming import parse_pairs, parse_value
 from workbench.program import Algorithm
 
-SETTINGS = [(name, setting) for name in algorithms.names() for setting in catalogue.describe("algorithms", name)["settings"]]
+SETTINGS = [
+    (name, setting) for name in algorithms.names() for setting in catalogue.describe("algorithms", name)["settings"]
+]
 IDS = [f"{name}-{setting['name']}" for name, setting in SETTINGS]
 
 
@@ -31,7 +33,9 @@ def test_defaults_as_shown_give_the_default(name: str) -> None:
     words = [f"{row[0]}={row[-1]}" for row in rows]
     assert len(words) == len(catalogue.describe("algorithms", name)["settings"])
     assert from_shell(name, *words) == algorithms.get(name)
-    assert from_shell(name, *(word.replace("_", "-") for word in words)) == algorithms.get(name), "also as options are spelled"
+    assert from_shell(name, *(word.replace("_", "-") for word in words)) == algorithms.get(name), (
+        "also as options are spelled"
+    )
 
 
 @pytest.mark.parametrize(

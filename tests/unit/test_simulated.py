@@ -20,7 +20,21 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError, Diverged, Stalled
 from workbench.gradients import Gradient
-from workbench.ops import AllReduce, Apply, Backward, EndStep, Message, PeerLeft, Program, Recv, Request, Send, Start, Value, Wait
+from workbench.ops import (
+    AllReduce,
+    Apply,
+    Backward,
+    EndStep,
+    Message,
+    PeerLeft,
+    Program,
+    Recv,
+    Request,
+    Send,
+    Start,
+    Value,
+    Wait,
+)
 from workbench.program import Algorithm, Card, Context, Requirements, perform
 from workbench.runtimes.simulator.comm_schedule import SEND, WAIT, CommSchedule, ScheduleCache, record_schedule
 from workbench.runtimes.simulator.simulate import run_simulation
@@ -95,7 +109,9 @@ class SumsForServers(CollectiveAlgorithm):
 
 
 def simulate(algorithm: Algorithm, workers: int = 3, **how: Any) -> Any:
-    settings = Settings(steps=how.pop("steps", 3), batch_size=2, seed=how.pop("seed", 0), trace_steps=how.pop("trace_steps", None))
+    settings = Settings(
+        steps=how.pop("steps", 3), batch_size=2, seed=how.pop("seed", 0), trace_steps=how.pop("trace_steps", None)
+    )
     how = {"timing_only": True, "network": NETWORK, "compute": COMPUTE, **how}
     return run_simulation(algorithm, how.pop("problem", tiny.problem()), settings, workers, **how)
 
@@ -119,7 +135,9 @@ def test_what_a_forward_waits_for_is_named_too() -> None:
 
 
 def test_so_is_what_a_collective_of_a_fixed_schedule_waits_for() -> None:
-    with pytest.raises(Stalled, match=r"rank 0: Recv from rank 2 \(tag 7, \d+ bytes\); rank 1: Recv from rank 0 \(tag 7"):
+    with pytest.raises(
+        Stalled, match=r"rank 0: Recv from rank 2 \(tag 7, \d+ bytes\); rank 1: Recv from rank 0 \(tag 7"
+    ):
         simulate(Waits(first=lambda ctx, value: AllReduce(value, HalfRing())))
 
 
@@ -169,13 +187,21 @@ def test_who_diverges_is_named() -> None:
     x[14] = float("inf")
     for detail in ("auto", "messages"):
         with pytest.raises(Diverged, match=r"the loss of rank [012] is (nan|inf) at step \d") as found:
-            simulate(wb.SynchronousSGD(), problem=tiny.problem(train=(x, y), test=None), detail=detail, timing_only=False, steps=8)
+            simulate(
+                wb.SynchronousSGD(),
+                problem=tiny.problem(train=(x, y), test=None),
+                detail=detail,
+                timing_only=False,
+                steps=8,
+            )
         if detail == "auto":
             named = str(found.value)
     assert str(found.value) == named
 
 
-@pytest.mark.parametrize("collective", [Ring(), Ring(chunks=3), Tree(), Linear(), HalvingDoubling(), Hierarchical(group=2)], ids=repr)
+@pytest.mark.parametrize(
+    "collective", [Ring(), Ring(chunks=3), Tree(), Linear(), HalvingDoubling(), Hierarchical(group=2)], ids=repr
+)
 def test_a_cached_schedule_is_what_is_asked(collective: Any) -> None:
     """The schedule of each rank sends what the collective says it sends, and ranks have instructions in common."""
     p, numel = 6, 60
@@ -186,14 +212,18 @@ def test_a_cached_schedule_is_what_is_asked(collective: Any) -> None:
         program: Any = cache.take(ctx, AllReduce(value, collective))
         schedule = next(program)
         assert isinstance(schedule, CommSchedule)
-        assert sum(size for op, _, _, _, size in schedule.instructions if op == SEND) == collective.bytes_sent(rank, p, numel, 4)
+        assert sum(size for op, _, _, _, size in schedule.instructions if op == SEND) == collective.bytes_sent(
+            rank, p, numel, 4
+        )
         with pytest.raises(StopIteration) as ended:
             program.send(None)
         assert ended.value.value is value
         again: Any = cache.take(ctx, AllReduce(torch.empty(numel, device="meta"), collective))
         assert next(again).instructions is schedule.instructions
     if collective == Ring():
-        assert sum(isinstance(key, tuple) and isinstance(key[0], tuple) for key in shared) == 1, "equal blocks: one schedule for all ranks"
+        assert sum(isinstance(key, tuple) and isinstance(key[0], tuple) for key in shared) == 1, (
+            "equal blocks: one schedule for all ranks"
+        )
 
 
 @pytest.mark.parametrize("collective", [Ring(codec=Truncate16()), Tree()], ids=repr)
@@ -238,7 +268,9 @@ def test_a_run_gives_its_models_back(algorithm: Algorithm) -> None:
         models.append(weakref.ref(made))
         return made
 
-    wb.simulate(algorithm, tiny.problem(model), workers=1 if not runs_on(algorithm, 3) else 3, steps=3, evaluate_every=1)
+    wb.simulate(
+        algorithm, tiny.problem(model), workers=1 if not runs_on(algorithm, 3) else 3, steps=3, evaluate_every=1
+    )
     gc.collect()
     assert models
     assert [ref() for ref in models if ref() is not None] == []

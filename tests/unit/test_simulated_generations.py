@@ -35,7 +35,9 @@ NETWORK = Network(latency_s=0.5, bandwidth_bytes_per_s=1e6)  # sums are in fligh
 SLOW = SlowMachines(factor_of=((2, 6.0),))  # rank 2 ends a step long after the others have ended two
 COMPUTE = Compute(forward_s=0.3, backward_s=0.7, update_s=0.01, stragglers=(SLOW,))
 
-RUNS: list[tuple[str, Algorithm, dict[str, int], int, list[int], bool]] = [  # steps taken, places of checkpoints, stopped
+RUNS: list[
+    tuple[str, Algorithm, dict[str, int], int, list[int], bool]
+] = [  # steps taken, places of checkpoints, stopped
     ("nothing is due", SYNC, {}, 7, [], False),
     ("checkpoints", SYNC, {"every": 3}, 7, [2, 5], False),
     ("checkpoints with sums in flight", PIPE, {"every": 3}, 7, [2, 5], False),
@@ -59,7 +61,8 @@ RUNS: list[tuple[str, Algorithm, dict[str, int], int, list[int], bool]] = [  # s
     ("an early end where a checkpoint is due", ALONE, {"every": 3, "stop": 5}, 6, [2, 5], True),
 ]
 runs = pytest.mark.parametrize(
-    ("algorithm", "known", "num_steps", "places", "stopped"), [pytest.param(*run[1:], id=f"{run[1]}: {run[0]}") for run in RUNS]
+    ("algorithm", "known", "num_steps", "places", "stopped"),
+    [pytest.param(*run[1:], id=f"{run[1]}: {run[0]}") for run in RUNS],
 )
 
 
@@ -69,7 +72,9 @@ def settings(**how: Any) -> Settings:
 
 def simulation(algorithm: Algorithm, **how: Any) -> Simulation:
     problem = tiny.problem()
-    return Simulation(algorithm, problem, settings(**how), WORKERS, network=NETWORK, compute=COMPUTE, check_in_flight=True)
+    return Simulation(
+        algorithm, problem, settings(**how), WORKERS, network=NETWORK, compute=COMPUTE, check_in_flight=True
+    )
 
 
 def steps_of(run: Run, rank: int) -> list[int]:
@@ -77,7 +82,9 @@ def steps_of(run: Run, rank: int) -> list[int]:
 
 
 @runs
-def test_decisions(algorithm: Algorithm, known: dict[str, int], num_steps: int, places: list[int], stopped: bool) -> None:
+def test_decisions(
+    algorithm: Algorithm, known: dict[str, int], num_steps: int, places: list[int], stopped: bool
+) -> None:
     whole: dict[str, Any] = {"end_step": STEPS, "num_steps": STEPS, "sync_point": STEPS}
     start = generation(algorithm, **whole, stop_after=known.get("stop"), checkpoint_every=known.get("every"))
     start = replace(start, sync_point=first_sync_point(start, 0)).following(after(-1))
@@ -87,13 +94,17 @@ def test_decisions(algorithm: Algorithm, known: dict[str, int], num_steps: int, 
 
 
 @runs
-def test_simulated_run(algorithm: Algorithm, known: dict[str, int], num_steps: int, places: list[int], stopped: bool) -> None:
+def test_simulated_run(
+    algorithm: Algorithm, known: dict[str, int], num_steps: int, places: list[int], stopped: bool
+) -> None:
     simulated = simulation(algorithm, checkpoint_every=known.get("every"))
     run = simulated.run(stop_after=known.get("stop"))
     for rank in range(WORKERS):
         assert steps_of(run, rank) == list(range(num_steps))
     kept = simulated.checkpoints.kept
-    assert {place: [saved["step"] for saved in ranks] for place, ranks in kept.items()} == {place: [place] * WORKERS for place in places}
+    assert {place: [saved["step"] for saved in ranks] for place, ranks in kept.items()} == {
+        place: [place] * WORKERS for place in places
+    }
     assert run.info["status"] == ("stopped" if stopped else "finished")
     assert run.info["result"]["last_step"] == num_steps - 1
     if stopped:
@@ -122,7 +133,9 @@ def test_workers_with_servers_meet_at_sync_points_and_nowhere_else() -> None:
 
 def test_a_late_failure_does_not_date_the_evaluation_of_a_stopped_run() -> None:
     """The clock runs on to the failure, when all programs have ended."""
-    simulated = Simulation(ASYNC, tiny.problem(), settings(), WORKERS, network=NETWORK, compute=COMPUTE, failures={2: 1e6})
+    simulated = Simulation(
+        ASYNC, tiny.problem(), settings(), WORKERS, network=NETWORK, compute=COMPUTE, failures={2: 1e6}
+    )
     run = simulated.run(stop_after=3)
     *_, last = [row for row in run.metrics[0] if "evaluation" in row]
     assert (last["step"], last["seconds"]) == (3, run.info["result"]["seconds"])
@@ -141,7 +154,9 @@ def test_workers_that_share_nothing_do_not_wait_for_a_checkpoint() -> None:
         ({0: 5, 1: 6, 2: 6}, [6, 6, 6], "finished"),  # no rank has steps left
     ],
 )
-def test_a_replay_is_stopped_where_the_record_says(announced: dict[int, int], last: list[int], status: str, every: int | None) -> None:
+def test_a_replay_is_stopped_where_the_record_says(
+    announced: dict[int, int], last: list[int], status: str, every: int | None
+) -> None:
     simulated = simulation(ALONE, checkpoint_every=every)
     simulated.cluster.recorded = {rank: [{"strand": 0, "control": step}] for rank, step in announced.items()}
     run = simulated.run()
@@ -153,7 +168,9 @@ BOUNDARIES = [row for row in ROWS if isinstance(row.values[1], StepEnded)]
 
 
 @pytest.mark.parametrize(("before", "boundary", "instructions"), BOUNDARIES)
-def test_the_cheap_test_agrees_with_decide(before: Generation, boundary: Boundary, instructions: list[Instruction]) -> None:
+def test_the_cheap_test_agrees_with_decide(
+    before: Generation, boundary: Boundary, instructions: list[Instruction]
+) -> None:
     for step in range(20):
         if before.continues_after(step):
             (outcome,) = decide(before, StepEnded(end=after(step)))

@@ -49,12 +49,16 @@ def test_it_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     simulator.main(["--quick"])
     assert {kind for kind, _ in asked} == set(PEAKS)
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == len(ROWS) and all(" bytes a worker" in line or " s " in line or "messages/s" in line for line in shown)
+    assert len(shown) == len(ROWS) and all(
+        " bytes a worker" in line or " s " in line or "messages/s" in line for line in shown
+    )
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
     command = [sys.executable, "-m", "tests.benchmarks.simulator_cases", "times, messages of a server", "40"]
-    done = simulator.subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    done = simulator.subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2]
+    )
     assert 40 * 500 < int(done.stdout) < 40 * 100_000
 
 
@@ -94,5 +98,9 @@ def test_times_and_memory_are_what_was_aimed_at() -> None:
 
 def test_what_missed_its_aim_is_known() -> None:
     """A step of a simulated server is ten requests, and SimPy's twin has three time-outs; of small gradients noise decides."""
-    missed = {(row["case"].partition(",")[0], row["what"]) for row in ROWS if row["verdict"] and not row["verdict"].endswith(": met")}
+    missed = {
+        (row["case"].partition(",")[0], row["what"])
+        for row in ROWS
+        if row["verdict"] and not row["verdict"].endswith(": met")
+    }
     assert missed <= {("async-sgd", "SimPy, bare"), ("async-sgd", "SimPy, interfaces"), ("digits-mlp", "ours")}

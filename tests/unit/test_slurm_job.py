@@ -83,7 +83,9 @@ def test_the_warning_becomes_a_stop_word_of_the_training_that_runs(tmp_path: Pat
         assert process.poll() is None  # the ranks go on: whoever holds them decides
         (late := tmp_path / "late").mkdir()
         (folder / "cluster.json").write_text(json.dumps({"run": str(late)}))
-        assert within(20, (late / "control.jsonl").exists), "a training that begins after the warning ends with a checkpoint, too"
+        assert within(20, (late / "control.jsonl").exists), (
+            "a training that begins after the warning ends with a checkpoint, too"
+        )
         time.sleep(3 * slurm_job.POLL_S)
     assert [(run / "control.jsonl").read_text().count("stop") for run in (run, late)] == [1, 1]
 
@@ -105,7 +107,9 @@ while true; do sleep 0.1; done
 """
 
 
-def test_a_command_line_is_interrupted_and_its_run_goes_on_in_the_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_line_is_interrupted_and_its_run_goes_on_in_the_next_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, run, told = tmp_path / "job", tmp_path / "the run", tmp_path / "told"
     run.mkdir()
     (run / "checkpoint-00000.pt").touch()

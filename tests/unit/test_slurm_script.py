@@ -39,7 +39,9 @@ def test_words_and_object_are_the_same() -> None:
 
 
 def test_everything_asked_for_is_in_the_script() -> None:
-    script = OBJECT.script(8, name="cluster-1", output="/shared/my files/job.log", command=["python", "-P", "job.py", "a b"])
+    script = OBJECT.script(
+        8, name="cluster-1", output="/shared/my files/job.log", command=["python", "-P", "job.py", "a b"]
+    )
     lines = script.splitlines()
     assert lines[0] == "#!/bin/sh"
     assert lines[-1] == "exec python -P job.py 'a b'"
@@ -87,7 +89,8 @@ def test_words_that_mean_nothing_are_refused(words: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"partition": "a\n#SBATCH --uid=0"}, {"extra": "--exclusive"}, {"extra": ("exclusive",)}, {"extra": ("-a\nb",)}]
+    "options",
+    [{"partition": "a\n#SBATCH --uid=0"}, {"extra": "--exclusive"}, {"extra": ("exclusive",)}, {"extra": ("-a\nb",)}],
 )
 def test_nothing_else_gets_into_the_script(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
@@ -119,7 +122,11 @@ def test_an_allocation_is_known_by_its_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.delenv("SLURM_JOBID", raising=False)
     assert Allocation.here() is None
-    for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_JOB_CPUS_PER_NODE", "4(x2),8"), ("SLURM_TASKS_PER_NODE", "2(x3)")):
+    for name, value in (
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_JOB_CPUS_PER_NODE", "4(x2),8"),
+        ("SLURM_TASKS_PER_NODE", "2(x3)"),
+    ):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_NTASKS", raising=False)
     assert Allocation.here() == Allocation("7", 6, (4, 4, 8))
@@ -131,7 +138,9 @@ def test_what_a_running_job_has_fixed_is_refused() -> None:
     from workbench.clusters.launchers.slurm_launcher import StepLauncher
 
     def step(words: str) -> StepLauncher:
-        return StepLauncher(MPIInstall(name=OPEN_MPI, version="5.0.11", mpiexec="mpiexec"), Slurm.parse(words), Allocation("7", 4, (4,)))
+        return StepLauncher(
+            MPIInstall(name=OPEN_MPI, version="5.0.11", mpiexec="mpiexec"), Slurm.parse(words), Allocation("7", 4, (4,))
+        )
 
     for words, name in (
         ("partition=gpu", "partition"),
@@ -162,7 +171,25 @@ def test_a_machine_without_slurm_says_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
-    assert main(["submit", "--time", "30", "--nodes", "2", "--requeue", "--dry-run", "--", "train", "pipe-sgd", "--workers", "4"]) == 0
+    assert (
+        main(
+            [
+                "submit",
+                "--time",
+                "30",
+                "--nodes",
+                "2",
+                "--requeue",
+                "--dry-run",
+                "--",
+                "train",
+                "pipe-sgd",
+                "--workers",
+                "4",
+            ]
+        )
+        == 0
+    )
     said = capsys.readouterr().out
     for words in ("--time=30", "--ntasks=4", "--ntasks-per-node=2", "--requeue", "--signal=B:USR1@60"):
         assert f"#SBATCH {words}" in said.splitlines()

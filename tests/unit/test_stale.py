@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from workbench.algorithms import Constant, Empirical, Geometric, Staleness, StaleSGD, SynchronousSGD, Uniform, get, parse_staleness
+from workbench.algorithms import (
+    Constant,
+    Empirical,
+    Geometric,
+    Staleness,
+    StaleSGD,
+    SynchronousSGD,
+    Uniform,
+    get,
+    parse_staleness,
+)
 from workbench.errors import ConfigError
 from workbench.rng import generator
 from workbench.runtimes.reference import ReferenceRuntime
@@ -35,7 +45,9 @@ def test_each_gradient_is_as_stale_as_drawn(kind: Staleness) -> None:
     algorithm = StaleSGD(staleness=kind)
     driver = ReferenceRuntime(algorithm, 3, pull, lr=0.2, seed=7).run(30)
     drawn = [algorithm.drawn(7, step) for step in range(30)]
-    assert [update.staleness for update in driver.ranks[2].applied] == [min(late, step) for step, late in enumerate(drawn)]
+    assert [update.staleness for update in driver.ranks[2].applied] == [
+        min(late, step) for step, late in enumerate(drawn)
+    ]
     expected = oracle(drawn, 30, 0.2)
     for rank in driver.ranks:
         assert np.allclose([float(one[0]) for one in rank.seen], expected[1:], rtol=1e-13)
@@ -109,7 +121,17 @@ def test_named_on_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["constantly:4", "constant", "constant:x", "constant:-1", "uniform:3", "uniform:4:1", "geometric:-2", "empirical:1,2@1", "empirical:"],
+    [
+        "constantly:4",
+        "constant",
+        "constant:x",
+        "constant:-1",
+        "uniform:3",
+        "uniform:4:1",
+        "geometric:-2",
+        "empirical:1,2@1",
+        "empirical:",
+    ],
 )
 def test_wrong_words_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):

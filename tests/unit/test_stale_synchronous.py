@@ -98,7 +98,9 @@ def test_the_order_of_answers_is_that_of_the_readable_rule(bound: int, seed: int
     free, left, num_answers = list(range(num_workers)), set[int](), 0
     while free:
         if chance.random() < 0.03 and len(left) < 3:
-            worker = chance.choice([worker for worker in range(num_workers) if worker not in readable.last and worker not in left])
+            worker = chance.choice(
+                [worker for worker in range(num_workers) if worker not in readable.last and worker not in left]
+            )
             left.add(worker)
             answered, due = server.hear(PeerLeft(worker)), readable.leave(worker)
             free = [other for other in free if other != worker]
@@ -108,7 +110,9 @@ def test_the_order_of_answers_is_that_of_the_readable_rule(bound: int, seed: int
             last = readable.clocks[worker] + 1 == steps
             answered, due = server.push(worker, last=last), readable.push(worker, last=last)
         if server.over:
-            assert not free and answered[-len(readable.last) :] == readable.last, "the last parameters go to all, in order"
+            assert not free and answered[-len(readable.last) :] == readable.last, (
+                "the last parameters go to all, in order"
+            )
             answered = answered[: -len(readable.last)]
         assert answered == due
         num_answers += len(due)

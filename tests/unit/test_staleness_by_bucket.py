@@ -14,17 +14,31 @@ COMPUTE = Compute(forward_s=1.0, backward_s=2.0)
 
 
 def simulated(workers: int, method: object, **settings: object) -> wb.Run:
-    how: dict[str, object] = {"compute": COMPUTE, "network": "free", "timing_only": True, "steps": 24, "batch_size": 1, **settings}
+    how: dict[str, object] = {
+        "compute": COMPUTE,
+        "network": "free",
+        "timing_only": True,
+        "steps": 24,
+        "batch_size": 1,
+        **settings,
+    }
     return wb.simulate(method, PROBLEM, workers=workers, **how)  # type: ignore[arg-type]
 
 
 def test_one_worker_is_never_late() -> None:
     run = simulated(1, wb.AsyncSGD(shards=3))
-    assert all(not values.any() for values in (*staleness_by_bucket(run).values(), *staleness_if_read_first(run).values()))
+    assert all(
+        not values.any() for values in (*staleness_by_bucket(run).values(), *staleness_if_read_first(run).values())
+    )
 
 
 def test_a_read_with_the_push_makes_all_buckets_as_late_and_a_read_first_those_at_the_top_less() -> None:
-    run = simulated(6, wb.AsyncSGD(shards=3), compute=Compute(forward_s=1.0, backward_s=2.0, stragglers=Lognormal(sigma=0.5)), steps=80)
+    run = simulated(
+        6,
+        wb.AsyncSGD(shards=3),
+        compute=Compute(forward_s=1.0, backward_s=2.0, stragglers=Lognormal(sigma=0.5)),
+        steps=80,
+    )
     answered = [values.mean() for values in staleness_by_bucket(run).values()]
     np.testing.assert_allclose(answered, 5, rtol=0.05)
     first = [values.mean() for values in staleness_if_read_first(run).values()]

@@ -118,7 +118,9 @@ CHANGED: list[tuple[Algorithm, dict[str, Any], Algorithm]] = [
 
 
 @pytest.mark.parametrize(("before", "changes", "after"), CHANGED, ids=str)
-def test_a_change_that_was_written_out_makes_the_method(before: Algorithm, changes: dict[str, Any], after: Algorithm) -> None:
+def test_a_change_that_was_written_out_makes_the_method(
+    before: Algorithm, changes: dict[str, Any], after: Algorithm
+) -> None:
     line = json.loads(json.dumps(encoded(before, changes)))
     assert changed(before, line, 3) == (after, None)
     assert changed(before, {**line, "lr": 2}, 3) == (after, 2.0)
@@ -169,7 +171,11 @@ def test_the_handle_writes_words_and_refuses_before_it_does(runs: Path) -> None:
     words = read_commands(folder)
     assert words[:3] == [{"set": {"width": 3, "lr": 0.05}}, PAUSE, {"set": {"collective": "Ring()"}}]
     assert words[3:] == [{"set": {"codec": "Truncate16(rounding='toward-zero')"}}, RESUME, STOP]
-    for changes, message in (({"widht": 2}, "did you mean width"), ({"width": 0}, "width=0"), ({"shards": 2}, "shards of PipeSGD")):
+    for changes, message in (
+        ({"widht": 2}, "did you mean width"),
+        ({"width": 0}, "width=0"),
+        ({"shards": 2}, "shards of PipeSGD"),
+    ):
         with pytest.raises(ConfigError, match=message):
             run.set(**changes)
     assert len(read_commands(folder)) == 6
@@ -315,7 +321,10 @@ def test_a_rank_whose_file_lags_takes_what_the_other_has_read(runs: Path) -> Non
     assert controller.num_commands_read() == 2
     controller.agree(EndStep(6), left=True)
     assert (ranks.lr, controller.num_taken) == (0.025, 2)
-    assert [(row["steer"], row["step"], row["set"]) for row in ranks.events] == [(1, 5, {"lr": 0.05, "width": 3}), (2, 7, {"lr": 0.025})]
+    assert [(row["steer"], row["step"], row["set"]) for row in ranks.events] == [
+        (1, 5, {"lr": 0.05, "width": 3}),
+        (2, 7, {"lr": 0.025}),
+    ]
     info = json.loads((folder / "run.json").read_text())
     assert [(row["number"], row["step"]) for row in info["steering"]] == [(1, 5), (2, 7)]
 

@@ -30,14 +30,30 @@ HEADER = {"host": "node-1", "pid": 7, "device": "cpu", "origin_s": 12.5, "unix_s
 
 
 def make(
-    root: Path, method: str = "PipeSGD", *, width: int = 2, workers: int = 2, accuracy: float = 0.5, old: bool = True, **more: Any
+    root: Path,
+    method: str = "PipeSGD",
+    *,
+    width: int = 2,
+    workers: int = 2,
+    accuracy: float = 0.5,
+    old: bool = True,
+    **more: Any,
 ) -> Path:
-    info = {"method": {"name": method, "settings": {"width": width}}, "problem": {"name": "digits-mlp"}, "num_workers": workers}
+    info = {
+        "method": {"name": method, "settings": {"width": width}},
+        "problem": {"name": "digits-mlp"},
+        "num_workers": workers,
+    }
     folder = new_run({**info, "runtime": "torch", "settings": {"seed": 0, "lr": 0.1, "steps": 99}, **more}, root)
     for rank in range(2):
         recorder = FileRecorder(folder, rank, HEADER)
         for step in range(4):
-            usual = {"step": step, "seconds": 0.1 * (step + 1), "samples": 8 * (step + 1), "bytes_sent": 100 * (step + 1)}
+            usual = {
+                "step": step,
+                "seconds": 0.1 * (step + 1),
+                "samples": 8 * (step + 1),
+                "bytes_sent": 100 * (step + 1),
+            }
             recorder.metrics({**usual, "staleness": 1, "lr": 0.1, "loss": 4.0 - step, "num_samples": 4})
         shares = {"loss_sum": 5.0, "correct": int(100 * accuracy), "judged": 100, "count": 100}
         recorder.metrics({**usual, "evaluation": shares})
@@ -98,7 +114,13 @@ def test_a_damaged_cache_is_named_and_mended_and_hides_nothing(runs: Path) -> No
     list_runs()
     index = runs / INDEX_NAME
     lines = index.read_text().splitlines()
-    cut = [lines[0][:40], '[1, ["x"], 2, 3]', "\0\0", json.dumps([1, folders[1].name, *json.loads(lines[1])[2:3], "no object"]), lines[2]]
+    cut = [
+        lines[0][:40],
+        '[1, ["x"], 2, 3]',
+        "\0\0",
+        json.dumps([1, folders[1].name, *json.loads(lines[1])[2:3], "no object"]),
+        lines[2],
+    ]
     index.write_text("\n".join(cut))
     found = list_runs()
     assert [run.folder for run in found] == sorted(folders)
@@ -113,7 +135,9 @@ def test_a_damaged_run_is_skipped_with_a_word(runs: Path) -> None:
     found = list_runs()
     assert [run.folder for run in found] == [good]
     assert bad.name in found.damaged[0]
-    done = subprocess.run([sys.executable, "-m", "workbench", "runs"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "workbench", "runs"], capture_output=True, text=True, timeout=60, check=True
+    )
     assert good.name in done.stdout
     assert f"skipped: {runs / bad.name}" in done.stderr
 
@@ -133,13 +157,19 @@ for number in range(20):
 
 def test_writers_and_readers_at_once_lose_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four processes, each making runs and listing all: every listing holds what its process has made so far."""
-    code = "import workbench.trace.index as index; index.YOUNG_S = -1.0\n" + WRITER  # the cache is written at every listing
-    processes = [subprocess.Popen(forked("-c", code, str(number)), stderr=subprocess.PIPE, text=True) for number in range(4)]
+    code = (
+        "import workbench.trace.index as index; index.YOUNG_S = -1.0\n" + WRITER
+    )  # the cache is written at every listing
+    processes = [
+        subprocess.Popen(forked("-c", code, str(number)), stderr=subprocess.PIPE, text=True) for number in range(4)
+    ]
     for process in processes:
         _, told = process.communicate(timeout=100)
         assert process.returncode == 0, told
     found = list_runs()
-    assert sorted((run.info["writer"], run.info["result"]["number"]) for run in found) == [(w, n) for w in range(4) for n in range(20)]
+    assert sorted((run.info["writer"], run.info["result"]["number"]) for run in found) == [
+        (w, n) for w in range(4) for n in range(20)
+    ]
     assert {run.status for run in found} == {"finished"}
     assert not [path for path in runs.iterdir() if path.name.endswith(".tmp") or path.name.startswith(".new-")]
 
@@ -193,7 +223,9 @@ def test_since_sweep_sort_and_limit(some: list[Path]) -> None:
     assert [row["run"] for row in runs_table(sort="accuracy")] == [names[3], names[0], names[1], names[2]]
     info = {"method": {"name": "PipeSGD", "settings": {}}, "problem": {"name": "digits-mlp"}, "num_workers": 2}
     bare = new_run({**info, "created": "2021-01-01T00:00:00+00:00"}, some[0].parent).name  # no step and no evaluation
-    assert [row["run"] for row in runs_table(sort="-accuracy", limit=2)] == [names[2], names[1]], "nothing is not the greatest"
+    assert [row["run"] for row in runs_table(sort="-accuracy", limit=2)] == [names[2], names[1]], (
+        "nothing is not the greatest"
+    )
     assert [row["run"] for row in runs_table(sort="accuracy", limit=2)] == [names[1], names[2]]
     assert [row["run"] for row in runs_table(sort="-accuracy")] == [names[2], names[1], names[0], names[3], bare]
     assert [row["run"] for row in runs_table(sort="accuracy", limit=5)][-1] == bare
@@ -220,7 +252,13 @@ def test_what_cannot_be_asked_is_refused(some: list[Path], options: dict[str, An
 def test_results_are_kept_and_made_anew_when_metrics_change(runs: Path) -> None:
     folder = make(runs, accuracy=0.5)
     row = runs_table()[0]
-    assert (row["steps"], row["accuracy"], row["loss"], row["train_loss"], row["bytes_sent"]) == (4, 0.5, 0.05, 1.0, 800)
+    assert (row["steps"], row["accuracy"], row["loss"], row["train_loss"], row["bytes_sent"]) == (
+        4,
+        0.5,
+        0.05,
+        1.0,
+        800,
+    )
     for rank in range(2):
         path = folder / f"metrics-{rank:05d}.jsonl"
         path.write_text(re.sub(r'"correct": ?50', '"correct":75', path.read_text()))
@@ -283,9 +321,13 @@ def test_csv_holds_every_row(some: list[Path], tmp_path: Path) -> None:
 
 
 def test_parquet_holds_the_same_with_types(some: list[Path], tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the export extra: pip install 'sgd-workbench[export]'")
+    parquet = pytest.importorskip(
+        "pyarrow.parquet", reason="needs the export extra: pip install 'sgd-workbench[export]'"
+    )
     paths = export_runs(runs_table().rows, tmp_path / "out", "parquet")
-    assert [row["accuracy"] for row in parquet.read_table(paths[0]).to_pylist()] == [row["accuracy"] for row in runs_table()]
+    assert [row["accuracy"] for row in parquet.read_table(paths[0]).to_pylist()] == [
+        row["accuracy"] for row in runs_table()
+    ]
     metrics = parquet.read_table(paths[1])
     assert metrics.num_rows == 4 * 2 * 5
     assert metrics.schema.field("bytes_sent").type == "int64"
@@ -346,7 +388,10 @@ def test_a_simulated_run_is_listed_once_it_is_saved(runs: Path, capsys: pytest.C
     (found,) = wb.list_runs().runs
     assert found.folder == folder and found.info["status"] == "finished" and not (folder / ".reserve").exists()
     read = wb.Run.load(folder)
-    assert read.metrics == run.metrics and wb.summary(read)["step_seconds_median"] == wb.summary(run)["step_seconds_median"]
+    assert (
+        read.metrics == run.metrics
+        and wb.summary(read)["step_seconds_median"] == wb.summary(run)["step_seconds_median"]
+    )
     assert main(["runs"]) == 0
     assert folder.name in capsys.readouterr().out
     assert read.save() != folder and len(wb.list_runs().runs) == 2, "a copy is a run of its own"

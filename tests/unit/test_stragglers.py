@@ -72,7 +72,9 @@ def test_a_worker_s_factor_depends_on_seed_and_step_and_on_nothing_else(law: Str
         assert np.isfinite(forth[step]).all() and (forth[step] > 0).all()
 
 
-@pytest.mark.parametrize("law", [*(law for law, _ in INDEPENDENT), *DISCRETE[1:], BY_STEP[8], BY_STEP[10], BY_STEP[11]], ids=str)
+@pytest.mark.parametrize(
+    "law", [*(law for law, _ in INDEPENDENT), *DISCRETE[1:], BY_STEP[8], BY_STEP[10], BY_STEP[11]], ids=str
+)
 def test_another_seed_and_another_worker_draw_other_numbers(law: Stragglers) -> None:
     one, other = law.factors(0, 4, 256), law.factors(1, 4, 256)
     assert not np.array_equal(one, other) and len(set(one)) > 1
@@ -115,7 +117,12 @@ def test_order_statistics_follow_from_quantiles() -> None:
 
 
 def test_four_thousand_workers_draw_a_thousand_steps_in_about_a_second() -> None:
-    for law in (Lognormal(sigma=0.3), Pareto(shape=2.5), TimeVarying(sigma=0.3, correlation=0.9), EmpiricalByRank(rows=((1.0, 2.0),) * 8)):
+    for law in (
+        Lognormal(sigma=0.3),
+        Pareto(shape=2.5),
+        TimeVarying(sigma=0.3, correlation=0.9),
+        EmpiricalByRank(rows=((1.0, 2.0),) * 8),
+    ):
         begin = time.perf_counter()
         for step in range(250):
             law.factors(0, step, 4096)
@@ -178,7 +185,9 @@ def test_windows_come_again() -> None:
 
 def test_a_faster_window_is_faster() -> None:
     law = Windows(windows=((10.0, 20.0, 0.5),))
-    assert [law.finish_s(0, 0, 5.0, seconds) for seconds in (5.0, 15.0, 25.0, 26.0)] == pytest.approx([10.0, 15.0, 20.0, 21.0])
+    assert [law.finish_s(0, 0, 5.0, seconds) for seconds in (5.0, 15.0, 25.0, 26.0)] == pytest.approx(
+        [10.0, 15.0, 20.0, 21.0]
+    )
 
 
 # ---------------------------------------------------------------- failures

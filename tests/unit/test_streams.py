@@ -23,7 +23,16 @@ from torch.overrides import TorchFunctionMode
 from tests.laws import tiny
 from tests.laws.train import make_job
 from workbench import ops
-from workbench.algorithms import AdaptiveDelaySGD, AsyncSGD, DeAR, DiLoCo, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
+from workbench.algorithms import (
+    AdaptiveDelaySGD,
+    AsyncSGD,
+    DeAR,
+    DiLoCo,
+    LayerwiseSGD,
+    PartialAllReduce,
+    PipeSGD,
+    SynchronousSGD,
+)
 from workbench.algorithms.diloco import DiLoCoState
 from workbench.collectives import Collective
 from workbench.errors import ConfigError
@@ -154,8 +163,12 @@ class Noted(Collective):
 
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         if isinstance(value, Gradient):
-            yield ops.Local("sum", value.message_bytes, partial(self.streams.read, value, f"the sum of step {value.step}"))
-            yield ops.Local("sum", value.message_bytes, partial(self.streams.write, value, f"the sum of step {value.step}"))
+            yield ops.Local(
+                "sum", value.message_bytes, partial(self.streams.read, value, f"the sum of step {value.step}")
+            )
+            yield ops.Local(
+                "sum", value.message_bytes, partial(self.streams.write, value, f"the sum of step {value.step}")
+            )
         return value
 
     def reduce_scatter(self, ctx: Context, value: Value) -> Program:
@@ -292,7 +305,9 @@ def test_a_missing_event_is_found(missing: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(streams, "record_event", dict)
     elif missing == "end":
         end = TaskHandle.end
-        monkeypatch.setattr(TaskHandle, "end", lambda self, value=None, error=None, ready=None: end(self, value, error, {}))
+        monkeypatch.setattr(
+            TaskHandle, "end", lambda self, value=None, error=None, ready=None: end(self, value, error, {})
+        )
     else:  # the host waits for the backward's end, as if the sum had been taken on its stream
         before_sum: dict[int, Clock] = {}
         start: Callable[[Any, ops.Start], Any] = ProgressEngine.start
@@ -422,7 +437,12 @@ def group_of_one() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("config", "has_gpu", "backend"),
-    [(None, False, "gloo"), ("cpu:gloo,cuda:nccl", True, "nccl"), ("cpu:gloo,cuda:nccl", False, "gloo"), ("cpu:gloo", True, "gloo")],
+    [
+        (None, False, "gloo"),
+        ("cpu:gloo,cuda:nccl", True, "nccl"),
+        ("cpu:gloo,cuda:nccl", False, "gloo"),
+        ("cpu:gloo", True, "gloo"),
+    ],
 )
 @pytest.mark.usefixtures("group_of_one")
 def test_a_group_without_a_backends_name_has_that_of_the_ranks_device(
@@ -502,7 +522,9 @@ def test_sixteen_bit_integers_are_refused_before_nccl_is_asked(nccl: NcclTranspo
     nccl.transport.close()
 
 
-def test_messages_and_checkpoints_go_through_pinned_memory(nccl: NcclTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_and_checkpoints_go_through_pinned_memory(
+    nccl: NcclTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A copy of other memory does not overlap with anything. The library may read the copy when the device has made it."""
 
     class Work:

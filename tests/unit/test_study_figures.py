@@ -34,7 +34,10 @@ def test_speed_ups_are_over_one_worker_s_share_of_the_best_mean_rate() -> None:
         "quick": [1.0, pytest.approx(42 / 11)],
         "slow": [pytest.approx(10 / 11), pytest.approx(20 / 11)],
     }
-    assert lines(figure, "x2") == {"quick": [1.0, pytest.approx(42 / 44)], "slow": [pytest.approx(10 / 11), pytest.approx(20 / 44)]}
+    assert lines(figure, "x2") == {
+        "quick": [1.0, pytest.approx(42 / 44)],
+        "slow": [pytest.approx(10 / 11), pytest.approx(20 / 44)],
+    }
 
 
 def test_repetitions_are_a_band_and_a_name_without_rates_keeps_its_colour() -> None:
@@ -45,7 +48,9 @@ def test_repetitions_are_a_band_and_a_name_without_rates_keeps_its_colour() -> N
         pytest.approx([12 / 11, 1, 10 / 11, 10 / 11]),
     ], "the highest from left to right, then the lowest back; of speed-up, and of efficiency"
     colors = {trace.name: trace.line.color for trace in plots.scaling({"none": {}, **RATES}).data if trace.name}
-    assert colors["quick"] != next(trace.line.color for trace in figure.data if trace.name == "quick"), "its place in the names decides"
+    assert colors["quick"] != next(trace.line.color for trace in figure.data if trace.name == "quick"), (
+        "its place in the names decides"
+    )
 
 
 def test_speed_ups_of_more_than_one_worker_at_the_least() -> None:
@@ -62,11 +67,15 @@ def test_no_rates_and_no_runs_are_refused(nothing: dict[str, dict[int, float]]) 
 
 def test_what_was_simulated_has_the_colour_of_its_line_and_the_best_a_star() -> None:
     curves = {"a": {1: 3.0, 2: 1.0}, "b": {1: 4.0, 2: 2.0}}
-    figure = plots.curves_of(curves, {"b": {2: 2.5}}, title="t", x="x", y="y", log_y=True, marks={"a": 2}, reference=1.0)
+    figure = plots.curves_of(
+        curves, {"b": {2: 2.5}}, title="t", x="x", y="y", log_y=True, marks={"a": 2}, reference=1.0
+    )
     found = {(trace.mode, trace.name): trace for trace in figure.data}
     line = found["lines+markers", "b"]
     circles = [
-        trace for trace in figure.data if trace.mode == "markers" and trace.marker.symbol == "circle-open" and trace.x[0] is not None
+        trace
+        for trace in figure.data
+        if trace.mode == "markers" and trace.marker.symbol == "circle-open" and trace.x[0] is not None
     ]
     assert [(list(trace.x), list(trace.y), trace.marker.color) for trace in circles] == [([2], [2.5], line.line.color)]
     (star,) = (trace for trace in figure.data if trace.mode == "markers" and trace.marker.symbol == "star")
@@ -81,7 +90,13 @@ def test_names_in_figures_are_harmless() -> None:
 
 def test_a_heat_map_writes_its_numbers_and_is_white_where_nothing_is_gained() -> None:
     figure = plots.heat_map(
-        [[1.0, 4.0], [None, 0.25]], ["first", "a long name of a network"], ["y", "z"], title="t", x="x", y="y", around=1.0
+        [[1.0, 4.0], [None, 0.25]],
+        ["first", "a long name of a network"],
+        ["y", "z"],
+        title="t",
+        x="x",
+        y="y",
+        around=1.0,
     )
     (heat,) = figure.data
     assert [list(row) for row in heat.text] == [["1.00", "4.00"], ["", "0.250"]]
@@ -92,13 +107,23 @@ def test_a_heat_map_writes_its_numbers_and_is_white_where_nothing_is_gained() ->
 
 
 def test_bars_of_steps_are_as_long_as_the_steps() -> None:
-    how = {"network": "ethernet-1g", "compute": Compute(forward_s=1e-3, backward_s=2e-3), "timing_only": True, "steps": 6}
+    how = {
+        "network": "ethernet-1g",
+        "compute": Compute(forward_s=1e-3, backward_s=2e-3),
+        "timing_only": True,
+        "steps": 6,
+    }
     problem = wb.problems.digits_mlp()
     group = {str(p): wb.simulate(wb.SynchronousSGD(), problem, workers=p, **how) for p in (2, 4)}
     figure = plots.step_bars({"first": group, "second": {"4": group["4"]}})
     for axis, entries in (("x", {"2 ": 0, "4 ": 1}), ("x2", {"4 ": 1})):
         bars = [bar for bar in figure.data if (bar.xaxis or "x") == axis]
-        assert [bar.name for bar in bars] == ["computation alone", "hidden communication", "exposed communication", "idle"]
+        assert [bar.name for bar in bars] == [
+            "computation alone",
+            "hidden communication",
+            "exposed communication",
+            "idle",
+        ]
         for entry, position in entries.items():
             assert bars[0].y[position] == entry
             run = group[entry.strip()]

@@ -27,5 +27,7 @@ def test_with_one_they_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         yield SimpleNamespace(train=lambda *what, **settings: told.append(settings) or handle)
 
     monkeypatch.setattr(training, "ranks", lent)
-    found = training.train(wb.SynchronousSGD(), wb.problems.digits_softmax(), workers=2, launcher="torch", compute=COMPUTE, steps=2)
+    found = training.train(
+        wb.SynchronousSGD(), wb.problems.digits_softmax(), workers=2, launcher="torch", compute=COMPUTE, steps=2
+    )
     assert found == "the run" and told == [(2, "torch"), {"steps": 2}, "waited"]

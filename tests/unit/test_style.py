@@ -22,12 +22,22 @@ PLACES_OF_A_MACHINE = re.compile(
 def project_files() -> list[Path]:
     """What git holds or would hold; all files where the sources lie without their history."""
     listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    names = listing.stdout.split("\0") if listing.returncode == 0 else [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")]
+    names = (
+        listing.stdout.split("\0")
+        if listing.returncode == 0
+        else [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")]
+    )
     skipped = (".venv", ".git/", "runs/", "build/", "dist/")
     return [
-        ROOT / name for name in names if name and not name.startswith(skipped) and "__pycache__" not in name and (ROOT / name).is_file()
+        ROOT / name
+        for name in names
+        if name and not name.startswith(skipped) and "__pycache__" not in name and (ROOT / name).is_file()
     ]
 
 
@@ -48,7 +58,11 @@ def test_modules_and_public_names_of_the_package_say_what_they_are() -> None:
         tree = ast.parse(path.read_text())
         if tree.body and not ast.get_docstring(tree):
             silent.append(str(path.relative_to(ROOT)))
-        public = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")]
+        public = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+        ]
         silent.extend(f"{path.relative_to(ROOT)}:{node.name}" for node in public if not ast.get_docstring(node))
     assert silent == []
 

@@ -41,7 +41,12 @@ def test_axes_multiply_and_the_last_varies_fastest() -> None:
 
 def test_a_method_brings_its_settings_and_an_axis_that_is_no_option_sets_several() -> None:
     found = values(
-        {"axes": {"method": ["dear", {"pipe-sgd": {"width": 3}}], "size": [{"workers": 2, "lr": 0.1}, {"workers": 4, "lr": "2e-1"}]}}
+        {
+            "axes": {
+                "method": ["dear", {"pipe-sgd": {"width": 3}}],
+                "size": [{"workers": 2, "lr": 0.1}, {"workers": 4, "lr": "2e-1"}],
+            }
+        }
     )
     assert found == [
         {**method, **size}
@@ -61,7 +66,9 @@ def test_exclude_takes_away_and_include_adds_on_top_of_base() -> None:
         }
     )
     assert len(found) == 6 + 1 + 1
-    assert [cell for cell in found if cell["method"] == "pipe-sgd"] == [{"method": "pipe-sgd", "set.width": 2, "workers": 2, "seed": 0}]
+    assert [cell for cell in found if cell["method"] == "pipe-sgd"] == [
+        {"method": "pipe-sgd", "set.width": 2, "workers": 2, "seed": 0}
+    ]
     assert found[-1] == {"method": "dear"}, "what is there already is not there twice"
 
 
@@ -74,7 +81,14 @@ def test_a_file_is_read_as_its_writer_means_it(tmp_path: Path) -> None:
     grid = grid_of(text, tmp_path)
     assert grid.name == "my-grid"
     words = grid.cells[0].train_arguments()
-    assert words == ["train", "pipe-sgd", "--lr=0.001", "--set=collective=ring:truncate16", "--option=hidden=[64, 32]", "--seed=0"]
+    assert words == [
+        "train",
+        "pipe-sgd",
+        "--lr=0.001",
+        "--set=collective=ring:truncate16",
+        "--option=hidden=[64, 32]",
+        "--seed=0",
+    ]
 
 
 @given(st.permutations(["method", "workers", "seed", "set.width"]), st.integers(0, 5))
@@ -100,7 +114,10 @@ def test_the_key_is_of_what_is_asked_for_and_not_of_how_it_is_written(order: lis
         ({"base": {"method": "pipe-sgd", "resume": "last"}}, "resume"),
         ({"base": {"method": "pipe-sgd", "workers": "two"}}, "invalid int value"),
         ({"base": {"method": "pipe-sgd", "workers": 0}}, "give 1 or more"),
-        ({"base": {"method": "pipe-sgd", "workers": [2, 4]}}, r"workers: \[2, 4\]: give one value; several.* under axes"),
+        (
+            {"base": {"method": "pipe-sgd", "workers": [2, 4]}},
+            r"workers: \[2, 4\]: give one value; several.* under axes",
+        ),
         ({"axes": {"method": ["dear"], "lr": [[0.1, 0.2]]}}, "under axes"),
         ({"base": {"method": "pipe-sgd", "runtime": "torch", "network": "ethernet-10g"}}, "--runtime simulated"),
         ({"base": {"method": "pipe-sgd", "network": "ethernet-11g", "runtime": "simulated"}}, "ethernet-10g"),
@@ -145,7 +162,11 @@ def test_a_cell_is_claimed_once_and_taken_over_only_from_who_is_gone(tmp_path: P
     assert mine is not None
     assert claim(tmp_path, "test", cell, 0) is None, "somebody else had it"
     assert is_alive(mine)
-    dead = {**mine.record, "process_started": 1.0, "process_begun": ["an earlier start of the machine", 1.0]}  # its number is another's now
+    dead = {
+        **mine.record,
+        "process_started": 1.0,
+        "process_begun": ["an earlier start of the machine", 1.0],
+    }  # its number is another's now
     for record, seconds_ago, alive in (
         (dead, 0, False),
         ({**mine.record, "host": "elsewhere"}, 0, True),

@@ -55,7 +55,11 @@ def test_collectives_without_a_formula_say_so() -> None:
     network = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, encode_s_per_byte=1e-9)
     assert theory.all_reduce_s(Ring(), 1000, 4, network) == Ring().seconds(1000, 4, network)
     assert theory.codec_s(Ring(codec=Truncate16()), 1000, 1, network) == 0.0
-    for collective in (Ring(codec=Truncate16(), chunks=2), Hierarchical(codec=Truncate16()), Auto(candidates=(Ring(codec=Truncate16()),))):
+    for collective in (
+        Ring(codec=Truncate16(), chunks=2),
+        Hierarchical(codec=Truncate16()),
+        Auto(candidates=(Ring(codec=Truncate16()),)),
+    ):
         if collective.lossy:
             with pytest.raises(ConfigError, match="formula"):
                 theory.codec_s(collective, 1000, 4, network)
@@ -65,11 +69,15 @@ def test_collectives_without_a_formula_say_so() -> None:
 
 
 @given(compute_s=st.floats(0.001, 10), communication_s=st.floats(0.001, 10), width=st.integers(2, 8))
-def test_pipe_is_between_half_of_synchronous_and_all_of_it(compute_s: float, communication_s: float, width: int) -> None:
+def test_pipe_is_between_half_of_synchronous_and_all_of_it(
+    compute_s: float, communication_s: float, width: int
+) -> None:
     synchronous = theory.synchronous_s(compute_s, communication_s)
     assert theory.pipe_s(compute_s, communication_s, 1) == synchronous
     assert synchronous / 2 <= theory.pipe_s(compute_s, communication_s, width) < synchronous
-    assert theory.pipe_unlimited_s(compute_s, communication_s, width) <= theory.pipe_s(compute_s, communication_s, width)
+    assert theory.pipe_unlimited_s(compute_s, communication_s, width) <= theory.pipe_s(
+        compute_s, communication_s, width
+    )
     assert 1 < theory.pipe_speedup(compute_s, communication_s) <= 2
     assert theory.pipe_speedup(compute_s, compute_s) == 2
 
@@ -78,12 +86,16 @@ def test_layers_cost_a_pipe_their_latencies() -> None:
     """2 (L-1) (p-1) alpha where communication bounds, nothing where compute does."""
     link, layers, p = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-7), 5, 4
     pieces, whole = [Ring().seconds(2000, p, link)] * layers, Ring().seconds(2000 * layers, p, link)
-    assert theory.per_layer_pipe_s(1e-6, pieces) - theory.pipe_s(1e-6, whole) == pytest.approx(2 * (layers - 1) * (p - 1) * 1e-3)
+    assert theory.per_layer_pipe_s(1e-6, pieces) - theory.pipe_s(1e-6, whole) == pytest.approx(
+        2 * (layers - 1) * (p - 1) * 1e-3
+    )
     assert theory.per_layer_pipe_s(1.0, pieces) == theory.pipe_s(1.0, whole) == 1.0
 
 
 @given(compute_s=st.floats(0.01, 10), communication_s=st.floats(0.01, 50), part=st.floats(0.01, 1))
-def test_the_smallest_useful_delay_is_the_first_of_the_shortest_steps(compute_s: float, communication_s: float, part: float) -> None:
+def test_the_smallest_useful_delay_is_the_first_of_the_shortest_steps(
+    compute_s: float, communication_s: float, part: float
+) -> None:
     wire_s = part * communication_s
     best = theory.smallest_useful_delay(compute_s, communication_s, wire_s)
     shortest = max(compute_s, wire_s)
@@ -107,20 +119,28 @@ def test_wrong_steps_are_refused() -> None:
 
 # ---------------------------------------------------------------- layer by layer
 
-layers = st.integers(1, 6).flatmap(lambda n: st.tuples(*[st.lists(st.floats(0.0, 3.0), min_size=n, max_size=n) for _ in range(3)]))
+layers = st.integers(1, 6).flatmap(
+    lambda n: st.tuples(*[st.lists(st.floats(0.0, 3.0), min_size=n, max_size=n) for _ in range(3)])
+)
 
 
 @given(layers, st.floats(0, 3))
 def test_layerwise_orders(times: tuple[list[float], list[float], list[float]], forward_s: float) -> None:
     """On one lane B3 is B2, which is never later than B1; none beats its bounds, none is slower than no overlap."""
     backward, communication, update = times
-    steps = {order: theory.layerwise(forward_s, backward, communication, update, order) for order in ("all", "backward", "any")}
+    steps = {
+        order: theory.layerwise(forward_s, backward, communication, update, order)
+        for order in ("all", "backward", "any")
+    }
     assert steps["any"].applied_s == steps["backward"].applied_s
     assert steps["backward"].step_s <= steps["all"].step_s + 1e-9
     sequential = forward_s + sum(backward) + sum(communication) + sum(update)
     for step in steps.values():
         assert step.step_s <= sequential + 1e-9
-        assert step.step_s >= max(forward_s + sum(backward) + sum(update), forward_s + backward[0] + sum(communication)) - 1e-9
+        assert (
+            step.step_s
+            >= max(forward_s + sum(backward) + sum(update), forward_s + backward[0] + sum(communication)) - 1e-9
+        )
     saved = sequential - steps["all"].step_s
     assert saved <= sum(backward) - backward[0] + 1e-9, "only the rest of backward hides anything"
 
@@ -185,7 +205,9 @@ def test_asynchronous_by_a_heap(num_workers: int, law: str) -> None:
         staleness += update - read
         heapq.heappush(queue, (now + slowness[worker] * next(draws), worker, update + 1))
     in_flight = sum(num_updates - read for _, _, read in queue)
-    assert staleness + in_flight == theory.mean_staleness(num_workers) * num_updates, "exactly, with what is still under way"
+    assert staleness + in_flight == theory.mean_staleness(num_workers) * num_updates, (
+        "exactly, with what is still under way"
+    )
     rate = sum(1 / (LAWS[law].mean_s * slow) for slow in slowness)
     assert now / num_updates == pytest.approx(1 / rate, rel=0.03)
 
@@ -202,7 +224,11 @@ def test_stability_limits_of_the_sheet() -> None:
 def test_stability_limit_is_where_the_largest_root_leaves_the_circle(delay: int, momentum: float) -> None:
     limit = theory.stability_limit(delay, momentum)
     assert theory.spectral_radius(limit, delay, momentum) == pytest.approx(1.0, abs=1e-6)
-    assert theory.spectral_radius(0.98 * limit, delay, momentum) < 1 < theory.spectral_radius(1.02 * limit, delay, momentum)
+    assert (
+        theory.spectral_radius(0.98 * limit, delay, momentum)
+        < 1
+        < theory.spectral_radius(1.02 * limit, delay, momentum)
+    )
 
 
 @pytest.mark.parametrize("delay", [1, 2, 5])
@@ -243,7 +269,9 @@ per_byte = st.floats(1e-11, 1e-8)
     decode=st.floats(1e-11, 1e-8),
     num_bytes=st.floats(1, 1e9),
 )
-def test_break_even_is_where_saved_and_spent_are_equal(p: int, ratio: float, encode: float, decode: float, num_bytes: float) -> None:
+def test_break_even_is_where_saved_and_spent_are_equal(
+    p: int, ratio: float, encode: float, decode: float, num_bytes: float
+) -> None:
     rate = theory.ring_break_even_bandwidth(p, ratio, encode, decode)
     network = Network(latency_s=0.0, bandwidth_bytes_per_s=rate)
     wire_s = theory.wire_s(num_bytes, p, network)
@@ -258,7 +286,9 @@ def test_the_smallest_useful_ratio_just_hides_communication() -> None:
         ratio = theory.smallest_useful_ratio(share * whole, num_bytes, p, link, codec_s=0.01)
         quicker = replace(link, bandwidth_bytes_per_s=ratio * link.bandwidth_bytes_per_s)
         assert Ring().seconds(num_bytes, p, quicker) + 0.01 == pytest.approx(share * whole)
-    assert theory.smallest_useful_ratio(whole * 1.000001, num_bytes, p, link, codec_s=9.0) == 1.0, "it hides without a codec"
+    assert theory.smallest_useful_ratio(whole * 1.000001, num_bytes, p, link, codec_s=9.0) == 1.0, (
+        "it hides without a codec"
+    )
     assert theory.smallest_useful_ratio(0.01, num_bytes, p, link) == math.inf, "latency alone takes longer"
     assert theory.break_even_bandwidth(1.0, 0.0) == math.inf
     for wrong in ((1, 2.0), (4, 0.5)):

@@ -22,7 +22,18 @@ from hypothesis import strategies as st
 import workbench as wb
 from tests.forked import forked
 from workbench.errors import ConfigError, RunNotFound
-from workbench.trace import KINDS, FileRecorder, MemoryRecorder, Run, Spans, find_run, list_runs, new_run, runs_root, update_run
+from workbench.trace import (
+    KINDS,
+    FileRecorder,
+    MemoryRecorder,
+    Run,
+    Spans,
+    find_run,
+    list_runs,
+    new_run,
+    runs_root,
+    update_run,
+)
 from workbench.trace.follow import Follower
 from workbench.trace.read import parse_lines
 from workbench.trace.recorder import metrics_name, trace_name
@@ -34,15 +45,23 @@ INFO = {"method": {"name": "PipeSGD", "settings": {"width": 2}}, "problem": {"na
 
 
 def row(step: int, **changes: Any) -> dict[str, Any]:
-    usual = {"seconds": 0.1 * (step + 1), "samples": 64 * (step + 1), "bytes_sent": 1000 * (step + 1), "staleness": 1, "lr": 0.1}
+    usual = {
+        "seconds": 0.1 * (step + 1),
+        "samples": 64 * (step + 1),
+        "bytes_sent": 1000 * (step + 1),
+        "staleness": 1,
+        "lr": 0.1,
+    }
     return {"step": step, **usual, "loss": 1.0, "num_samples": 32, **changes}
 
 
-def evaluation(step: int, loss_sum: float, correct: int | None, judged: int | None, count: int, **changes: Any) -> dict[str, Any]:
+def evaluation(
+    step: int, loss_sum: float, correct: int | None, judged: int | None, count: int, **changes: Any
+) -> dict[str, Any]:
     numbers = {"loss_sum": loss_sum, "correct": correct, "judged": judged, "count": count}
-    return {key: value for key, value in row(step, **changes).items() if key in ("step", "seconds", "samples", "bytes_sent")} | {
-        "evaluation": numbers
-    }
+    return {
+        key: value for key, value in row(step, **changes).items() if key in ("step", "seconds", "samples", "bytes_sent")
+    } | {"evaluation": numbers}
 
 
 def stored(folder: Path, recorders: dict[int, MemoryRecorder]) -> Path:
@@ -79,7 +98,8 @@ spans = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    recorded=st.dictionaries(st.integers(0, 5), st.lists(spans, max_size=8), max_size=3), offsets=st.lists(st.floats(-0.4, 0.4), max_size=3)
+    recorded=st.dictionaries(st.integers(0, 5), st.lists(spans, max_size=8), max_size=3),
+    offsets=st.lists(st.floats(-0.4, 0.4), max_size=3),
 )
 def test_files_hold_what_memory_holds(
     tmp_path_factory: pytest.TempPathFactory, recorded: dict[int, list[Any]], offsets: list[float]
@@ -253,7 +273,9 @@ def test_curves_weigh_losses_by_samples_and_sum_over_ranks() -> None:
     assert run.curve("seconds", "loss")[0].tolist() == [0.6, 1.0]
     assert run.curve("samples", "loss")[0].tolist() == [40, 50]
     assert run.curve("bytes", "loss")[0].tolist() == [2000, 4000]
-    assert run.steps()[2]["bytes_sent"] == 5000, "rank 1 has not reported step 2: it counts with what it had sent before"
+    assert run.steps()[2]["bytes_sent"] == 5000, (
+        "rank 1 has not reported step 2: it counts with what it had sent before"
+    )
     assert [axis.tolist() for axis in run.curve("seconds", "test_loss")] == [[0.6], [2.0]]
     assert [axis.tolist() for axis in run.curve("bytes", "accuracy")] == [[1500], [0.3]]
 
@@ -279,13 +301,20 @@ def test_an_evaluation_is_of_the_ranks_that_were_there() -> None:
     for recorder in recorders[:2]:
         recorder.rows.append(evaluation(2, 10.0, 5, 10, 10, bytes_sent=30))
     fewer = {**INFO, "status": "running", "shrunk": [{"step": 1, "ranks": [0, 1], "weights_of": 0}]}
-    assert [(found["step"], found["bytes_sent"]) for found in Run.from_memory(fewer, recorders).evaluations()] == [(2, 70)]
+    assert [(found["step"], found["bytes_sent"]) for found in Run.from_memory(fewer, recorders).evaluations()] == [
+        (2, 70)
+    ]
     again = {**fewer, "joined": [{"rank": 2, "step": 3, "seconds": 1.0}]}
     for recorder in recorders[:2]:
         recorder.rows.append(evaluation(3, 10.0, 5, 10, 10, bytes_sent=40))
-    assert [found["step"] for found in Run.from_memory(again, recorders).evaluations()] == [2], "the newcomer's share is not there"
+    assert [found["step"] for found in Run.from_memory(again, recorders).evaluations()] == [2], (
+        "the newcomer's share is not there"
+    )
     recorders[2].rows.append(evaluation(3, 10.0, 5, 10, 10, bytes_sent=20))
-    assert [(found["step"], found["bytes_sent"]) for found in Run.from_memory(again, recorders).evaluations()] == [(2, 70), (3, 100)]
+    assert [(found["step"], found["bytes_sent"]) for found in Run.from_memory(again, recorders).evaluations()] == [
+        (2, 70),
+        (3, 100),
+    ]
     at_once = {**again, "shrunk": [*fewer["shrunk"], {"step": 3, "ranks": [0, 1], "weights_of": 0}]}
     recorders[2].rows.pop()
     found = [row["step"] for row in Run.from_memory(at_once, recorders).evaluations()]
@@ -300,7 +329,9 @@ def test_an_unknown_axis_is_refused_with_the_choices() -> None:
         run.curve("steps", "acc")  # type: ignore[arg-type]
 
 
-def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = new_run(INFO, tmp_path)
     recorder = FileRecorder(folder, 0, HEADER)
     for step in range(3):
@@ -355,7 +386,9 @@ def test_following_a_run_sees_what_a_reader_sees(tmp_path: Path) -> None:
 
 def test_runs_get_folders_of_their_own_named_after_method_and_problem(tmp_path: Path) -> None:
     folders: list[Path] = []
-    threads = [threading.Thread(target=lambda: folders.extend(new_run(INFO, tmp_path) for _ in range(20))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: folders.extend(new_run(INFO, tmp_path) for _ in range(20))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -430,7 +463,9 @@ def test_a_run_is_found_by_a_piece_of_its_name(tmp_path: Path, monkeypatch: pyte
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(0, 30), st.integers(0, 6)), max_size=25))
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(0, 30), st.integers(0, 6)), max_size=25)
+)
 def test_spans_in_one_row_never_overlap_and_rows_are_as_few_as_can_be(drawn: list[tuple[int, str, int, int]]) -> None:
     by_rank: dict[int, list[Any]] = defaultdict(list)
     for rank, lane, start, length in drawn:
@@ -440,7 +475,10 @@ def test_spans_in_one_row_never_overlap_and_rows_are_as_few_as_can_be(drawn: lis
     for rank, lane in {(span["rank"], span["lane"]) for span in table}:
         mine = (table["rank"] == rank) & (table["lane"] == lane)
         lane_spans = table[mine]
-        most = max(sum((s["start_s"] <= t) & (t < s["end_s"]) | (s["start_s"] == t) for s in lane_spans) for t in lane_spans["start_s"])
+        most = max(
+            sum((s["start_s"] <= t) & (t < s["end_s"]) | (s["start_s"] == t) for s in lane_spans)
+            for t in lane_spans["start_s"]
+        )
         assert rows[mine].max() < most
         for row_number in range(rows[mine].max() + 1):
             chosen = lane_spans[rows[mine] == row_number]
@@ -466,8 +504,14 @@ def test_chrome_trace_has_every_required_key_nests_and_lines_ranks_up(tmp_path: 
     assert all(event["ph"] in "XM" and {"name", "pid", "tid"} <= event.keys() for event in events)
     assert len(spans) == 18 and all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
     named = {(event["name"], event["pid"], event["tid"]): event["args"] for event in events if event["ph"] == "M"}
-    assert named["process_name", 2, 1] == {"name": "rank 1"}, "numbers begin at 1: Perfetto gives 0 a meaning of its own"
-    assert [named["thread_name", 1, thread]["name"] for thread in (1, 2, 3)] == ["compute", 'comm "<0>"', 'comm "<0>" (2)']
+    assert named["process_name", 2, 1] == {"name": "rank 1"}, (
+        "numbers begin at 1: Perfetto gives 0 a meaning of its own"
+    )
+    assert [named["thread_name", 1, thread]["name"] for thread in (1, 2, 3)] == [
+        "compute",
+        'comm "<0>"',
+        'comm "<0>" (2)',
+    ]
     threads = defaultdict(list)
     for event in spans:
         assert ("thread_name", event["pid"], event["tid"]) in named
@@ -475,7 +519,9 @@ def test_chrome_trace_has_every_required_key_nests_and_lines_ranks_up(tmp_path: 
     for intervals in threads.values():
         intervals.sort()
         assert all(later[0] >= earlier[1] - 1e-3 for earlier, later in pairwise(intervals))
-    times = [[(e["ts"], e["dur"], e["name"], e["args"]["step"]) for e in spans if e["pid"] == rank + 1] for rank in range(2)]
+    times = [
+        [(e["ts"], e["dur"], e["name"], e["args"]["step"]) for e in spans if e["pid"] == rank + 1] for rank in range(2)
+    ]
     assert times[0] == times[1], "ranks that did the same at the same time, on clocks 100 s apart"
     assert times[0][0] == (0.0, 250000.0, "forward", 0)
     assert spans[2]["args"] == {"step": 0, "bucket": 3, "peer": 1, "bytes": 4000} and spans[2]["name"] == "all_reduce 3"
@@ -503,7 +549,11 @@ def test_messages_are_arrows_of_the_chrome_trace_that_begin_and_end_inside_their
         ends = []
         for phase, cat in (("s", "send"), ("f", "recv")):
             at = flow[phase]["ts"]
-            around = [e for e in spans[flow[phase]["pid"], flow[phase]["tid"]] if e["ts"] - 1e-6 <= at < e["ts"] + e["dur"] - 1e-6]
+            around = [
+                e
+                for e in spans[flow[phase]["pid"], flow[phase]["tid"]]
+                if e["ts"] - 1e-6 <= at < e["ts"] + e["dur"] - 1e-6
+            ]
             assert [e["cat"] for e in around] == [cat]
             ends += around
         assert flow["f"]["bp"] == "e" and "bp" not in flow["s"] and flow["s"]["ts"] <= flow["f"]["ts"]
@@ -516,7 +566,9 @@ def test_an_arrow_that_would_go_back_in_time_is_left_out(tmp_path: Path) -> None
     for begin, late in ((0.0, 0.0), (10.0, 5.0)):  # of the second message the receiver's clock is wrong
         recorders[0].span("send", "comm", begin + late, begin + late + 1, 0, -1, 8, 1)
         recorders[1].span("recv", "comm", begin, begin + 1, 0, -1, 8, 0)
-    events = json.loads(Run.from_memory(INFO, recorders).export_chrome(tmp_path / "trace.json").read_text())["traceEvents"]
+    events = json.loads(Run.from_memory(INFO, recorders).export_chrome(tmp_path / "trace.json").read_text())[
+        "traceEvents"
+    ]
     assert [event["ts"] for event in events if event["ph"] in "sf"] == [0, 999_999.999]
 
 

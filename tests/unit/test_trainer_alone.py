@@ -42,7 +42,8 @@ def test_an_optimizer_with_a_criterions_parameters_is_refused() -> None:
     """They would accumulate their gradients, and each rank would train its own."""
     model, criterion = Line(), Line()
     with pytest.raises(
-        ConfigError, match=r"parameter 2 of group 0 \(shape \(\)\) is not the model's.*nn\.ModuleList\(\[model, criterion\]\)"
+        ConfigError,
+        match=r"parameter 2 of group 0 \(shape \(\)\) is not the model's.*nn\.ModuleList\(\[model, criterion\]\)",
     ):
         Trainer(model, sgd(model, criterion), SynchronousSGD())
     named = torch.optim.SGD([*model.named_parameters("model"), *criterion.named_parameters("criterion")], lr=0.1)
@@ -60,7 +61,9 @@ def test_a_model_that_holds_its_criterion_trains_both() -> None:
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
     model, other = Line(), Line()
-    with pytest.raises(ConfigError, match=r"holds none of the model's parameters.*make the optimizer from this model's parameters"):
+    with pytest.raises(
+        ConfigError, match=r"holds none of the model's parameters.*make the optimizer from this model's parameters"
+    ):
         Trainer(model, sgd(other), SynchronousSGD())
 
 
@@ -99,7 +102,9 @@ def thaw_in_the_optimizer(model: Line, optimizer: torch.optim.Optimizer) -> None
     ],
 )
 @pytest.mark.parametrize("algorithm", [SynchronousSGD(), DeAR(bucket_bytes=0)], ids=str)
-def test_what_is_unfrozen_in_the_run_is_named_with_the_fix(algorithm: Algorithm, change: Callable[..., None], words: str) -> None:
+def test_what_is_unfrozen_in_the_run_is_named_with_the_fix(
+    algorithm: Algorithm, change: Callable[..., None], words: str
+) -> None:
     model, later = Line(), nn.Parameter(torch.zeros(3), requires_grad=False)
     model.a.requires_grad_(False)
     optimizer = sgd(model)
@@ -145,11 +150,15 @@ def test_a_wrapped_model_is_refused_with_the_fix(inside: bool) -> None:
 def test_a_loss_in_place_of_a_function_is_refused(given: str) -> None:
     model = Line()
     loss: Any = model(X) if given == "a loss" else 3.0
-    with pytest.raises(ConfigError, match=r"step\(\) takes a function.*trainer\.step\(lambda: loss_fn\(model\(x\), y\)\)"):
+    with pytest.raises(
+        ConfigError, match=r"step\(\) takes a function.*trainer\.step\(lambda: loss_fn\(model\(x\), y\)\)"
+    ):
         Trainer(model, sgd(model), SynchronousSGD()).step(loss)
 
 
-@pytest.mark.parametrize("how", [lambda scaler, loss: scaler.scale(loss), lambda scaler, loss: scaler.scale(loss) / 4 + 0])
+@pytest.mark.parametrize(
+    "how", [lambda scaler, loss: scaler.scale(loss), lambda scaler, loss: scaler.scale(loss) / 4 + 0]
+)
 def test_a_loss_that_a_grad_scaler_has_scaled_is_refused(how: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
     model, scaler = Line(), torch.amp.GradScaler("cpu")
     trainer = Trainer(model, sgd(model), SynchronousSGD())
@@ -172,7 +181,9 @@ def test_words_name_no_options_that_an_algorithm_lacks() -> None:
             model = Line()
             with pytest.raises(ConfigError) as caught:
                 Trainer(model, sgd(model), algorithm, **options)
-            assert ("apply='all'" in str(caught.value)) == has or "LayerwiseSGD(apply='all')" in str(caught.value), str(caught.value)
+            assert ("apply='all'" in str(caught.value)) == has or "LayerwiseSGD(apply='all')" in str(caught.value), str(
+                caught.value
+            )
             assert "SynchronousSGD" in str(caught.value)
 
 
@@ -193,7 +204,9 @@ def weights_with_a_scheduler(algorithm: Algorithm) -> float:
     return float(model.b.detach())
 
 
-@pytest.mark.parametrize("algorithm", [SynchronousSGD(), DeAR(), DeAR(bucket_bytes=0), PipeSGD(width=2), PipeSGD(width=4)], ids=str)
+@pytest.mark.parametrize(
+    "algorithm", [SynchronousSGD(), DeAR(), DeAR(bucket_bytes=0), PipeSGD(width=2), PipeSGD(width=4)], ids=str
+)
 def test_an_update_uses_the_learning_rate_of_its_gradients_step(algorithm: Algorithm) -> None:
     assert weights_with_a_scheduler(algorithm) == -20 * (1 + 1 / 2 + 1 / 4 + 1 / 8)
 
@@ -267,12 +280,19 @@ def test_uncounted_micro_batches_count_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("losses", "numbers", "words"),
-    [(2, 3, "give a list"), (2, [3], "give the samples of each"), (1, [0], r"step\(None\)"), ("text", None, "was given a str")],
+    [
+        (2, 3, "give a list"),
+        (2, [3], "give the samples of each"),
+        (1, [0], r"step\(None\)"),
+        ("text", None, "was given a str"),
+    ],
 )
 def test_micro_batches_that_do_not_fit_their_samples_are_refused(losses: Any, numbers: Any, words: str) -> None:
     model = Line()
     with pytest.raises(ConfigError, match=words):
-        Trainer(model, sgd(model), SynchronousSGD()).step([lambda: model(X)] * losses if isinstance(losses, int) else losses, numbers)
+        Trainer(model, sgd(model), SynchronousSGD()).step(
+            [lambda: model(X)] * losses if isinstance(losses, int) else losses, numbers
+        )
 
 
 @pytest.mark.parametrize(
@@ -297,7 +317,10 @@ def test_the_norm_of_the_mean_gradient_is_read_after_a_step(algorithm: Algorithm
             expected = math.hypot(2, 20) * (step if late else step + 1)
             assert trainer.grad_norm == (pytest.approx(expected) if expected else None)
             if "keep_gradients" in options and expected:
-                assert [float(param.grad) for param in model.parameters()] == [2.0 * (step + 1 - late), 20.0 * (step + 1 - late)]
+                assert [float(param.grad) for param in model.parameters()] == [
+                    2.0 * (step + 1 - late),
+                    20.0 * (step + 1 - late),
+                ]
 
 
 def test_a_norm_that_nobody_measures_is_not_made_up() -> None:

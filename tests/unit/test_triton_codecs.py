@@ -31,12 +31,22 @@ NEEDS_TRITON = pytest.mark.skipif(
 def test_in_the_interpreter_kernels_give_the_bits_of_a_processor() -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/triton_interpreted.py"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\d+ passed", done.stdout) and "skipped" not in done.stdout
 
 
-TYPES = {"values": "*fp32", "out": "*fp32", "scales": "*fp32", "levels": "*i8", "wire": "*i8", "halves": "*i16", "added": "*i16"}
+TYPES = {
+    "values": "*fp32",
+    "out": "*fp32",
+    "scales": "*fp32",
+    "levels": "*i8",
+    "wire": "*i8",
+    "halves": "*i16",
+    "added": "*i16",
+}
 NUMBERS = ("numel", "group", "groups", "chunks")
 
 
@@ -51,7 +61,9 @@ def translated(name: str, **constants: Any) -> str:
     kernel = getattr(triton_kernels, name)
     kinds = {**TYPES, **dict.fromkeys(NUMBERS, "i32"), **dict.fromkeys(constants, "constexpr")}
     signature = {argument: kinds[argument] for argument in kernel.arg_names}
-    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind != "constexpr"}
+    aligned = {
+        (place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind != "constexpr"
+    }
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(triton_kernels.HOW))
     assert made.asm["cubin"]
@@ -59,7 +71,9 @@ def translated(name: str, **constants: Any) -> str:
 
 
 @NEEDS_TRITON
-def test_what_kernels_are_translated_to_fuses_no_multiply_add_and_keeps_subnormals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_kernels_are_translated_to_fuses_no_multiply_add_and_keeps_subnormals(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The interpreter could not tell. A message's one group; 3 seconds, since each is compiled."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     whole = translated("_quantise_whole", SUM=True, ROWS=4, COLUMNS=1024, chunks=1)
@@ -81,8 +95,12 @@ def test_what_kernels_are_translated_to_fuses_no_multiply_add_and_keeps_subnorma
         (True, torch.float32, False, False),
     ],
 )
-def test_kernels_are_for_float32_side_by_side_on_a_gpu(is_cuda: bool, dtype: torch.dtype, contiguous: bool, given: bool) -> None:
-    values: Any = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, is_contiguous=lambda: contiguous, device=torch.device("cuda", 3))
+def test_kernels_are_for_float32_side_by_side_on_a_gpu(
+    is_cuda: bool, dtype: torch.dtype, contiguous: bool, given: bool
+) -> None:
+    values: Any = SimpleNamespace(
+        is_cuda=is_cuda, dtype=dtype, is_contiguous=lambda: contiguous, device=torch.device("cuda", 3)
+    )
     with mock.patch.object(gpu, "_tried") as tried:
         found = gpu.kernels(values)
     assert (found is tried.return_value) == given and tried.call_count == given
@@ -102,7 +120,8 @@ def made_up(first: float) -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("first", "installed", "told"), [(1, True, ""), (1, False, ""), (-1, True, "no C compiler"), (2, True, "1 was encoded as 2")]
+    ("first", "installed", "told"),
+    [(1, True, ""), (1, False, ""), (-1, True, "no C compiler"), (2, True, "1 was encoded as 2")],
 )
 def test_kernels_that_do_not_work_are_told_of_and_not_given(
     first: float, installed: bool, told: str, monkeypatch: pytest.MonkeyPatch
@@ -115,7 +134,9 @@ def test_kernels_that_do_not_work_are_told_of_and_not_given(
         warnings.simplefilter("always")
         found = gpu._tried.__wrapped__(torch.device("cpu"))
     assert found is (module if installed and not told else None)
-    assert len(caught) == bool(told) and all(told in str(each.message) and "C compiler" in str(each.message) for each in caught)
+    assert len(caught) == bool(told) and all(
+        told in str(each.message) and "C compiler" in str(each.message) for each in caught
+    )
 
 
 def test_on_a_gpu_a_codecs_work_goes_to_its_kernels() -> None:
@@ -129,7 +150,19 @@ def test_on_a_gpu_a_codecs_work_goes_to_its_kernels() -> None:
             codec.add(wire, values)
             codec.encode_sum(wire, values, wire.clone())
     asked = [call[0] for call in kernels.mock_calls]
-    assert asked == ["halve", "widen", "widen", "halve", "quantise", "restore", "restore", "quantise", "restore", "restore", "restore"]
+    assert asked == [
+        "halve",
+        "widen",
+        "widen",
+        "halve",
+        "quantise",
+        "restore",
+        "restore",
+        "quantise",
+        "restore",
+        "restore",
+        "restore",
+    ]
 
 
 def test_the_benchmark_measures_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +175,9 @@ def test_the_benchmark_measures_a_gpu_where_there_is_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(measured, "GPU_ASKED_MB", 0.02)
     rows = list(bench.run("codecs", bench.BenchOptions(rounds=2, only=("a card",))))
     assert len(rows) == 2 * 4 * 4 and {row.case.partition(", GPU: ")[2] for row in rows} == {"a card"}
-    assert {(row.case.split()[0], row.above) for row in rows if row.what != "decode and sum"} == {("0.01", None), ("0.02", 0.8)}
+    assert {(row.case.split()[0], row.above) for row in rows if row.what != "decode and sum"} == {
+        ("0.01", None),
+        ("0.02", 0.8),
+    }
     assert {row.above for row in rows if row.what == "decode and sum"} == {None}
     assert waited.call_count == 2 * 4 * 5 * 4, "once a way and round, two rounds of them warm: not once a step"

@@ -33,7 +33,9 @@ def compiler_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._dynamo.graph_break", lambda *_: pytest.fail("a step called the compiler"))
     for name in ("add_param_group", "state_dict", "load_state_dict"):
         monkeypatch.delattr(getattr(torch.optim.Optimizer, name).__wrapped__, "__dynamo_disable", raising=False)
-    monkeypatch.setattr("torch._dynamo.disable", lambda *_, **__: pytest.fail("the compiler was kept out by loading it"))
+    monkeypatch.setattr(
+        "torch._dynamo.disable", lambda *_, **__: pytest.fail("the compiler was kept out by loading it")
+    )
 
 
 def updater(optimizer: Any, schedule: Any = None) -> Updater:
@@ -70,7 +72,13 @@ def test_nor_does_a_checkpoint() -> None:
 @pytest.mark.parametrize("schedule", [None, LAMBDA], ids=["constant", "schedule"])
 @pytest.mark.parametrize(
     "optimizer",
-    [partial(torch.optim.SGD, momentum=0.9, nesterov=True), torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad],
+    [
+        partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.RMSprop,
+        torch.optim.Adagrad,
+    ],
     ids=["sgd", "adam", "adamw", "rmsprop", "adagrad"],
 )
 def test_its_steps_are_torchs_own(optimizer: Any, schedule: Any, request: pytest.FixtureRequest) -> None:

@@ -27,7 +27,10 @@ LATER = slice(1, 3)
 ASKED: dict[str, tuple[Callable[[Any], Any], Callable[[Run], Any]]] = {
     "summary": (lambda one: one.summary(), analysis.summary),
     "overlap": (lambda one: str(one.overlap(LATER)), lambda run: str(analysis.run_overlap(run, LATER))),
-    "critical_path": (lambda one: str(one.critical_path(LATER)), lambda run: str(analysis.run_critical_path(run, LATER))),
+    "critical_path": (
+        lambda one: str(one.critical_path(LATER)),
+        lambda run: str(analysis.run_critical_path(run, LATER)),
+    ),
     "parts": (lambda one: str(one.parts(LATER)), lambda run: str(analysis.run_parts(run, LATER))),
     "timeline": (lambda one: one.timeline(LATER).to_json(), lambda run: plots.timeline(run, LATER).to_json()),
     "per_step": (lambda one: one.per_step(LATER).to_json(), lambda run: plots.per_step(run, LATER).to_json()),

@@ -35,7 +35,13 @@ def test_the_bits_are_a_processors(codec: Codec) -> None:
 
 @pytest.mark.parametrize(
     ("codec", "numel"),
-    [(Truncate16(), 8200), (Linear8(), 8192), (Linear8(), 8200), (Linear8(group=1024), 5000), (Linear8(group=9000), 9999)],
+    [
+        (Truncate16(), 8200),
+        (Linear8(), 8192),
+        (Linear8(), 8200),
+        (Linear8(group=1024), 5000),
+        (Linear8(group=9000), 9999),
+    ],
 )
 def test_programs_of_their_true_size_give_the_bits_too(codec: Codec, numel: int) -> None:
     check(codec, "any", numel, CPU, kernels=by_kernels())
@@ -64,7 +70,9 @@ def test_a_scale_is_inverted_before_it_is_multiplied() -> None:
     """As torch does with a number over a tensor. One rounding fewer gives another level, once in some thousand values at half a level."""
     scales = 1 + torch.rand(100_000, generator=torch.Generator().manual_seed(0))
     halfway = (torch.arange(100_000) % 127 + 0.5) * scales / 127
-    twice, once = ((halfway * factor).round() for factor in (scales.reciprocal() * 127, torch.full_like(scales, 127) / scales))
+    twice, once = (
+        (halfway * factor).round() for factor in (scales.reciprocal() * 127, torch.full_like(scales, 127) / scales)
+    )
     apart = (twice != once).nonzero().view(-1)[:50]
     assert apart.numel() == 50
     values = torch.stack([scales[apart], halfway[apart]], 1).view(-1)

@@ -123,8 +123,15 @@ def named(settings: dict[str, Any]) -> dict[str, Any]:
     >>> named({"collective": "Ring(codec=TopK(k=5))"})["collective"].codec.k
     5
     """
-    makers: dict[str, Callable[[str], Any]] = {"collective": collectives.get, "codec": codecs.get, "staleness": parse_staleness}
-    return {key: _named(makers[key], value) if key in makers and isinstance(value, str) else value for key, value in settings.items()}
+    makers: dict[str, Callable[[str], Any]] = {
+        "collective": collectives.get,
+        "codec": codecs.get,
+        "staleness": parse_staleness,
+    }
+    return {
+        key: _named(makers[key], value) if key in makers and isinstance(value, str) else value
+        for key, value in settings.items()
+    }
 
 
 def _named(make: Callable[[str], Any], text: str) -> Any:

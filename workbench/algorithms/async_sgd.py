@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.parameter_server import DROPPED, FINAL, LAST, NO_GRADIENT, ServerAlgorithm, ServerPort, check_positive, take_steps
+from workbench.algorithms.parameter_server import (
+    DROPPED,
+    FINAL,
+    LAST,
+    NO_GRADIENT,
+    ServerAlgorithm,
+    ServerPort,
+    check_positive,
+    take_steps,
+)
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 

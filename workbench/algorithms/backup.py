@@ -64,11 +64,15 @@ class BackupSGD(ServerAlgorithm):
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
         if self.backups != "online":
-            check_positive("backups", self.backups, int, 0, 'b, gradients that an update does not wait for, 0 or more, or "online"')
+            check_positive(
+                "backups", self.backups, int, 0, 'b, gradients that an update does not wait for, 0 or more, or "online"'
+            )
         if self.timeout_s is not None:
             check_positive("timeout_s", self.timeout_s, (int, float), 0, "seconds after the first gradient, or None")
         if self.noise_scale is not None:
-            check_positive("noise_scale", self.noise_scale, (int, float), 0, "S, in gradients of one worker, or None to measure it")
+            check_positive(
+                "noise_scale", self.noise_scale, (int, float), 0, "S, in gradients of one worker, or None to measure it"
+            )
 
     @property
     def max_staleness(self) -> int:
@@ -78,7 +82,9 @@ class BackupSGD(ServerAlgorithm):
         ServerAlgorithm.check(self, num_ranks)
         workers = self.roles(num_ranks).num_computing
         if self.backups != "online" and self.backups >= workers:
-            raise ConfigError(f"backups={self.backups} of {workers} workers leave no gradient to wait for: use at most {workers - 1}")
+            raise ConfigError(
+                f"backups={self.backups} of {workers} workers leave no gradient to wait for: use at most {workers - 1}"
+            )
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         if self.backups != 0 or self.timeout_s is not None:

@@ -8,7 +8,16 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from workbench.algorithms.parameter_server import FINAL, LAST, NO_GRADIENT, ServerAlgorithm, ServerPort, body_of, check_positive, take_steps
+from workbench.algorithms.parameter_server import (
+    FINAL,
+    LAST,
+    NO_GRADIENT,
+    ServerAlgorithm,
+    ServerPort,
+    body_of,
+    check_positive,
+    take_steps,
+)
 from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Local, PackParameters, Program
 from workbench.program import Card, Context

@@ -10,7 +10,19 @@ from workbench.collectives import Collective, Ring, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
-from workbench.ops import AllGather, Apply, Backward, EndStep, Program, ReduceScatter, Request, Start, State, Ticket, Wait
+from workbench.ops import (
+    AllGather,
+    Apply,
+    Backward,
+    EndStep,
+    Program,
+    ReduceScatter,
+    Request,
+    Start,
+    State,
+    Ticket,
+    Wait,
+)
 from workbench.program import Buckets, Card, Context, Requirements
 from workbench.units import MIB
 
@@ -43,13 +55,17 @@ class DeAR(CollectiveAlgorithm):
     bucket_bytes: float | None = 1 * MIB
     collective: Collective = Ring()
 
-    card: ClassVar[Card] = Card(paper="zhang2023dear, Alg. 1", staleness="0", bytes_per_step="2 (p-1)/p n", memory="1 gradient")
+    card: ClassVar[Card] = Card(
+        paper="zhang2023dear, Alg. 1", staleness="0", bytes_per_step="2 (p-1)/p n", memory="1 gradient"
+    )
 
     def __post_init__(self) -> None:
         check_collective(self.collective)
         if not getattr(self.collective, "splits", False):
             raise ConfigError(f"DeAR needs an all-reduce in two halves, and {self.collective} has none: use Ring()")
-        if self.bucket_bytes is not None and not (isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0):
+        if self.bucket_bytes is not None and not (
+            isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0
+        ):
             raise ConfigError(
                 f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for a message for each parameter, None for one message"
             )
@@ -71,7 +87,9 @@ class DeAR(CollectiveAlgorithm):
         for step in ctx.steps():
             arriving = yield from self._gather(due)
             begun: list[Gradient] = []
-            tickets = yield Backward(step, on_bucket=partial(self._scatter, begun), before_forward=partial(_update, arriving))
+            tickets = yield Backward(
+                step, on_bucket=partial(self._scatter, begun), before_forward=partial(_update, arriving)
+            )
             yield from _update_all(arriving)
             gradient = begun[0].owner
             assert gradient is not None

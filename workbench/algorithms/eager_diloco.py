@@ -11,7 +11,18 @@ from torch import Tensor
 from workbench.algorithms.outer_optimizer import OuterAlgorithm, OuterOptimizer, average, check_whole, sum_flat
 from workbench.collectives import Collective, Native
 from workbench.gradients import CONTROL
-from workbench.ops import Apply, Backward, EndStep, PackParameters, Program, Start, State, Ticket, UnpackParameters, Wait
+from workbench.ops import (
+    Apply,
+    Backward,
+    EndStep,
+    PackParameters,
+    Program,
+    Start,
+    State,
+    Ticket,
+    UnpackParameters,
+    Wait,
+)
 from workbench.program import Buckets, Card, Context, Replicas, Requirements
 
 

@@ -50,7 +50,10 @@ class LayerwiseSGD(CollectiveAlgorithm):
     collective: Collective = Native()
 
     card: ClassVar[Card] = Card(
-        paper="daily2016leveraging, section 4.2; jayarajan2019priority", staleness="0", bytes_per_step="2 (p-1)/p n", memory="none"
+        paper="daily2016leveraging, section 4.2; jayarajan2019priority",
+        staleness="0",
+        bytes_per_step="2 (p-1)/p n",
+        memory="none",
     )
 
     def __post_init__(self) -> None:
@@ -59,19 +62,25 @@ class LayerwiseSGD(CollectiveAlgorithm):
         if self.order not in list(SendOrder):
             raise ConfigError(f"order={self.order!r}: choose one of {', '.join(SendOrder)}")
         check_collective(self.collective)
-        if self.bucket_bytes is not None and not (isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0):
+        if self.bucket_bytes is not None and not (
+            isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0
+        ):
             raise ConfigError(
                 f"bucket_bytes={self.bucket_bytes}: a size in bytes, 0 for a message for each parameter, None for one message"
             )
         if not isinstance(self.lanes, int) or self.lanes < 1:
-            raise ConfigError(f"lanes={self.lanes}: give the number of buckets that are summed at the same time, 1 or more")
+            raise ConfigError(
+                f"lanes={self.lanes}: give the number of buckets that are summed at the same time, 1 or more"
+            )
         if self.order == SendOrder.PRIORITY and self.collective.calls_library:
             raise ConfigError(
                 f"order='priority' chooses the next message to send, and {self.collective} may use the library's own all-reduce, "
                 "which is one piece: use Ring()"
             )
         if self.order == SendOrder.PRIORITY and self.lanes != 1:
-            raise ConfigError(f"lanes={self.lanes} with order='priority': with it each bucket has its own lane, so leave lanes at 1")
+            raise ConfigError(
+                f"lanes={self.lanes} with order='priority': with it each bucket has its own lane, so leave lanes at 1"
+            )
 
     @property
     def requires(self) -> Requirements:

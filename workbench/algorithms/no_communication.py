@@ -22,7 +22,9 @@ class NoCommunication(Algorithm):
     Paper: daily2016leveraging, section 5 ("no comm").
     """
 
-    card: ClassVar[Card] = Card(paper="daily2016leveraging, section 5", staleness="0", bytes_per_step="0", memory="none")
+    card: ClassVar[Card] = Card(
+        paper="daily2016leveraging, section 5", staleness="0", bytes_per_step="0", memory="none"
+    )
 
     @property
     def replicas(self) -> Replicas:

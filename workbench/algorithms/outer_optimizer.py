@@ -21,7 +21,9 @@ from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, PackParameters, Program, Ticket, UnpackParameters
 from workbench.program import Context, Elasticity
 
-CLASS_OF = MappingProxyType({"fragments": "StreamingDiLoCo", "delay": "StreamingDiLoCo", "mix": "StreamingDiLoCo", "eager": "EagerDiLoCo"})
+CLASS_OF = MappingProxyType(
+    {"fragments": "StreamingDiLoCo", "delay": "StreamingDiLoCo", "mix": "StreamingDiLoCo", "eager": "EagerDiLoCo"}
+)
 
 
 class OuterAlgorithm(CollectiveAlgorithm, ABC):
@@ -52,7 +54,9 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
         check_collective(self.collective)
         check_whole("every", self.every, 1)
         if not (self.outer_lr > 0 and 0 <= self.outer_momentum < 1):
-            raise ConfigError(f"outer_lr={self.outer_lr} must be above 0, and outer_momentum={self.outer_momentum} in [0, 1)")
+            raise ConfigError(
+                f"outer_lr={self.outer_lr} must be above 0, and outer_momentum={self.outer_momentum} in [0, 1)"
+            )
 
     @property
     def elasticity(self) -> Elasticity:

@@ -164,7 +164,12 @@ class WorkerPort:
         self._algorithm, self._ctx, self._clip_norm = algorithm, ctx, clip_norm
         assert ctx.layout is not None
         self._replies = [
-            Recv(algorithm.server_of(shard, ctx.num_workers), like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
+            Recv(
+                algorithm.server_of(shard, ctx.num_workers),
+                like=like_of(ctx.layout, shard),
+                tag=REPLY + shard,
+                stamped=True,
+            )
             for shard in range(len(ctx.layout.buckets))
         ]
 
@@ -233,7 +238,12 @@ def _leave(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -
         nothing, server = torch.zeros_like(like_of(ctx.layout, shard)), algorithm.server_of(shard, ctx.num_workers)
         sending.append((yield Start(Send(server, nothing, tag=shard, stamp=stamp_of(version, LAST | NO_GRADIENT)))))
     for shard in versions:
-        message = yield Recv(algorithm.server_of(shard, ctx.num_workers), like=like_of(ctx.layout, shard), tag=REPLY + shard, stamped=True)
+        message = yield Recv(
+            algorithm.server_of(shard, ctx.num_workers),
+            like=like_of(ctx.layout, shard),
+            tag=REPLY + shard,
+            stamped=True,
+        )
         yield UnpackParameters(Gradient(message.value, ctx.layout, -1, split(message.stamp)[0], shard))
     for ticket in sending:
         yield Wait(ticket)
@@ -294,7 +304,9 @@ class ServerPort:
 
     def at_most(self, quorum: int, of: Sequence[tuple[int, int]]) -> int:
         """Return the quorum, or fewer if workers have left: the remaining ones, and those with gradients in `of`."""
-        return quorum if not self._gone else min(quorum, self.num_workers + sum(source in self._gone for source, _ in of))
+        return (
+            quorum if not self._gone else min(quorum, self.num_workers + sum(source in self._gone for source, _ in of))
+        )
 
     def read(self, message: Message) -> tuple[Gradient, int]:
         """Return (the gradient of a push, with the version of the parameters from which it was computed; flags).
@@ -303,7 +315,12 @@ class ServerPort:
             RankMismatch: no worker of this algorithm can send this push now.
         """
         version, flags = divmod(message.stamp, 4)
-        if version > self._version or flags == NO_GRADIENT or message.source in self._ended or message.source not in self._workers:
+        if (
+            version > self._version
+            or flags == NO_GRADIENT
+            or message.source in self._ended
+            or message.source not in self._workers
+        ):
             raise RankMismatch(self._refusal(message.source, version, flags))
         if flags & LAST:
             self._ended.add(message.source)
@@ -327,7 +344,9 @@ class ServerPort:
         if before is not None and not before.done:
             yield Wait(before)  # the worker has pushed since, so it had received this
         packed = yield PackParameters(self.shard, server_copy=True)
-        self._sending[source] = yield Start(Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags)))
+        self._sending[source] = yield Start(
+            Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags))
+        )
         return packed
 
     def close(self) -> Program:
@@ -345,7 +364,9 @@ def like_of(layout: Layout, shard: int) -> Tensor:
 def clip(gradient: Gradient, norm: float) -> None:
     """Scale a rank's share so that the mean gradient over its own samples has at most this norm, over all parameters."""
     bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
-    total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / gradient.tail(0)[WEIGHT].clamp_min(1e-30)
+    total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / gradient.tail(0)[
+        WEIGHT
+    ].clamp_min(1e-30)
     scale = torch.clamp(norm / (total + 1e-6), max=1.0)
     for body in bodies:
         body.mul_(scale)

@@ -15,7 +15,22 @@ from workbench.collectives import Collective, Ring, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
-from workbench.ops import ANY, FREE, AllReduce, Apply, Backward, Discard, EndStep, Program, Recv, Send, Start, State, Ticket, Wait
+from workbench.ops import (
+    ANY,
+    FREE,
+    AllReduce,
+    Apply,
+    Backward,
+    Discard,
+    EndStep,
+    Program,
+    Recv,
+    Send,
+    Start,
+    State,
+    Ticket,
+    Wait,
+)
 from workbench.program import Card, Context, Elasticity, Requirements, Restart
 
 READY, GO, DONE = 990, 991, 992  # tags; those of a collective's hops are below 900
@@ -75,9 +90,15 @@ class PartialAllReduce(CollectiveAlgorithm):
                 "use Ring(), or give it inner=Ring()"
             )
         quorum = self.quorum
-        legal = quorum in list(Quorum) if isinstance(quorum, str) else (quorum >= 1 if isinstance(quorum, int) else 0 < quorum <= 1)
+        legal = (
+            quorum in list(Quorum)
+            if isinstance(quorum, str)
+            else (quorum >= 1 if isinstance(quorum, int) else 0 < quorum <= 1)
+        )
         if isinstance(quorum, bool) or not legal:
-            raise ConfigError(f"quorum={quorum!r}: a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}")
+            raise ConfigError(
+                f"quorum={quorum!r}: a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}"
+            )
         if self.collective.keeps_residual and not self._is_synchronous:
             raise ConfigError(
                 f"{self.collective} keeps a residual, and the number of gradients in a round is not known beforehand: "
@@ -156,7 +177,9 @@ class PartialAllReduce(CollectiveAlgorithm):
                 unused = bool(shared.waiting) and step + len(shared.done) == ctx.num_steps  # no round is left to use it
                 yield from _apply(shared.done.popleft())
                 shared.settle(step)
-                yield EndStep(step, state=PartialState(waiting=tuple(shared.waiting)), dropped=unused if step == begun else True)
+                yield EndStep(
+                    step, state=PartialState(waiting=tuple(shared.waiting)), dropped=unused if step == begun else True
+                )
                 step += 1
         yield Send(0, token, tag=READY, stamp=ctx.num_steps)
         for ticket in tasks:

@@ -69,9 +69,13 @@ class PipeSGD(CollectiveAlgorithm):
     def __post_init__(self) -> None:
         check_collective(self.collective)
         if not isinstance(self.width, int) or self.width < 1:
-            raise ConfigError(f"width={self.width}: Pipe-SGD needs a whole width of at least 1 (1 is synchronous, 2 is the paper's choice)")
+            raise ConfigError(
+                f"width={self.width}: Pipe-SGD needs a whole width of at least 1 (1 is synchronous, 2 is the paper's choice)"
+            )
         if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
-            raise ConfigError(f"warmup_steps={self.warmup_steps}: give the number of synchronous steps at the beginning, 0 or more")
+            raise ConfigError(
+                f"warmup_steps={self.warmup_steps}: give the number of synchronous steps at the beginning, 0 or more"
+            )
         if not isinstance(self.lanes, int) or self.lanes < 1:
             raise ConfigError(f"lanes={self.lanes}: give the number of all-reduces at the same time, 1 or more")
         if self.first not in list(FirstSteps):
@@ -119,7 +123,12 @@ class PipeSGD(CollectiveAlgorithm):
 
 
 def DelayedSGD(  # noqa: N802 - the paper's other name of a class
-    *, delay: int = 1, warmup_steps: int = 0, first: FirstSteps = FirstSteps.ZERO, collective: Collective | None = None, lanes: int = 1
+    *,
+    delay: int = 1,
+    warmup_steps: int = 0,
+    first: FirstSteps = FirstSteps.ZERO,
+    collective: Collective | None = None,
+    lanes: int = 1,
 ) -> PipeSGD:
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]): AGD with a fixed delay d, which is `PipeSGD(width=d + 1)`.
 
@@ -132,4 +141,6 @@ def DelayedSGD(  # noqa: N802 - the paper's other name of a class
     """
     if not isinstance(delay, int) or delay < 0:
         raise ConfigError(f"delay={delay}: a number of steps, 0 (synchronous) or more")
-    return PipeSGD(width=delay + 1, warmup_steps=warmup_steps, first=first, collective=collective or Native(), lanes=lanes)
+    return PipeSGD(
+        width=delay + 1, warmup_steps=warmup_steps, first=first, collective=collective or Native(), lanes=lanes
+    )

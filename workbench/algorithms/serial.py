@@ -35,7 +35,11 @@ class SerialSGD(Algorithm):
     delay: int = 0  # d
 
     card: ClassVar[Card] = Card(
-        paper="daily2016leveraging, section 5; langford2009slow", staleness="d", bytes_per_step="0", memory="d gradients", roles="1 worker"
+        paper="daily2016leveraging, section 5; langford2009slow",
+        staleness="d",
+        bytes_per_step="0",
+        memory="d gradients",
+        roles="1 worker",
     )
 
     def __post_init__(self) -> None:
@@ -52,7 +56,9 @@ class SerialSGD(Algorithm):
 
     def check(self, num_ranks: int) -> None:
         if num_ranks != 1:
-            raise ConfigError(f"serial SGD on {num_ranks} ranks: it is the reference on 1; use PipeSGD(width={self.delay + 1}) on several")
+            raise ConfigError(
+                f"serial SGD on {num_ranks} ranks: it is the reference on 1; use PipeSGD(width={self.delay + 1}) on several"
+            )
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:
         return 0.0

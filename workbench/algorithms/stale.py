@@ -54,9 +54,13 @@ class StaleSGD(CollectiveAlgorithm):
     def __post_init__(self) -> None:
         check_collective(self.collective)
         if not isinstance(self.staleness, Staleness):
-            raise ConfigError(f"staleness={self.staleness!r}: give a distribution, such as Constant(4), Uniform(0, 8) or Geometric(20)")
+            raise ConfigError(
+                f"staleness={self.staleness!r}: give a distribution, such as Constant(4), Uniform(0, 8) or Geometric(20)"
+            )
         if not isinstance(self.ramp_steps, int) or self.ramp_steps < 0:
-            raise ConfigError(f"ramp_steps={self.ramp_steps}: give the number of steps in which staleness grows, 0 or more")
+            raise ConfigError(
+                f"ramp_steps={self.ramp_steps}: give the number of steps in which staleness grows, 0 or more"
+            )
 
     @property
     def requires(self) -> Requirements:

@@ -6,7 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from workbench.algorithms.parameter_server import FINAL, LAST, NO_GRADIENT, ServerAlgorithm, ServerPort, check_positive, take_steps
+from workbench.algorithms.parameter_server import (
+    FINAL,
+    LAST,
+    NO_GRADIENT,
+    ServerAlgorithm,
+    ServerPort,
+    check_positive,
+    take_steps,
+)
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
@@ -36,7 +44,9 @@ class StaleSynchronousSGD(ServerAlgorithm):
 
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
-        check_positive("bound", self.bound, int, 0, "how many steps the fastest worker may be ahead of the slowest, 0 or more")
+        check_positive(
+            "bound", self.bound, int, 0, "how many steps the fastest worker may be ahead of the slowest, 0 or more"
+        )
 
     def serve(self, ctx: Context, shard: int) -> Program:
         port = ServerPort(self, ctx, shard)

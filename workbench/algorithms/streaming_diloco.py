@@ -64,13 +64,17 @@ class StreamingDiLoCo(OuterAlgorithm):
         check_whole("fragments", self.fragments, 1)
         check_whole("delay", self.delay, 0)
         if self.delay > self.every:
-            raise ConfigError(f"delay={self.delay}: a fragment's outer step must end before its next turn: use at most every={self.every}")
+            raise ConfigError(
+                f"delay={self.delay}: a fragment's outer step must end before its next turn: use at most every={self.every}"
+            )
         if not 0 <= self.mix <= 1:
             raise ConfigError(f"mix={self.mix}: the share of a rank's own parameters is in [0, 1]")
 
     @property
     def requires(self) -> Requirements:
-        return Requirements(buckets=Buckets(count=self.fragments), state=StreamingState, link=self.collective.needs_link)
+        return Requirements(
+            buckets=Buckets(count=self.fragments), state=StreamingState, link=self.collective.needs_link
+        )
 
     @property
     def replicas(self) -> Replicas:

@@ -25,7 +25,10 @@ class SynchronousSGD(CollectiveAlgorithm):
     collective: Collective = Native()
 
     card: ClassVar[Card] = Card(
-        paper="daily2016leveraging, section 4.1; li2018pipesgd", staleness="0", bytes_per_step="2 (p-1)/p n", memory="none"
+        paper="daily2016leveraging, section 4.1; li2018pipesgd",
+        staleness="0",
+        bytes_per_step="2 (p-1)/p n",
+        memory="none",
     )
 
     def __post_init__(self) -> None:

@@ -27,7 +27,9 @@ def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
     """
     updates = [row for row in run.updates() if row["bucket"] == bucket]
     if not updates:
-        raise ConfigError(f"bucket={bucket}: no such server recorded an update: give a run of an algorithm with servers")
+        raise ConfigError(
+            f"bucket={bucket}: no such server recorded an update: give a run of an algorithm with servers"
+        )
     spans = run.spans.of_rank(updates[0]["rank"])
     heard = np.sort(spans.table[spans.is_kind(["recv"])]["end_s"])
     begins = {0: 0.0}

@@ -75,7 +75,9 @@ class CriticalPath:
     def per_step(self) -> dict[int, dict[str, float]]:
         """Return step -> kind -> seconds of its path."""
         found: dict[int, dict[str, float]] = {step: {} for step in self.steps}
-        for step, kind, length_s in zip(self.step.tolist(), self.kind_names, (self.end_s - self.start_s).tolist(), strict=True):
+        for step, kind, length_s in zip(
+            self.step.tolist(), self.kind_names, (self.end_s - self.start_s).tolist(), strict=True
+        ):
             found[step][kind] = found[step].get(kind, 0.0) + length_s
         return found
 
@@ -88,7 +90,9 @@ class CriticalPath:
     def table(self) -> Table:
         """Return means over steps, one row for each kind, the largest first."""
         total: dict[tuple[str, int], float] = {}
-        for kind, rank, length_s in zip(self.kind_names, self.rank.tolist(), (self.end_s - self.start_s).tolist(), strict=True):
+        for kind, rank, length_s in zip(
+            self.kind_names, self.rank.tolist(), (self.end_s - self.start_s).tolist(), strict=True
+        ):
             total[kind, rank] = total.get((kind, rank), 0.0) + length_s
         num_steps, whole_s = max(len(self.steps), 1), sum(total.values()) or 1.0
         rows = list[dict[str, Any]]()
@@ -97,9 +101,19 @@ class CriticalPath:
             most = max(of_rank, key=lambda rank: of_rank[rank])
             length_s = sum(of_rank.values())
             share = of_rank[most] / length_s if length_s else 0.0
-            rows.append({"kind": kind, "step_s": length_s / num_steps, "share": length_s / whole_s, "rank": most, "of_rank": share})
+            rows.append(
+                {
+                    "kind": kind,
+                    "step_s": length_s / num_steps,
+                    "share": length_s / whole_s,
+                    "rank": most,
+                    "of_rank": share,
+                }
+            )
         rows.sort(key=lambda row: -row["step_s"])
-        return Table(rows, COLUMNS, caption=f"Critical path of {num_steps if self.steps else 0} steps{self._range()} (mean)")
+        return Table(
+            rows, COLUMNS, caption=f"Critical path of {num_steps if self.steps else 0} steps{self._range()} (mean)"
+        )
 
     def _range(self) -> str:
         steps = self.steps
@@ -290,7 +304,9 @@ def _free_since(table: NDArray[Any]) -> Floats:
     """
     free_s = table["start_s"].astype(np.float64)
     calls = np.flatnonzero(np.isin(table["kind"], [CODES[kind] for kind in COLLECTIVES]))
-    calls = calls[np.lexsort((table["end_s"][calls], table["start_s"][calls], table["lane"][calls], table["rank"][calls]))]
+    calls = calls[
+        np.lexsort((table["end_s"][calls], table["start_s"][calls], table["lane"][calls], table["rank"][calls]))
+    ]
     before, after = calls[:-1], calls[1:]
     behind = (table["rank"][before] == table["rank"][after]) & (table["lane"][before] == table["lane"][after])
     behind &= (table["start_s"][after] < table["end_s"][before]) & (table["end_s"][before] <= table["end_s"][after])

@@ -29,7 +29,9 @@ METRICS: dict[str, type] = {  # columns of the metrics: a row for each step or e
 }
 
 
-def export_runs(rows: Sequence[dict[str, Any]], folder: Path, format: Literal["csv", "parquet", "tensorboard"]) -> list[Path]:
+def export_runs(
+    rows: Sequence[dict[str, Any]], folder: Path, format: Literal["csv", "parquet", "tensorboard"]
+) -> list[Path]:
     """Write runs and their metrics; return the written paths.
 
     Args:
@@ -51,7 +53,9 @@ def export_runs(rows: Sequence[dict[str, Any]], folder: Path, format: Literal["c
         package = {"parquet": "pyarrow", "tensorboard": "tensorboard"}.get(format, "")
         raise ConfigError(f"{format} needs {package} ({error}): pip install 'sgd-workbench[export]'") from error
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror or error}): name another folder with --output") from error
+        raise ConfigError(
+            f"{folder} cannot be written ({error.strerror or error}): name another folder with --output"
+        ) from error
 
 
 def metrics_rows(run: Run) -> Iterator[dict[str, Any]]:
@@ -102,7 +106,10 @@ def _parquet(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     with parquet.ParquetWriter(metrics, schema) as file:
         for row in rows:
             found = list(metrics_rows(Run.load(row["folder"])))
-            columns = {name: [kind(item[name]) if item[name] is not None else None for item in found] for name, kind in METRICS.items()}
+            columns = {
+                name: [kind(item[name]) if item[name] is not None else None for item in found]
+                for name, kind in METRICS.items()
+            }
             file.write_table(pyarrow.table(columns, schema=schema))
     return [runs, metrics]
 
@@ -145,7 +152,15 @@ def _scalars(run: Run) -> Iterator[tuple[str, int, float, float]]:
     begin_s = datetime.fromisoformat(created).timestamp() if created else 0.0
     for row in run.steps():
         named = {"train/loss": row["loss"], "train/samples": row["samples"], "train/bytes_sent": row["bytes_sent"]}
-        yield from ((tag, row["step"], float(value), begin_s + row["seconds"]) for tag, value in named.items() if value is not None)
+        yield from (
+            (tag, row["step"], float(value), begin_s + row["seconds"])
+            for tag, value in named.items()
+            if value is not None
+        )
     for row in run.evaluations():
         named = {"test/loss": row["test_loss"], "test/accuracy": row["accuracy"]}
-        yield from ((tag, row["step"], float(value), begin_s + row["seconds"]) for tag, value in named.items() if value is not None)
+        yield from (
+            (tag, row["step"], float(value), begin_s + row["seconds"])
+            for tag, value in named.items()
+            if value is not None
+        )

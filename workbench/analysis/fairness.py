@@ -59,7 +59,11 @@ def notes_of(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     """Return the footnotes of a table of runs: failures, evaluated parameters, meanings of columns, learning rates."""
     found = [f"{label}: {run.trouble}" for run, label in zip(runs, labels, strict=True) if run.trouble]
     found += [f"{label}: {run.waiting}" for run, label in zip(runs, labels, strict=True) if run.waiting]
-    found += [f"{label}: {run.evaluated}." for run, label in zip(runs, labels, strict=True) if run.evaluated and run.evaluations()]
+    found += [
+        f"{label}: {run.evaluated}."
+        for run, label in zip(runs, labels, strict=True)
+        if run.evaluated and run.evaluations()
+    ]
     if any(run.rows() for run in runs):
         found.append(
             "training: seconds until the last rank ended its last step, without evaluations; a slow worker that ends alone counts."

@@ -43,7 +43,11 @@ def _facts(run: Run, repetitions: bool) -> dict[str, str]:
     """Return facts that may distinguish a run from others of its algorithm, the most informative first."""
     info = run.info
     settings = info.get("settings") or {}
-    found = {name: str(value) for name, value in ((info.get("method") or {}).get("settings") or {}).items() if isinstance(value, str)}
+    found = {
+        name: str(value)
+        for name, value in ((info.get("method") or {}).get("settings") or {}).items()
+        if isinstance(value, str)
+    }
     found["runtime"] = str(info.get("runtime") or "")
     found["workers"] = f"{info['num_workers']} workers" if info.get("num_workers") else ""
     found["problem"] = str((info.get("problem") or {}).get("name") or "")

@@ -76,8 +76,19 @@ class Overlap:
         rows = []
         for rank in [*np.unique(self.rank).tolist(), None]:
             part = self if rank is None else self.of_rank(rank)
-            rows.append({"rank": "all" if rank is None else rank, "overlap": part.fraction, "num_steps": part.num_steps, **part.per_step()})
-        caption = f"Seconds a step (mean of steps {self.step.min()} to {self.step.max()})" if self.num_steps else "Seconds a step"
+            rows.append(
+                {
+                    "rank": "all" if rank is None else rank,
+                    "overlap": part.fraction,
+                    "num_steps": part.num_steps,
+                    **part.per_step(),
+                }
+            )
+        caption = (
+            f"Seconds a step (mean of steps {self.step.min()} to {self.step.max()})"
+            if self.num_steps
+            else "Seconds a step"
+        )
         return Table(rows, OVERLAP_COLUMNS, caption=caption)
 
     def _repr_html_(self) -> str:
@@ -168,9 +179,20 @@ def _of_rank(spans: Spans) -> tuple[NDArray[np.generic], ...]:
     compute_s = seconds_of(COMPUTE_KINDS, evaluation) - evaluate_s
     communication_s = seconds_of(COMMUNICATION_KINDS, evaluation) - evaluate_s
     either_s = seconds_of(COMPUTE_KINDS, COMMUNICATION_KINDS, evaluation) - evaluate_s
-    lengths = (window_s, compute_s, communication_s, compute_s + communication_s - either_s, either_s - compute_s, window_s - either_s)
+    lengths = (
+        window_s,
+        compute_s,
+        communication_s,
+        compute_s + communication_s - either_s,
+        either_s - compute_s,
+        window_s - either_s,
+    )
     # differences of sums: a 0 may come out as +-1e-13 s, below the resolution of any clock
-    return (np.full(len(steps), spans.table["rank"][0]), steps, *(np.where(length > 1e-12, length, 0.0) for length in lengths))
+    return (
+        np.full(len(steps), spans.table["rank"][0]),
+        steps,
+        *(np.where(length > 1e-12, length, 0.0) for length in lengths),
+    )
 
 
 def union(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:

@@ -22,7 +22,21 @@ from workbench.trace.run import Run
 from workbench.trace.store import OVER, StoredRun, list_runs, runs_root
 
 RESULTS = ("steps", "accuracy", "loss", "train_loss", "seconds", "samples", "bytes_sent")  # computed from the metrics
-BASE = ("run", "status", "created", "method", "label", "problem", "runtime", "workers", "optimizer", "sweep", "cell", "error", "folder")
+BASE = (
+    "run",
+    "status",
+    "created",
+    "method",
+    "label",
+    "problem",
+    "runtime",
+    "workers",
+    "optimizer",
+    "sweep",
+    "cell",
+    "error",
+    "folder",
+)
 SHOWN = ("run", "status", "label", "problem", "runtime", "workers", "seed", "steps", "accuracy", "loss", "seconds")
 TEXTS: MappingProxyType[str, Callable[[Any], str]] = MappingProxyType(
     {
@@ -130,7 +144,9 @@ def runs_table(
     late = [item for item in conditions if item.key in RESULTS]
     early = [item for item in conditions if item.key not in RESULTS]
     moment = _parse_since(since)
-    rows = [row for row in rows if all(item.holds(row) for item in early) and (not moment or _creation_time(row) >= moment)]
+    rows = [
+        row for row in rows if all(item.holds(row) for item in early) and (not moment or _creation_time(row) >= moment)
+    ]
     if late or sort_key in RESULTS or limit is None:
         rows = [row for row in add_results(rows, root) if all(item.holds(row) for item in late)]
     rows = _in_order(rows, sort_key, sort.startswith("-"), limit)
@@ -249,7 +265,9 @@ def _parse_since(since: str | None) -> datetime | None:
     try:
         moment = datetime.fromisoformat(since)
     except ValueError:
-        raise ConfigError(f"since {since!r}: give an age, such as 30m, 3h, 2d or 1w, or a date, such as 2026-11-21") from None
+        raise ConfigError(
+            f"since {since!r}: give an age, such as 30m, 3h, 2d or 1w, or a date, such as 2026-11-21"
+        ) from None
     return moment if moment.tzinfo else moment.astimezone()
 
 

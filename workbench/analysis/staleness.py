@@ -22,7 +22,10 @@ def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
     Raises:
         ConfigError: no server recorded an update.
     """
-    return {bucket: _steady([value for row in rows for value in row["staleness"]], skip) for bucket, rows in _by_bucket(run).items()}
+    return {
+        bucket: _steady([value for row in rows for value in row["staleness"]], skip)
+        for bucket, rows in _by_bucket(run).items()
+    }
 
 
 def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
@@ -42,7 +45,9 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]
     found = {}
     for bucket, rows in _by_bucket(run).items():
         if any(len(row["sources"]) != 1 for row in rows):
-            raise ConfigError("reads are counted if every update takes one gradient: give a run of AsyncSGD without a cutoff")
+            raise ConfigError(
+                "reads are counted if every update takes one gradient: give a run of AsyncSGD without a cutoff"
+            )
         ends = np.array([row["seconds"] for row in rows])
         taken: dict[int, int] = {}
         counted = []

@@ -185,7 +185,12 @@ class Comparison(Table):
         rows = []
         for row, run in zip(self.rows, self.runs, strict=True):
             met = time_to(run, y, target) or {}
-            rows.append({**{key: row[key] for key in ("label", "method", "runtime", "run")}, **{key: met.get(key) for key in keys}})
+            rows.append(
+                {
+                    **{key: row[key] for key in ("label", "method", "runtime", "run")},
+                    **{key: met.get(key) for key in keys},
+                }
+            )
         return Table(rows, TIME_COLUMNS, caption=caption)
 
 

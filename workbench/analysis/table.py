@@ -113,13 +113,21 @@ class Table:
 
     def cells(self) -> list[list[str]]:
         """Return the text of every cell; an en dash for a missing value."""
-        return [[MISSING if row.get(column.key) is None else column.text(row[column.key]) for column in self.columns] for row in self.rows]
+        return [
+            [MISSING if row.get(column.key) is None else column.text(row[column.key]) for column in self.columns]
+            for row in self.rows
+        ]
 
     def __str__(self) -> str:
-        lines = [[column.title for column in self.columns], *([_printable(cell) for cell in line] for line in self.cells())]
+        lines = [
+            [column.title for column in self.columns],
+            *([_printable(cell) for cell in line] for line in self.cells()),
+        ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
-        text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+        text = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
         return "\n".join([self.caption] * bool(self.caption) + text + [_printable(note) for note in self.footnotes])
 
     __repr__ = __str__  # a notebook stores it next to the HTML

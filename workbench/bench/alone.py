@@ -38,7 +38,9 @@ class Sums:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._interpreter.close()
 
     def all_reduce(self, collective: Collective, value: Tensor) -> None:

@@ -34,7 +34,14 @@ def run(how: BenchOptions) -> Iterator[Row]:
                     times = there.call(on_rank, case, every, how.rounds)[0]
                     what = f"synchronous, a checkpoint every {every} steps"
                     yield compare(times["kept"], times["not"], case=title, what=what, over="without", below=ASKED)
-            yield compare(times["copied"], times["not"], case=title, what="the copy alone, once a step", over="a step", kind="peer")
+            yield compare(
+                times["copied"],
+                times["not"],
+                case=title,
+                what="the copy alone, once a step",
+                over="a step",
+                kind="peer",
+            )
 
 
 def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: int) -> dict[str, list[float]]:
@@ -63,11 +70,19 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
     meet, slowest = peers.slowest_here(runtime)
     settings = Settings(
-        steps=10**9, batch_size=BATCH_SIZE, optimizer=partial(torch.optim.SGD, lr=peers.LR, momentum=0.9), checkpoint_every=every
+        steps=10**9,
+        batch_size=BATCH_SIZE,
+        optimizer=partial(torch.optim.SGD, lr=peers.LR, momentum=0.9),
+        checkpoint_every=every,
     )
     algorithm = SynchronousSGD()
     worker = LocalTraining(
-        algorithm, problems.get("wide-mlp", **CASES[case]), settings, transport.rank, transport.num_workers, transport.device
+        algorithm,
+        problems.get("wide-mlp", **CASES[case]),
+        settings,
+        transport.rank,
+        transport.num_workers,
+        transport.device,
     )
     interpreter = Interpreter(transport, worker.replica, NullRecorder(), worker.minibatch, timeout_s=settings.timeout_s)
     writer = CheckpointWriter(worker, interpreter, Path(folder))
@@ -96,4 +111,6 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
     interpreter.close()
     worker.replica.close()
     transport.close()
-    return {name: [seconds if name == "copied" else seconds / every for seconds in found] for name, found in times.items()}
+    return {
+        name: [seconds if name == "copied" else seconds / every for seconds in found] for name, found in times.items()
+    }

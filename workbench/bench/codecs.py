@@ -51,7 +51,9 @@ def run(how: BenchOptions) -> Iterator[Row]:
                 case = f"{size_mb} MB, {codec!r}"
                 if how.wanted(case):
                     times = alternate(steps_of(codec, int(size_mb * MB) // 4), how.rounds, block=block)
-                    yield from _speeds(times, case, size_mb * MB, dict.fromkeys(times, asked if size_mb == ASKED_MB else None))
+                    yield from _speeds(
+                        times, case, size_mb * MB, dict.fromkeys(times, asked if size_mb == ASKED_MB else None)
+                    )
         if torch.cuda.is_available():
             yield from _on_gpu(how, torch.cuda.get_device_name(GPU))
     finally:
@@ -64,7 +66,10 @@ def _on_gpu(how: BenchOptions, name: str) -> Iterator[Row]:
         for codec in (Truncate16(), Truncate16(rounding="nearest"), Linear8(), Linear8(group=1024)):
             case = f"{size_mb} MB, {codec!r}, GPU: {name}"
             if how.wanted(case):
-                steps = {what: partial(_queue, step, in_a_row) for what, step in steps_of(codec, int(size_mb * MB) // 4, GPU).items()}
+                steps = {
+                    what: partial(_queue, step, in_a_row)
+                    for what, step in steps_of(codec, int(size_mb * MB) // 4, GPU).items()
+                }
                 times = alternate(steps, how.rounds)
                 yield from _speeds(times, case, in_a_row * size_mb * MB, GPU_ASKED if size_mb == GPU_ASKED_MB else {})
 
@@ -75,11 +80,15 @@ def _queue(step: Step, in_a_row: int) -> None:
     torch.cuda.synchronize(GPU)
 
 
-def _speeds(times: dict[str, list[float]], case: str, num_bytes: float, asked: Mapping[str, float | None]) -> Iterator[Row]:
+def _speeds(
+    times: dict[str, list[float]], case: str, num_bytes: float, asked: Mapping[str, float | None]
+) -> Iterator[Row]:
     """Yield the speed of each operation, next to the copy."""
     speeds = {name: [num_bytes / taken for taken in column] for name, column in times.items()}
     for name in list(speeds)[1:]:
-        yield compare(speeds[name], speeds[COPY], case=case, what=name, over=COPY, unit="B/s", kind="limit", above=asked.get(name))
+        yield compare(
+            speeds[name], speeds[COPY], case=case, what=name, over=COPY, unit="B/s", kind="limit", above=asked.get(name)
+        )
 
 
 def steps_of(codec: Codec, numel: int, device: torch.device | None = None) -> dict[str, Step]:

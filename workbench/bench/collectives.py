@@ -127,12 +127,16 @@ def _library(runtime: RuntimeName) -> Callable[..., object]:
     return peers.mpi_sum() if runtime == "mpi" else peers.gloo_sum
 
 
-def rows_of(title: str, times: dict[str, list[float]], library: Library, number: int, size: int, launcher: str) -> Iterator[Row]:
+def rows_of(
+    title: str, times: dict[str, list[float]], library: Library, number: int, size: int, launcher: str
+) -> Iterator[Row]:
     """Yield times over the library's; and, with a wire, bytes a second over its rate, counted as nccl-tests does."""
     own = f"{library.name}'s own all-reduce, called directly"
     for name, taken in times.items():
         if name != "library":
-            yield compare(taken, times["library"], case=title, what=name, over=own, below=NEVER_UNDER if name == "auto" else None)
+            yield compare(
+                taken, times["library"], case=title, what=name, over=own, below=NEVER_UNDER if name == "auto" else None
+            )
     if launcher == "local":
         return
     carried = parse_rate(RATE) / 8 * PAYLOAD

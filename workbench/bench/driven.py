@@ -40,7 +40,11 @@ def run(number: int, how: BenchOptions) -> Iterator[Row]:
     by_cluster, looked_at = (f"{words}, {number} ranks, MPI" for words in ("a driven step", "a followed step"))
     if not how.wanted(by_cluster) and not how.wanted(looked_at):
         return
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, runs_in(folder), Cluster(number, runtime="mpi", quiet=True) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        runs_in(folder),
+        Cluster(number, runtime="mpi", quiet=True) as cluster,
+    ):
         batch_size = _batch_size(cluster)
         if how.wanted(by_cluster):
             times = driven(cluster, Path(folder), batch_size, how.rounds, how.say)
@@ -65,7 +69,9 @@ def runs_in(folder: str) -> Iterator[None]:
             os.environ["WORKBENCH_RUNS"] = before
 
 
-def driven(cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]) -> dict[str, list[float]]:
+def driven(
+    cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]
+) -> dict[str, list[float]]:
     """Return median seconds of a step on the engines and under a bare mpiexec, in turn.
 
     The first round does not count.
@@ -94,7 +100,9 @@ def driven(cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Ca
             if round_:
                 times[name].append(seconds)
         if round_:
-            say(f"{cluster.num_ranks} ranks: a step of {1e3 * times['ours'][-1]:.2f} ms driven, {1e3 * times['bare'][-1]:.2f} ms bare")
+            say(
+                f"{cluster.num_ranks} ranks: a step of {1e3 * times['ours'][-1]:.2f} ms driven, {1e3 * times['bare'][-1]:.2f} ms bare"
+            )
     return times
 
 

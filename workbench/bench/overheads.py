@@ -42,26 +42,49 @@ def run(how: BenchOptions) -> Iterator[Row]:
         taken = alternate({"request": _requests()}, how.rounds)["request"]
         each = [seconds / REQUESTS for seconds in taken]
         over = f"{1e6 * REQUEST_S:g} µs allowed"
-        yield compare(each, REQUEST_S, case="a request", what="foreground all-reduce of one process", over=over, kind="limit", below=1.0)
+        yield compare(
+            each,
+            REQUEST_S,
+            case="a request",
+            what="foreground all-reduce of one process",
+            over=over,
+            kind="limit",
+            below=1.0,
+        )
     if how.wanted("a record"):
         times, allowed_s = recorded(how.rounds), (TRACED - 1) * TRACED_STEP_S
         more = [recorded_s - not_s for recorded_s, not_s in zip(times["recorded"], times["not"], strict=True)]
         over = f"{1e6 * allowed_s:g} µs allowed, 1 % of {1e3 * TRACED_STEP_S:g} ms"
         yield compare(
-            more, allowed_s, case="a record", what="of a step of one process, metrics and trace", over=over, kind="limit", below=1.0
+            more,
+            allowed_s,
+            case="a record",
+            what="of a step of one process, metrics and trace",
+            over=over,
+            kind="limit",
+            below=1.0,
         )
     for number in how.ranks or RANKS:
-        small, traced, memory = (f"{words}, {number} ranks, gloo" for words in (f"{MANY} parameters", "a traced step", "memory"))
+        small, traced, memory = (
+            f"{words}, {number} ranks, gloo" for words in (f"{MANY} parameters", "a traced step", "memory")
+        )
         if how.wanted(small) or how.wanted(traced):
             with ranks(number, "torch") as there:
                 if how.wanted(small):
                     times = there.call(many_on_rank, how.rounds)[0]
                     for what in ("synchronous", "layer-wise"):
-                        yield compare(times[what], times["torch DDP"], case=small, what=what, over="torch DDP", below=MANY_ASKED)
+                        yield compare(
+                            times[what], times["torch DDP"], case=small, what=what, over="torch DDP", below=MANY_ASKED
+                        )
                 if how.wanted(traced):
                     times = there.call(traced_on_rank, TRACED_BLOCKS * how.rounds)[0]
                     yield compare(
-                        times["traced"], times["not"], case=traced, what="synchronous, recorded", over="not recorded", below=TRACED
+                        times["traced"],
+                        times["not"],
+                        case=traced,
+                        what="synchronous, recorded",
+                        over="not recorded",
+                        below=TRACED,
                     )
         if how.wanted(memory):
             yield from _memory(memory, number)
@@ -125,7 +148,9 @@ def many_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, li
     models = [_many() for _ in range(3)]
     steps: dict[str, Step] = {"torch DDP": peers.ddp_step(models[0], lambda model: model(inputs), 25)}
     trainers = []
-    for model, (name, algorithm) in zip(models[1:], {"synchronous": SynchronousSGD(), "layer-wise": LayerwiseSGD()}.items(), strict=True):
+    for model, (name, algorithm) in zip(
+        models[1:], {"synchronous": SynchronousSGD(), "layer-wise": LayerwiseSGD()}.items(), strict=True
+    ):
         trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-6), algorithm))
         steps[name] = partial(trainers[-1].step, partial(model, inputs))
     times = alternate(steps, rounds, meet=meet, slowest=slowest)

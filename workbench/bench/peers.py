@@ -15,7 +15,12 @@ LR = 1e-3
 
 
 def ddp_step(
-    model: nn.Module, loss: Callable[[nn.Module], Tensor], bucket_mib: float, hook: tuple[Any, Any] | None = None, *, lr: float = LR
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    bucket_mib: float,
+    hook: tuple[Any, Any] | None = None,
+    *,
+    lr: float = LR,
 ) -> Step:
     """Return a step of torch DDP with gradients as views of its buckets and a static graph.
 
@@ -50,7 +55,9 @@ def power_sgd_hook(rank: int) -> tuple[Any, Any]:
     """
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    return powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=3), powerSGD_hook.powerSGD_hook
+    return powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=rank, start_powerSGD_iter=3
+    ), powerSGD_hook.powerSGD_hook
 
 
 def flat_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], all_reduce: Callable[[Tensor], object]) -> Step:

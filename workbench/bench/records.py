@@ -23,7 +23,12 @@ FACTS = ("bench", "date", "machine", "versions", "rows")
 def facts_of(name: str, rows: Sequence[Row]) -> dict[str, Any]:
     """Return the content of a record."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    about = {"bench": name, "date": date, "machine": machine(), "versions": {"python": platform.python_version(), **versions()}}
+    about = {
+        "bench": name,
+        "date": date,
+        "machine": machine(),
+        "versions": {"python": platform.python_version(), **versions()},
+    }
     return {**about, "rows": [row.as_record() for row in rows]}
 
 

@@ -64,7 +64,9 @@ class Row:
     def as_record(self) -> dict[str, Any]:
         """Return values for a file: numbers with six digits, and the word."""
         plain = {
-            key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in asdict(self).items() if value is not None
+            key: float(f"{value:.6g}") if isinstance(value, float) else value
+            for key, value in asdict(self).items()
+            if value is not None
         }
         return {**plain, "word": self.word}
 
@@ -95,8 +97,16 @@ def compare(
     its = np.broadcast_to(np.asarray(theirs, dtype=np.float64), mine.shape)
     ratios = mine / its
     low, high = interval(ratios)
-    numbers = {"ours": float(np.median(mine)), "theirs": float(np.median(its)), "ratio": float(np.median(ratios)), "low": low, "high": high}
-    return Row(case=case, what=what, over=over, kind=kind, unit=unit, rounds=len(mine), below=below, above=above, **numbers)
+    numbers = {
+        "ours": float(np.median(mine)),
+        "theirs": float(np.median(its)),
+        "ratio": float(np.median(ratios)),
+        "low": low,
+        "high": high,
+    }
+    return Row(
+        case=case, what=what, over=over, kind=kind, unit=unit, rounds=len(mine), below=below, above=above, **numbers
+    )
 
 
 def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
@@ -127,7 +137,11 @@ def table_of(rows: Sequence[Row], caption: str = "") -> Table:
             "over": row.over,
             "theirs": amount(row.theirs, row.unit),
             "ratio": f"{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]",
-            "asked": f"< {row.below:g}" if row.below is not None else f"> {row.above:g}" if row.above is not None else "",
+            "asked": f"< {row.below:g}"
+            if row.below is not None
+            else f"> {row.above:g}"
+            if row.above is not None
+            else "",
             "word": row.word,
         }
         for row in rows

@@ -38,14 +38,20 @@ def write_trace(root: Path, num_ranks: int = NUM_RANKS, num_steps: int = NUM_STE
     message to the next rank and one from the previous rank, decoding and summing; an all-reduce of the rest, a wait
     for it, and two updates.
     """
-    folder = new_run({"method": {"name": "LayerwiseSGD"}, "problem": {"name": "made"}, "num_workers": num_ranks, "clock": "wall"}, root)
+    folder = new_run(
+        {"method": {"name": "LayerwiseSGD"}, "problem": {"name": "made"}, "num_workers": num_ranks, "clock": "wall"},
+        root,
+    )
     rows = _steps(num_ranks, num_steps, np.random.default_rng(seed))
     for rank in range(num_ranks):
         recorder = FileRecorder(folder, rank, {"host": f"host-{rank // 8}", "pid": rank})
         offset_s = 3.0 * rank  # offset of its clock
         recorder.clock(offset_s, -offset_s)
         recorder.clock(offset_s + 1.0, -offset_s)
-        mine = [(kind, lane, starts[:, rank].tolist(), ends[:, rank].tolist(), *more) for kind, lane, starts, ends, *more in rows]
+        mine = [
+            (kind, lane, starts[:, rank].tolist(), ends[:, rank].tolist(), *more)
+            for kind, lane, starts, ends, *more in rows
+        ]
         for step in range(num_steps):
             for kind, lane, starts, ends, bucket, num_bytes, way in mine:
                 peer = (rank + way) % num_ranks if way else -1
@@ -68,7 +74,9 @@ def write_trace(root: Path, num_ranks: int = NUM_RANKS, num_steps: int = NUM_STE
     return folder
 
 
-def _steps(num_ranks: int, num_steps: int, random: np.random.Generator) -> list[tuple[str, str, Floats, Floats, int, int, int]]:
+def _steps(
+    num_ranks: int, num_steps: int, random: np.random.Generator
+) -> list[tuple[str, str, Floats, Floats, int, int, int]]:
     """Return the spans of a step, in order of their ends.
 
     Kind, lane, (steps, ranks) starts and ends, bucket, bytes, way to the peer.
@@ -78,7 +86,16 @@ def _steps(num_ranks: int, num_steps: int, random: np.random.Generator) -> list[
     def noise(mean_s: float) -> Floats:
         return np.asarray(mean_s * (0.9 + random.exponential(0.1, num_ranks)))
 
-    def put(step: int, kind: str, lane: str, start_s: Floats, end_s: Floats, bucket: int = -1, num_bytes: int = 0, way: int = 0) -> Floats:
+    def put(
+        step: int,
+        kind: str,
+        lane: str,
+        start_s: Floats,
+        end_s: Floats,
+        bucket: int = -1,
+        num_bytes: int = 0,
+        way: int = 0,
+    ) -> Floats:
         shape = (num_steps, num_ranks)
         _, starts, ends, *_ = found.setdefault((kind, bucket), (lane, np.zeros(shape), np.zeros(shape), num_bytes, way))
         starts[step], ends[step] = start_s, end_s
@@ -104,7 +121,10 @@ def _steps(num_ranks: int, num_steps: int, random: np.random.Generator) -> list[
         put(step, "wait", "compute", backward_s, met_s)
         half_s = put(step, "apply", "compute", met_s, met_s + noise(5e-4), 0)
         begin_s = put(step, "apply", "compute", half_s, half_s + noise(5e-4), 1)
-    return [(kind, lane, starts, ends, bucket, size, way) for (kind, bucket), (lane, starts, ends, size, way) in found.items()]
+    return [
+        (kind, lane, starts, ends, bucket, size, way)
+        for (kind, bucket), (lane, starts, ends, size, way) in found.items()
+    ]
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
@@ -120,7 +140,11 @@ def run(how: BenchOptions) -> Iterator[Row]:
         for number in range(rounds + 1):
             begin = time.perf_counter()
             output = subprocess.run(
-                [sys.executable, "-c", IN_A_PROCESS, str(folder)], check=True, capture_output=True, text=True, timeout=LIMIT_S
+                [sys.executable, "-c", IN_A_PROCESS, str(folder)],
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
             )
             found = {**json.loads(output.stdout), "a process from begin to end": time.perf_counter() - begin}
             for name, value in found.items():
@@ -129,9 +153,13 @@ def run(how: BenchOptions) -> Iterator[Row]:
     json_bytes = taken.pop("json_bytes")
     for what, times in taken.items():
         below = 1.0 if what == WHOLE else None
-        yield compare(times, ALLOWED_S, case=case, what=what, over=f"{ALLOWED_S:g} s allowed", kind="limit", below=below)
+        yield compare(
+            times, ALLOWED_S, case=case, what=what, over=f"{ALLOWED_S:g} s allowed", kind="limit", below=below
+        )
     over = f"{ALLOWED_BYTES / 1e6:g} MB allowed"
-    yield compare(json_bytes, ALLOWED_BYTES, case=case, what="the figure's JSON", over=over, unit="B", kind="limit", below=1.0)
+    yield compare(
+        json_bytes, ALLOWED_BYTES, case=case, what="the figure's JSON", over=over, unit="B", kind="limit", below=1.0
+    )
 
 
 def measure(folder: str) -> dict[str, float]:

@@ -35,7 +35,15 @@ def run(how: BenchOptions) -> Iterator[Row]:
         if how.wanted(what):
             # the first reads from the disk
             taken = [_seconds([sys.executable, *arguments]) for _ in range(how.rounds + 1)][1:]
-            yield compare(taken, allowed_s, case="fresh process", what=what, over=f"{allowed_s:g} s allowed", kind="limit", below=1.0)
+            yield compare(
+                taken,
+                allowed_s,
+                case="fresh process",
+                what=what,
+                over=f"{allowed_s:g} s allowed",
+                kind="limit",
+                below=1.0,
+            )
             empty = [_seconds([sys.executable, "-c", ""]) for _ in range(how.rounds)]
             yield compare(taken, empty, case="fresh process", what=what, over="python alone")
     for number in how.ranks or RANKS:
@@ -68,7 +76,9 @@ def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> I
         with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
-                raise LaunchError(f"bare mpiexec with {number} ranks ended with {process.wait(LIMIT_S)}: run `workbench doctor`")
+                raise LaunchError(
+                    f"bare mpiexec with {number} ranks ended with {process.wait(LIMIT_S)}: run `workbench doctor`"
+                )
             return time.perf_counter() - begin
 
     times: dict[str, list[float]] = {"ours": [], "bare": []}

@@ -100,7 +100,14 @@ def rows_of(case: str, times: dict[str, list[float]]) -> Iterator[Row]:
     if not bucketed["torch DDP"]:
         return
     mine, its = (min(names, key=lambda name: median(times[name])) for names in bucketed.values())
-    yield compare(times[mine], times[its], case=case, what="layer-wise, its best bucket size", over="torch DDP, its best", below=ASKED)
+    yield compare(
+        times[mine],
+        times[its],
+        case=case,
+        what="layer-wise, its best bucket size",
+        over="torch DDP, its best",
+        below=ASKED,
+    )
     for name in bucketed["layer-wise"]:
         other = name.replace("layer-wise", "torch DDP")
         yield compare(times[name], times[other], case=case, what=name, over=other)

@@ -145,14 +145,21 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
     algorithms |= {f"layer-wise, {mib} MiB": LayerwiseSGD(bucket_bytes=mib * MIB, **side) for mib in OUR_BUCKETS_MIB}
     algorithms[PIPE] = PipeSGD(collective=auto)
     for bits, name in BITS.items():
-        algorithms |= {f"{PIPE}, {bits}, {pieces} to a block": PipeSGD(collective=encoded(name, pieces)) for pieces in PIECES}
+        algorithms |= {
+            f"{PIPE}, {bits}, {pieces} to a block": PipeSGD(collective=encoded(name, pieces)) for pieces in PIECES
+        }
     steps = {name: ours(name, algorithm) for name, algorithm in algorithms.items()}
     steps["forward"] = partial(loss, model)
     steps |= {f"codec, {bits}": codec_work(name, flat, number) for bits, name in BITS.items()}
     if runtime == "torch":
         steps |= {f"torch DDP, {mib} MiB": peers.ddp_step(fresh(), loss, mib) for mib in BUCKETS_MIB}
-        steps |= {f"torch DDP, fp16 hook, {mib} MiB": peers.ddp_step(fresh(), loss, mib, peers.fp16_hook()) for mib in BUCKETS_MIB[:2]}
-        steps["torch DDP, PowerSGD hook"] = peers.ddp_step(fresh(), loss, BUCKETS_MIB[-1], peers.power_sgd_hook(POWER_RANK))
+        steps |= {
+            f"torch DDP, fp16 hook, {mib} MiB": peers.ddp_step(fresh(), loss, mib, peers.fp16_hook())
+            for mib in BUCKETS_MIB[:2]
+        }
+        steps["torch DDP, PowerSGD hook"] = peers.ddp_step(
+            fresh(), loss, BUCKETS_MIB[-1], peers.power_sgd_hook(POWER_RANK)
+        )
 
     settle = partial(_settle, trainers)
     times = alternate(steps, rounds, block=STEPS, warm=WARM, lead=LEAD, meet=meet, settle=settle, slowest=slowest)
@@ -221,7 +228,9 @@ def _busy_s() -> float:
     import psutil
 
     spent = psutil.cpu_times()
-    return float(sum(spent) - spent.idle - sum(getattr(spent, name, 0.0) for name in ("iowait", "steal", "guest", "guest_nice")))
+    return float(
+        sum(spent) - spent.idle - sum(getattr(spent, name, 0.0) for name in ("iowait", "steal", "guest", "guest_nice"))
+    )
 
 
 # -- rows ----------------------------------------------------------------------------------------------------
@@ -231,7 +240,11 @@ def rows_of(case: str, found: Measured, runtime: RuntimeName, number: int, ratio
     """Yield all ways over compute alone, for the chart; over their limits; over their peers."""
     times = {name: np.array(taken) for name, taken in found.times.items()}
     limits = limits_of(times, found, number)
-    ways = {name: taken for name, taken in times.items() if name not in ("compute", "forward") and not name.startswith("codec")}
+    ways = {
+        name: taken
+        for name, taken in times.items()
+        if name not in ("compute", "forward") and not name.startswith("codec")
+    }
     ways |= _bests(ways)
     row = partial(compare, case=case)
     for name, limit in limits.items():
@@ -243,12 +256,16 @@ def rows_of(case: str, found: Measured, runtime: RuntimeName, number: int, ratio
         below = asked.get(name, ENCODED_OF_LIMIT)
         yield row(ways[name], limits[f"the limit of {name}"], what=name, over="its limit", kind="limit", below=below)
         if name not in asked:
-            yield row(ways[name], limits[f"the limit of {PIPE}"], what=name, over="the limit without a codec", kind="limit")
+            yield row(
+                ways[name], limits[f"the limit of {PIPE}"], what=name, over="the limit without a codec", kind="limit"
+            )
     peers = [name for name in ("synchronous", DDP, *HOOKS) if name in ways]
     for name in (PIPE, *(f"{PIPE}, {bits}" for bits in BITS)):
         for peer in peers:
             times_faster = FASTER.get((ratio, name, peer))
-            yield row(ways[name], ways[peer], what=name, over=peer, below=None if times_faster is None else 1 / times_faster)
+            yield row(
+                ways[name], ways[peer], what=name, over=peer, below=None if times_faster is None else 1 / times_faster
+            )
     if DDP in ways:
         yield row(ways[LAYERWISE], ways[DDP], what=LAYERWISE, over=DDP, below=NO_SLOWER)
 

@@ -36,4 +36,6 @@ def chart(rows: Sequence[Row]) -> Any:
             if (limit := over.get((case, f"the limit of {what}"))) is not None:
                 limits.setdefault(panel, {}).setdefault(name, {})[at] = limit
     title = f"Step time on an emulated {RATE.removesuffix('gbit')} Gbit/s network"
-    return plots.compare_with_limits(panels, limits, title=title, x="communication over compute", y="step over compute alone")
+    return plots.compare_with_limits(
+        panels, limits, title=title, x="communication over compute", y="step over compute alone"
+    )

@@ -14,7 +14,19 @@ from workbench.bench import BenchOptions
 from workbench.bench.paired import Step
 from workbench.bench.ranks import CALL_S, Ranks, bind, ranks, world
 from workbench.bench.rows import Row, compare
-from workbench.bench.wire_cases import BATCHES, BITS, BUCKETS_MIB, MEGABYTES, NETWORK, PIPE, POWER_RANK, RATE, SIDE_BY_SIDE, encoded, title
+from workbench.bench.wire_cases import (
+    BATCHES,
+    BITS,
+    BUCKETS_MIB,
+    MEGABYTES,
+    NETWORK,
+    PIPE,
+    POWER_RANK,
+    RATE,
+    SIDE_BY_SIDE,
+    encoded,
+    title,
+)
 from workbench.clusters.emulated.check import PAYLOAD
 from workbench.clusters.emulated.rates import parse_rate
 from workbench.runtimes.rank.main import RuntimeName
@@ -45,7 +57,9 @@ def run(how: BenchOptions) -> Iterator[Row]:
             with ranks(number, "torch", NETWORK) as there:
                 for ratio, name in cases.items():
                     how.say(f"{name} ...")
-                    found = [there.call(to_a_loss, BATCHES[number][ratio], turn) for turn in range(min(how.rounds, REPEATS))]
+                    found = [
+                        there.call(to_a_loss, BATCHES[number][ratio], turn) for turn in range(min(how.rounds, REPEATS))
+                    ]
                     yield from target_rows(name, found, ratio)
     if SERVER_HOSTS in (how.ranks or tuple(BATCHES)):
         yield from _servers(how)
@@ -197,6 +211,8 @@ def _step_s(there: Ranks, algorithm: Any, batch_size: int) -> float:
     from workbench import problems
 
     problem = problems.get("wide-mlp", megabytes=MEGABYTES)
-    run = there.cluster.train(algorithm, problem, steps=SERVER_STEPS, batch_size=batch_size, evaluate_every=0, lr=LR).wait(CALL_S)
+    run = there.cluster.train(
+        algorithm, problem, steps=SERVER_STEPS, batch_size=batch_size, evaluate_every=0, lr=LR
+    ).wait(CALL_S)
     ends = [row["seconds"] for row in Run.load(run.folder).metrics[0]]
     return float(median(np.diff(ends)[SKIPPED:]))

@@ -52,12 +52,16 @@ class Convergence:
         kinds = {(str((run.info.get("problem") or {}).get("name")), run.info.get("num_workers")) for run in chosen}
         if len(kinds) > 1:
             said = "; ".join(f"{name} on {workers} workers" for name, workers in sorted(kinds, key=str))
-            raise ConfigError(f"these runs have different problems or numbers of workers ({said}): give runs with the same")
+            raise ConfigError(
+                f"these runs have different problems or numbers of workers ({said}): give runs with the same"
+            )
         found: dict[str, list[float | None]] = {}
         for run in chosen:
             met = time_to(run, "test_loss", target_loss)
             found.setdefault(recipe_of_run(run), []).append(None if met is None else float(met["step"] + 1))
-        steps = {key: None if None in values else sum(filter(None, values)) / len(values) for key, values in found.items()}
+        steps = {
+            key: None if None in values else sum(filter(None, values)) / len(values) for key, values in found.items()
+        }
         (problem, workers), *_ = kinds
         return cls(steps=steps, target_loss=target_loss, source=f"{len(chosen)} runs of {problem} on {workers} workers")
 
@@ -91,7 +95,9 @@ def recipe_of_run(run: Run) -> str:
     elif int(settings.get("width") or 1) > 1:
         parts.append(f"late by {int(settings['width']) - 1}")
     elif algorithm.get("name") not in ("SynchronousSGD", "LayerwiseSGD", "DeAR", "PipeSGD", "BackupSGD"):
-        raise ConfigError(f"run {run.id} used {algorithm.get('name')}, which is not among the algorithms that can be recommended")
+        raise ConfigError(
+            f"run {run.id} used {algorithm.get('name')}, which is not among the algorithms that can be recommended"
+        )
     from workbench.calibration.from_run import codec_name
 
     codec = codec_name(run)

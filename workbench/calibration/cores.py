@@ -82,7 +82,12 @@ def slowness_in(run: Run, *, cores: float, threads: int, wire_part: float, s_per
         others = ((compute * threads, 1.0), (local, 1.0))
         share = fair_share((*others, (wire, wire_part)), cores)
         ending = fair_share((*others, (wire - 1, wire_part), (1, 1.0)), cores) if wire else share
-        speeds = (min(1.0, share), min(1.0, share), min(1.0, share / wire_part) if wire_part > 0 else 1.0, min(1.0, ending))
+        speeds = (
+            min(1.0, share),
+            min(1.0, share),
+            min(1.0, share / wire_part) if wire_part > 0 else 1.0,
+            min(1.0, ending),
+        )
         weights = np.array([compute, local, wire, wire]) * seconds
         spent += weights
         done += weights * speeds
@@ -97,7 +102,9 @@ def _moments(run: Run, s_per_byte: float) -> tuple[NDArray[np.float64], NDArray[
     if not len(usual):
         return np.zeros(0), np.zeros((0, 3), np.int64)
     events: list[tuple[Any, int]] = []
-    for column, chosen in enumerate((np.isin(kinds, COMPUTE_KINDS), np.isin(kinds, LOCAL), np.isin(kinds, WIRE) & (table["bytes"] > 0))):
+    for column, chosen in enumerate(
+        (np.isin(kinds, COMPUTE_KINDS), np.isin(kinds, LOCAL), np.isin(kinds, WIRE) & (table["bytes"] > 0))
+    ):
         rows = table[chosen]
         begin, end = rows["start_s"], rows["end_s"]
         if column == 2:
@@ -108,8 +115,8 @@ def _moments(run: Run, s_per_byte: float) -> tuple[NDArray[np.float64], NDArray[
             events.append((np.clip(np.stack(pairs), usual.min(), usual.max()), column))
     times = np.concatenate([pairs.ravel() for pairs, _ in events])
     changes = np.zeros((len(times), 3), np.int64)
-    changes[np.arange(len(times)), np.concatenate([np.full(pairs.size, column) for pairs, column in events])] = np.concatenate(
-        [np.repeat((1, -1), pairs.shape[1]) for pairs, _ in events]
+    changes[np.arange(len(times)), np.concatenate([np.full(pairs.size, column) for pairs, column in events])] = (
+        np.concatenate([np.repeat((1, -1), pairs.shape[1]) for pairs, _ in events])
     )
     order = np.argsort(times, kind="stable")
     counts, seconds = np.cumsum(changes[order], 0)[:-1], np.diff(times[order])

@@ -69,7 +69,12 @@ def make_setting(
     if isinstance(cores, int | float) and not cores > 0:
         raise ConfigError(f'cores={cores!r}: a number above 0, or "own" for a host for each rank')
     assumed = cores is None
-    same = workers == calibration.origin.num_workers and network is None and bandwidth_bytes_per_s is None and latency_s is None
+    same = (
+        workers == calibration.origin.num_workers
+        and network is None
+        and bandwidth_bytes_per_s is None
+        and latency_s is None
+    )
     if cores is None:
         cores = "measured" if same else "own"
     shared = (calibration.host.cores if cores == "measured" else None) if isinstance(cores, str) else float(cores)
@@ -83,7 +88,12 @@ def make_setting(
     if bandwidth_bytes_per_s is None and workers > 1 and calibration.line.s_per_byte.value <= 0:
         raise ConfigError("the calibration is of one rank and has no network: give network= or bandwidth_bytes_per_s=")
     return Setting(
-        workers=workers, line_bytes_per_s=bandwidth_bytes_per_s, latency_s=latency_s or 0.0, cores=shared, name=name, assumed=assumed
+        workers=workers,
+        line_bytes_per_s=bandwidth_bytes_per_s,
+        latency_s=latency_s or 0.0,
+        cores=shared,
+        name=name,
+        assumed=assumed,
     )
 
 
@@ -119,7 +129,10 @@ def effective_costs(
         return compute, network
     slow = slow or core_slowdown(calibration, algorithm, setting)
     scaled = {name: getattr(compute, name) * slow.compute for name in ("forward_s", "backward_s", "update_s")}
-    local = {name: getattr(network, name) * slow.local for name in ("sum_s_per_byte", "encode_s_per_byte", "decode_s_per_byte")}
+    local = {
+        name: getattr(network, name) * slow.local
+        for name in ("sum_s_per_byte", "encode_s_per_byte", "decode_s_per_byte")
+    }
     rate = network.bandwidth_bytes_per_s / slow.wire
     latency_s = (network.latency_s - setting.latency_s) * slow.hop + setting.latency_s
     return replace(compute, **scaled), replace(network, bandwidth_bytes_per_s=rate, latency_s=latency_s, **local)

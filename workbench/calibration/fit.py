@@ -74,7 +74,9 @@ def fit(
         line_bytes_per_s=line_bytes_per_s,
     )
     host = Host(cores=cores, threads=threads)
-    return Calibration(origin=origin, shapes=shapes, pace=pace, line=line, host=host, draws=tuple(draws), notes=tuple(notes))
+    return Calibration(
+        origin=origin, shapes=shapes, pace=pace, line=line, host=host, draws=tuple(draws), notes=tuple(notes)
+    )
 
 
 def _busy(compute: Compute, origin: Origin) -> list[str]:
@@ -99,7 +101,13 @@ def _busy(compute: Compute, origin: Origin) -> list[str]:
 
 
 def _notes(
-    origin: Origin, threads: int, cores: float | None, core_slowdown: float, linked: bool, told_apart: bool, latency_s: float | None
+    origin: Origin,
+    threads: int,
+    cores: float | None,
+    core_slowdown: float,
+    linked: bool,
+    told_apart: bool,
+    latency_s: float | None,
 ) -> list[str]:
     """Return notes about what could not be determined, and the assumptions made instead."""
     notes = []
@@ -150,7 +158,9 @@ def _link_values(periods: Periods, num_workers: int, latency_s: float | None) ->
         return None, False
     sizes = periods.wire_bytes / periods.num_messages
     told_apart = latency_s is None and float(np.ptp(sizes)) > SPREAD_OF_SIZES * float(sizes.max())
-    alpha, beta = robust_line(periods.seconds, periods.num_messages, periods.wire_bytes, None if told_apart else latency_s or 0.0)
+    alpha, beta = robust_line(
+        periods.seconds, periods.num_messages, periods.wire_bytes, None if told_apart else latency_s or 0.0
+    )
     return {"latency_s": alpha, "s_per_byte": beta}, told_apart
 
 
@@ -195,7 +205,9 @@ def _draws(
         draw = _pace_values(part, core_slowdown)
         if len(steps):
             chosen = np.concatenate([rows[int(step)] for step in random.choice(steps, len(steps))])
-            link, _ = _link_values(Periods(**{name: getattr(periods, name)[chosen] for name in Periods.__slots__}), num_workers, latency_s)
+            link, _ = _link_values(
+                Periods(**{name: getattr(periods, name)[chosen] for name in Periods.__slots__}), num_workers, latency_s
+            )
             draw |= link or {}
             if link:
                 draw["message_latency_s"] = link["latency_s"]
@@ -209,7 +221,9 @@ def _draws(
 def _sum_of(observed: Observed) -> tuple[Estimate, list[str]]:
     values = observed.local.get("sum")
     if values is None:
-        return Estimate(0.0), ["the time of the library's own additions is part of beta: gamma alone is in no record, and is taken as 0"]
+        return Estimate(0.0), [
+            "the time of the library's own additions is part of beta: gamma alone is in no record, and is taken as 0"
+        ]
     return Estimate(float(np.median(values)), _median_error(values)), []
 
 
@@ -225,7 +239,9 @@ def _median_error(values: Floats) -> float:
     return float(1.2533 * 1.4826 * np.median(np.abs(values - np.median(values))) / np.sqrt(len(values)))
 
 
-def ready_to_shares(ready: Sequence[tuple[int, float]], bucket_of: Sequence[int], numel: Sequence[int]) -> tuple[float, ...]:
+def ready_to_shares(
+    ready: Sequence[tuple[int, float]], bucket_of: Sequence[int], numel: Sequence[int]
+) -> tuple[float, ...]:
     """Return each parameter's backward_shares, from the time of its bucket, divided in proportion to the elements.
 
     Args:
@@ -233,7 +249,9 @@ def ready_to_shares(ready: Sequence[tuple[int, float]], bucket_of: Sequence[int]
         bucket_of, numel: bucket and elements of each parameter, in order of registration.
     """
     num = max(bucket_of) + 1
-    ends = np.array([np.median([part for bucket, part in ready if bucket == number] or [np.nan]) for number in range(num)])
+    ends = np.array(
+        [np.median([part for bucket, part in ready if bucket == number] or [np.nan]) for number in range(num)]
+    )
     if not np.isfinite(ends).all():
         return ()
     ends = np.maximum.accumulate(ends)

@@ -55,7 +55,12 @@ class Simulated:
 
 
 def simulated(
-    calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int, slow: Slowness | None = None
+    calibration: Calibration,
+    algorithm: Algorithm,
+    setting: Setting,
+    steps: int,
+    seed: int,
+    slow: Slowness | None = None,
 ) -> Simulated:
     """Simulate a run with a slowdown by shared cores: `slow`, or the fixed point.
 
@@ -73,7 +78,14 @@ def simulated(
 
 
 def _fixed_point(
-    calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int, *, fair: bool, slow: Slowness | None
+    calibration: Calibration,
+    algorithm: Algorithm,
+    setting: Setting,
+    steps: int,
+    seed: int,
+    *,
+    fair: bool,
+    slow: Slowness | None,
 ) -> Simulated:
     """Repeat the simulation until slowdown and run agree. A usual step takes at least the core time of its work."""
 
@@ -93,7 +105,11 @@ def _fixed_point(
         if slow is not None or number == ROUNDS - 1:
             break
         found = slowness_in(
-            done, cores=setting.cores, threads=calibration.host.threads, wire_part=part, s_per_byte=1 / network.bandwidth_bytes_per_s
+            done,
+            cores=setting.cores,
+            threads=calibration.host.threads,
+            wire_part=part,
+            s_per_byte=1 / network.bandwidth_bytes_per_s,
         )
         # a step waits for the slowest rank, which all others slow
         found = replace(found, compute=max(found.compute, all_at_once.compute))
@@ -106,7 +122,13 @@ def _fixed_point(
 
 
 def simulated_run(
-    calibration: Calibration, algorithm: Algorithm, setting: Setting, compute: Compute, network: Network, steps: int, seed: int
+    calibration: Calibration,
+    algorithm: Algorithm,
+    setting: Setting,
+    compute: Compute,
+    network: Network,
+    steps: int,
+    seed: int,
 ) -> Run:
     """Simulate `steps` steps of the algorithm, timing only."""
     problem = calibration.shapes.problem(calibration.shapes.batch_size * setting.workers * steps)

@@ -110,9 +110,22 @@ def from_profile(
         num_workers=num_workers,
         num_steps=observed.compute.forward_s.shape[1],
     )
-    found = fit(observed, origin, shapes, cores=cores, threads=threads, latency_s=latency_s, line_bytes_per_s=line_bytes_per_s, seed=seed)
+    found = fit(
+        observed,
+        origin,
+        shapes,
+        cores=cores,
+        threads=threads,
+        latency_s=latency_s,
+        line_bytes_per_s=line_bytes_per_s,
+        seed=seed,
+    )
     ready = np.array([part for _, part in first.parameters])
-    shares = tuple(np.diff(np.maximum.accumulate(ready) / ready.max(), prepend=0.0)[::-1].tolist()) if ready.max() > 0 else ()
+    shares = (
+        tuple(np.diff(np.maximum.accumulate(ready) / ready.max(), prepend=0.0)[::-1].tolist())
+        if ready.max() > 0
+        else ()
+    )
     where = (f"{len(hosts)} hosts: their clocks were aligned by the ends of the sums",) if len(hosts) > 1 else ()
     return replace(found, pace=replace(found.pace, backward_shares=shares), notes=(*found.notes, *notes, *where))
 
@@ -141,7 +154,9 @@ def _parse(profile: Profile, position: int, workers: int | None) -> _Rank:
         ready = _ready(inside, phases)
         parameters = ready if len(ready) >= len(parameters) else parameters
     if not parameters:
-        raise ConfigError(f"{profile.name} has no shapes of parameters: profile with record_shapes=True, after the first step or two")
+        raise ConfigError(
+            f"{profile.name} has no shapes of parameters: profile with record_shapes=True, after the first step or two"
+        )
     rank = profile.rank if profile.rank is not None else position
     return _Rank(profile.name, rank, num_workers, rows, parameters, itemsize, profile.host)
 

@@ -20,7 +20,9 @@ from workbench.problems.base import Problem
 from workbench.trace.run import Run
 from workbench.trace.store import find_run
 
-ELEMENTS = "backward is assumed to be in proportion to the elements of each parameter: give problem= (--problem) to measure it"
+ELEMENTS = (
+    "backward is assumed to be in proportion to the elements of each parameter: give problem= (--problem) to measure it"
+)
 
 
 def calibrate(
@@ -136,7 +138,9 @@ def _shapes(run: Run, problem: Problem | None) -> Shapes:
     taken = [row["num_samples"] for rows in run.metrics.values() for row in rows if row.get("num_samples")]
     batch_size = max(taken, default=0) or int((run.info.get("settings") or {}).get("batch_size") or 0)
     if not batch_size:
-        raise ConfigError(f"run {run.id} does not say how many samples its ranks took: its record of metrics is missing")
+        raise ConfigError(
+            f"run {run.id} does not say how many samples its ranks took: its record of metrics is missing"
+        )
     if "shapes" in model:
         named = tuple((str(name), tuple(map(int, shape))) for name, shape in model["shapes"])
         return Shapes(parameters=named, batch_size=batch_size, itemsize=int(model.get("itemsize", 4)))
@@ -151,7 +155,11 @@ def _shapes(run: Run, problem: Problem | None) -> Shapes:
 def shapes_of(problem: Problem, batch_size: int) -> Shapes:
     """Return the shapes of a problem's model."""
     layout = build_layout(trainable(problem.model()))
-    return Shapes(parameters=tuple((slot.name, slot.shape) for slot in layout.slots), batch_size=batch_size, itemsize=layout.itemsize)
+    return Shapes(
+        parameters=tuple((slot.name, slot.shape) for slot in layout.slots),
+        batch_size=batch_size,
+        itemsize=layout.itemsize,
+    )
 
 
 def codec_name(run: Run) -> str:

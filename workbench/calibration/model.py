@@ -11,14 +11,25 @@ from typing import Any, Self, final
 
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds
 from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
-from workbench.calibration.record import as_tuples, describe_distribution, distribution_of, distribution_record, without_nan
+from workbench.calibration.record import (
+    as_tuples,
+    describe_distribution,
+    distribution_of,
+    distribution_record,
+    without_nan,
+)
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.trace.atomic import write_atomic
 from workbench.units import GBIT_PER_S
 
 VERSION = 1
-COLUMNS = (Column("what", "what"), Column("value", "fitted"), Column("error", "± (1 sd)"), Column("relative", "", percent))
+COLUMNS = (
+    Column("what", "what"),
+    Column("value", "fitted"),
+    Column("error", "± (1 sd)"),
+    Column("relative", "", percent),
+)
 DRAWN = ("forward_s", "backward_s", "update_s", "other_s", "latency_s", "message_latency_s", "s_per_byte")
 
 
@@ -55,7 +66,12 @@ class Calibration:
         )
 
     def network(
-        self, line_bytes_per_s: float | None = None, latency_s: float | None = None, *, messages: bool = False, codec: str | None = None
+        self,
+        line_bytes_per_s: float | None = None,
+        latency_s: float | None = None,
+        *,
+        messages: bool = False,
+        codec: str | None = None,
     ) -> Network:
         """Return the measured network, or one with another rate, of which the same share carries gradients.
 
@@ -81,8 +97,12 @@ class Calibration:
 
     def drawn(self, draw: Mapping[str, float]) -> Calibration:
         """Return the model with the numbers of one draw."""
-        pace: dict[str, Any] = {name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.pace, name)}
-        line: dict[str, Any] = {name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.line, name)}
+        pace: dict[str, Any] = {
+            name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.pace, name)
+        }
+        line: dict[str, Any] = {
+            name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.line, name)
+        }
         return replace(self, pace=replace(self.pace, **pace), line=replace(self.line, **line), draws=())
 
     # -- as text ---------------------------------------------------------------------------------------------------
@@ -95,7 +115,10 @@ class Calibration:
             _row("backward", pace.backward_s, seconds),
             _row("update", pace.update_s, seconds),
             _row("rest of a step", pace.other_s, seconds),
-            *({"what": "slowed by", "value": describe_distribution(one), "error": "", "relative": None} for one in pace.stragglers),
+            *(
+                {"what": "slowed by", "value": describe_distribution(one), "error": "", "relative": None}
+                for one in pace.stragglers
+            ),
             _row("latency of a hop", line.latency_s, seconds),
             _row("latency of a message", line.message_latency_s, seconds),
             _row("bandwidth", Estimate(rate, rate * line.s_per_byte.error / line.s_per_byte.value), _bits),
@@ -137,7 +160,9 @@ class Calibration:
         try:
             write_atomic(path, text + "\n")
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written ({error.strerror}): name a file in a folder that exists") from error
+            raise ConfigError(
+                f"{path} cannot be written ({error.strerror}): name a file in a folder that exists"
+            ) from error
         return path
 
     @classmethod
@@ -150,9 +175,13 @@ class Calibration:
         try:
             record = json.loads(Path(path).read_text())
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read ({error.strerror}): make one with `workbench calibrate RUN -o {path}`") from error
+            raise ConfigError(
+                f"{path} cannot be read ({error.strerror}): make one with `workbench calibrate RUN -o {path}`"
+            ) from error
         except ValueError as error:
-            raise ConfigError(f"{path} is not JSON ({error}): make it again with `workbench calibrate RUN -o {path}`") from error
+            raise ConfigError(
+                f"{path} is not JSON ({error}): make it again with `workbench calibrate RUN -o {path}`"
+            ) from error
         return cls.from_record(record, str(path))
 
     @classmethod
@@ -165,13 +194,18 @@ class Calibration:
             )
         if not isinstance(record, dict) or record.get("version") != VERSION:
             found = record.get("version") if isinstance(record, dict) else type(record).__name__
-            raise ConfigError(f"{name} is not a calibration of version {VERSION} (it has {found!r}): repeat `workbench calibrate`")
+            raise ConfigError(
+                f"{name} is not a calibration of version {VERSION} (it has {found!r}): repeat `workbench calibrate`"
+            )
         try:
             pace = {**record["pace"], "stragglers": tuple(distribution_of(one) for one in record["pace"]["stragglers"])}
             return cls(
                 origin=Origin(**record["origin"]),
                 shapes=Shapes(
-                    **{**record["shapes"], "parameters": tuple((key, tuple(shape)) for key, shape in record["shapes"]["parameters"])}
+                    **{
+                        **record["shapes"],
+                        "parameters": tuple((key, tuple(shape)) for key, shape in record["shapes"]["parameters"]),
+                    }
                 ),
                 pace=Pace(**{key: _read(value) for key, value in pace.items()}),
                 line=Line(**{key: _read(value) for key, value in record["line"].items()}),
@@ -196,7 +230,12 @@ def _nanoseconds(value: float) -> str:
 def _row(what: str, estimate: Estimate, show: Any) -> dict[str, Any]:
     known = isfinite(estimate.error)
     relative = estimate.error / estimate.value if known and estimate.value > 0 else None
-    return {"what": what, "value": show(estimate.value), "error": show(estimate.error) if known else "given", "relative": relative}
+    return {
+        "what": what,
+        "value": show(estimate.value),
+        "error": show(estimate.error) if known else "given",
+        "relative": relative,
+    }
 
 
 def _read(value: Any) -> Any:

@@ -104,12 +104,16 @@ def observe_spans(spans: Spans, num_workers: int, name: str) -> Observed:
     """
     steps = np.unique(spans.select(kinds=["forward"]).table["step"]).astype(np.int64)
     if len(steps) < LEAST_STEPS:
-        raise ConfigError(f"{name} has {len(steps)} steps in its trace: at least {LEAST_STEPS} are needed, 20 or more for a good fit")
+        raise ConfigError(
+            f"{name} has {len(steps)} steps in its trace: at least {LEAST_STEPS} are needed, 20 or more for a good fit"
+        )
     steps = steps[num_warm_up(len(steps)) : -1]
     compute, local = _compute(spans, steps), _local(spans, steps)
     sums = spans.select(steps=slice(int(steps[0]), int(steps[-1]) + 1), kinds=COLLECTIVES)
     if len(sums.table):
-        return Observed(compute=compute, periods=_sums(sums, num_workers), messages=False, local=local, ready=_ready(spans, steps))
+        return Observed(
+            compute=compute, periods=_sums(sums, num_workers), messages=False, local=local, ready=_ready(spans, steps)
+        )
     received = spans.select(kinds=("send", "recv"))
     return Observed(compute=compute, periods=_messages(received, steps), messages=True, local=local)
 
@@ -129,8 +133,12 @@ def _compute(spans: Spans, steps: Ints) -> Compute:
         windows, bounds = step_windows(mine)
         chosen = mine.select(kinds=[*PHASES, *COMMUNICATION_KINDS, "wait", "barrier", "evaluate"]).table
         gaps = np.diff(bounds) - np.diff(measure_before(bounds, *union(chosen["start_s"], chosen["end_s"])))
-        tables["other"][row] = [dict(zip(windows.tolist(), gaps.tolist(), strict=True)).get(step, np.nan) for step in steps.tolist()]
-    return Compute(forward_s=tables["forward"], backward_s=tables["backward"], update_s=tables["apply"], other_s=tables["other"])
+        tables["other"][row] = [
+            dict(zip(windows.tolist(), gaps.tolist(), strict=True)).get(step, np.nan) for step in steps.tolist()
+        ]
+    return Compute(
+        forward_s=tables["forward"], backward_s=tables["backward"], update_s=tables["apply"], other_s=tables["other"]
+    )
 
 
 def _local(spans: Spans, steps: Ints) -> dict[str, Floats]:
@@ -176,7 +184,9 @@ def _messages(spans: Spans, steps: Ints) -> Periods:
 
     received = spans.table[spans.is_kind(["recv"])]
     since = _sending_since(spans)
-    keep = (received["bytes"] > 0) & (received["step"] >= steps[0]) & (received["step"] <= steps[-1]) & np.isfinite(since)
+    keep = (
+        (received["bytes"] > 0) & (received["step"] >= steps[0]) & (received["step"] <= steps[-1]) & np.isfinite(since)
+    )
     received, since = received[keep], since[keep]
     begin = np.maximum(received["start_s"], since)
     return Periods(
@@ -188,7 +198,9 @@ def _messages(spans: Spans, steps: Ints) -> Periods:
     )
 
 
-def _merged(*, step: Ints, begin_s: Floats, end_s: Floats, num_messages: Floats, wire_bytes: Floats, waiting_s: Floats) -> Periods:
+def _merged(
+    *, step: Ints, begin_s: Floats, end_s: Floats, num_messages: Floats, wire_bytes: Floats, waiting_s: Floats
+) -> Periods:
     """Merge overlapping intervals.
 
     Those of a period that end in the order of their beginnings count one after another.
@@ -198,7 +210,9 @@ def _merged(*, step: Ints, begin_s: Floats, end_s: Floats, num_messages: Floats,
     latest = np.maximum.accumulate(ends) if len(ends) else ends
     new = np.append(True, starts[1:] >= latest[:-1])[: len(order)]
     number = np.cumsum(new) - 1
-    crossed = np.bincount(number, np.append(0.0, np.diff(ends) < 0)[: len(order)]) > 0 if len(order) else np.zeros(0, bool)
+    crossed = (
+        np.bincount(number, np.append(0.0, np.diff(ends) < 0)[: len(order)]) > 0 if len(order) else np.zeros(0, bool)
+    )
     first = new | ~crossed[number]
     starts = np.where(new | crossed[number], starts, np.maximum(starts, np.append(0.0, latest[:-1])[: len(order)]))
     number = np.cumsum(first) - 1

@@ -46,13 +46,20 @@ class Shapes:
     def problem(self, num_samples: int) -> Problem:
         """Return a problem with these shapes and no values, for timing-only simulations."""
         return Problem(
-            model=self._module, loss=_no_loss, train=_Samples(num_samples), name="shapes", correct=None, batch_size=self.batch_size
+            model=self._module,
+            loss=_no_loss,
+            train=_Samples(num_samples),
+            name="shapes",
+            correct=None,
+            batch_size=self.batch_size,
         )
 
     def _module(self) -> nn.Module:
         # 16-bit gradients are summed as float32
         dtype = {2: torch.float32, 4: torch.float32, 8: torch.float64}[self.itemsize]
-        return nn.ParameterList([nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for _, shape in self.parameters])
+        return nn.ParameterList(
+            [nn.Parameter(torch.empty(shape, dtype=dtype, device="meta")) for _, shape in self.parameters]
+        )
 
     @property
     def num_bytes(self) -> int:

@@ -14,7 +14,15 @@ from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up, step_seconds
 from workbench.analysis.table import Column, Table, percent, seconds
 from workbench.calibration.cores import Slowness
-from workbench.calibration.effective import Cores, Setting, core_slowdown, describe_cores, effective_costs, make_setting, sends_messages
+from workbench.calibration.effective import (
+    Cores,
+    Setting,
+    core_slowdown,
+    describe_cores,
+    effective_costs,
+    make_setting,
+    sends_messages,
+)
 from workbench.calibration.fixed_point import midmean, simulated, simulated_run
 from workbench.calibration.model import Calibration
 from workbench.calibration.model_error import band
@@ -65,7 +73,11 @@ class Prediction:
         if self.other_step_s is None or abs(self.other_step_s / self.step_s - 1) <= DIFFERS:
             return None
         own = self.setting.cores is None
-        what = "with the shared cores of the measured machine (--cores measured)" if own else "with own cores for each rank (--cores own)"
+        what = (
+            "with the shared cores of the measured machine (--cores measured)"
+            if own
+            else "with own cores for each rank (--cores own)"
+        )
         return f"{what} about {seconds(self.other_step_s)} a step, not {seconds(self.step_s)}"
 
     @property
@@ -114,7 +126,11 @@ COLUMNS = (
 def table(predictions: list[Prediction]) -> Table:
     """Return predictions as a table; the caption says which cores they assume."""
     caption = "Seconds a step, predicted; 10 and 90 % include the model's own error"
-    return Table([prediction.as_record() for prediction in predictions], COLUMNS, caption="\n".join([caption, *cores_lines(predictions)]))
+    return Table(
+        [prediction.as_record() for prediction in predictions],
+        COLUMNS,
+        caption="\n".join([caption, *cores_lines(predictions)]),
+    )
 
 
 def cores_lines(predictions: Sequence[Prediction]) -> list[str]:
@@ -122,7 +138,9 @@ def cores_lines(predictions: Sequence[Prediction]) -> list[str]:
     lines = list(dict.fromkeys(f"cores {prediction.cores}" for prediction in predictions))
     for one in predictions:
         if one.other_cores:
-            lines.append(f"cores differ: {one.method}, {one.setting.workers} workers, {one.setting.name}: {one.other_cores}")
+            lines.append(
+                f"cores differ: {one.method}, {one.setting.workers} workers, {one.setting.name}: {one.other_cores}"
+            )
     return lines
 
 
@@ -165,11 +183,19 @@ def predict(
 
 
 def predict_at(
-    calibration: Calibration, algorithm: Algorithm, setting: Setting, *, steps: int = STEPS, draws: int = NUM_DRAWS, seed: int = 0
+    calibration: Calibration,
+    algorithm: Algorithm,
+    setting: Setting,
+    *,
+    steps: int = STEPS,
+    draws: int = NUM_DRAWS,
+    seed: int = 0,
 ) -> Prediction:
     """Predict under the conditions of `make_setting`."""
     if not isinstance(algorithm, Algorithm):
-        raise ConfigError(f"algorithm={algorithm!r}: an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}")
+        raise ConfigError(
+            f"algorithm={algorithm!r}: an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}"
+        )
     steps = affordable(calibration, algorithm, setting, steps)
     heavy = messages_per_step(calibration, algorithm, setting) * steps > HEAVY
     found = simulated(calibration, algorithm, setting, steps, seed)
@@ -179,13 +205,20 @@ def predict_at(
         what: scale * _without(what, calibration, algorithm, setting, steps, seed, found.slow)
         for what in ("compute", "wire", "latency", "stragglers")
     }
-    saved = {"compute": left["stragglers"] - left["compute"], **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")}}
+    saved = {
+        "compute": left["stragglers"] - left["compute"],
+        **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")},
+    }
     saved = {what: max(value, 0.0) for what, value in saved.items()}
     if heavy and draws:
-        drawn = [_in_proportion(calibration, draw, mean_s, saved, sends_messages(algorithm)) for draw in calibration.draws]
+        drawn = [
+            _in_proportion(calibration, draw, mean_s, saved, sends_messages(algorithm)) for draw in calibration.draws
+        ]
     else:
         chosen = [calibration.draws[position] for position in _spread(len(calibration.draws), draws)]
-        drawn = [simulated(calibration.drawn(draw), algorithm, setting, steps, seed, found.slow).step_s for draw in chosen]
+        drawn = [
+            simulated(calibration.drawn(draw), algorithm, setting, steps, seed, found.slow).step_s for draw in chosen
+        ]
     low, high = band(mean_s, drawn, step_sd=float(found.times.std() / found.times.mean()))
     return Prediction(
         method=found.run.label,
@@ -201,7 +234,9 @@ def predict_at(
     )
 
 
-def _in_proportion(calibration: Calibration, draw: Mapping[str, float], mean_s: float, saved_s: dict[str, float], messages: bool) -> float:
+def _in_proportion(
+    calibration: Calibration, draw: Mapping[str, float], mean_s: float, saved_s: dict[str, float], messages: bool
+) -> float:
     """Return the seconds of a step for another draw, to first order: the share of each cause changes in proportion."""
     pace, line = calibration.pace, calibration.line
     latency = "message_latency_s" if messages else "latency_s"
@@ -214,10 +249,14 @@ def _in_proportion(calibration: Calibration, draw: Mapping[str, float], mean_s: 
         "wire": (line.s_per_byte.value, draw.get("s_per_byte", line.s_per_byte.value)),
         "latency": (getattr(line, latency).value, draw.get(latency, getattr(line, latency).value)),
     }
-    return mean_s + float(sum(saved_s[what] * (drawn / value - 1) for what, (value, drawn) in values.items() if value > 0))
+    return mean_s + float(
+        sum(saved_s[what] * (drawn / value - 1) for what, (value, drawn) in values.items() if value > 0)
+    )
 
 
-def _with_other_cores(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float | None:
+def _with_other_cores(
+    calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int
+) -> float | None:
     """Return about the seconds of a step with the other assumption about cores."""
     if not setting.assumed or calibration.host.cores is None:
         return None
@@ -273,7 +312,13 @@ def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, ste
 
 
 def _without(
-    what: str, calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int, slow: Slowness | None
+    what: str,
+    calibration: Calibration,
+    algorithm: Algorithm,
+    setting: Setting,
+    steps: int,
+    seed: int,
+    slow: Slowness | None,
 ) -> float:
     """Return the seconds of a step if one cost is zero."""
     compute, network = effective_costs(calibration, algorithm, setting, slow)
@@ -285,8 +330,12 @@ def _without(
         case "latency":
             network = replace(network, latency_s=0.0)
         case "stragglers":
-            mean = statistics.fmean(float(np.median(compute.factors(seed, step, setting.workers))) for step in range(steps))
-            compute = replace(compute, forward_s=compute.forward_s * mean, backward_s=compute.backward_s * mean, stragglers=())
+            mean = statistics.fmean(
+                float(np.median(compute.factors(seed, step, setting.workers))) for step in range(steps)
+            )
+            compute = replace(
+                compute, forward_s=compute.forward_s * mean, backward_s=compute.backward_s * mean, stragglers=()
+            )
     return float(step_seconds(simulated_run(calibration, algorithm, setting, compute, network, steps, seed)).mean())
 
 

@@ -188,7 +188,9 @@ def with_probe(calibration: Calibration, found: Probe) -> Calibration:
     """
     line, p = calibration.line, found.num_workers
     if p < 2:
-        return replace(calibration, line=replace(line, sum_s_per_byte=Estimate(found.sum_s_per_byte), codecs=found.codecs))
+        return replace(
+            calibration, line=replace(line, sum_s_per_byte=Estimate(found.sum_s_per_byte), codecs=found.codecs)
+        )
     per_byte = line.s_per_byte
     before = line.latency_s.value
     if calibration.origin.num_workers > 1 and per_byte.value > 0:
@@ -201,7 +203,12 @@ def with_probe(calibration: Calibration, found: Probe) -> Calibration:
     alpha, message = Estimate(found.sum_latency_s), Estimate(found.message_latency_s)
     less = line.s_per_byte.value - per_byte.value
     draws = tuple(
-        {**draw, "latency_s": alpha.value, "message_latency_s": message.value, "s_per_byte": max(beta - less, 0.5 * beta)}
+        {
+            **draw,
+            "latency_s": alpha.value,
+            "message_latency_s": message.value,
+            "s_per_byte": max(beta - less, 0.5 * beta),
+        }
         for draw in calibration.draws
         for beta in (draw.get("s_per_byte", line.s_per_byte.value),)
     )
@@ -244,7 +251,11 @@ def without_hold_up(calibration: Calibration) -> Calibration:
         calibration,
         line=line,
         draws=tuple(
-            {**draw, "latency_s": alpha.value, "s_per_byte": draw.get("s_per_byte", line.s_per_byte.value - wire) + wire}
+            {
+                **draw,
+                "latency_s": alpha.value,
+                "s_per_byte": draw.get("s_per_byte", line.s_per_byte.value - wire) + wire,
+            }
             for draw in calibration.draws
         ),
     )

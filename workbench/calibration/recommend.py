@@ -80,7 +80,9 @@ class Recommendation:
             "num_simulated": self.num_simulated,
             "num_left_out": self.num_left_out,
             "not_reached": list(self.not_reached),
-            "convergence": None if self.convergence is None else {"source": self.convergence.source, "steps": self.convergence.steps},
+            "convergence": None
+            if self.convergence is None
+            else {"source": self.convergence.source, "steps": self.convergence.steps},
         }
 
     def table(self) -> Table:
@@ -180,7 +182,9 @@ def recommend(
             spent_s = monotonic() - begin_s
             progress(len(found), len(found) + rest, min(spent_s / len(found) * rest, max(0.0, budget_s - spent_s)))
     order = _in_order(found)[: 1 + runners_up]
-    predictions = [predict_at(calibration, one, setting, draws=0 if place else draws, seed=seed) for place, one in enumerate(order)]
+    predictions = [
+        predict_at(calibration, one, setting, draws=0 if place else draws, seed=seed) for place, one in enumerate(order)
+    ]
     choices = [_choice(one, prediction, convergence) for one, prediction in zip(order, predictions, strict=True)]
     return Recommendation(
         choices=tuple(choices),
@@ -201,7 +205,9 @@ def _not_reached(convergence: Convergence | None) -> tuple[str, ...]:
 def _in_order(found: list[tuple[float, Algorithm]]) -> list[Algorithm]:
     """Return the plainest of the best, then the others, quickest first."""
     ordered = sorted(found, key=lambda item: item[0])
-    plainest = min((item for item in ordered if item[0] <= ordered[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0]))[1]
+    plainest = min(
+        (item for item in ordered if item[0] <= ordered[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0])
+    )[1]
     return [plainest, *(one for _, one in ordered if one is not plainest)]
 
 
@@ -218,7 +224,9 @@ def _comparable(chosen: list[Algorithm], convergence: Convergence | None, exact:
         kept = [one for one in kept if convergence.of(one) is not None]
     if not kept:
         known = (
-            f"the steps of {', '.join(convergence.steps) or 'nothing'} are known ({convergence.source})" if convergence else "exact=True"
+            f"the steps of {', '.join(convergence.steps) or 'nothing'} are known ({convergence.source})"
+            if convergence
+            else "exact=True"
         )
         raise ConfigError(f"none of {len(chosen)} candidates is left: {known}")
     return kept
@@ -254,7 +262,9 @@ def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
     """Return the numbers of the best and the next choice, and what is unknown."""
     best = choices[0]
     saved = best.prediction.saved_s.get(best.prediction.bound, 0.0)
-    words = [f"{label(best.algorithm, best.prediction.method)}: {seconds(best.prediction.step_s)} a step, bound by {best.prediction.bound}"]
+    words = [
+        f"{label(best.algorithm, best.prediction.method)}: {seconds(best.prediction.step_s)} a step, bound by {best.prediction.bound}"
+    ]
     words[0] += f" (without it {seconds(max(best.prediction.step_s - saved, 0.0))})" if saved else ""
     if len(choices) > 1:
         other = choices[1]

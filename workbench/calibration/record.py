@@ -12,7 +12,10 @@ from workbench.costs import Stragglers
 
 def distribution_record(distribution: Stragglers) -> dict[str, Any]:
     """Return a distribution as plain values."""
-    return {"law": type(distribution).__name__, **{item.name: getattr(distribution, item.name) for item in fields(distribution)}}
+    return {
+        "law": type(distribution).__name__,
+        **{item.name: getattr(distribution, item.name) for item in fields(distribution)},
+    }
 
 
 def distribution_of(record: dict[str, Any]) -> Stragglers:
@@ -34,7 +37,9 @@ def describe_distribution(distribution: Stragglers) -> str:
     'Lognormal(sigma=0.123)'
     """
     values = [(item.name, getattr(distribution, item.name)) for item in fields(distribution)]
-    said = (f"{name}={value:.3g}" if isinstance(value, float) else f"{name}: {len(value)} of them" for name, value in values)
+    said = (
+        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}: {len(value)} of them" for name, value in values
+    )
     return f"{type(distribution).__name__}({', '.join(said)})"
 
 

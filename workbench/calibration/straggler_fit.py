@@ -75,7 +75,9 @@ def _candidates(samples: Floats, sigma: float) -> list[tuple[float, str, Straggl
     shift = max(least - scale / num, 0.0)
     exponential = stats.expon(shift, scale)
     shifted_exponential = ShiftedExponential(shift=shift, scale=scale)
-    found.append((float(exponential.logpdf(samples).sum()), "shifted exponential", shifted_exponential, 1.0, exponential.cdf))
+    found.append(
+        (float(exponential.logpdf(samples).sum()), "shifted exponential", shifted_exponential, 1.0, exponential.cdf)
+    )
     spread = float((logs - math.log(least)).mean())
     pareto = stats.pareto((num - 1) / num / spread, scale=least * (1 - spread / num))
     heavy_tail = Pareto(shape=(num - 1) / num / spread, scale=least * (1 - spread / num))
@@ -99,4 +101,6 @@ def slow_ranks(seconds: Floats) -> tuple[Floats, SlowMachines | None]:
     factors = np.where(differs, factors, 1.0)
     if not differs.any():
         return np.ones(len(medians)), None
-    return factors, SlowMachines(factor_of=tuple((rank, float(factor)) for rank, factor in enumerate(factors) if factor != 1.0))
+    return factors, SlowMachines(
+        factor_of=tuple((rank, float(factor)) for rank, factor in enumerate(factors) if factor != 1.0)
+    )

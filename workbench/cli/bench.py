@@ -31,7 +31,9 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("name", nargs="?", help="name of a benchmark; `all` runs all of them")
     add("--rounds", type=int, default=30, help="pairs of measurements per ratio (30 by default)")
-    add("--ranks", type=int, nargs="+", default=[], metavar="N", help="numbers of ranks, instead of the benchmark's own")
+    add(
+        "--ranks", type=int, nargs="+", default=[], metavar="N", help="numbers of ranks, instead of the benchmark's own"
+    )
     add("--only", nargs="+", default=[], metavar="WORD", help="only cases with one of these words in their names")
     add("--json", action="store_true", help="print only the record")
     add("--output", "-o", metavar="FILE", help="write the record there; with `all`, a folder for bench-NAME.json files")
@@ -69,7 +71,9 @@ def _bench(options: argparse.Namespace) -> int:
     return int(any(slower for _facts, slower in records))
 
 
-def _one(name: str, how: bench.BenchOptions, options: argparse.Namespace, every: bool) -> tuple[dict[str, object], bool]:
+def _one(
+    name: str, how: bench.BenchOptions, options: argparse.Namespace, every: bool
+) -> tuple[dict[str, object], bool]:
     """Run one benchmark. Return its record, and whether anything is slower than in the earlier record."""
     from workbench.bench.records import changes, read_record, write_record
     from workbench.bench.rows import Row, table_of
@@ -82,7 +86,9 @@ def _one(name: str, how: bench.BenchOptions, options: argparse.Namespace, every:
     facts = read_record(Path(options.read)) if options.read else _measured(name, how, options)
     rows = [Row.from_record(row) for row in facts["rows"]]
     if facts["bench"] != name:
-        raise ConfigError(f"{options.read} is a record of {facts['bench']}: workbench bench {facts['bench']} --read {options.read}")
+        raise ConfigError(
+            f"{options.read} is a record of {facts['bench']}: workbench bench {facts['bench']} --read {options.read}"
+        )
     if options.figure:
         _draw(rows, Path(options.figure), how)
     if not options.json:
@@ -111,9 +117,13 @@ def _measured(name: str, how: bench.BenchOptions, options: argparse.Namespace) -
     rows = []
     for row in bench.run(name, how):
         rows.append(row)
-        how.say(f"{row.case}: {row.what} over {row.over}: {row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}".rstrip())
+        how.say(
+            f"{row.case}: {row.what} over {row.over}: {row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}".rstrip()
+        )
     if not rows and options.only and options.name != "all":
-        raise ConfigError(f"--only {' '.join(options.only)}: no case has such a name; `workbench bench {name}` shows its cases")
+        raise ConfigError(
+            f"--only {' '.join(options.only)}: no case has such a name; `workbench bench {name}` shows its cases"
+        )
     return facts_of(name, rows)
 
 

@@ -27,7 +27,9 @@ def add_cluster_options(cluster: argparse.ArgumentParser) -> None:
     cluster.formatter_class = argparse.RawDescriptionHelpFormatter
     cluster.epilog = EXAMPLES
     actions = cluster.add_subparsers(title="actions", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="list all clusters: owned by a process, detached, or left over by a crash")
+    listing = actions.add_parser(
+        "list", help="list all clusters: owned by a process, detached, or left over by a crash"
+    )
     listing.add_argument("--json", action="store_true", help="print one JSON object per line")
     listing.set_defaults(command=_list)
     status = actions.add_parser("status", help="show the ranks of a cluster and their states")
@@ -48,7 +50,12 @@ def _list(options: argparse.Namespace) -> int:
         for row in rows:
             print(json.dumps(row))
     elif rows:
-        columns = (Column("id", "cluster"), Column("num_ranks", "ranks"), Column("title", "started by"), Column("state", "state"))
+        columns = (
+            Column("id", "cluster"),
+            Column("num_ranks", "ranks"),
+            Column("title", "started by"),
+            Column("state", "state"),
+        )
         print(Table(rows, (*columns, Column("since", "since"), Column("run", "training"))))
     else:
         print(f"no clusters in {state_folder()}", file=sys.stderr)
@@ -97,7 +104,9 @@ def _stop(options: argparse.Namespace) -> int:
     if entry.owner is not None and not options.force:
         raise ConfigError(f"process {entry.owner} owns cluster {entry.id}: end it there, or here with --force")
     if not entry.is_here and entry.detached is None and not options.force:  # its owner may be alive on the other host
-        raise ConfigError(f"cluster {entry.id} was not detached on host {entry.record['host']}: stop it there, or here with --force")
+        raise ConfigError(
+            f"cluster {entry.id} was not detached on host {entry.record['host']}: stop it there, or here with --force"
+        )
     if entry.detached is not None:
         try:
             Engines.attach(entry).stop()  # by its launcher, which cancels a job

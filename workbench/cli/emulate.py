@@ -39,8 +39,16 @@ def add_emulate_options(emulate: argparse.ArgumentParser) -> None:
     add("--slow", action="append", default=[], metavar="HOST=RATE", help="rate of one host, such as 2=100mbit")
     add("--latency", default="0", metavar="TIME", help="latency from host to host, such as 5ms")
     add("--ranks-per-host", type=int, default=1)
-    add("--each", action="store_true", help="run COMMAND as every rank, with the variables of torchrun (RANK, WORLD_SIZE, ...)")
-    add("--check", action="store_true", help="first measure rates and round trips, and print them next to the requested ones")
+    add(
+        "--each",
+        action="store_true",
+        help="run COMMAND as every rank, with the variables of torchrun (RANK, WORLD_SIZE, ...)",
+    )
+    add(
+        "--check",
+        action="store_true",
+        help="first measure rates and round trips, and print them next to the requested ones",
+    )
     add("argv", nargs="*", metavar="COMMAND", help="command to run, after --")
     emulate.set_defaults(command=_emulate)
 
@@ -49,7 +57,9 @@ def _emulate(options: argparse.Namespace) -> int:
     from workbench.clusters.emulated import EmulatedNetwork
 
     if not options.argv and not options.check:
-        raise ConfigError("give a command after --: workbench emulate --hosts 2 -- COMMAND; or --check to measure the network")
+        raise ConfigError(
+            "give a command after --: workbench emulate --hosts 2 -- COMMAND; or --check to measure the network"
+        )
     if options.each and not options.argv:
         raise ConfigError("--each needs a COMMAND: give one after --")
     if options.check and options.hosts < 2:
@@ -101,7 +111,12 @@ def _start(network: EmulatedNetwork, argv: list[str], *, each: bool) -> list[sub
         return [network.run(0, argv)]
     per_host = network.ranks_per_host
     world = len(network.hosts) * per_host
-    common = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": per_host, "MASTER_ADDR": network.hosts[0].address, "MASTER_PORT": PORT}
+    common = {
+        "WORLD_SIZE": world,
+        "LOCAL_WORLD_SIZE": per_host,
+        "MASTER_ADDR": network.hosts[0].address,
+        "MASTER_PORT": PORT,
+    }
     return [
         network.run(
             rank // per_host,

@@ -18,10 +18,14 @@ def add_kernels_options(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", help="list the kernels and the folders where they are installed")
     listing.add_argument("--json", action="store_true", help="print a JSON array")
     listing.set_defaults(command=_list)
-    install = actions.add_parser("install", help="install kernels where Jupyter looks for them (a wheel does this for its own environment)")
+    install = actions.add_parser(
+        "install", help="install kernels where Jupyter looks for them (a wheel does this for its own environment)"
+    )
     install.add_argument("name", nargs="*", help="names of kernels; all by default")
     place = install.add_mutually_exclusive_group()
-    place.add_argument("--user", action="store_true", help="for this user: Jupyter of every environment of the user finds them")
+    place.add_argument(
+        "--user", action="store_true", help="for this user: Jupyter of every environment of the user finds them"
+    )
     place.add_argument("--sys-prefix", action="store_true", help="into this environment (the default)")
     place.add_argument("--prefix", type=Path, help="into another environment's folder")
     install.set_defaults(command=_install)
@@ -45,7 +49,9 @@ def _list(options: argparse.Namespace) -> int:
         print(json.dumps(rows))
         return 0
     for row in rows:
-        print(f"{row['name']:16} {row['title']:16} {row['installed'] or 'not installed: workbench kernels install ' + row['name']}")
+        print(
+            f"{row['name']:16} {row['title']:16} {row['installed'] or 'not installed: workbench kernels install ' + row['name']}"
+        )
     return 0
 
 
@@ -64,7 +70,9 @@ def _install(options: argparse.Namespace) -> int:
                 shutil.copyfile(file, target / name / file.name)
             (target / name / "kernel.json").write_text(json.dumps(spec, indent=2) + "\n")
         except OSError as error:
-            raise ConfigError(f"{target / name} cannot be written ({error.strerror}): choose --user, or --prefix FOLDER") from error
+            raise ConfigError(
+                f"{target / name} cannot be written ({error.strerror}): choose --user, or --prefix FOLDER"
+            ) from error
         print(f"{name}: {target / name}")
     return 0
 

@@ -103,9 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser
     add_train_command(add("train", help="train a problem with an algorithm on real or simulated ranks"))
     add_steer_options(add("steer", help="change settings of a running training; or pause, resume or stop it"))
-    add_submit_options(add("submit", help="train in a Slurm job; it can continue from its checkpoint after the time limit"))
+    add_submit_options(
+        add("submit", help="train in a Slurm job; it can continue from its checkpoint after the time limit")
+    )
     add_sweep_options(add("sweep", help="run a grid of runs from a YAML file; continues where it stopped"))
-    add_emulate_options(add("emulate", help="run a command on hosts of an emulated network of a known rate and latency"))
+    add_emulate_options(
+        add("emulate", help="run a command on hosts of an emulated network of a known rate and latency")
+    )
     add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
     add_calibrate_options(add("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(add("predict", help="predict the time of a step for other workers, networks and algorithms"))
@@ -122,7 +126,11 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("run", help="name, beginning of a name, folder, or `last`")
     evaluate.add_argument("--problem", help="the run's problem, if it is file.py:name")
     evaluate.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, as in the training"
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the problem, as in the training",
     )
     evaluate.set_defaults(command=_evaluate)
 
@@ -132,8 +140,12 @@ def _parser() -> argparse.ArgumentParser:
     export.set_defaults(command=_export)
 
     add_notebook_options(add("notebook", help="execute a notebook, or list those of the package"))
-    add_reproduce_options(add("reproduce", help="execute the notebooks about one paper or all; write records and verdicts"))
-    add_papers_options(add("papers", help="list and check the claims of papers and their verdicts, and write their pages"))
+    add_reproduce_options(
+        add("reproduce", help="execute the notebooks about one paper or all; write records and verdicts")
+    )
+    add_papers_options(
+        add("papers", help="list and check the claims of papers and their verdicts, and write their pages")
+    )
     add_artefact_options(add("artefact", help="bundle a paper's notebooks, claims, records and environment"))
     add_demo_options(add("demo", help="execute the tour: three algorithms on four MPI engines; print its table"))
 
@@ -147,7 +159,9 @@ def _parser() -> argparse.ArgumentParser:
         listing.add_argument("--json", action="store_true", help="print a JSON array; with a name, an object")
         listing.set_defaults(command=_catalogue, what=title)
     add_doctor_options(add("doctor", help="try what works on this machine, and say how to fix the rest"))
-    add_bench_options(add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit"))
+    add_bench_options(
+        add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit")
+    )
     problems = commands.add_parser("problems", help="list the problems, or describe one")
     problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
     problems.set_defaults(command=_problems)

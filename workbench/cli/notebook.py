@@ -57,7 +57,14 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a parameter; `workbench notebook list` shows names and defaults",
     )
-    add("--file", "-f", action="append", default=[], metavar="FILE", help="parameters from a YAML file; -p overrides them")
+    add(
+        "--file",
+        "-f",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="parameters from a YAML file; -p overrides them",
+    )
     add("--timeout", type=float, default=None, metavar="SECONDS", help="limit for the whole notebook")
 
 
@@ -103,7 +110,11 @@ def _list(names: list[str], as_json: bool) -> int:
         parameters = parameters_of(path)
         if as_json:
             about |= {"path": str(path), "parameters": [asdict(parameter) for parameter in parameters]}
-            about |= {"sizes": {str(size): values for size, values in sizes.parameters.items()}, "ranks": sizes.ranks} if sizes else {}
+            about |= (
+                {"sizes": {str(size): values for size, values in sizes.parameters.items()}, "ranks": sizes.ranks}
+                if sizes
+                else {}
+            )
             print(json.dumps(about))
         else:
             papers = f"  ({', '.join(about['papers'])})" if about["papers"] else ""
@@ -133,7 +144,9 @@ def _demo(options: argparse.Namespace) -> int:
     return 0
 
 
-def execute(path: Path, output: Path | None, parameters: dict[str, Any], timeout_s: float | None, kernel: str | None) -> tuple[Path, Path]:
+def execute(
+    path: Path, output: Path | None, parameters: dict[str, Any], timeout_s: float | None, kernel: str | None
+) -> tuple[Path, Path]:
     """Execute a notebook and write an HTML page of it. Return the paths of both."""
     from workbench.experiments.notebooks import run_notebook
     from workbench.plots.html import export_html

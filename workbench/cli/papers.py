@@ -16,17 +16,23 @@ def add_papers_options(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--records", type=Path, metavar="FOLDER", help="folder of records; papers/ by default")
     listing.add_argument("--json", action="store_true", help="print one JSON object per claim")
     listing.set_defaults(command=_list)
-    table = actions.add_parser("table", help="write the generated parts of papers/README.md and of the cards, from claims and records")
+    table = actions.add_parser(
+        "table", help="write the generated parts of papers/README.md and of the cards, from claims and records"
+    )
     table.add_argument("--check", action="store_true", help="write nothing; fail if a page is not up to date")
     table.set_defaults(command=_table)
-    check = actions.add_parser("check", help="check claims, notebooks, records and pages against each other; judge every record again")
+    check = actions.add_parser(
+        "check", help="check claims, notebooks, records and pages against each other; judge every record again"
+    )
     check.set_defaults(command=_check)
 
 
 def add_artefact_options(parser: argparse.ArgumentParser) -> None:
     """The options of `workbench artefact`, and what runs it."""
     parser.add_argument("key", help="key of a paper")
-    parser.add_argument("--output", "-o", type=Path, metavar="FILE.zip", help="file to write; KEY.zip in this folder by default")
+    parser.add_argument(
+        "--output", "-o", type=Path, metavar="FILE.zip", help="file to write; KEY.zip in this folder by default"
+    )
     parser.set_defaults(command=_artefact)
 
 
@@ -37,7 +43,13 @@ def _list(options: argparse.Namespace) -> int:
         for row in paper.rows:
             if options.json:
                 mean = row.verdict.mean if row.record else None
-                about = {"claim": row.claim.name, "verdict": row.verdict.word, "mean": mean, "where": row.where, "date": row.date}
+                about = {
+                    "claim": row.claim.name,
+                    "verdict": row.verdict.word,
+                    "mean": mean,
+                    "where": row.where,
+                    "date": row.date,
+                }
                 print(json.dumps({**about, "notebook": row.claim.notebook, "statement": row.claim.statement}))
             else:
                 measured = f" ({row.ours}, {row.expectation}; {row.where})" if row.record else ""

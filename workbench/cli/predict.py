@@ -25,7 +25,13 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     add("run", nargs="+", help="a run's name or folder; or Chrome traces of torch.profiler of a DDP loop, one per rank")
     add("--output", "-o", type=Path, help="file to write; calibration.json in the run's folder, or here, by default")
     add("--problem", help="the trained problem: measure here each parameter's share of the compute time")
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem, such as hidden=[64]")
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the problem, such as hidden=[64]",
+    )
     add("--cores", type=float, help="number of cores that all ranks shared; known if they ran on one host")
     add("--latency", type=float, metavar="SECONDS", help="latency of a hop; needed if all messages had the same size")
     add(
@@ -93,7 +99,11 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("calibration", type=Path, help="a file of `workbench calibrate`")
     add("--workers", default="", help="a number, or several separated by commas; that of the calibration by default")
-    add("--network", default="", help="such as ethernet-10g, or several separated by commas; the measured one by default")
+    add(
+        "--network",
+        default="",
+        help="such as ethernet-10g, or several separated by commas; the measured one by default",
+    )
     add("--rate", default="", help="instead of --network: other rates of the measured network, such as 100mbit,1gbit")
     add("--latency", type=float, metavar="SECONDS", help="latency of the link in addition to the measured one")
     add(
@@ -212,8 +222,12 @@ def _recommend(options: argparse.Namespace) -> int:
 
     calibration = Calibration.load(options.calibration)
     if (options.target_loss is None) != (not options.runs):
-        raise ConfigError("--target-loss and --runs need each other: the runs show how many steps each algorithm needs to the loss")
-    convergence = Convergence.from_runs([open_run(name) for name in options.runs], options.target_loss) if options.runs else None
+        raise ConfigError(
+            "--target-loss and --runs need each other: the runs show how many steps each algorithm needs to the loss"
+        )
+    convergence = (
+        Convergence.from_runs([open_run(name) for name in options.runs], options.target_loss) if options.runs else None
+    )
     for place in _places(options):
         workers = place.pop("workers") or calibration.origin.num_workers
         found = recommend(
@@ -234,7 +248,11 @@ def _recommend(options: argparse.Namespace) -> int:
 
 def _print_progress(workers: int, done: int, most: int, left_s: float) -> None:
     """Print a line on stderr for each simulated candidate."""
-    print(f"{workers} workers: {done} of at most {most} candidates, at most {left_s:.0f} s left", file=sys.stderr, flush=True)
+    print(
+        f"{workers} workers: {done} of at most {most} candidates, at most {left_s:.0f} s left",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _print_notes(notes: Sequence[str]) -> None:
@@ -264,7 +282,9 @@ def _places(options: argparse.Namespace) -> list[dict[str, Any]]:
     networks: list[dict[str, Any]] = [{"network": name.strip()} for name in options.network.split(",") if name]
     networks += [{"bandwidth_bytes_per_s": rate} for rate in parse_rates(options.rate)]
     common = {"latency_s": options.latency, "cores": options.cores}
-    return [{"workers": number, **network, **common} for number, network in product(workers or [None], networks or [{}])]
+    return [
+        {"workers": number, **network, **common} for number, network in product(workers or [None], networks or [{}])
+    ]
 
 
 def parse_cores(word: str) -> Any:

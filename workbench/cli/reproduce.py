@@ -35,14 +35,24 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     add("name", help="key of a paper, such as chen2016revisiting, a notebook, or all")
     add("--claim", metavar="ID", help="only the notebook that tests this claim")
     add("--size", default="smoke", help="smoke (the default), ci or full")
-    add("--again", action="store_true", help="also execute notebooks with a record of the same code, parameters and site")
+    add(
+        "--again",
+        action="store_true",
+        help="also execute notebooks with a record of the same code, parameters and site",
+    )
     add("--output", "-o", type=Path, metavar="FOLDER", help="folder to write to; under the run store by default")
     add("--site", help="name of this machine in records; $WORKBENCH_SITE, or its number of cores, by default")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--records", type=Path, metavar="FOLDER", help="folder for records; the output folder's `papers` by default")
-    where.add_argument("--update", action="store_true", help="in a checkout: write records, figures and pages into papers/")
+    where.add_argument(
+        "--records", type=Path, metavar="FOLDER", help="folder for records; the output folder's `papers` by default"
+    )
+    where.add_argument(
+        "--update", action="store_true", help="in a checkout: write records, figures and pages into papers/"
+    )
     add_run_options(parser)
-    job = parser.add_argument_group("in a job", "ranks are the job's tasks; the same command continues after a job's end")
+    job = parser.add_argument_group(
+        "in a job", "ranks are the job's tasks; the same command continues after a job's end"
+    )
     job.add_argument("--submit", choices=["slurm"], help="run it in a batch job, with the following options")
     add_job_options(job, short=False)
     parser.set_defaults(command=_reproduce)

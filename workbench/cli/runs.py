@@ -28,7 +28,9 @@ def add_runs_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("action", nargs="?", default="list", help="list (the default), export or remove")
-    add("names", nargs="*", metavar="RUN", help="with export and remove: names, beginnings of names, folders, or `last`")
+    add(
+        "names", nargs="*", metavar="RUN", help="with export and remove: names, beginnings of names, folders, or `last`"
+    )
     add(
         "--where",
         "-w",
@@ -52,7 +54,9 @@ def add_runs_options(parser: argparse.ArgumentParser) -> None:
 
 def _runs(options: argparse.Namespace) -> int:
     if options.action not in ACTIONS:
-        raise ConfigError(f"runs {options.action}: give one of {', '.join(ACTIONS)}; `workbench show RUN` shows one run")
+        raise ConfigError(
+            f"runs {options.action}: give one of {', '.join(ACTIONS)}; `workbench show RUN` shows one run"
+        )
     if options.limit is not None and options.limit < 1:
         raise ConfigError(f"--limit {options.limit}: give 1 or more")
     table = _chosen(options)
@@ -74,14 +78,21 @@ def _chosen(options: argparse.Namespace) -> Any:
         raise ConfigError("runs list takes no names: `workbench show RUN` shows a run, --where selects runs")
     limit = None if options.names else options.limit
     table = runs_table(
-        where=options.where, since=options.since, sweep=options.sweep, sort=options.sort, columns=options.columns, limit=limit
+        where=options.where,
+        since=options.since,
+        sweep=options.sweep,
+        sort=options.sort,
+        columns=options.columns,
+        limit=limit,
     )
     if options.names:
         rows = {Path(row["folder"]).resolve(): row for row in table}
         folders = [find_run(name).resolve() for name in options.names]
         for folder in folders:
             if folder not in rows and folder.parent != runs_root().resolve():
-                raise ConfigError(f"{folder} is not in the store {runs_root()}: use WORKBENCH_RUNS={folder.parent} workbench runs ...")
+                raise ConfigError(
+                    f"{folder} is not in the store {runs_root()}: use WORKBENCH_RUNS={folder.parent} workbench runs ..."
+                )
         table = replace(table, rows=[row for folder, row in rows.items() if folder in folders][: options.limit])
     return table
 
@@ -119,7 +130,9 @@ def _remove(table: Any, options: argparse.Namespace) -> int:
     from workbench.trace.store import OVER, remove_run
 
     if not (options.names or options.where or options.sweep or options.since):
-        raise ConfigError("runs remove: select runs by name or with --where, --sweep or --since; it does not remove all")
+        raise ConfigError(
+            "runs remove: select runs by name or with --where, --sweep or --since; it does not remove all"
+        )
     if not len(table):
         raise ConfigError("no such runs: nothing is removed; `workbench runs` lists all runs")
     conditions = map(Condition.parse, options.where)

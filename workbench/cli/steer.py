@@ -24,7 +24,9 @@ def add_steer_options(steer: argparse.ArgumentParser) -> None:
     steer.formatter_class = argparse.RawDescriptionHelpFormatter
     steer.epilog = EXAMPLES
     steer.add_argument("run", help="name, beginning of a name, folder, or `last`")
-    steer.add_argument("what", nargs="+", metavar="NAME=VALUE", help="lr, or a setting of the algorithm; or pause, resume or stop")
+    steer.add_argument(
+        "what", nargs="+", metavar="NAME=VALUE", help="lr, or a setting of the algorithm; or pause, resume or stop"
+    )
     steer.set_defaults(command=_steer)
 
 
@@ -35,7 +37,9 @@ def _steer(options: argparse.Namespace) -> int:
     folder = find_run(options.run)
     if options.what[0] in COMMANDS:
         if len(options.what) > 1:
-            raise ConfigError(f"{options.what[0]} takes no other arguments: give {' '.join(options.what[1:])} in a separate command")
+            raise ConfigError(
+                f"{options.what[0]} takes no other arguments: give {' '.join(options.what[1:])} in a separate command"
+            )
         send_command(folder, {options.what[0]: True})
         print(f"{folder.name}: asked to {options.what[0]} at the end of a step")
         return 0

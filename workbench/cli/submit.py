@@ -32,7 +32,9 @@ def add_submit_options(submit: argparse.ArgumentParser) -> None:
     submit.epilog = EXAMPLES
     add_job_options(submit, short=True)
     submit.add_argument(
-        "--requeue", action="store_true", help="continue from the checkpoint in further turns, until the training has ended"
+        "--requeue",
+        action="store_true",
+        help="continue from the checkpoint in further turns, until the training has ended",
     )
     submit.add_argument("argv", nargs="*", metavar="train ...", help="command to run, after --")
     submit.set_defaults(command=_submit)
@@ -66,7 +68,13 @@ def add_job_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *
         metavar="SECONDS",
         help="stop the training this time before the limit; a step and a checkpoint must fit into it",
     )
-    more("--extra", action="append", default=[], metavar="OPTION", help="another option of sbatch, such as --extra=--exclusive")
+    more(
+        "--extra",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="another option of sbatch, such as --extra=--exclusive",
+    )
     more("--dry-run", action="store_true", help="print the batch script; submit nothing")
 
 
@@ -74,7 +82,9 @@ def _submit(options: argparse.Namespace) -> int:
     return submit_command(options, _checked(options.argv), options.argv, what="train", requeue=options.requeue)
 
 
-def submit_command(options: argparse.Namespace, num_ranks: int, argv: list[str], *, what: str, requeue: bool = False) -> int:
+def submit_command(
+    options: argparse.Namespace, num_ranks: int, argv: list[str], *, what: str, requeue: bool = False
+) -> int:
     """Run `workbench ARGV` in a job that is interrupted before its time limit.
 
     Args:
@@ -108,7 +118,9 @@ def submit_command(options: argparse.Namespace, num_ranks: int, argv: list[str],
         print(script, end="")
         return 0
     if Allocation.here() is not None:
-        raise ConfigError(f"this shell runs in a Slurm job: use `workbench {what}` in it, on all its nodes; or submit outside of it")
+        raise ConfigError(
+            f"this shell runs in a Slurm job: use `workbench {what}` in it, on all its nodes; or submit outside of it"
+        )
     spec: dict[str, Any] = {
         "command": [*WITHOUT_TASK_GPUS, sys.executable, "-m", "workbench", *argv],
         "environment": {"PYTHONUNBUFFERED": "1"},  # the job's output appears at once
@@ -139,7 +151,9 @@ def _checked(argv: list[str]) -> int:
     add_train_options(parser)
     train = parser.parse_args(argv[1:])
     if train.runtime == "simulated":
-        raise ConfigError("a simulation is one process and needs no job: use `workbench train`, or `srun workbench train`")
+        raise ConfigError(
+            "a simulation is one process and needs no job: use `workbench train`, or `srun workbench train`"
+        )
     if train.runtime == "torch":
         raise ConfigError("mpiexec starts the ranks of a Slurm job: leave --runtime out, or use --runtime mpi")
     if train.json:

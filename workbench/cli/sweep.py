@@ -67,7 +67,9 @@ def _sweep(options: argparse.Namespace) -> int:
         if item.attempt:
             print(f"        its output: {item.attempt.log}", file=sys.stderr)
     if result.failed:
-        print(f"{len(result.failed)} of {len(result.cells)} cells failed: --retry-failed runs them again", file=sys.stderr)
+        print(
+            f"{len(result.failed)} of {len(result.cells)} cells failed: --retry-failed runs them again", file=sys.stderr
+        )
     return result.exit_status
 
 
@@ -77,7 +79,11 @@ def _print(result: SweepResult, as_json: bool) -> None:
         print(table)
         return
     for item, row in zip(result.cells, table, strict=True):
-        print(json.dumps({**row, "sweep": result.name, "values": item.cell.values, "axes": item.cell.axes, "runs": item.runs}))
+        print(
+            json.dumps(
+                {**row, "sweep": result.name, "values": item.cell.values, "axes": item.cell.axes, "runs": item.runs}
+            )
+        )
 
 
 class _Line:

@@ -37,7 +37,9 @@ def _train(options: argparse.Namespace) -> int:
     _check_ranks_here(options.workers)
     algorithm.check(options.workers)
     check_shrinks(algorithm, settings.on_failure)
-    replaced = ranks_to_replace(algorithm, settings.on_failure, options.workers, options.runtime) if options.replace else []
+    replaced = (
+        ranks_to_replace(algorithm, settings.on_failure, options.workers, options.runtime) if options.replace else []
+    )
     problem.train_data()  # raises for a missing folder once, here, and not on every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
     resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # `last` would name the new run
@@ -92,7 +94,13 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
     spawned = os.environ.get(FOLDER_VARIABLE)
     if options.replace and not spawned:
         raise ConfigError("--replace starts new processes, but here your launcher starts them: leave it out")
-    how: dict[str, Any] = {"algorithm": algorithm, "problem": problem, "settings": settings, "runtime": options.runtime, "resume": resume}
+    how: dict[str, Any] = {
+        "algorithm": algorithm,
+        "problem": problem,
+        "settings": settings,
+        "runtime": options.runtime,
+        "resume": resume,
+    }
     if spawned and PLACE_VARIABLE in os.environ:
         rejoin(Job(**how, folder=spawned), int(os.environ["RANK"]))
         return 0
@@ -100,8 +108,12 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
     folder = spawned or ""
     if not spawned:
         if transport.rank == 0:
-            folder = str(new_run(run_info(algorithm, problem, settings, options.runtime, transport.num_workers)).resolve())
-        folder = transport.gather_texts(folder, Deadline("rank 0 to open the run", transport.peer_failure, options.timeout))[0]
+            folder = str(
+                new_run(run_info(algorithm, problem, settings, options.runtime, transport.num_workers)).resolve()
+            )
+        folder = transport.gather_texts(
+            folder, Deadline("rank 0 to open the run", transport.peer_failure, options.timeout)
+        )[0]
     result = run_rank(Job(**how, folder=folder), transport)
     leave_world()
     if not spawned and result["rank"] == 0:

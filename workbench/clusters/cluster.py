@@ -205,11 +205,15 @@ class Cluster:
     def _check_free(self) -> None:
         client, run = self.client, self._active
         if run is not None and run.overdue(RETURN_S):
-            raise LaunchError(f"ranks have not returned from {run.id} (status: {run.status}): heal() this cluster, or start a new Cluster")
+            raise LaunchError(
+                f"ranks have not returned from {run.id} (status: {run.status}): heal() this cluster, or start a new Cluster"
+            )
         if run is not None and not run.done:
             raise ConfigError(f"this cluster still trains: {run}. wait() for it, stop() it, or start a second Cluster")
         if not self._engines.alive or len(client.ids) < self.num_ranks:
-            raise LaunchError(f"this cluster has lost ranks: heal() it, or start a new Cluster.{self._engines.last_output()}")
+            raise LaunchError(
+                f"this cluster has lost ranks: heal() it, or start a new Cluster.{self._engines.last_output()}"
+            )
 
     def restart(self) -> Cluster:
         """End all ranks and start the same number of new ones under the same id.
@@ -250,7 +254,9 @@ class Cluster:
         gone = [rank for rank in range(self.num_ranks) if rank not in present]
         if self._engines.alive and not gone and (run is None or not run.overdue(RETURN_S)):
             return None
-        return _restart_message(gone, run.folder if run is not None and run.status == "failed" else None, self.num_ranks)
+        return _restart_message(
+            gone, run.folder if run is not None and run.status == "failed" else None, self.num_ranks
+        )
 
     def detach(self) -> str:
         """Leave the ranks and their training running when this notebook ends.

@@ -33,7 +33,9 @@ def failed_ranks(results: Sequence[Any], folder: Path) -> dict[int, BaseExceptio
     return failed
 
 
-def first_cause(failed: Mapping[int, BaseException], exits: Mapping[int, str] | None = None) -> tuple[int, BaseException]:
+def first_cause(
+    failed: Mapping[int, BaseException], exits: Mapping[int, str] | None = None
+) -> tuple[int, BaseException]:
     """Return the rank that failed first, and its error.
 
     A rank's own failure comes before a lost process, and both come before ranks that failed because of another rank.
@@ -58,11 +60,15 @@ def consequence(error: BaseException) -> int:
     return {"PeerFailed": 2, "EngineError": 1}.get(kind, 0)
 
 
-def describe_exits(failed: Mapping[int, BaseException], engines: Engines, folder: Path, wait_s: float) -> dict[int, str]:
+def describe_exits(
+    failed: Mapping[int, BaseException], engines: Engines, folder: Path, wait_s: float
+) -> dict[int, str]:
     """rank -> how its process ended, if that ended the run and the exit status is known within `wait_s` seconds."""
     if not failed or consequence(first_cause(failed)[1]) != 1:
         return {}
-    return {rank: describe_exit(folder, rank, status) for rank, status in exit_statuses(engines, folder, wait_s).items()}
+    return {
+        rank: describe_exit(folder, rank, status) for rank, status in exit_statuses(engines, folder, wait_s).items()
+    }
 
 
 def local_error(
@@ -120,4 +126,6 @@ def _reported_exit_statuses(engines: Engines, folder: Path) -> dict[int, int]:
     if engines.launcher.is_mpi:
         return parse_exit_statuses(engines.launcher.last_output(started), ranks_by_pid(folder))
     stopped = (started.stop_data or {}).get("engines", {})
-    return {int(rank): data["exit_code"] for rank, data in stopped.items() if str(rank).isdigit() and data.get("exit_code")}
+    return {
+        int(rank): data["exit_code"] for rank, data in stopped.items() if str(rank).isdigit() and data.get("exit_code")
+    }

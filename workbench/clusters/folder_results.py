@@ -70,11 +70,15 @@ def follow_ends(folder: Path, engines: Engines | None, ranks: Sequence[dict[str,
     results = [FolderResult() for _ in ranks]
     _read_ends(folder, results)
     if not all(result.done() for result in results):
-        threading.Thread(target=_follow, args=(folder, engines, ranks, results), name="workbench-ends", daemon=True).start()
+        threading.Thread(
+            target=_follow, args=(folder, engines, ranks, results), name="workbench-ends", daemon=True
+        ).start()
     return results
 
 
-def _follow(folder: Path, engines: Engines | None, ranks: Sequence[dict[str, Any]], results: list[FolderResult]) -> None:
+def _follow(
+    folder: Path, engines: Engines | None, ranks: Sequence[dict[str, Any]], results: list[FolderResult]
+) -> None:
     while not all(result.done() for result in results) and (engines is None or folder.is_dir()):
         info = _recorded(folder) if engines is None else {}
         over = info.get("status") in OVER

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from workbench.clusters.engines.engines import Engines
 
 
-def prepare(algorithm: Algorithm, problem: Problem, settings: dict[str, Any], runtime: Any, num_ranks: int) -> tuple[Any, dict[str, Any]]:
+def prepare(
+    algorithm: Algorithm, problem: Problem, settings: dict[str, Any], runtime: Any, num_ranks: int
+) -> tuple[Any, dict[str, Any]]:
     """Return the job of a training, without its folder, and the first content of its `run.json`.
 
     Raises:
@@ -48,7 +50,9 @@ def submit(engines: Engines, job: Any, info: dict[str, Any]) -> tuple[Path, list
     payload = pickled(job)
     folder = new_run(info).resolve()
     engines.begin_training(folder)
-    results = [engines.client[rank].apply_async(remote.run_job, payload, str(folder)) for rank in range(engines.num_ranks)]
+    results = [
+        engines.client[rank].apply_async(remote.run_job, payload, str(folder)) for rank in range(engines.num_ranks)
+    ]
     return folder, results
 
 
@@ -94,7 +98,9 @@ def checkpoint_of(resume: Any) -> str:
     if checkpoints(folder) == 0:
         before = read_info(folder).get("resumed")
         hint = f"; it continued from {Path(before).name}, which may still have a checkpoint" if before else ""
-        raise ConfigError(f"{folder.name} has no checkpoint; resume needs a stopped run, or one trained with checkpoint_every={hint}")
+        raise ConfigError(
+            f"{folder.name} has no checkpoint; resume needs a stopped run, or one trained with checkpoint_every={hint}"
+        )
     return str(folder)
 
 

@@ -30,7 +30,9 @@ class RankOutput:
         print_line: called with each line; tests set it.
     """
 
-    def __init__(self, folder: Path, num_ranks: int, *, from_now: bool = False, print_line: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, folder: Path, num_ranks: int, *, from_now: bool = False, print_line: Callable[[str], None] | None = None
+    ) -> None:
         self._paths = [folder / output_name(rank) for rank in range(num_ranks)]
         self._offsets = [path.stat().st_size if from_now and path.exists() else 0 for path in self._paths]
         self._width = len(str(num_ranks - 1))

@@ -91,7 +91,9 @@ class RunHandle(Views):
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         try:
-            with Waiting(lambda: f"{self}{silent_ranks(self.folder, len(self._results))}", silent=self.quiet) as waiting:
+            with Waiting(
+                lambda: f"{self}{silent_ranks(self.folder, len(self._results))}", silent=self.quiet
+            ) as waiting:
                 while True:
                     if self.output is not None:
                         self.output.poll(to_the_end=self.done)
@@ -102,7 +104,9 @@ class RunHandle(Views):
                     if deadline is not None and time.monotonic() > deadline:
                         states = describe_ranks(self.folder, len(self._results))
                         where = ". ".join(filter(None, (str(self), states)))
-                        raise TimeoutError(f"still training after {timeout_s:g} s: {where}. Wait again, or end it with .stop()")
+                        raise TimeoutError(
+                            f"still training after {timeout_s:g} s: {where}. Wait again, or end it with .stop()"
+                        )
                     self._over.wait(POLL_S)
                     waiting.update()
         except KeyboardInterrupt:

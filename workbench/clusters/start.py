@@ -66,7 +66,9 @@ class Start:
         with Waiting(self._what, silent=self._progress.shows_line) as waiting:
             ended = waiting.until(self._over.wait, timeout_s)
         if not ended:
-            raise TimeoutError(f"the ranks are not ready after {timeout_s:g} s; the start continues: wait() again, or stop()")
+            raise TimeoutError(
+                f"the ranks are not ready after {timeout_s:g} s; the start continues: wait() again, or stop()"
+            )
         if isinstance(self._error, LaunchError):
             raise LaunchError(str(self._error)) from None
         if self._error is not None:

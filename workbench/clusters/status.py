@@ -53,7 +53,9 @@ def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None
     connected = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)
     present = set(engines.client.ids) if connected else set()
     begun = {rank: _of_run(run, rank) for rank in range(len(ranks))} if run is not None else {}
-    training = run is not None and not _is_over(run) and any("ended" not in begun[rank] for rank in begun) and bool(present)
+    training = (
+        run is not None and not _is_over(run) and any("ended" not in begun[rank] for rank in begun) and bool(present)
+    )
     asked = {} if training else _ask(engines, present)
     rows = []
     for rank, process in enumerate(ranks):

@@ -38,9 +38,13 @@ class ErrorFeedback:
     def __post_init__(self) -> None:
         given: object = self.codec
         if isinstance(given, ErrorFeedback):
-            raise ConfigError("error feedback around error feedback: the inner one has no error; give ErrorFeedback the codec itself")
+            raise ConfigError(
+                "error feedback around error feedback: the inner one has no error; give ErrorFeedback the codec itself"
+            )
         if not isinstance(given, Codec):
-            raise ConfigError(f"codec={given!r}: error feedback goes around a codec, such as ErrorFeedback(codec=TopK(fraction=0.01))")
+            raise ConfigError(
+                f"codec={given!r}: error feedback goes around a codec, such as ErrorFeedback(codec=TopK(fraction=0.01))"
+            )
         if not given.contracts:
             raise ConfigError(
                 f"{given!r} may have errors larger than the values, and with feedback the error would grow: use it without "

@@ -126,7 +126,10 @@ class Linear8(Codec):
         if kernels := gpu.kernels(values):
             kernels.quantise(values, out, group=self.group, added=wire)
             return
-        room, (head, levels), (new_head, new_levels) = scratch(values), *(self._parts(each, values.numel()) for each in (wire, out))
+        room, (head, levels), (new_head, new_levels) = (
+            scratch(values),
+            *(self._parts(each, values.numel()) for each in (wire, out)),
+        )
         factors, found = typed(head, torch.float32) / POWER, new_head.view(torch.float32)
         later: list[Piece] = []  # pieces of a larger group: it must be summed before its largest value is known
         for piece in pieces(values, self.group):
@@ -146,7 +149,9 @@ class Linear8(Codec):
         head = 4 * num_groups(numel, self.group)
         return wire[:head], wire[head:].view(torch.int8)
 
-    def _quantise(self, values: Tensor, factors: Tensor, room: Tensor, levels: Tensor, noise: Generator | None = None) -> None:
+    def _quantise(
+        self, values: Tensor, factors: Tensor, room: Tensor, levels: Tensor, noise: Generator | None = None
+    ) -> None:
         """levels <- values times their groups' factors, rounded. `room` is float32, and may be `values`."""
         num = factors.numel()
         narrow = values if values.dtype == torch.float32 else room.copy_(values)

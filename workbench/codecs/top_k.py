@@ -37,7 +37,9 @@ class TopK(Codec):
         if self.fraction is not None and self.k is not None:
             raise ConfigError("TopK takes fraction=... or k=..., not both")
         if self.fraction is not None and not (isinstance(self.fraction, int | float) and 0 < self.fraction <= 1):
-            raise ConfigError(f"fraction={self.fraction!r}: the share of the values that is sent, above 0 and at most 1")
+            raise ConfigError(
+                f"fraction={self.fraction!r}: the share of the values that is sent, above 0 and at most 1"
+            )
         if self.k is not None and (not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1):
             raise ConfigError(f"k={self.k!r}: how many values are sent, 1 or more")
 
@@ -71,7 +73,9 @@ class TopK(Codec):
         if wire.is_meta or not like.numel():
             return values
         kept = wire.numel() // 8
-        return values.index_copy_(0, typed(wire[: 4 * kept], torch.int32).long(), typed(wire[4 * kept :], torch.float32).to(like.dtype))
+        return values.index_copy_(
+            0, typed(wire[: 4 * kept], torch.int32).long(), typed(wire[4 * kept :], torch.float32).to(like.dtype)
+        )
 
 
 def largest_positions(values: Tensor, num: int) -> Tensor:
@@ -83,7 +87,11 @@ def largest_positions(values: Tensor, num: int) -> Tensor:
     magnitudes = values.view(torch.int32) & 0x7FFFFFFF  # the order of the bits: NaN above infinity
     sample = magnitudes[::STRIDE]
     rank = 2 * num // STRIDE + 8
-    candidates = (magnitudes >= sample.kthvalue(sample.numel() - rank).values).nonzero().view(-1) if rank < sample.numel() else None
+    candidates = (
+        (magnitudes >= sample.kthvalue(sample.numel() - rank).values).nonzero().view(-1)
+        if rank < sample.numel()
+        else None
+    )
     if candidates is None or candidates.numel() < num:
         candidates = torch.arange(values.numel(), device=values.device)
     chosen = magnitudes[candidates]

@@ -51,7 +51,9 @@ def halve(values: Tensor, out: Tensor, *, nearest: bool, added: Tensor | None = 
     halves = out.view(torch.int16)
     other = halves if added is None else typed(added, torch.int16)
     programs = triton.cdiv(values.numel(), BLOCK)
-    _launch(_halve, programs, values, other, halves, values.numel(), NEAREST=nearest, SUM=added is not None, BLOCK=BLOCK)
+    _launch(
+        _halve, programs, values, other, halves, values.numel(), NEAREST=nearest, SUM=added is not None, BLOCK=BLOCK
+    )
 
 
 def widen(wire: Tensor, out: Tensor, *, add: bool = False) -> None:
@@ -62,7 +64,13 @@ def widen(wire: Tensor, out: Tensor, *, add: bool = False) -> None:
 def quantise(values: Tensor, out: Tensor, *, group: int | None, added: Tensor | None = None) -> None:
     """out <- scales and levels of (n,) float32 values, or of their sums with a message's values."""
     plan, other = _Plan.of(values.numel(), group), out if added is None else added
-    given = values, typed(other[: plan.head], torch.float32), other.view(torch.int8), out.view(torch.int8), values.numel()
+    given = (
+        values,
+        typed(other[: plan.head], torch.float32),
+        other.view(torch.int8),
+        out.view(torch.int8),
+        values.numel(),
+    )
     if plan.chunks > 1:
         out[: plan.head].zero_()
     for kernel in (_quantise_whole,) if plan.chunks == 1 else (_find_largest, _quantise_parts):
@@ -165,7 +173,17 @@ def _widened(halves):
 
 @triton.jit
 def _quantise_whole(
-    values, scales, levels, wire, numel, group, groups, chunks, SUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    values,
+    scales,
+    levels,
+    wire,
+    numel,
+    group,
+    groups,
+    chunks,
+    SUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """Encode groups that one program holds."""
     row, at, inside = _tile(tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
@@ -176,7 +194,19 @@ def _quantise_whole(
 
 
 @triton.jit
-def _find_largest(values, scales, levels, wire, numel, group, groups, chunks, SUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _find_largest(
+    values,
+    scales,
+    levels,
+    wire,
+    numel,
+    group,
+    groups,
+    chunks,
+    SUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     """Reduce a group's largest magnitude into the place of its scale, over all chunks."""
     row, at, inside = _tile(tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
     x = _summed(values, scales, levels, row, at, inside, groups, SUM)
@@ -185,7 +215,17 @@ def _find_largest(values, scales, levels, wire, numel, group, groups, chunks, SU
 
 @triton.jit
 def _quantise_parts(
-    values, scales, levels, wire, numel, group, groups, chunks, SUM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    values,
+    scales,
+    levels,
+    wire,
+    numel,
+    group,
+    groups,
+    chunks,
+    SUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """Encode a chunk of a group, the last ones first: they are still in cache.
 
@@ -199,7 +239,9 @@ def _quantise_parts(
 
 
 @triton.jit
-def _restore(scales, levels, out, numel, group, groups, chunks, ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _restore(
+    scales, levels, out, numel, group, groups, chunks, ADD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
     row, at, inside = _tile(tl.program_id(0), numel, group, chunks, ROWS, COLUMNS)
     y = _restored(scales, levels, row, at, inside, groups)
     if ADD:

@@ -57,7 +57,11 @@ def check_collective(collective: object) -> None:
             f"collective={collective!r}: give one of {', '.join(sorted(made.__name__ for made in _COLLECTIVES.values()))}, such as Ring()"
         )
     if lost := collective.uncorrected:
-        fix = "PowerSGD(error_feedback=True)" if isinstance(collective, PowerSGD) else f"Once(codec=ErrorFeedback(codec={lost}))"
+        fix = (
+            "PowerSGD(error_feedback=True)"
+            if isinstance(collective, PowerSGD)
+            else f"Once(codec=ErrorFeedback(codec={lost}))"
+        )
         raise ConfigError(
             f"{collective} loses part of every gradient permanently ({lost}), so training differs from the exact sum. "
             f"Add the loss to the next sum: use {fix}"
@@ -74,7 +78,9 @@ def with_codec(collective: Collective, codec: Codec) -> Collective:
     if isinstance(given, Auto):
         return Auto(candidates=tuple(with_codec(candidate, codec) for candidate in given.candidates))
     if not hasattr(given, "codec"):
-        raise ConfigError(f"{collective} has no hops in which to encode: use a collective of messages, such as Ring(codec=...)")
+        raise ConfigError(
+            f"{collective} has no hops in which to encode: use a collective of messages, such as Ring(codec=...)"
+        )
     with_it: Collective = replace(given, codec=codec)
     return with_it
 
@@ -117,7 +123,9 @@ def get(name: str) -> Collective:
     kind = find(name)
     if not colon:
         if kind is Once:
-            raise ConfigError(f"collective='once' needs a codec: one of {', '.join(f'once:{codec}' for codec in codecs.names())}")
+            raise ConfigError(
+                f"collective='once' needs a codec: one of {', '.join(f'once:{codec}' for codec in codecs.names())}"
+            )
         return kind()
     codec_name, plus, feedback = codec_name.partition("+")
     if plus and feedback != "feedback":

@@ -47,10 +47,14 @@ class Auto(Collective):
 
     def __post_init__(self) -> None:
         if not isinstance(self.candidates, tuple) or not self.candidates:
-            raise ConfigError(f"candidates={self.candidates!r}: a tuple of collectives to choose from, such as (Tree(), Ring())")
+            raise ConfigError(
+                f"candidates={self.candidates!r}: a tuple of collectives to choose from, such as (Tree(), Ring())"
+            )
         for candidate in self.candidates:
             if not isinstance(candidate, Collective) or isinstance(candidate, Native | Auto):
-                raise ConfigError(f"candidates: {candidate!r} has no formula: choose among Tree(), HalvingDoubling(), Ring(), ...")
+                raise ConfigError(
+                    f"candidates: {candidate!r} has no formula: choose among Tree(), HalvingDoubling(), Ring(), ..."
+                )
             candidate.seconds(1.0, 2, PlainLink())  # raises if it has no formula
 
     @property
@@ -94,7 +98,11 @@ class Auto(Collective):
 
         def promise_s(candidate: Collective) -> float:
             formula_s = candidate.seconds(num_bytes, num_workers, link)
-            return formula_s if native_s is None else slowdown * formula_s + _new_memory_s(candidate, num_bytes, num_workers)
+            return (
+                formula_s
+                if native_s is None
+                else slowdown * formula_s + _new_memory_s(candidate, num_bytes, num_workers)
+            )
 
         best = min(self._ways(num_bytes, num_workers), key=promise_s)
         promised_s = promise_s(best) + OF_MESSAGES_S
@@ -106,13 +114,17 @@ class Auto(Collective):
     def _ways(self, num_bytes: float, num_workers: int) -> list[Collective]:
         """Return the candidates, with a plain ring cut into chunks."""
         pieces = max(1, math.ceil(num_bytes / num_workers / PIECE_BYTES))
-        return [replace(candidate, chunks=pieces) if candidate == Ring() else candidate for candidate in self.candidates]
+        return [
+            replace(candidate, chunks=pieces) if candidate == Ring() else candidate for candidate in self.candidates
+        ]
 
     def select(self, ctx: Context, value: Value) -> Collective:
         if ctx.num_workers == 1:
             return self.candidates[0]  # there is nothing to choose, and no link
         if ctx.link is None:
-            raise ConfigError("Auto needs the cost of the network, which is unknown here: name a collective, such as Ring() or Tree()")
+            raise ConfigError(
+                "Auto needs the cost of the network, which is unknown here: name a collective, such as Ring() or Tree()"
+            )
         flat = flat_of(value)
         num_bytes = flat.numel() * flat.element_size()
         try:

@@ -46,7 +46,9 @@ class Collective(ABC):
 
     def __repr__(self) -> str:
         """Show the settings that differ from the defaults; legends and records contain it."""
-        changed = [f"{item.name}={given!r}" for item in fields(self) if (given := getattr(self, item.name)) != item.default]
+        changed = [
+            f"{item.name}={given!r}" for item in fields(self) if (given := getattr(self, item.name)) != item.default
+        ]
         return f"{type(self).__name__}({', '.join(changed)})"
 
     @property
@@ -138,13 +140,17 @@ class Collective(ABC):
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         """Return the mean of `bytes_sent` over the ranks, which may differ much, as a root and a leaf do."""
-        return sum(self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank in range(num_workers)) / num_workers
+        return (
+            sum(self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank in range(num_workers)) / num_workers
+        )
 
     def bytes_of(self, rank: int, num_workers: int, layout: Layout) -> float:
         """Return the bytes that `rank` sends for a whole gradient, bucket by bucket."""
         return float(
             sum(
-                self.bytes_sent(rank, num_workers, piece.stop - piece.start, layout.itemsize, tail=piece.stop - piece.tail)
+                self.bytes_sent(
+                    rank, num_workers, piece.stop - piece.start, layout.itemsize, tail=piece.stop - piece.tail
+                )
                 for piece in layout.buckets
             )
         )
@@ -194,7 +200,11 @@ class Native(Collective):
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """Return a ring's 2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma; the library may be faster."""
         share = (num_workers - 1) / num_workers * num_bytes
-        return 2 * (num_workers - 1) * link.latency_s + 2 * share / link.bandwidth_bytes_per_s + share * link.sum_s_per_byte
+        return (
+            2 * (num_workers - 1) * link.latency_s
+            + 2 * share / link.bandwidth_bytes_per_s
+            + share * link.sum_s_per_byte
+        )
 
 
 def native_bytes(num_workers: int, message_bytes: float) -> float:

@@ -107,14 +107,18 @@ class Direct(Collective):
         source = (wire.ctx.rank - distance) % wire.ctx.num_workers
         return (yield from wire.start_receive(source, parts[wire.ctx.rank if hop == SUMMING else source][chunk], hop))
 
-    def _message(self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int], totals: dict[int, Tensor]) -> Program:
+    def _message(
+        self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int], totals: dict[int, Tensor]
+    ) -> Program:
         """Return the message that is sent in a turn."""
         hop, chunk, distance = turn
         if hop == SPREADING:
             return totals[chunk]
         return (yield from wire.pack(*parts[(wire.ctx.rank + distance) % wire.ctx.num_workers][chunk], hop))
 
-    def _start_turn(self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int], totals: dict[int, Tensor]) -> Program:
+    def _start_turn(
+        self, wire: Wire, parts: list[list[tuple[int, int]]], turn: tuple[int, int, int], totals: dict[int, Tensor]
+    ) -> Program:
         message = yield from self._message(wire, parts, turn, totals)
         return (yield from wire.start_send((wire.ctx.rank + turn[2]) % wire.ctx.num_workers, message, turn[0]))
 
@@ -132,7 +136,9 @@ class Direct(Collective):
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         body, parts = numel - tail, self._parts(numel, num_workers)
-        sizes = [sum(message_bytes(self.codec, start, stop, body, itemsize) for start, stop in block) for block in parts]
+        sizes = [
+            sum(message_bytes(self.codec, start, stop, body, itemsize) for start, stop in block) for block in parts
+        ]
         return sum(sizes) - sizes[rank] + (num_workers - 1) * sizes[rank]
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:

@@ -91,7 +91,9 @@ class HalvingDoubling(Collective):
         if place.folded:
             return message_bytes(self.codec, 0, numel, body, itemsize)
         cuts = block_bounds(numel, place.size)
-        blocks = [message_bytes(self.codec, cuts[block], cuts[block + 1], body, itemsize) for block in range(place.size)]
+        blocks = [
+            message_bytes(self.codec, cuts[block], cuts[block + 1], body, itemsize) for block in range(place.size)
+        ]
         total = sum(blocks) if place.stands_for_two else 0
         for _, mine, theirs in place.rounds():
             total += message_bytes(self.codec, cuts[theirs.start], cuts[theirs.stop], body, itemsize)
@@ -105,7 +107,10 @@ class HalvingDoubling(Collective):
         """
         extra = Place.of(0, num_workers).extra
         kinds = ((0, extra), (1, extra), (2 * extra, num_workers - 2 * extra))
-        return sum(many * self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank, many in kinds if many) / num_workers
+        return (
+            sum(many * self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank, many in kinds if many)
+            / num_workers
+        )
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma; if q < p, 2 (alpha + n beta) + n gamma more."""
@@ -113,7 +118,12 @@ class HalvingDoubling(Collective):
         share = (q - 1) / q * num_bytes
         wire_s = num_bytes * wire_share(self.codec, num_bytes) / link.bandwidth_bytes_per_s
         folding_s = 2 * (link.latency_s + wire_s) + num_bytes * link.sum_s_per_byte if q < num_workers else 0.0
-        return 2 * (q.bit_length() - 1) * link.latency_s + 2 * (q - 1) / q * wire_s + share * link.sum_s_per_byte + folding_s
+        return (
+            2 * (q.bit_length() - 1) * link.latency_s
+            + 2 * (q - 1) / q * wire_s
+            + share * link.sum_s_per_byte
+            + folding_s
+        )
 
 
 @final

@@ -40,19 +40,27 @@ class Hierarchical(Collective):
     def __post_init__(self) -> None:
         check_codec(self.codec)
         if not isinstance(self.group, int) or self.group < 1:
-            raise ConfigError(f"group={self.group}: give the number of ranks of a group, 1 or more, such as those of one machine")
+            raise ConfigError(
+                f"group={self.group}: give the number of ranks of a group, 1 or more, such as those of one machine"
+            )
         if not isinstance(self.inner, Rooted):
             raise ConfigError(f"inner={self.inner}: a group sums at its first rank: use Linear() or Tree()")
         if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
-            raise ConfigError(f"outer={self.outer}: leaders sum by messages among themselves: use Ring(), Tree() or HalvingDoubling()")
-        if isinstance(getattr(self.outer, "inner", None), Native) and isinstance(getattr(self.outer, "plain", None), SummableCodec | None):
+            raise ConfigError(
+                f"outer={self.outer}: leaders sum by messages among themselves: use Ring(), Tree() or HalvingDoubling()"
+            )
+        if isinstance(getattr(self.outer, "inner", None), Native) and isinstance(
+            getattr(self.outer, "plain", None), SummableCodec | None
+        ):
             raise ConfigError(
                 f"outer={self.outer} has the library's own sum, over all ranks and not only leaders: use it with inner=Ring()"
             )
         if self.codec is not None:
             for name, level in (("inner", self.inner), ("outer", self.outer)):
                 if not hasattr(level, "codec") or level.codec is not None:
-                    raise ConfigError(f"codec={self.codec} is of both levels, and {name} is {level}: give each level its own instead")
+                    raise ConfigError(
+                        f"codec={self.codec} is of both levels, and {name} is {level}: give each level its own instead"
+                    )
 
     @property
     def needs_link(self) -> bool:
@@ -157,4 +165,10 @@ def _group_context(ctx: Context, ranks: range, purpose: str) -> Context:
     link = ctx.link
     if hasattr(link, "native_s"):
         link = PlainLink(**{item.name: getattr(link, item.name) for item in fields(PlainLink)})
-    return replace(ctx, rank=ranks.index(ctx.rank), num_workers=len(ranks), link=link, seed=derive_seed(ctx.seed, f"codec {purpose}"))
+    return replace(
+        ctx,
+        rank=ranks.index(ctx.rank),
+        num_workers=len(ranks),
+        link=link,
+        seed=derive_seed(ctx.seed, f"codec {purpose}"),
+    )

@@ -51,4 +51,6 @@ class Linear(Rooted):
 
     def broadcast_s(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """(p-1) (alpha + n beta)."""
-        return (num_workers - 1) * (link.latency_s + wire_share(self.codec, num_bytes) * num_bytes / link.bandwidth_bytes_per_s)
+        return (num_workers - 1) * (
+            link.latency_s + wire_share(self.codec, num_bytes) * num_bytes / link.bandwidth_bytes_per_s
+        )

@@ -63,7 +63,9 @@ class PowerSGD(Collective):
             if not isinstance(number, int) or isinstance(number, bool) or number < least:
                 raise ConfigError(f"{name}={number!r}: a whole number, {least} or more")
         if self.alternate and not self.error_feedback:
-            raise ConfigError("alternate=True needs error_feedback=True: one factor a step sees only part of a gradient")
+            raise ConfigError(
+                "alternate=True needs error_feedback=True: one factor a step sees only part of a gradient"
+            )
         check_inner(self.inner)
 
     @property
@@ -95,7 +97,9 @@ class PowerSGD(Collective):
 
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         if not isinstance(value, Gradient):
-            raise ConfigError("PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum it with its inner")
+            raise ConfigError(
+                "PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum it with its inner"
+            )
         for piece, flat in value.slices():
             matrices = self.matrices(piece)
             if value.step < self.start_step or not matrices:
@@ -147,8 +151,14 @@ class PowerSGD(Collective):
         factors: list[Tensor] = []
         own: list[Tensor] = []
         for side in sides:
-            others = [self._factor(ctx, slot, "q" if side == "p" else "p", value.flat) for slot in slots] if side == sides[0] else factors
-            message, own, bases = yield Local("encode", nbytes, partial(_project, side, matrices, others, raw if side == sides[0] else []))
+            others = (
+                [self._factor(ctx, slot, "q" if side == "p" else "p", value.flat) for slot in slots]
+                if side == sides[0]
+                else factors
+            )
+            message, own, bases = yield Local(
+                "encode", nbytes, partial(_project, side, matrices, others, raw if side == sides[0] else [])
+            )
             message = yield AllReduce(message, self.inner)
             factors = self._unpack(message, side, slots, raw if side == sides[0] else [])
         for slot, factor in zip(slots, factors, strict=True):  # a factor that is not finite would never recover
@@ -213,7 +223,11 @@ class PowerSGD(Collective):
         lefts: list[Tensor] = []
         for slot, matrix, factor, mine, basis in zip(slots, matrices, factors, own, bases, strict=True):
             if self.error_feedback:
-                left = torch.addmm(matrix, mine, basis.T, alpha=-1) if side == "p" else torch.addmm(matrix, basis, mine.T, alpha=-1)
+                left = (
+                    torch.addmm(matrix, mine, basis.T, alpha=-1)
+                    if side == "p"
+                    else torch.addmm(matrix, basis, mine.T, alpha=-1)
+                )
                 lefts.append(left.view(slot.shape))
             total = factor @ basis.T if side == "p" else basis @ factor.T
             value.view(slot).copy_(total.view(slot.shape))
@@ -231,7 +245,9 @@ def _name(side: str, slot: Slot) -> str:
     return f"low-rank.{side}/{slot.index}"
 
 
-def _project(side: str, matrices: list[Tensor], others: list[Tensor], raw: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+def _project(
+    side: str, matrices: list[Tensor], others: list[Tensor], raw: list[Tensor]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """(P or Q of all matrices with the raw tensors in one message, this rank's P or Q, bases of the other factor)."""
     bases = [torch.linalg.qr(other).Q for other in others]
     factors = [(matrix if side == "p" else matrix.T) @ basis for matrix, basis in zip(matrices, bases, strict=True)]

@@ -101,12 +101,18 @@ def share_of(ctx: Context, name: str, tail: Tensor, total_weight: float | None) 
     own = tail[WEIGHT]
     ratio = ctx.memory.get(f"{WEIGHT_RATIO}/{name}")
     if tail.device.type != "cpu":  # without waiting for the device
-        expected = own * (ctx.num_workers if ratio is None else ratio) if total_weight is None else torch.full_like(own, total_weight)
+        expected = (
+            own * (ctx.num_workers if ratio is None else ratio)
+            if total_weight is None
+            else torch.full_like(own, total_weight)
+        )
         return torch.where(own > 0, expected, torch.zeros_like(own))
     weight = float(own)
     if weight <= 0:
         return 0.0
-    expected_weight = weight * (ctx.num_workers if ratio is None else float(ratio)) if total_weight is None else total_weight
+    expected_weight = (
+        weight * (ctx.num_workers if ratio is None else float(ratio)) if total_weight is None else total_weight
+    )
     return 1.0 if _is_near(expected_weight, 1.0, tail.dtype) else expected_weight
 
 

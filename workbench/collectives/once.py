@@ -14,7 +14,16 @@ from workbench.codecs import Codec, ErrorFeedback, SummableCodec
 from workbench.codecs.feedback import add_share
 from workbench.codecs.groups import check_choice, typed
 from workbench.collectives.base import Collective, Native
-from workbench.collectives.memory import ONCE_OWNER, ONCE_RESIDUAL, Outcome, count_sum, outcome_of, remember_weight, share_of, spans_of
+from workbench.collectives.memory import (
+    ONCE_OWNER,
+    ONCE_RESIDUAL,
+    Outcome,
+    count_sum,
+    outcome_of,
+    remember_weight,
+    share_of,
+    spans_of,
+)
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
 from workbench.ops import AllReduce, Local, Program, Recv, Send, Start, Value, Wait
@@ -83,9 +92,13 @@ class Once(Collective):
         check_inner(self.inner)
         if isinstance(self.plain, SummableCodec):
             if self.spread is not None:
-                raise ConfigError(f"spread={self.spread!r}: {self.plain!r} is summed undecoded by `inner`; leave spread out")
+                raise ConfigError(
+                    f"spread={self.spread!r}: {self.plain!r} is summed undecoded by `inner`; leave spread out"
+                )
         elif self.inner != Native():
-            raise ConfigError(f"inner={self.inner!r} sums integers, and {self.plain!r} has none: use SharedInt(), or leave inner out")
+            raise ConfigError(
+                f"inner={self.inner!r} sums integers, and {self.plain!r} has none: use SharedInt(), or leave inner out"
+            )
 
     @property
     def plain(self) -> Codec:
@@ -157,11 +170,17 @@ class Once(Collective):
         share = share_of(ctx, piece.name, piece.tail, piece.total_weight)
         residual = self._residual(ctx, piece.body, f"{ONCE_RESIDUAL}/{piece.name}")
         left = None if residual is None else torch.empty_like(residual)
-        residuals, lefts = [None] * p if residual is None else _cut(residual, p), [None] * p if left is None else _cut(left, p)
+        residuals, lefts = (
+            [None] * p if residual is None else _cut(residual, p),
+            [None] * p if left is None else _cut(left, p),
+        )
 
         def encode() -> list[Tensor]:
             noise = self._noise(ctx, piece, "value")
-            return [_join(tails[block], self._encode(blocks[block], residuals[block], share, noise, lefts[block])[0]) for block in range(p)]
+            return [
+                _join(tails[block], self._encode(blocks[block], residuals[block], share, noise, lefts[block])[0])
+                for block in range(p)
+            ]
 
         messages = yield Local("encode", piece.nbytes, encode)
         arrived = yield from _exchange(ctx, messages, [messages[rank].numel()] * p)
@@ -250,7 +269,12 @@ class Once(Collective):
         return total
 
     def _encode(
-        self, values: Tensor, residual: Tensor | None, share: float | Tensor, noise: Generator | None, out: Tensor | None = None
+        self,
+        values: Tensor,
+        residual: Tensor | None,
+        share: float | Tensor,
+        noise: Generator | None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return (message, its error). With feedback, the values become what was encoded."""
         if residual is None:
@@ -271,7 +295,9 @@ class Once(Collective):
             )
         return residual
 
-    def _settle(self, ctx: Context, piece: Piece, outcome: Outcome, residual: Tensor, left: Tensor | None, share: float | Tensor) -> None:
+    def _settle(
+        self, ctx: Context, piece: Piece, outcome: Outcome, residual: Tensor, left: Tensor | None, share: float | Tensor
+    ) -> None:
         """After the sum, the residual becomes what is still owed."""
         assert left is not None
         outcome.settle(residual, left, share)
@@ -288,7 +314,9 @@ class Once(Collective):
         if isinstance(value, Gradient):
             for bucket, flat in value.slices():
                 size = bucket.tail - bucket.start
-                yield Piece(flat[:size], flat[size:], f"bucket-{bucket.index}", value.step, spans_of(bucket), value.total_weight)
+                yield Piece(
+                    flat[:size], flat[size:], f"bucket-{bucket.index}", value.step, spans_of(bucket), value.total_weight
+                )
             return
         flat, name = value.view(-1), f"tensor-{value.numel()}"
         # A tensor has no step to select noise by.

@@ -58,7 +58,10 @@ class Wire:
         """Return the size and dtype of a message of the ranges between these cuts."""
         if self.codec is None:
             return self.flat[cuts[0] : cuts[-1]]
-        size = sum(message_bytes(self.codec, start, stop, self.body, self.flat.element_size()) for start, stop in pairwise(cuts))
+        size = sum(
+            message_bytes(self.codec, start, stop, self.body, self.flat.element_size())
+            for start, stop in pairwise(cuts)
+        )
         return self.flat.new_empty(1, dtype=torch.uint8).expand(size)  # a size and a dtype, but no memory
 
     def pack(self, start: int, stop: int, hop: int) -> Program:
@@ -79,7 +82,9 @@ class Wire:
         if self.codec is None:
             pairs = [(self.flat[start:stop], message)]
         else:
-            pairs = yield Local("decode", self._size(start, stop), partial(self._decode, self.codec, start, stop, message))
+            pairs = yield Local(
+                "decode", self._size(start, stop), partial(self._decode, self.codec, start, stop, message)
+            )
         yield Local("sum", self._size(start, stop), partial(_add, pairs))
 
     def put(self, cuts: Sequence[int], message: Tensor) -> Program:
@@ -131,7 +136,9 @@ class Wire:
 
     def _encode(self, codec: Codec, start: int, stop: int, hop: int) -> Tensor:
         """Encode into new memory: a library or a neighbour may still read the last message."""
-        message = self.flat.new_empty(message_bytes(codec, start, stop, self.body, self.flat.element_size()), dtype=torch.uint8)
+        message = self.flat.new_empty(
+            message_bytes(codec, start, stop, self.body, self.flat.element_size()), dtype=torch.uint8
+        )
         for part, encoded, wire in self._sections(codec, (start, stop), message):
             if encoded:
                 codec.encode_into(part, wire, self._noise(codec, start, hop))
@@ -182,7 +189,9 @@ def wires(ctx: Context, value: Value, codec: Codec | None) -> list[Wire]:
         raise ConfigError(f"{codec} encodes floating-point numbers: sum others by a collective without a codec")
     if not isinstance(value, Gradient):
         flat = value.view(-1)
-        step = count_sum(ctx.memory, f"wire.calls/tensor-{flat.numel()}") if codec is not None and codec.stochastic else 0
+        step = (
+            count_sum(ctx.memory, f"wire.calls/tensor-{flat.numel()}") if codec is not None and codec.stochastic else 0
+        )
         return [Wire(ctx=ctx, flat=flat, body=flat.numel(), codec=codec, step=step)]
     return [
         Wire(ctx=ctx, flat=flat, body=piece.tail - piece.start, codec=codec, bucket=piece.index, step=value.step)
@@ -219,7 +228,9 @@ def check_codec(codec: object) -> None:
 def check_chunks(chunks: object) -> None:
     """Raise `ConfigError` unless a block can be cut into this many chunks."""
     if not isinstance(chunks, int) or chunks < 1:
-        raise ConfigError(f"chunks={chunks}: into how many pieces a block is cut, 1 or more (2 to 8 hide a codec's time)")
+        raise ConfigError(
+            f"chunks={chunks}: into how many pieces a block is cut, 1 or more (2 to 8 hide a codec's time)"
+        )
 
 
 def _add(pairs: list[tuple[Tensor, Tensor]]) -> None:

@@ -58,7 +58,9 @@ class Compute:
         for name in ("forward_shares", "backward_shares"):
             shares = getattr(self, name)
             if shares and not (all(isfinite(share) and share >= 0 for share in shares) and abs(sum(shares) - 1) < 1e-6):
-                raise ConfigError(f"Compute({name}=...): shares of one pass, 0 or more, must sum to 1; these sum to {sum(shares):g}")
+                raise ConfigError(
+                    f"Compute({name}=...): shares of one pass, 0 or more, must sum to 1; these sum to {sum(shares):g}"
+                )
         kinds = [type(distribution) for distribution in self.stragglers if distribution.timed]
         if len(set(kinds)) < len(kinds):
             raise ConfigError(
@@ -104,7 +106,9 @@ class Compute:
         After a failure, slowed work is repeated.
         """
         work: Finish = full_speed_finish_s
-        timed = [(position, distribution) for position, distribution in enumerate(self.stragglers) if distribution.timed]
+        timed = [
+            (position, distribution) for position, distribution in enumerate(self.stragglers) if distribution.timed
+        ]
         if len(timed) == 1:
             return timed[0][1].finish_s(_seed_of(seed, timed[0][0]), rank, begin_s, seconds)
         for position, distribution in sorted(timed, key=lambda item: isinstance(item[1], Failures)):
@@ -129,7 +133,9 @@ def _seed_of(seed: int, position: int) -> int:
 
 def _cumulative(layout: Layout, shares: tuple[float, ...]) -> tuple[float, ...]:
     if shares and len(shares) != len(layout.slots):
-        raise ConfigError(f"Compute has shares of {len(shares)} parameters and the model has {len(layout.slots)}: measure this model")
+        raise ConfigError(
+            f"Compute has shares of {len(shares)} parameters and the model has {len(layout.slots)}: measure this model"
+        )
     weights = shares or tuple(slot.numel for slot in layout.slots)
     total = sum(weights) or 1.0
     sums = accumulate(sum(weights[slot.index] for slot in piece.slots) / total for piece in layout.buckets)

@@ -47,7 +47,9 @@ def count_compute(problem: Problem, batch_size: int | None = None, *, flops_per_
     parameters = [param for _, param in trainable(model)]
     place = {id(param): index for index, param in enumerate(parameters)}
     modules = list(model.modules())
-    holders = [[place[id(param)] for param in module.parameters(recurse=False) if id(param) in place] for module in modules]
+    holders = [
+        [place[id(param)] for param in module.parameters(recurse=False) if id(param) in place] for module in modules
+    ]
     called: list[int] = []
     passes: list[int] = []  # backward over forward, for each call
     done: list[float] = [0.0]

@@ -169,7 +169,8 @@ class _Bench:
         parameters = self.replica.parameters
         place = {id(param): index for index, param in enumerate(parameters)}
         holders = [
-            [place[id(param)] for param in module.parameters(recurse=False) if id(param) in place] for module in self.model.modules()
+            [place[id(param)] for param in module.parameters(recurse=False) if id(param) in place]
+            for module in self.model.modules()
         ]
         with ExitStack() as stack:
             for number, module in enumerate(self.model.modules()):
@@ -180,14 +181,18 @@ class _Bench:
             self._run(batch, size, partial(note, -1))
         at = _seconds([mark for _, mark in marks], self.device)
         begin, backward, end, _ = (position for position, (event, _) in enumerate(marks) if event < 0)
-        forward_shares = _of_forward([event for event, _ in marks[begin + 1 : backward]], at[begin : backward + 1], holders, parameters)
+        forward_shares = _of_forward(
+            [event for event, _ in marks[begin + 1 : backward]], at[begin : backward + 1], holders, parameters
+        )
         arrived = np.zeros(len(parameters))
         for position in range(backward + 1, end):
             arrived[marks[position][0]] = at[position] - at[backward]
         return forward_shares, _of_backward(arrived)
 
 
-def _of_forward(called: list[int], at: Sequence[float], holders: list[list[int]], parameters: Sequence[Tensor]) -> Array | None:
+def _of_forward(
+    called: list[int], at: Sequence[float], holders: list[list[int]], parameters: Sequence[Tensor]
+) -> Array | None:
     """Attribute the time from one module's call to the next to the first one's parameters, by elements.
 
     The time before the first call belongs to the first module. A module whose parameters another one has used before

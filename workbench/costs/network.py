@@ -51,7 +51,9 @@ class Network:
     def __post_init__(self) -> None:
         seconds = (self.latency_s, self.sum_s_per_byte, self.encode_s_per_byte, self.decode_s_per_byte)
         if not (all(isfinite(item) and item >= 0 for item in seconds) and self.bandwidth_bytes_per_s > 0):
-            raise ConfigError(f"{self}: latency_s and seconds per byte must be 0 or more, bandwidth_bytes_per_s more than 0")
+            raise ConfigError(
+                f"{self}: latency_s and seconds per byte must be 0 or more, bandwidth_bytes_per_s more than 0"
+            )
 
     def __str__(self) -> str:
         rate = f"{self.bandwidth_bytes_per_s / GBIT_PER_S:g} Gbit/s"
@@ -72,7 +74,9 @@ class Network:
     def reduce_scatter_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of a ring: (p-1) alpha + (p-1)/p n (beta + gamma)."""
         p = num_workers
-        return (p - 1) * self.latency_s + (p - 1) / p * num_bytes * (1 / self.bandwidth_bytes_per_s + self.sum_s_per_byte)
+        return (p - 1) * self.latency_s + (p - 1) / p * num_bytes * (
+            1 / self.bandwidth_bytes_per_s + self.sum_s_per_byte
+        )
 
     def all_gather_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of a ring: (p-1) alpha + (p-1)/p n beta."""

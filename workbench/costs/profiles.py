@@ -34,7 +34,9 @@ def ethernet(gbit_per_s: float, latency_s: float = 30 * MICROSECOND) -> Network:
     >>> round(ethernet(1).all_reduce_s(25e6, 2), 3)
     0.2
     """
-    return Network(latency_s=latency_s, bandwidth_bytes_per_s=gbit_per_s * GBIT_PER_S, name=f"{gbit_per_s:g} Gbit/s Ethernet")
+    return Network(
+        latency_s=latency_s, bandwidth_bytes_per_s=gbit_per_s * GBIT_PER_S, name=f"{gbit_per_s:g} Gbit/s Ethernet"
+    )
 
 
 def _nvlink(generation: int, num_links: int) -> Network:
@@ -127,7 +129,14 @@ def get(text: str) -> AnyNetwork:
     ranks, inner = _several(inside) if plus else (1, None)
     nics, outer = _several(between)
     hosts, over = (int(switch[1]), float(switch[2] or 1)) if switch else (None, 1.0)
-    return Topology(between=outer, inside=inner, ranks_per_host=ranks, nics_per_host=nics, hosts_per_switch=hosts, oversubscription=over)
+    return Topology(
+        between=outer,
+        inside=inner,
+        ranks_per_host=ranks,
+        nics_per_host=nics,
+        hosts_per_switch=hosts,
+        oversubscription=over,
+    )
 
 
 def _several(text: str) -> tuple[int, Network]:

@@ -49,7 +49,9 @@ class Topology:
     def __post_init__(self) -> None:
         for what in ("between", "inside"):
             if not isinstance(getattr(self, what), Network) and (what == "between" or self.inside is not None):
-                raise ConfigError(f"Topology({what}={getattr(self, what)!r}): a Network, such as costs.get('ethernet-10g')")
+                raise ConfigError(
+                    f"Topology({what}={getattr(self, what)!r}): a Network, such as costs.get('ethernet-10g')"
+                )
         for what in ("ranks_per_host", "nics_per_host", "hosts_per_switch"):
             value = getattr(self, what)
             if not (value is None and what == "hosts_per_switch") and (not isinstance(value, int) or value < 1):
@@ -76,7 +78,8 @@ class Topology:
         inside = f"{self.ranks_per_host}x {self.inside.name} + " if self.inside and self.ranks_per_host > 1 else ""
         switch = f" / {self.hosts_per_switch} hosts {self.oversubscription:g}:1" if self.hosts_per_switch else ""
         slow = "".join(
-            f", host {host:g} at {out:g}" + (f" out, {into:g} in" if into != out else "") + " of the rate" for host, out, into in self.rates
+            f", host {host:g} at {out:g}" + (f" out, {into:g} in" if into != out else "") + " of the rate"
+            for host, out, into in self.rates
         )
         return f"{inside}{between}{switch}{slow}"
 
@@ -124,7 +127,10 @@ class Topology:
             inside = self.inside or self.between  # the loopback of a single rank
             per_byte = 1 / inside.bandwidth_bytes_per_s
             return Route(inside.latency_s, ((_KINDS * sender + 2, per_byte), (_KINDS * receiver + 3, per_byte)))
-        stages = [(_KINDS * self._nic_of(sender), self._per_byte(here, 0)), (_KINDS * self._nic_of(receiver) + 1, self._per_byte(there, 1))]
+        stages = [
+            (_KINDS * self._nic_of(sender), self._per_byte(here, 0)),
+            (_KINDS * self._nic_of(receiver) + 1, self._per_byte(there, 1)),
+        ]
         if self.hosts_per_switch is not None:
             leaf, other = here // self.hosts_per_switch, there // self.hosts_per_switch
             if leaf != other:
@@ -177,7 +183,11 @@ class Topology:
     def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of trees over leaf switches, hosts and ranks: ceil(log2 k) (alpha + n beta) of each."""
         within, hosts = min(self.ranks_per_host, num_workers), self._num_hosts(num_workers)
-        leaves, each = (-(-hosts // self.hosts_per_switch), min(hosts, self.hosts_per_switch)) if self.hosts_per_switch else (1, hosts)
+        leaves, each = (
+            (-(-hosts // self.hosts_per_switch), min(hosts, self.hosts_per_switch))
+            if self.hosts_per_switch
+            else (1, hosts)
+        )
         seconds = _rounds(leaves) * (self.between.latency_s + num_bytes * self._host_to_host(hosts))
         seconds += _rounds(each) * (self.between.latency_s + num_bytes * self._interface(hosts))
         return seconds + (self.inside.broadcast_s(num_bytes, within) if self.inside else 0.0)
@@ -249,8 +259,15 @@ def _rounds(num: int) -> int:
 def _both_ways(rates: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
     """Return (host, factor out, factor in) of each rate."""
     for rate in rates:
-        if len(rate) not in (2, 3) or int(rate[0]) != rate[0] or rate[0] < 0 or not all(isfinite(item) and item > 0 for item in rate[1:]):
-            raise ConfigError(f"Topology(rates={rates!r}): (host, factor) or (host, factor out, factor in) of each, factors above 0")
+        if (
+            len(rate) not in (2, 3)
+            or int(rate[0]) != rate[0]
+            or rate[0] < 0
+            or not all(isfinite(item) and item > 0 for item in rate[1:])
+        ):
+            raise ConfigError(
+                f"Topology(rates={rates!r}): (host, factor) or (host, factor out, factor in) of each, factors above 0"
+            )
     if len({rate[0] for rate in rates}) < len(rates):
         raise ConfigError(f"Topology(rates={rates!r}): a host is named twice: give it one rate")
     return tuple(sorted((rate[0], rate[1], rate[-1]) for rate in rates))

@@ -98,26 +98,40 @@ class Dashboard:
 
     def _make_form(self, cluster: Any) -> None:
         common = {"style": LABEL, "layout": WIDE}
-        self._algorithm = ipywidgets.Dropdown(options=list(algorithms.names()), value="pipe-sgd", description="algorithm", **common)
+        self._algorithm = ipywidgets.Dropdown(
+            options=list(algorithms.names()), value="pipe-sgd", description="algorithm", **common
+        )
         self._form_box = ipywidgets.VBox()
         self._choose_algorithm()
         self._algorithm.observe(self._choose_algorithm, names="value")
         names = [*self._own, *(name for name in problems.names() if name not in self._own)]
-        self._problem = ipywidgets.Dropdown(options=names, value=next(iter(self._own), "digits-mlp"), description="problem", **common)
-        self._length = ipywidgets.BoundedIntText(value=5, min=1, max=10**9, description="length", style=LABEL, layout={"width": "210px"})
+        self._problem = ipywidgets.Dropdown(
+            options=names, value=next(iter(self._own), "digits-mlp"), description="problem", **common
+        )
+        self._length = ipywidgets.BoundedIntText(
+            value=5, min=1, max=10**9, description="length", style=LABEL, layout={"width": "210px"}
+        )
         self._unit = ipywidgets.Dropdown(options=["epochs", "steps"], layout={"width": "116px"})
-        self._lr = ipywidgets.Text(description="lr", placeholder="the problem's own", tooltip="learning rate, above 0", **common)
+        self._lr = ipywidgets.Text(
+            description="lr", placeholder="the problem's own", tooltip="learning rate, above 0", **common
+        )
         self._batch = ipywidgets.Text(
             description="batch size", placeholder="the problem's own", tooltip="samples per worker and step", **common
         )
-        self._seed = ipywidgets.IntText(value=0, description="seed", tooltip="of data order, initial weights and dropout", **common)
+        self._seed = ipywidgets.IntText(
+            value=0, description="seed", tooltip="of data order, initial weights and dropout", **common
+        )
         length = ipywidgets.HBox([self._length, self._unit])
         self._training = ipywidgets.VBox([length, self._lr, self._batch, self._seed])
         self._where = ipywidgets.ToggleButtons(options=[RANKS, SIMULATED], style={"button_width": "150px"})
         ranks = 2 if cluster is None else cluster.num_ranks
-        self._ranks = ipywidgets.BoundedIntText(value=ranks, min=1, max=1024, description="ranks", disabled=cluster is not None, **common)
+        self._ranks = ipywidgets.BoundedIntText(
+            value=ranks, min=1, max=1024, description="ranks", disabled=cluster is not None, **common
+        )
         self._workers = ipywidgets.BoundedIntText(value=16, min=1, max=100_000, description="workers", **common)
-        self._network = ipywidgets.Dropdown(options=list(costs.names()), value="ethernet-10g", description="network", **common)
+        self._network = ipywidgets.Dropdown(
+            options=list(costs.names()), value="ethernet-10g", description="network", **common
+        )
         self._place = ipywidgets.VBox()
         self._choose_place()
         self._where.observe(self._choose_place, names="value")
@@ -133,7 +147,9 @@ class Dashboard:
         self._ranks_table = ipywidgets.HTML()
         buttons = ipywidgets.HBox([self._start, self._buttons.widget])
         title = ipywidgets.HTML("<b>Runs</b> (ticked ones are compared)")
-        self._right = ipywidgets.VBox([buttons, title, self._list, self._axis, self._ranks_table], layout={"padding": "0 0 0 24px"})
+        self._right = ipywidgets.VBox(
+            [buttons, title, self._list, self._axis, self._ranks_table], layout={"padding": "0 0 0 24px"}
+        )
         self._show_buttons()
 
     def _choose_algorithm(self, _: Any = None) -> None:
@@ -253,7 +269,9 @@ class Dashboard:
 
     def static(self) -> Any:
         """Return the curves of the ticked runs as a static figure."""
-        runs = [entry.run for entry in self._session.entries if entry.run is not None and self._boxes[entry.number].value]
+        runs = [
+            entry.run for entry in self._session.entries if entry.run is not None and self._boxes[entry.number].value
+        ]
         return convergence(runs, self._axis.value)
 
     def __repr__(self) -> str:

@@ -29,10 +29,14 @@ class AlgorithmForm:
         self.name = name
         known = describe("algorithms", name)
         notes = comments_of(algorithms.find(name))
-        self.fields = {setting["name"]: field_of(setting, notes.get(setting["name"], "")) for setting in known["settings"]}
+        self.fields = {
+            setting["name"]: field_of(setting, notes.get(setting["name"], "")) for setting in known["settings"]
+        }
         self._begin = {key: field.value for key, field in self.fields.items()}
         rule = html.escape(" ".join(known["rule"]))
-        facts = html.escape(f"{known['about']} Staleness: {known['staleness']}. Bytes a step: {known['bytes_per_step']}.")
+        facts = html.escape(
+            f"{known['about']} Staleness: {known['staleness']}. Bytes a step: {known['bytes_per_step']}."
+        )
         about = ipywidgets.HTML(
             f'<div style="line-height: 1.35"><code>{rule}</code><br><small>{facts}</small></div>',
             layout={"max_width": "340px"},
@@ -55,7 +59,9 @@ def field_of(setting: dict[str, Any], note: str) -> Any:
     types, choices, default = setting["type"], setting["choices"], setting["default"]
     common = {"description": setting["name"], "style": LABEL, "layout": WIDE}
     options = [str(word) for word in choices or ()]
-    kinds = ", ".join([*options, *[{"int": "a whole number", "float": "a number"}.get(kind, kind.lower()) for kind in types]])
+    kinds = ", ".join(
+        [*options, *[{"int": "a whole number", "float": "a number"}.get(kind, kind.lower()) for kind in types]]
+    )
     hint = {"tooltip": f"{note} ({kinds})" if note else kinds}
     if types == ["bool"]:
         return ipywidgets.Checkbox(value=bool(default), **common, **hint)
@@ -67,7 +73,9 @@ def field_of(setting: dict[str, Any], note: str) -> Any:
         return ipywidgets.FloatText(value=default, **common, **hint)
     text = "none" if default is None else str(default)
     if options:
-        return ipywidgets.Combobox(options=[*options, *(["none"] if "none" in types else [])], value=text, **common, **hint)
+        return ipywidgets.Combobox(
+            options=[*options, *(["none"] if "none" in types else [])], value=text, **common, **hint
+        )
     return ipywidgets.Text(value=text, placeholder=kinds, **common, **hint)
 
 

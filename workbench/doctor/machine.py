@@ -30,10 +30,14 @@ def limits() -> Iterator[Finding]:
     yield Finding("cores", "ok", f"{num_cores()} for this process, {os.cpu_count()} in the machine")
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < LEAST_FILES
-    yield Finding("open files", "warning" if few else "ok", _limit(files), f"ulimit -n {4 * LEAST_FILES}" if few else "")
+    yield Finding(
+        "open files", "warning" if few else "ok", _limit(files), f"ulimit -n {4 * LEAST_FILES}" if few else ""
+    )
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     few = processes != resource.RLIM_INFINITY and processes < LEAST_PROCESSES
-    yield Finding("processes", "warning" if few else "ok", _limit(processes), f"ulimit -u {8 * LEAST_PROCESSES}" if few else "")
+    yield Finding(
+        "processes", "warning" if few else "ok", _limit(processes), f"ulimit -u {8 * LEAST_PROCESSES}" if few else ""
+    )
     shared = Path("/dev/shm")
     if shared.is_dir():
         size = shutil.disk_usage(shared)
@@ -96,7 +100,9 @@ def slurm() -> Finding:
     if program is None:
         return Finding("slurm", "missing", "no sinfo: not a node of a Slurm cluster")
     try:
-        done = subprocess.run([program, "-h", "-o", "%P %D"], capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        done = subprocess.run(
+            [program, "-h", "-o", "%P %D"], capture_output=True, text=True, timeout=ANSWER_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return Finding(
             "slurm",
@@ -106,7 +112,9 @@ def slurm() -> Finding:
         )
     if done.returncode != 0:
         message = (done.stderr.strip().splitlines() or ["no error message"])[-1]
-        return Finding("slurm", "missing", f"{program}: {message}", "scontrol ping shows which controller does not answer")
+        return Finding(
+            "slurm", "missing", f"{program}: {message}", "scontrol ping shows which controller does not answer"
+        )
     if not shutil.which("sbatch"):
         return Finding("slurm", "warning", "it answers, but there is no sbatch", "put Slurm's bin folder on PATH")
     partitions = "; ".join(f"partition {line}" for line in done.stdout.split("\n") if line)
@@ -124,9 +132,13 @@ def gpu(torch_devices: list[str] | None) -> Finding:
     if program is not None:
         try:
             done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=ANSWER_S, check=False)
-            cards = [line for line in done.stdout.splitlines() if line.startswith("GPU")] if done.returncode == 0 else []
+            cards = (
+                [line for line in done.stdout.splitlines() if line.startswith("GPU")] if done.returncode == 0 else []
+            )
         except (OSError, subprocess.TimeoutExpired):
-            return Finding("gpu", "fault", f"{program} does not answer within {ANSWER_S:g} s", "dmesg | grep -i nvrm shows why")
+            return Finding(
+                "gpu", "fault", f"{program} does not answer within {ANSWER_S:g} s", "dmesg | grep -i nvrm shows why"
+            )
     if torch_devices:
         return Finding("gpu", "ok", f"{len(torch_devices)}: {', '.join(dict.fromkeys(torch_devices))}")
     if cards:

@@ -102,7 +102,9 @@ def torch_ranks(timeout_s: float) -> tuple[list[Finding], list[str] | None]:
     if not trial.fault and [report.get("total") for report in trial.reports] != [3.0] * NUM_RANKS:
         trial = Trial(trial.reports, trial.took_s, f"they report {trial.reports}, but both totals should be 3.0")
     if trial.fault:
-        mend = "pip install --force-reinstall torch; if ranks hang, set the interface to use, with GLOO_SOCKET_IFNAME=lo"
+        mend = (
+            "pip install --force-reinstall torch; if ranks hang, set the interface to use, with GLOO_SOCKET_IFNAME=lo"
+        )
         return [Finding("torch ranks", "fault", trial.fault, mend, core=True)], None
     about = trial.reports[0]
     build = f"for CUDA {about['cuda']}" if about["cuda"] else "for the CPU"
@@ -126,7 +128,12 @@ def _try(commands: Sequence[Sequence[str]], env: dict[str, str], timeout_s: floa
                 with files[2 * number].open("wb") as out, files[2 * number + 1].open("wb") as err:
                     processes.append(
                         subprocess.Popen(
-                            command, env={**env, mark: "1"}, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+                            command,
+                            env={**env, mark: "1"},
+                            stdin=subprocess.DEVNULL,
+                            stdout=out,
+                            stderr=err,
+                            start_new_session=True,
                         )
                     )
             while any(process.poll() is None for process in processes):
@@ -145,7 +152,9 @@ def _try(commands: Sequence[Sequence[str]], env: dict[str, str], timeout_s: floa
                 process.wait()
         took_s = time.monotonic() - begun
         errors = "\n".join(path.read_text(errors="replace") for path in files if path.suffix == ".err")
-        lines = [line for path in files if path.suffix == ".out" for line in path.read_text(errors="replace").splitlines()]
+        lines = [
+            line for path in files if path.suffix == ".out" for line in path.read_text(errors="replace").splitlines()
+        ]
     if late:
         fault = f"{NUM_RANKS} ranks had not found each other after {timeout_s:g} s. {_last_lines(errors)}"
         return Trial((), took_s, fault.strip())

@@ -95,7 +95,9 @@ def kernels() -> Iterator[Finding]:
         yield Finding("kernels", "fault", message, "workbench kernels install")
     elif broken:
         message = ", ".join(f"{name} starts {program}, which does not exist" for name, program in broken.items())
-        mend = "workbench kernels install" if set(broken) & set(ours) else f"jupyter kernelspec remove {' '.join(broken)}"
+        mend = (
+            "workbench kernels install" if set(broken) & set(ours) else f"jupyter kernelspec remove {' '.join(broken)}"
+        )
         yield Finding("kernels", "fault", message, mend)
     else:
         yield Finding("kernels", "ok", f"{', '.join(ours)} (Jupyter finds {len(specs)} in all)")
@@ -110,4 +112,6 @@ def browser() -> Finding:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found:
         return Finding("browser", "ok", found)
-    return Finding("browser", "missing", "no Chrome or Chromium: figures can be shown, not saved as images", "apt install chromium")
+    return Finding(
+        "browser", "missing", "no Chrome or Chromium: figures can be shown, not saved as images", "apt install chromium"
+    )

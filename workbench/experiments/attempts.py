@@ -111,7 +111,13 @@ def conclude(attempt: Attempt, status: State, **more: Any) -> Attempt:
         status: how it ended.
         more: further entries of the record.
     """
-    record = {**attempt.record, "status": status, "ended": datetime.now(UTC).isoformat(), "runs": list(attempt.runs), **more}
+    record = {
+        **attempt.record,
+        "status": status,
+        "ended": datetime.now(UTC).isoformat(),
+        "runs": list(attempt.runs),
+        **more,
+    }
     write_atomic(attempt.path, json.dumps(record, indent=1) + "\n")
     return Attempt(attempt.path, attempt.number, record)
 

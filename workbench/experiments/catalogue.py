@@ -86,7 +86,9 @@ def papers_of(path: Path) -> tuple[str, ...]:
 
 def paper_keys() -> tuple[str, ...]:
     """Return the keys of all papers that have a card."""
-    return tuple(sorted(folder.name for folder in resources.shared("papers").iterdir() if (folder / "card.md").is_file()))
+    return tuple(
+        sorted(folder.name for folder in resources.shared("papers").iterdir() if (folder / "card.md").is_file())
+    )
 
 
 def notebooks_about(name: str) -> tuple[Path, ...]:

@@ -17,7 +17,13 @@ import psutil
 from workbench.clusters.local.fork_server import ForkServer, serve
 from workbench.errors import WorkbenchError
 
-IMPORTS = ("torch", "workbench.run_spec", "workbench.runtimes.simulator.simulate", "workbench.costs", "workbench.analysis")
+IMPORTS = (
+    "torch",
+    "workbench.run_spec",
+    "workbench.runtimes.simulator.simulate",
+    "workbench.costs",
+    "workbench.analysis",
+)
 COMMAND = (sys.executable, "-c", "from workbench.experiments.fork_cells import main; main()")
 
 

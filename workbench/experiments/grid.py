@@ -131,7 +131,9 @@ def read_grid(source: Path | str | Mapping[str, Any]) -> Grid:
     jobs, timeout_s = content.get("jobs", 1), content.get("timeout_s")
     if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
         raise ConfigError(f"{where}: jobs: {jobs!r}: give the number of cells that run at a time, 1 or more")
-    if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0):
+    if timeout_s is not None and (
+        isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0
+    ):
         raise ConfigError(f"{where}: timeout_s: {timeout_s!r}: give the seconds that one cell may take, above 0")
     for cell in cells:
         try:
@@ -149,7 +151,9 @@ def _cells(content: dict[str, Any], reader: _Train | _Notebook, where: str) -> t
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}: axes: {axis}: give a list of values, such as [1, 2]")
         choices.append([reader.choice(str(axis), value) for value in values])
-    found = [_merged(base, *chosen) for chosen in itertools.product(*choices)] if axes or "include" not in content else []
+    found = (
+        [_merged(base, *chosen) for chosen in itertools.product(*choices)] if axes or "include" not in content else []
+    )
     for number, rule in enumerate(_list(content, "exclude", where), 1):
         left = [values for values in found if not _matches(values, reader.pattern(rule))]
         if len(left) == len(found):
@@ -166,7 +170,8 @@ def _cells(content: dict[str, Any], reader: _Train | _Notebook, where: str) -> t
     names = list(dict.fromkeys(name for values in every for name in values))
     vary = [name for name in names if len({json.dumps(values.get(name)) for values in every}) > 1]
     return tuple(
-        Cell(values=values, axes={name: values[name] for name in vary if name in values}, notebook=reader.notebook) for values in every
+        Cell(values=values, axes={name: values[name] for name in vary if name in values}, notebook=reader.notebook)
+        for values in every
     )
 
 
@@ -246,10 +251,14 @@ class _Train:
         if group not in self._known:
             raise ConfigError(f"{self._where}: {unknown('option of `workbench train`', name, self._known)}")
         if inner and group not in OPTION_GROUPS:
-            raise ConfigError(f"{self._where}: {name}: {group} has no settings; only {', '.join(OPTION_GROUPS)} have this form")
+            raise ConfigError(
+                f"{self._where}: {name}: {group} has no settings; only {', '.join(OPTION_GROUPS)} have this form"
+            )
         if group in OPTION_GROUPS and not inner:
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{self._where}: {name}: give `name: value` pairs, such as {{width: 2}}, not {value!r}")
+                raise ConfigError(
+                    f"{self._where}: {name}: give `name: value` pairs, such as {{width: 2}}, not {value!r}"
+                )
             return {f"{name}.{str(key).replace('-', '_')}": _plain(item) for key, item in value.items()}
         if name in NESTED and isinstance(value, Mapping):
             if len(value) != 1 or not all(isinstance(item, Mapping) for item in value.values()):

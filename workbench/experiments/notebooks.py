@@ -78,7 +78,9 @@ def run_notebook(
     except DeadKernelError:
         raise WorkbenchError(f"{path}: its kernel died (out of memory?) ({where})") from None
     except NoSuchKernel as error:
-        raise ConfigError(f"{path}: there is no kernel {error.name!r}; `jupyter kernelspec list` shows all kernels") from None
+        raise ConfigError(
+            f"{path}: there is no kernel {error.name!r}; `jupyter kernelspec list` shows all kernels"
+        ) from None
     return output
 
 
@@ -88,7 +90,9 @@ def _check(path: Path, output: Path, parameters: dict[str, Any]) -> None:
     Papermill only warns of an unknown parameter, and ignores its value.
     """
     if output.suffix != ".ipynb" or output.is_dir():
-        raise ConfigError(f"the output {output}: name a file that ends in .ipynb; its page and its record are written next to it")
+        raise ConfigError(
+            f"the output {output}: name a file that ends in .ipynb; its page and its record are written next to it"
+        )
     known = [parameter.name for parameter in parameters_of(path)]
     for name in parameters:
         if name not in known:

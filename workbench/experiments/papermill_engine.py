@@ -61,7 +61,9 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
                 super().execute_managed_notebook(nb_man, kernel_name, **options)
             except BaseException as error:
                 if isinstance(error, CellTimeoutError) and total_timeout_s is not None:
-                    _mark_failed(nb_man, TimeoutError(f"the notebook had not ended after {total_timeout_s:g} s, in this cell"))
+                    _mark_failed(
+                        nb_man, TimeoutError(f"the notebook had not ended after {total_timeout_s:g} s, in this cell")
+                    )
                 else:
                     _mark_failed(nb_man, error)
                 raise
@@ -85,7 +87,9 @@ def _recorded(nb_man: NotebookExecutionManager, kernel_name: str) -> Iterator[No
         yield
         return
     about = nb_man.nb.metadata.papermill
-    record = begin_record(Path(output), str(about.get("input_path") or ""), kernel_name, dict(about.get("parameters") or {}))
+    record = begin_record(
+        Path(output), str(about.get("input_path") or ""), kernel_name, dict(about.get("parameters") or {})
+    )
     try:
         yield
     except BaseException as error:
@@ -98,7 +102,10 @@ def _failure(nb_man: NotebookExecutionManager) -> BaseException | None:
     """The exception of a cell. Papermill raises it after its engine has returned."""
     for cell in nb_man.nb.cells:
         for output in cell.get("outputs", []):
-            if output.output_type == "error" and (output.ename, output.evalue) not in (("SystemExit", ""), ("SystemExit", "0")):
+            if output.output_type == "error" and (output.ename, output.evalue) not in (
+                ("SystemExit", ""),
+                ("SystemExit", "0"),
+            ):
                 return _CellFailed(output.ename, output.evalue)
     return None
 

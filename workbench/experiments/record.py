@@ -64,7 +64,9 @@ def read_record(output: Path | str) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): `workbench notebook run` and papermill --engine workbench write it") from None
+        raise ConfigError(
+            f"{path} cannot be read ({error}): `workbench notebook run` and papermill --engine workbench write it"
+        ) from None
     if record.get("status") == "running" and record.get("host") == socket.gethostname():
         return record if process_is_alive(record) else {**record, "status": "killed"}
     return record
@@ -98,7 +100,9 @@ def _commit(folder: Path) -> dict[str, Any] | None:
     answers = []
     for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
-            done = subprocess.run(["git", *arguments], cwd=folder or None, capture_output=True, text=True, timeout=GIT_S, check=False)
+            done = subprocess.run(
+                ["git", *arguments], cwd=folder or None, capture_output=True, text=True, timeout=GIT_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         if done.returncode != 0:

@@ -108,7 +108,9 @@ class _Running:
 class _Sweeper:
     """The sweep's loop: one thread, and one child process per cell."""
 
-    def __init__(self, grid: Grid, store: Path, folder: Path, retry_failed: bool, watch: Callable[[Progress], None] | None) -> None:
+    def __init__(
+        self, grid: Grid, store: Path, folder: Path, retry_failed: bool, watch: Callable[[Progress], None] | None
+    ) -> None:
         self._grid, self._store, self._folder = grid, store, folder
         self._retry, self._watch = retry_failed, watch or (lambda _: None)
         self._running: list[_Running] = []
@@ -203,7 +205,12 @@ class _Sweeper:
             return self._fork_server.start([*cell.train_arguments()[1:], "--json"], env, attempt.log)
         with attempt.log.open("wb") as log:
             return subprocess.Popen(
-                self._command(cell, attempt), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._command(cell, attempt),
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def _command(self, cell: Cell, attempt: Attempt) -> list[str]:

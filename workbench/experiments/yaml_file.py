@@ -24,7 +24,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen = set()
     for key_node, _ in node.value:
         if isinstance(key_node, yaml.ScalarNode) and key_node.value in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"{key_node.value!r} is given twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{key_node.value!r} is given twice", key_node.start_mark
+            )
         seen.add(key_node.value if isinstance(key_node, yaml.ScalarNode) else id(key_node))
     loader.flatten_mapping(node)
     found: dict[Any, Any] = loader.construct_mapping(node, deep=True)
@@ -32,7 +34,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789"))
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def _value(text: str) -> Any:
@@ -43,7 +47,9 @@ def _value(text: str) -> Any:
         if node is None:
             return None
         if _size(node, {}) > MOST_VALUES:
-            raise yaml.constructor.ConstructorError(None, None, f"more than {MOST_VALUES} values, by aliases of aliases", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, f"more than {MOST_VALUES} values, by aliases of aliases", node.start_mark
+            )
         return loader.construct_document(node)
     finally:
         loader.dispose()
@@ -83,7 +89,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}{place}: {getattr(error, 'problem', None) or error}: correct it there") from None
     except RecursionError:
         raise ConfigError(f"{path}: the nesting is too deep: use fewer levels") from None
-    except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError) as error:  # a value does not fit its tag
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        TypeError,
+        OverflowError,
+    ) as error:  # a value does not fit its tag
         raise ConfigError(f"{path}: a value in it cannot be read ({error}): write it in quotes") from None
     if found is None:
         return {}

@@ -65,7 +65,9 @@ def parse_cell(text: str) -> Cell:
         names = tuple(filter(None, re.split(r"[,\s]+", first.removeprefix("%%local"))))
         for name in names:
             if not name.isidentifier():
-                raise ConfigError(f"{first}: {name!r} is no variable name; write %%local steps, seed to copy these variables from rank 0")
+                raise ConfigError(
+                    f"{first}: {name!r} is no variable name; write %%local steps, seed to copy these variables from rank 0"
+                )
         return Cell(tuple(commands), rest, local=True, names=names)
     if re.match(r"%%ranks?\b", first):
         which = re.sub(r"^%%ranks?", "", first).strip().strip("[]()")

@@ -87,7 +87,9 @@ class Execution:
     def _follow(self, waiting: Waiting) -> None:
         failed_s: float | None = None
         ended: dict[int, float] = {}
-        while len(ended) < len(self._ranks) or not all(self._output_complete(rank, since) for rank, since in ended.items()):
+        while len(ended) < len(self._ranks) or not all(
+            self._output_complete(rank, since) for rank, since in ended.items()
+        ):
             for rank in self._ranks:
                 if rank not in ended and self._results[rank].done():
                     ended[rank] = time.monotonic()
@@ -172,7 +174,9 @@ class Execution:
         failures = self._failures()
         if not failures:
             return
-        interrupted = {rank for rank, error in failures.items() if self._released and _name(error) == "KeyboardInterrupt"}
+        interrupted = {
+            rank for rank, error in failures.items() if self._released and _name(error) == "KeyboardInterrupt"
+        }
         causes = {rank: error for rank, error in failures.items() if rank not in interrupted} or failures
         first = min(causes)
         name, value = _name(causes[first]), _value(causes[first])
@@ -185,7 +189,9 @@ class Execution:
             if rank not in same:
                 lines.append(f"Also, on rank {rank}: {_name(error)}: {_value(error)}")
         if interrupted:
-            lines.append(f"Interrupted, because they might have waited forever: rank {format_ranks(sorted(interrupted))}")
+            lines.append(
+                f"Interrupted, because they might have waited forever: rank {format_ranks(sorted(interrupted))}"
+            )
         if self.busy:
             lines.append(stuck_message(self.busy))
         raise RanksFailed(f"rank {format_ranks(same)}: {name}: {value}", lines)

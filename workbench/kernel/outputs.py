@@ -61,7 +61,10 @@ class Merger:
     """
 
     def __init__(
-        self, ranks: Sequence[int], show: Callable[[list[int], str, Any], None], clock: Callable[[], float] = time.monotonic
+        self,
+        ranks: Sequence[int],
+        show: Callable[[list[int], str, Any], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pending = {rank: PendingOutput() for rank in ranks}
         self._show, self._clock = show, clock

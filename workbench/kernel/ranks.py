@@ -140,7 +140,9 @@ class Ranks:
         if state == "training":
             raise ConfigError("the ranks are training: wait for the run or stop it, or inspect it from a %%local cell")
         if state in ("lost", "stopped"):
-            raise LaunchError(f"the ranks have ended ({state}): %restart_ranks starts new ones; their variables are lost")
+            raise LaunchError(
+                f"the ranks have ended ({state}): %restart_ranks starts new ones; their variables are lost"
+            )
         if self.busy():
             raise LaunchError(stuck_message(self.busy()))
 
@@ -166,7 +168,9 @@ class Ranks:
             return  # the ranks run it after the training
         try:
             with Waiting(f"the ranks of {cluster.id} to be free") as waiting:
-                waiting.until(lambda seconds: all(result.wait(seconds) or result.done() for result in pending), PREPARE_S)
+                waiting.until(
+                    lambda seconds: all(result.wait(seconds) or result.done() for result in pending), PREPARE_S
+                )
             for result in pending:
                 result.result(0)
         except TimeoutError:
@@ -193,7 +197,10 @@ class Ranks:
         if self._owns:
             print(f"the {self.num_ranks} ranks end, and their variables are lost", file=sys.stderr)
         else:
-            print(f"the {self.num_ranks} ranks are detached: %attach {self.cluster.id} continues with them", file=sys.stderr)
+            print(
+                f"the {self.num_ranks} ranks are detached: %attach {self.cluster.id} continues with them",
+                file=sys.stderr,
+            )
         self.stop()
 
     # -- commands --------------------------------------------------------------------------------------------------
@@ -222,7 +229,9 @@ class Ranks:
     def _command_launcher(self, argument: str) -> None:
         """%launcher TEXT: where further ranks start, as `launcher=` of Cluster."""
         if not argument:
-            raise ConfigError("%launcher needs the argument of Cluster(launcher=...): local, emulated:1gbit, slurm:partition=debug")
+            raise ConfigError(
+                "%launcher needs the argument of Cluster(launcher=...): local, emulated:1gbit, slurm:partition=debug"
+            )
         if argument != self.launcher:
             self._leave_ranks()
         self.launcher = argument

@@ -149,14 +149,20 @@ def _requirements(paper: Paper) -> str:
         for site, about in sorted(machines.items())
     ]
     needs = [f"- for `{row.claim.id}` at the paper's scale: {row.claim.needs}" for row in paper.rows if row.claim.needs]
-    sizes = "The sizes smoke and ci need two cores and no GPU; size full is the paper's scale, with its data and hardware."
+    sizes = (
+        "The sizes smoke and ci need two cores and no GPU; size full is the paper's scale, with its data and hardware."
+    )
     return "\n".join([sizes, *(["", "Records are from", ""] if lines else []), *lines, *needs])
 
 
 def _notebooks(paper: Paper, names: list[str]) -> str:
     lines = ["| notebook | question | took |", "|---|---|---|"]
     for name in names:
-        took = [f"{record.facts['seconds']:.0f} s ({record.size}, {record.site})" for record in paper.records if _is_of(record, name)]
+        took = [
+            f"{record.facts['seconds']:.0f} s ({record.size}, {record.site})"
+            for record in paper.records
+            if _is_of(record, name)
+        ]
         lines.append(f"| {name} | {question_of(resources.notebook(name))} | {', '.join(took) or 'not recorded'} |")
     return "\n".join(lines)
 

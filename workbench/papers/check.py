@@ -40,7 +40,9 @@ def check_papers() -> Result:
     root = resources.shared("papers")
     with_history = history.has_history(root)
     if not with_history:
-        result.notes.append("no git history here: only the digests of expectations are checked, not when they were committed")
+        result.notes.append(
+            "no git history here: only the digests of expectations are checked, not when they were committed"
+        )
     recorded: set[str] = set()
     for key in paper_keys():
         try:
@@ -81,7 +83,9 @@ def _check_notebooks(key: str, claims: Claims, result: Result) -> None:
         tags = cell_tags(path)
         for question in claims.questions:
             if question.notebook == name and question.cell not in tags:
-                result.problems.append(f"{about}: question {question.id}: {unknown(f'cell of {name}', question.cell, sorted(tags))}")
+                result.problems.append(
+                    f"{about}: question {question.id}: {unknown(f'cell of {name}', question.cell, sorted(tags))}"
+                )
 
 
 def cell_tags(notebook: Path) -> set[str]:
@@ -102,13 +106,19 @@ def _check_record(record: Record, key: str, claims: dict[str, Claim], result: Re
             result.problems.append(f"{about}: {key}/claims/{record.facts['notebook']}.yaml has no claim {name}")
             continue
         if found["digest"] != claim.digest:
-            result.problems.append(f"{about}: the expectation of {claim.name} was edited after this record: undo that, or measure again")
+            result.problems.append(
+                f"{about}: the expectation of {claim.name} was edited after this record: undo that, or measure again"
+            )
             continue
         word = judge(claim, found["values"], record.size).word
         if found["verdict"] != word:
-            result.problems.append(f"{about}: the verdict of {claim.name} is {found['verdict']!r}; by its values it is {word!r}")
+            result.problems.append(
+                f"{about}: the verdict of {claim.name} is {found['verdict']!r}; by its values it is {word!r}"
+            )
         if claim.scale == "paper" and word == "reproduced" and DIGITS.match(_problem(record)):
-            result.problems.append(f"{about}: {claim.name} is about the paper's own data, but was measured on {_problem(record)}")
+            result.problems.append(
+                f"{about}: {claim.name} is about the paper's own data, but was measured on {_problem(record)}"
+            )
 
 
 def _problem(record: Record) -> str:
@@ -117,7 +127,10 @@ def _problem(record: Record) -> str:
     if given is not None:
         return str(given)
     try:
-        own = {parameter.name: parameter.default for parameter in parameters_of(resources.notebook(record.facts["notebook"]))}
+        own = {
+            parameter.name: parameter.default
+            for parameter in parameters_of(resources.notebook(record.facts["notebook"]))
+        }
     except ConfigError:
         return ""
     return own.get("problem", "")
@@ -128,12 +141,16 @@ def _check_history(record: Record, key: str, root: Path, result: Result) -> None
     about = f"{key}/records/{record.path.name}"
     sha = str((record.facts["commit"] or {}).get("sha", ""))
     if not sha or not history.knows_commit(root, sha):
-        result.notes.append(f"{about}: its commit {sha[:10] or '(none)'} is not in this history: only digests are checked")
+        result.notes.append(
+            f"{about}: its commit {sha[:10] or '(none)'} is not in this history: only digests are checked"
+        )
         return
     then = history.claims_at(root, key, record.facts["notebook"], sha)
     for name, found in record.facts["findings"].items():
         if then is None or name not in then:
-            result.problems.append(f"{about}: {key}/{name} did not exist at the record's commit {sha[:10]}: commit claims before records")
+            result.problems.append(
+                f"{about}: {key}/{name} did not exist at the record's commit {sha[:10]}: commit claims before records"
+            )
         elif then[name].digest != found["digest"]:
             result.problems.append(f"{about}: {key}/{name} had another expectation at the record's commit {sha[:10]}")
 
@@ -148,6 +165,8 @@ def _check_pages(root: Path, recorded: set[str], result: Result) -> None:
         return  # pages cannot be right if claims or records are wrong
     try:
         for page in stale_pages():
-            result.problems.append(f"{page.relative_to(root)} is not up to date with claims and records: run `workbench papers table`")
+            result.problems.append(
+                f"{page.relative_to(root)} is not up to date with claims and records: run `workbench papers table`"
+            )
     except ConfigError as error:
         result.problems.append(str(error))

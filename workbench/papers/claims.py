@@ -58,7 +58,9 @@ class Expectation:
                 return cls(low, high)
             case {"value": float() | int() as value, "abs": float() | int() as off, **rest} if not rest and off >= 0:
                 return cls(value - off, value + off)
-            case {"value": float() | int() as value, "rel": float() | int() as share, **rest} if not rest and share >= 0:
+            case {"value": float() | int() as value, "rel": float() | int() as share, **rest} if (
+                not rest and share >= 0
+            ):
                 off = abs(value) * share
                 return cls(value - off, value + off)
         forms = "{above: x}, {below: x}, {between: [x, y]}, {value: x, abs: t} or {value: x, rel: t}"
@@ -223,7 +225,9 @@ def find_claim(name: str, papers: Path | None = None) -> Claim:
     """
     key, slash, identity = name.partition("/")
     if not slash:
-        raise ConfigError(f"{name!r} is no claim: write PAPER/CLAIM, such as daily2016leveraging/delay-hides-communication")
+        raise ConfigError(
+            f"{name!r} is no claim: write PAPER/CLAIM, such as daily2016leveraging/delay-hides-communication"
+        )
     claims = {claim.id: claim for claim in read_claims(key, papers).claims}
     if identity not in claims:
         raise unknown(f"claim of {key}", identity, claims)
@@ -244,9 +248,13 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Cla
         if not isinstance(item.get(name, False), bool):
             raise ConfigError(f"{where}: {name} must be true or false")
     if provenance == "recalled" and "theirs" in item:
-        raise ConfigError(f"{where}: a recalled number must not be quoted as the paper's: leave out `theirs`, or verify it")
+        raise ConfigError(
+            f"{where}: a recalled number must not be quoted as the paper's: leave out `theirs`, or verify it"
+        )
     if scale == "any" and "reduced" in item:
-        raise ConfigError(f"{where}: `reduced` is for claims with `scale: paper`; this one is expected at any size: leave it out")
+        raise ConfigError(
+            f"{where}: `reduced` is for claims with `scale: paper`; this one is expected at any size: leave it out"
+        )
     try:
         expected = Expectation.of(item["expected"])
         reduced = Expectation.of(item["reduced"]) if "reduced" in item else None

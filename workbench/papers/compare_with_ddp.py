@@ -76,7 +76,9 @@ def compare_with_ddp(
                 trainer = stack.enter_context(Trainer(models[name], optimizer, ours[name]))
                 steps[name] = partial(trainer.step, partial(loss, models[name]))
             else:
-                steps[name], close = ddp_step(models[name], optimizer, loss, bucket_bytes=bucket_bytes, hooked=name == HOOKED)
+                steps[name], close = ddp_step(
+                    models[name], optimizer, loss, bucket_bytes=bucket_bytes, hooked=name == HOOKED
+                )
                 stack.callback(close)
         begin = _flat(models[DDP])
         seconds = _in_turn(steps, rounds, block)

@@ -55,7 +55,13 @@ class Shown:
 
 
 def finding(
-    claim: str, values: float | Sequence[float] | Iterable[float], *, size: Size, where: Where, how: str, seeds: Sequence[int] = ()
+    claim: str,
+    values: float | Sequence[float] | Iterable[float],
+    *,
+    size: Size,
+    where: Where,
+    how: str,
+    seeds: Sequence[int] = (),
 ) -> Verdict:
     """Report the values measured for a claim.
 
@@ -83,7 +89,9 @@ def finding(
     if where not in get_args(Where):
         raise ConfigError(f"where={where!r}: give {', '.join(get_args(Where))}")
     if known.expectation_at(size) is None:
-        raise ConfigError(f"{claim} is not tested at size {size} (sizes: {', '.join(known.sizes)}): leave its finding out there")
+        raise ConfigError(
+            f"{claim} is not tested at size {size} (sizes: {', '.join(known.sizes)}): leave its finding out there"
+        )
     if not numbers or (seeds and len(seeds) != len(numbers)):
         raise ConfigError(f"{claim}: {len(numbers)} values of {len(seeds)} seeds: give one value per seed")
     chosen = tuple(seeds) or tuple(range(len(numbers)))

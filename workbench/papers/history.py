@@ -21,7 +21,9 @@ GENERATED = tuple(f":(exclude){path}" for path in ("*/records/*", "*/figures/*",
 def git(folder: Path, *arguments: str) -> str | None:
     """Run git in a folder and return its output; None if git is missing or fails."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_S, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

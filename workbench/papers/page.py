@@ -21,7 +21,12 @@ th { font-weight: 600; }
 small { color: #5b6470; display: block; }
 pre { white-space: pre-wrap; background: #f5f6f8; padding: .6rem; margin: .3rem 0; }
 """
-KINDS = {"reproduced": "good", "same direction at reduced scale": "good", "not reproduced": "bad", "underpowered": "open"}
+KINDS = {
+    "reproduced": "good",
+    "same direction at reduced scale": "good",
+    "not reproduced": "bad",
+    "underpowered": "open",
+}
 
 
 def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str, site: str) -> Path:
@@ -30,7 +35,11 @@ def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str
     seconds = sum(outcome.seconds for outcome in outcomes)
     names = {outcome.name for outcome in outcomes}
     keys = list(dict.fromkeys(key for outcome in outcomes for key in outcome.papers))
-    rows = [row for paper in read_papers(records, keys) for row in paper.rows if row.claim.notebook in names] if keys else []
+    rows = (
+        [row for paper in read_papers(records, keys) for row in paper.rows if row.claim.notebook in names]
+        if keys
+        else []
+    )
     head = f"{len(outcomes)} notebooks at size {size} on {site}, {seconds / 60:.1f} min" + (
         f"; failed: {', '.join(failed)}" if failed else ""
     )
@@ -39,7 +48,9 @@ def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str
         _verdicts(rows, page),
         _notebooks(outcomes, page),
     ]
-    text = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Claims</title><style>{STYLE}</style></head>'
+    text = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Claims</title><style>{STYLE}</style></head>'
+    )
     write_atomic(page, f"{text}<body>{''.join(body)}</body></html>\n")
     return page
 

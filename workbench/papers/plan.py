@@ -53,7 +53,9 @@ def claimed_notebooks() -> dict[str, tuple[str, ...]]:
     return {name: tuple(found[name]) for name in sorted(found)}
 
 
-def plan(name: str, size: Size, *, claim: str | None = None, parameters: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
+def plan(
+    name: str, size: Size, *, claim: str | None = None, parameters: Mapping[str, Any] | None = None
+) -> tuple[Job, ...]:
     """Return the notebooks to execute. Notebooks that share ranks follow each other.
 
     Args:
@@ -77,7 +79,9 @@ def plan(name: str, size: Size, *, claim: str | None = None, parameters: Mapping
         own = {word: value for word, value in given.items() if word in known[path]}
         sizes = read_sizes(path)
         values = {**values_at(path, size), **own}
-        jobs.append(Job(notebook=path, papers=claimed.get(path.stem, ()), parameters=values, ranks=sizes.ranks if sizes else ()))
+        jobs.append(
+            Job(notebook=path, papers=claimed.get(path.stem, ()), parameters=values, ranks=sizes.ranks if sizes else ())
+        )
     return tuple(sorted(jobs, key=lambda job: (job.ranks, job.name)))
 
 

@@ -18,7 +18,9 @@ from workbench.runtimes.simulator.simulate import simulate
 START = 1e-150  # initial value of every mode: its square may grow by 300 powers of ten before it overflows
 
 
-def trained_limit(algorithm: Algorithm, delay: int, momentum: float, *, workers: int, modes: int = 101, steps: int = 400) -> float:
+def trained_limit(
+    algorithm: Algorithm, delay: int, momentum: float, *, workers: int, modes: int = 101, steps: int = 400
+) -> float:
     """Return the largest eta lambda up to which all modes shrink; NaN if all modes shrink, or the first does not.
 
     One training minimizes the sum of lambda w^2 / 2, in which the modes are independent. Their values of eta

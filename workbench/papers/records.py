@@ -128,14 +128,27 @@ def read_record(path: Path) -> Record:
     try:
         facts = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as a record ({error}): make it again with `workbench reproduce`") from None
+        raise ConfigError(
+            f"{path} cannot be read as a record ({error}): make it again with `workbench reproduce`"
+        ) from None
     if not isinstance(facts, dict) or (missing := [name for name in FACTS if name not in facts]):
-        raise ConfigError(f"{path} is no record: it lacks {', '.join(missing) if isinstance(facts, dict) else 'everything'}")
-    if path.name != record_file(path, "", facts["notebook"], facts["size"], facts["site"]).name or facts["size"] not in SIZES:
-        raise ConfigError(f"the name of {path} does not agree with its content: {facts['notebook']}, {facts['size']}, {facts['site']}")
+        raise ConfigError(
+            f"{path} is no record: it lacks {', '.join(missing) if isinstance(facts, dict) else 'everything'}"
+        )
+    if (
+        path.name != record_file(path, "", facts["notebook"], facts["size"], facts["site"]).name
+        or facts["size"] not in SIZES
+    ):
+        raise ConfigError(
+            f"the name of {path} does not agree with its content: {facts['notebook']}, {facts['size']}, {facts['site']}"
+        )
     for name, found in facts["findings"].items():
         values = found.get("values") if isinstance(found, dict) else None
-        if not values or not all(isinstance(value, int | float) for value in values) or found.get("where") not in get_args(Where):
+        if (
+            not values
+            or not all(isinstance(value, int | float) for value in values)
+            or found.get("where") not in get_args(Where)
+        ):
             raise ConfigError(f"{path}: {name} has no values, or no valid `where`")
     return Record(path, facts)
 
@@ -150,7 +163,9 @@ def write_record(path: Path, facts: Mapping[str, Any]) -> Path:
     """Write a record. A reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False)
-    write_atomic(path, LIST.sub(lambda found: re.sub(r"\s+", " ", found[0]).replace("[ ", "[").replace(" ]", "]"), text) + "\n")
+    write_atomic(
+        path, LIST.sub(lambda found: re.sub(r"\s+", " ", found[0]).replace("[ ", "[").replace(" ]", "]"), text) + "\n"
+    )
     return path
 
 
@@ -167,7 +182,9 @@ def only_writer(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"another `workbench reproduce` writes into {folder}: wait for it, or name another folder") from None
+            raise ConfigError(
+                f"another `workbench reproduce` writes into {folder}: wait for it, or name another folder"
+            ) from None
         yield
     finally:
         os.close(handle)

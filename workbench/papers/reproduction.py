@@ -104,7 +104,9 @@ class Reproduction:
         with only_writer(self.output), only_writer(self.records) if apart else nullcontext():
             try:
                 for place, (job, identity) in enumerate(zip(jobs, identities, strict=True)):
-                    todo = [other for other, seconds in zip(jobs[place:], before[place:], strict=True) if seconds is None]
+                    todo = [
+                        other for other, seconds in zip(jobs[place:], before[place:], strict=True) if seconds is None
+                    ]
                     self.say(f"[{place + 1} of {len(jobs)}] {job.name} ({self.size}){_left(todo, outcomes, self)}")
                     outcomes.append(self.one(job, {**identity, "commit": commit}, pool, before[place]))
             finally:
@@ -121,7 +123,12 @@ class Reproduction:
             recorded_s: duration of a recorded execution, in seconds; then nothing is executed.
         """
         executed = self.output / job.notebook.name
-        about: dict[str, Any] = {"name": job.name, "papers": job.papers, "executed": executed, "parameters": job.parameters}
+        about: dict[str, Any] = {
+            "name": job.name,
+            "papers": job.papers,
+            "executed": executed,
+            "parameters": job.parameters,
+        }
         if recorded_s is not None:
             self.say(f"  already recorded ({recorded_s:.0f} s); --again executes it again")
             return Outcome(status="recorded", seconds=recorded_s, **about)
@@ -134,7 +141,11 @@ class Reproduction:
                 run_notebook(job.notebook, executed, dict(job.parameters), timeout_s=self.timeout_s)
             seconds = round(time.monotonic() - began, 1)
             export_html(executed, executed.with_suffix(".html"))
-            facts = {**identity, "seconds": seconds, "command": f"workbench reproduce {job.name} {self.options}".strip()}
+            facts = {
+                **identity,
+                "seconds": seconds,
+                "command": f"workbench reproduce {job.name} {self.options}".strip(),
+            }
             notes = self._record(job, facts, claims, executed)
         except Exception as error:  # noqa: BLE001 - any error of one notebook must not stop the others
             seconds = round(time.monotonic() - began, 1)
@@ -169,18 +180,26 @@ class Reproduction:
             seconds = float(facts["seconds"])
         return seconds
 
-    def _record(self, job: Job, facts: dict[str, Any], claims: Mapping[str, Mapping[str, Claim]], executed: Path) -> list[str]:
+    def _record(
+        self, job: Job, facts: dict[str, Any], claims: Mapping[str, Mapping[str, Claim]], executed: Path
+    ) -> list[str]:
         """Write the records of a notebook's findings. Return notes: verdicts, and claims without a finding."""
         findings = harvest(executed)
         notes = []
-        more: dict[str, Any] = {"notebook": job.name, "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine()}
+        more: dict[str, Any] = {
+            "notebook": job.name,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+        }
         more["versions"] = {"python": platform.python_version(), **versions()}
         for key in job.papers:
             own = {name: claim for name, claim in claims[key].items() if claim.notebook == job.name}
             kept = findings_of(key, findings, claims[key])
             stray = sorted(set(kept) - set(own))
             if stray:
-                raise ConfigError(f"{job.name} has findings of {', '.join(stray)}, which {key}/claims/{job.name}.yaml lacks")
+                raise ConfigError(
+                    f"{job.name} has findings of {', '.join(stray)}, which {key}/claims/{job.name}.yaml lacks"
+                )
             for name, claim in own.items():
                 if name in kept:
                     notes.append(f"{claim.name}: {kept[name]['verdict']}")
@@ -190,7 +209,9 @@ class Reproduction:
             write_record(path, {**facts, **more, "paper": key, "findings": kept})
         others = {found.claim.partition("/")[0] for found in findings} - set(job.papers)
         if others:
-            raise ConfigError(f"{job.name} has findings of {', '.join(sorted(others))}, which have no file claims/{job.name}.yaml")
+            raise ConfigError(
+                f"{job.name} has findings of {', '.join(sorted(others))}, which have no file claims/{job.name}.yaml"
+            )
         return notes
 
 
@@ -201,7 +222,9 @@ def refuse_uncommitted(jobs: Sequence[Job], papers: Path) -> None:
         ConfigError: there is no repository, or a file of claims differs from its committed version.
     """
     if not history.has_history(papers):
-        raise ConfigError(f"{papers} is in no git repository, which must show that claims are older than records: leave --update out")
+        raise ConfigError(
+            f"{papers} is in no git repository, which must show that claims are older than records: leave --update out"
+        )
     for job in jobs:
         for key in job.papers:
             path = papers / key / "claims" / f"{job.name}.yaml"

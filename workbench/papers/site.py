@@ -41,7 +41,11 @@ def machine() -> dict[str, Any]:
     """Return the number of cores, the memory in GiB, the processor's model, and the GPUs, if there are any."""
     import psutil
 
-    found: dict[str, Any] = {"cores": num_cores(), "memory_gib": round(psutil.virtual_memory().total / 2**30), "cpu": _cpu()}
+    found: dict[str, Any] = {
+        "cores": num_cores(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "cpu": _cpu(),
+    }
     gpus = _gpus()
     return {**found, "gpus": gpus} if gpus else found
 

@@ -86,7 +86,9 @@ def read_sizes(notebook: Path) -> Sizes | None:
             if name == "size":
                 raise ConfigError(f"{path}: {size}: `size` is set automatically: leave it out")
             if name not in known:
-                raise ConfigError(f"{path}: {size}: {unknown(f'parameter of {notebook.stem}', str(name), sorted(known))}")
+                raise ConfigError(
+                    f"{path}: {size}: {unknown(f'parameter of {notebook.stem}', str(name), sorted(known))}"
+                )
         parameters[size] = values
     ranks = content.get(RANKS) or []
     if not isinstance(ranks, list) or not all(isinstance(item, str) for item in ranks):

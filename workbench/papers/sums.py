@@ -15,7 +15,9 @@ from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 
 
-def sum_run(collective: Collective, numel: int, workers: int, network: AnyNetwork | str, *, traced: bool = False) -> Run:
+def sum_run(
+    collective: Collective, numel: int, workers: int, network: AnyNetwork | str, *, traced: bool = False
+) -> Run:
     """Simulate two steps that consist only of a sum of float32 values, message by message.
 
     Args:
@@ -25,7 +27,9 @@ def sum_run(collective: Collective, numel: int, workers: int, network: AnyNetwor
         network: network of the workers.
         traced: whether the run keeps its spans.
     """
-    problem = Problem(model=lambda: _vector(torch.zeros(numel)), loss=lambda *_: 0.0, train=range(10**6), whole_batch=True)  # type: ignore[arg-type]
+    problem = Problem(
+        model=lambda: _vector(torch.zeros(numel)), loss=lambda *_: 0.0, train=range(10**6), whole_batch=True
+    )  # type: ignore[arg-type]
     how: dict[str, Any] = {
         "timing_only": True,
         "detail": "messages",
@@ -34,7 +38,15 @@ def sum_run(collective: Collective, numel: int, workers: int, network: AnyNetwor
         "trace_steps": 2 if traced else 0,
     }
     compute = Compute(forward_s=0.0, backward_s=0.0)
-    return simulate(SynchronousSGD(collective=collective), problem, workers=workers, network=network, compute=compute, steps=2, **how)
+    return simulate(
+        SynchronousSGD(collective=collective),
+        problem,
+        workers=workers,
+        network=network,
+        compute=compute,
+        steps=2,
+        **how,
+    )
 
 
 def sum_s(collective: Collective, numel: int, workers: int, network: AnyNetwork | str) -> float:
@@ -73,7 +85,9 @@ def sum_error(collective: Collective, values: Tensor) -> float:
     how: dict[str, Any] = {"batch_size": 1, "steps": 1, "evaluate_every": 1, "trace_steps": 0}
     how["optimizer"] = lambda weights: torch.optim.SGD(weights, lr=1.0)
     compute = Compute(forward_s=1.0, backward_s=1.0)
-    simulate(SynchronousSGD(collective=collective), problem, workers=len(values), network="free", compute=compute, **how)
+    simulate(
+        SynchronousSGD(collective=collective), problem, workers=len(values), network="free", compute=compute, **how
+    )
     exact = -values.double().mean(0)
     return float((seen[-1] - exact).norm() / exact.norm())
 

@@ -123,7 +123,11 @@ def _by_site(rows: Sequence[Row]) -> list[str]:
         return []
     lines = ["", _line(["claim", *sites]), _line(["---"] * (1 + len(sites)))]
     for row in rows:
-        by_site = {record.site: f"{verdict.word} ({record.size})" for record in row.all if (verdict := record.verdict(row.claim))}
+        by_site = {
+            record.site: f"{verdict.word} ({record.size})"
+            for record in row.all
+            if (verdict := record.verdict(row.claim))
+        }
         if by_site:
             lines.append(_line([f"{row.claim.paper} `{row.claim.id}`", *(by_site.get(site, "") for site in sites)]))
     return lines
@@ -136,12 +140,19 @@ def card_part(paper: Paper) -> str:
     def link(name: str) -> str:
         return f"[{name}]({up}/{name}.ipynb)"
 
-    lines = ["## Claims", "", "| claim | verdict | ours | expected | spread | notebook | where run |", _line(["---"] * 7)]
+    lines = [
+        "## Claims",
+        "",
+        "| claim | verdict | ours | expected | spread | notebook | where run |",
+        _line(["---"] * 7),
+    ]
     for row in paper.rows:
         claim = row.claim
         where = f"[{row.where}]({_link(row, '')})" if row.record else row.where
         about = f"`{claim.id}`: {claim.statement} ({claim.source}; {claim.provenance})"
-        lines.append(_line([about, row.verdict.word, row.ours, row.expectation, row.spread, link(claim.notebook), where]))
+        lines.append(
+            _line([about, row.verdict.word, row.ours, row.expectation, row.spread, link(claim.notebook), where])
+        )
     explained = [row for row in paper.rows if row.claim.explanation]
     if explained:
         lines += ["", "Our explanations, which nothing here tests:", ""]
@@ -153,13 +164,20 @@ def card_part(paper: Paper) -> str:
 
 
 def _experiments(experiments: Sequence[Experiment], link: Callable[[str], str]) -> list[str]:
-    rows = [_line([item.id, item.artefact, item.about, link(item.notebook)]) for item in sorted(experiments, key=lambda item: item.id)]
+    rows = [
+        _line([item.id, item.artefact, item.about, link(item.notebook)])
+        for item in sorted(experiments, key=lambda item: item.id)
+    ]
     return ["", "## Experiments", "", "| | of the paper | about | here |", _line(["---"] * 4), *rows] if rows else []
 
 
 def _questions(questions: Sequence[Question], link: Callable[[str], str]) -> list[str]:
     rows = [_line([item.question, item.asked, f"{link(item.notebook)}, cell `{item.cell}`"]) for item in questions]
-    return ["", "## What reviewers asked", "", "| question | asked by | answered in |", _line(["---"] * 3), *rows] if rows else []
+    return (
+        ["", "## What reviewers asked", "", "| question | asked by | answered in |", _line(["---"] * 3), *rows]
+        if rows
+        else []
+    )
 
 
 def _figures(key: str) -> list[str]:

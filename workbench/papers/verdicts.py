@@ -11,7 +11,9 @@ import numpy as np
 
 from workbench.papers.claims import Claim, Expectation, Size
 
-Word = Literal["reproduced", "same direction at reduced scale", "not reproduced", "underpowered", "needs hardware", "not run"]
+Word = Literal[
+    "reproduced", "same direction at reduced scale", "not reproduced", "underpowered", "needs hardware", "not run"
+]
 LEAST_SEEDS = 5
 LEVEL = 0.95
 
@@ -55,7 +57,9 @@ def judge(claim: Claim, values: Sequence[float], size: Size) -> Verdict:
         ValueError: a value is not finite.
     """
     if not all(math.isfinite(value) for value in values):
-        raise ValueError(f"{claim.name}: {list(values)}: all values must be finite; report a divergence in the notebook's text")
+        raise ValueError(
+            f"{claim.name}: {list(values)}: all values must be finite; report a divergence in the notebook's text"
+        )
     expected = claim.expectation_at(size)
     if not values or expected is None:
         word: Word = "needs hardware" if claim.needs and expected is None else "not run"

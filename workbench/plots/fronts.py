@@ -22,10 +22,15 @@ def front(algorithms: Mapping[str, Sequence[tuple[float, float]]], *, title: str
         title, x, y: titles of the figure and its axes; less of x and more of y is better.
     """
     figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
-    means = {name: (float(np.mean([cost for cost, _ in of])), float(np.mean([gain for _, gain in of]))) for name, of in algorithms.items()}
+    means = {
+        name: (float(np.mean([cost for cost, _ in of])), float(np.mean([gain for _, gain in of])))
+        for name, of in algorithms.items()
+    }
     best = pareto_front(means)
     line = {"color": GREY, "width": 1.5, "dash": "dot", "shape": "hv"}
-    figure.add_scatter(x=[means[name][0] for name in best], y=[means[name][1] for name in best], mode="lines", line=line, name="front")
+    figure.add_scatter(
+        x=[means[name][0] for name in best], y=[means[name][1] for name in best], mode="lines", line=line, name="front"
+    )
     for position, (name, of) in enumerate(algorithms.items()):
         color, symbol = CYCLE[position % len(CYCLE)], SYMBOLS[position // len(CYCLE) % len(SYMBOLS)]
         mean, bars = means[name], [_bar([pair[way] for pair in of], means[name][way]) for way in (0, 1)]
@@ -39,4 +44,10 @@ def front(algorithms: Mapping[str, Sequence[tuple[float, float]]], *, title: str
 
 
 def _bar(values: Sequence[float], mean: float) -> dict[str, object]:
-    return {"type": "data", "symmetric": False, "array": [max(values) - mean], "arrayminus": [mean - min(values)], "thickness": 1}
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(values) - mean],
+        "arrayminus": [mean - min(values)],
+        "thickness": 1,
+    }

@@ -30,7 +30,9 @@ LABELLED_BARS = 1500  # with more bars, they have no numbers
 Steps = slice | None
 
 
-def timeline(run: Run, steps: Steps = None, ranks: Iterable[int] | None = None, *, links: bool = True, critical: bool = False) -> go.Figure:
+def timeline(
+    run: Run, steps: Steps = None, ranks: Iterable[int] | None = None, *, links: bool = True, critical: bool = False
+) -> go.Figure:
     """Draw what each rank did: a row for each rank and lane, coloured by kind.
 
     Overlapping spans of a lane are in further rows.
@@ -79,7 +81,9 @@ def timelines(
     windows = [steps] * len(runs) if steps is None or isinstance(steps, slice) else list(steps)
     labels = distinct_labels(runs) if names is None else list(names)
     if len(windows) != len(runs) or len(labels) != len(runs):
-        raise ConfigError(f"{len(runs)} runs, {len(windows)} windows of steps and {len(labels)} names: give one of each for every run")
+        raise ConfigError(
+            f"{len(runs)} runs, {len(windows)} windows of steps and {len(labels)} names: give one of each for every run"
+        )
     chosen = None if ranks is None else list(ranks)
     panels = [panel(run, window, chosen, MAX_BARS // len(runs)) for run, window in zip(runs, windows, strict=True)]
     longest_s = max(item.length_s for item in panels)
@@ -98,7 +102,9 @@ def timelines(
             seen.add(trace.legendgroup)
         figure.add_traces(traces, rows=number, cols=1)
         figure.update_yaxes(**_row_names(item), row=number, col=1)
-        more = _dress(number, item, f"<b>{safe(label)}</b>{partly(trace_coverage(run))}{_said(item)}", factor, longest_s)
+        more = _dress(
+            number, item, f"<b>{safe(label)}</b>{partly(trace_coverage(run))}{_said(item)}", factor, longest_s
+        )
         shapes, notes = shapes + more[0], notes + more[1]
     figure.update_xaxes(range=[0, longest_s * factor], showgrid=False)
     figure.update_xaxes(title=f"time ({unit})", row=len(runs), col=1)
@@ -172,7 +178,9 @@ def _about(item: Panel) -> list[str]:
     """Return the hover text of each bar."""
     merged, texts = item.merged, list[str]()
     columns = (item.table.tolist(), merged.counts.tolist(), merged.spans_s.tolist(), merged.last_step.tolist())
-    for (rank, kind, _lane, start_s, end_s, step, bucket, size, peer), count, spans_s, last_step in zip(*columns, strict=True):
+    for (rank, kind, _lane, start_s, end_s, step, bucket, size, peer), count, spans_s, last_step in zip(
+        *columns, strict=True
+    ):
         lines = [f"<b>{_spoken(kind)}</b> on rank {rank}, {seconds(spans_s)}"]
         if count == 1 and spans_s >= end_s - start_s:
             lines.append(f"step {step}" + (f", bucket {bucket}" if bucket >= 0 else ""))
@@ -180,7 +188,10 @@ def _about(item: Panel) -> list[str]:
             lines[0] += f" of {seconds(end_s - start_s)}, {count} begin{'s' if count == 1 else ''} here"
             lines.append(f"step {step}" if step == last_step else f"steps {step} to {last_step}")
         if size:
-            lines.append(num_bytes(float(size)) + (f", peer rank {peer}" if peer >= 0 and len(item.table) == item.num_spans else ""))
+            lines.append(
+                num_bytes(float(size))
+                + (f", peer rank {peer}" if peer >= 0 and len(item.table) == item.num_spans else "")
+            )
         texts.append("<br>".join(lines))
     return texts
 
@@ -192,7 +203,17 @@ def _dress(number: int, item: Panel, title: str, factor: float, longest_s: float
     line: dict[str, Any] = {"color": GRID, "width": 1.5}
     ends = item.rows.ends[:-1]
     shapes = [
-        {"type": "line", "xref": across, "x0": 0, "x1": 1, "yref": f"y{axis}", "y0": y, "y1": y, "line": line, "layer": "below"}
+        {
+            "type": "line",
+            "xref": across,
+            "x0": 0,
+            "x1": 1,
+            "yref": f"y{axis}",
+            "y0": y,
+            "y1": y,
+            "line": line,
+            "layer": "below",
+        }
         for y in ends
     ]
     left = {"showarrow": False, "xanchor": "left", "yanchor": "bottom", "yref": over, "y": 1, "xshift": -2}
@@ -207,7 +228,13 @@ def _dress(number: int, item: Panel, title: str, factor: float, longest_s: float
         shapes.append({"type": "line", **at, "yref": over, "y0": 0, "y1": 1, "line": line, "opacity": 0.7})
         if at_s - marked_s > LABEL_SHARE * longest_s:
             marked_s = at_s
-            note = {"text": f"step {step}", "xref": f"x{axis}", "x": at_s * factor, "yshift": -1, "font": {"size": 10, "color": MUTED_INK}}
+            note = {
+                "text": f"step {step}",
+                "xref": f"x{axis}",
+                "x": at_s * factor,
+                "yshift": -1,
+                "font": {"size": 10, "color": MUTED_INK},
+            }
             notes.append({**left, **note})
     return shapes, notes
 
@@ -234,7 +261,14 @@ def _row_names(item: Panel) -> dict[str, Any]:
         for new, (_, rank, lane) in zip(first, item.rows.lanes, strict=True)
     ]
     centers = [center for center, _, _ in item.rows.lanes]
-    return {"tickvals": centers, "ticktext": names, "range": [item.rows.ends[-1], 0], "showgrid": False, "ticks": "", "fixedrange": True}
+    return {
+        "tickvals": centers,
+        "ticktext": names,
+        "range": [item.rows.ends[-1], 0],
+        "showgrid": False,
+        "ticks": "",
+        "fixedrange": True,
+    }
 
 
 def time_unit(length_s: float) -> tuple[str, float]:

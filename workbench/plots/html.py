@@ -55,7 +55,9 @@ def export_html(notebook: Path | str, page: Path | str) -> Path:
     except FileNotFoundError:
         raise ConfigError(f"no notebook {path}: give the path of an executed .ipynb file") from None
     except (nbformat.reader.NotJSONError, nbformat.ValidationError) as error:
-        raise ConfigError(f"{path} is not a notebook ({str(error)[:80]}): give the path of an executed .ipynb file") from None
+        raise ConfigError(
+            f"{path} is not a notebook ({str(error)[:80]}): give the path of an executed .ipynb file"
+        ) from None
     num_figures = draw_figures(content)
     resources = {
         "metadata": {"name": path.stem},

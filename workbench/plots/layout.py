@@ -85,11 +85,15 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
         raise ConfigError(f"run {run.id} has no trace: was it made with trace_steps=0?")
     shown = [rank for rank in (available[:MAX_RANKS] if ranks is None else ranks) if rank in available]
     if not shown:
-        raise ConfigError(f"ranks={list(ranks or ())}: run {run.id} has traces of ranks {available[0]} to {available[-1]}")
+        raise ConfigError(
+            f"ranks={list(ranks or ())}: run {run.id} has traces of ranks {available[0]} to {available[-1]}"
+        )
     windows = {rank: step_windows(spans.of_rank(rank)) for rank in shown}
     numbers, bounds = windows[shown[0]]
     first, last = step_range(run.id, numbers, steps)
-    inside = [(bounds_, np.flatnonzero((numbers_ >= first) & (numbers_ < last))) for numbers_, bounds_ in windows.values()]
+    inside = [
+        (bounds_, np.flatnonzero((numbers_ >= first) & (numbers_ < last))) for numbers_, bounds_ in windows.values()
+    ]
     begin_s = min(bounds_[found[0]] for bounds_, found in inside if len(found))
     end_s = max(bounds_[found[-1] + 1] for bounds_, found in inside if len(found))
 
@@ -104,11 +108,19 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
     merged = merge_bars(table, most, float(end_s - begin_s))
     bars = np.full(len(spans), -1, np.int64)
     bars[chosen] = merged.place
-    starts = {int(step): float(at_s - begin_s) for step, at_s in zip(numbers, bounds, strict=False) if first <= step < last}
+    starts = {
+        int(step): float(at_s - begin_s) for step, at_s in zip(numbers, bounds, strict=False) if first <= step < last
+    }
     exact = len(merged.table) == len(table)
     rows = lay_rows(Spans(table, spans.lanes), sublanes(table)) if exact else _lay_merged(merged, spans.lanes)
     return Panel(
-        table=merged.table, merged=merged, bars=bars, rows=rows, bounds=starts, begin_s=float(begin_s), length_s=float(end_s - begin_s)
+        table=merged.table,
+        merged=merged,
+        bars=bars,
+        rows=rows,
+        bounds=starts,
+        begin_s=float(begin_s),
+        length_s=float(end_s - begin_s),
     )
 
 
@@ -154,7 +166,12 @@ def lay_rows(spans: Spans, numbers: NDArray[np.int64]) -> Rows:
     def by_place(key: tuple[int, int]) -> tuple[Any, ...]:
         words = re.split(r"(\d+)", spans.lanes[key[1]])  # stream 7 before stream 20
         computes = words[0].startswith("compute")
-        return key[0], not computes, key[1] not in computing, [(len(word) if word.isdigit() else 0, word) for word in words]
+        return (
+            key[0],
+            not computes,
+            key[1] not in computing,
+            [(len(word) if word.isdigit() else 0, word) for word in words],
+        )
 
     order = sorted(depth, key=by_place)
     places: dict[tuple[int, int, int], tuple[float, float]] = {}

@@ -15,7 +15,9 @@ PANEL_PIXELS, GAP_PIXELS, TITLES_PIXELS = 330, 90, 90
 Curves = Mapping[str, Mapping[float, float]]
 
 
-def compare_with_limits(panels: Mapping[str, Curves], limits: Mapping[str, Curves], *, title: str, x: str, y: str) -> go.Figure:
+def compare_with_limits(
+    panels: Mapping[str, Curves], limits: Mapping[str, Curves], *, title: str, x: str, y: str
+) -> go.Figure:
     """Draw lines in two columns of panels, on shared logarithmic axes.
 
     A limit has the colour of the line with its name.
@@ -55,9 +57,15 @@ def compare_with_limits(panels: Mapping[str, Curves], limits: Mapping[str, Curve
             if its := sorted(limits.get(panel, {}).get(name, {}).items()):
                 xs, ys = zip(*its, strict=True)
                 dotted = {"color": color, "width": 1.6, "dash": "dot"}
-                figure.add_trace(go.Scatter(x=xs, y=ys, legendgroup=name, showlegend=False, line=dotted, mode="lines"), **place)
+                figure.add_trace(
+                    go.Scatter(x=xs, y=ys, legendgroup=name, showlegend=False, line=dotted, mode="lines"), **place
+                )
         figure.update_xaxes(title=safe(x), **log_axis(_ticks(curves)), **place)
-    figure.add_trace(go.Scatter(x=[None], y=[None], name="what it cannot be under", line={"color": GREY, "dash": "dot"}, mode="lines"))
+    figure.add_trace(
+        go.Scatter(
+            x=[None], y=[None], name="what it cannot be under", line={"color": GREY, "dash": "dot"}, mode="lines"
+        )
+    )
     figure.update_yaxes(type="log", tickvals=[1, 1.5, 2, 3, 4, 6, 8, 12, 16])
     for row in range(1, rows + 1):
         figure.update_yaxes(title=safe(y), row=row, col=1)

@@ -22,7 +22,12 @@ MAX_POINTS = 1000  # about the resolution of a screen; the faint raw curve has h
 HEIGHT = 430
 Floats = NDArray[np.float64]
 
-X_TITLES = {"steps": "step", "seconds": "training time (s)", "samples": "samples seen", "bytes": "bytes sent, all ranks together"}
+X_TITLES = {
+    "steps": "step",
+    "seconds": "training time (s)",
+    "samples": "samples seen",
+    "bytes": "bytes sent, all ranks together",
+}
 Y_TITLES = {"loss": "training loss", "test_loss": "test loss", "accuracy": "test accuracy"}
 
 
@@ -85,7 +90,9 @@ def _two_panels() -> go.Figure:
     return figure.update_layout(template=TEMPLATE, hovermode="closest", showlegend=True)
 
 
-def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.02, max_points: int = MAX_POINTS) -> list[go.Scatter]:
+def curve_traces(
+    runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.02, max_points: int = MAX_POINTS
+) -> list[go.Scatter]:
     """Return the curves' traces: for each group of repetitions a line, and a band or the faint raw curve."""
     groups = _repetitions(runs)
     traces: list[go.Scatter] = []
@@ -99,14 +106,20 @@ def curve_traces(runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.0
             if len(members) == 1 and window > 1:
                 raw_x, raw_y = decimate(xs, middle, max_points // 2)
                 faint = {"color": faded(color, 0.25), "width": 1}
-                traces.append(go.Scatter(x=raw_x, y=raw_y, mode="lines", line=faint, showlegend=False, hoverinfo="skip", **common))
+                traces.append(
+                    go.Scatter(x=raw_x, y=raw_y, mode="lines", line=faint, showlegend=False, hoverinfo="skip", **common)
+                )
             middle, low, high = (moving_average(values, window) for values in (middle, low, high))
         if len(members) > 1:
             traces.append(_band(xs, low, high, color, max_points, common))
         line_x, line_y = decimate(xs, middle, max_points)
         mode = "lines+markers" if len(line_x) <= 40 else "lines"
         line, marker = {"color": color, "width": 2.2}, {"size": 6}
-        traces.append(go.Scatter(x=line_x, y=line_y, name=name, mode=mode, line=line, marker=marker, hovertemplate=_hover(x, y), **common))
+        traces.append(
+            go.Scatter(
+                x=line_x, y=line_y, name=name, mode=mode, line=line, marker=marker, hovertemplate=_hover(x, y), **common
+            )
+        )
     return traces
 
 
@@ -116,11 +129,19 @@ def _show_trouble(figure: go.Figure, runs: Sequence[Run]) -> None:
     The figure is made higher by the height of the text, so that it hides no curve.
     """
     named = zip(distinct_labels(runs), runs, strict=True)
-    troubles = [safe(f"{label}: {run.trouble}" if len(runs) > 1 else run.trouble) for label, run in named if run.trouble]
+    troubles = [
+        safe(f"{label}: {run.trouble}" if len(runs) > 1 else run.trouble) for label, run in named if run.trouble
+    ]
     if troubles:
         lines = [line for words in troubles[:3] for line in textwrap.wrap(words, 90)[:3]]
         place = {"xref": "paper", "yref": "paper", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "yshift": 8}
-        look = {"showarrow": False, "bgcolor": "#fff0f0", "bordercolor": "#b00020", "font": {"color": "#b00020"}, "align": "left"}
+        look = {
+            "showarrow": False,
+            "bgcolor": "#fff0f0",
+            "bordercolor": "#b00020",
+            "font": {"color": "#b00020"},
+            "align": "left",
+        }
         figure.add_annotation(text="<br>".join(lines), **place, **look)
         extra = LINE_PIXELS * len(lines)
         title = {"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 18}}
@@ -163,7 +184,11 @@ def x_axis(runs: Sequence[Run], x: XAxis) -> dict[str, Any]:
 
 def y_axis(y: YAxis, log_y: bool = False) -> dict[str, Any]:
     """Return title and ticks of the y axis."""
-    return {"title": Y_TITLES[y], "tickformat": ".0%" if y == "accuracy" else None, "type": "log" if log_y else "linear"}
+    return {
+        "title": Y_TITLES[y],
+        "tickformat": ".0%" if y == "accuracy" else None,
+        "type": "log" if log_y else "linear",
+    }
 
 
 def decimate(xs: Floats, ys: Floats, max_points: int = MAX_POINTS) -> tuple[Floats, Floats]:
@@ -215,18 +240,35 @@ def _merge(members: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Fl
 
 
 def _band(xs: Floats, low: Floats, high: Floats, color: str, max_points: int, common: dict[str, Any]) -> go.Scatter:
-    keep = np.unique(np.linspace(0, len(xs) - 1, min(len(xs), max_points // 2)).astype(int)) if len(xs) else np.zeros(0, int)
+    keep = (
+        np.unique(np.linspace(0, len(xs) - 1, min(len(xs), max_points // 2)).astype(int))
+        if len(xs)
+        else np.zeros(0, int)
+    )
     around = np.concatenate([xs[keep], xs[keep][::-1]])
     edge = np.concatenate([high[keep], low[keep][::-1]])
     fill = faded(color, 0.18)
     return go.Scatter(
-        x=around, y=edge, fill="toself", fillcolor=fill, line={"width": 0}, mode="lines", hoverinfo="skip", showlegend=False, **common
+        x=around,
+        y=edge,
+        fill="toself",
+        fillcolor=fill,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        **common,
     )
 
 
 def _hover(x: XAxis, y: YAxis) -> str:
     value = "%{y:.2%}" if y == "accuracy" else "%{y:.4g}"
-    where = {"steps": "step %{x:.0f}", "seconds": "%{x:.3f} s", "samples": "%{x:.4s} samples", "bytes": "%{x:.4s}B sent"}[x]
+    where = {
+        "steps": "step %{x:.0f}",
+        "seconds": "%{x:.3f} s",
+        "samples": "%{x:.4s} samples",
+        "bytes": "%{x:.4s}B sent",
+    }[x]
     return f"%{{fullData.name}}<br>{Y_TITLES[y]} {value}<br>{where}<extra></extra>"
 
 

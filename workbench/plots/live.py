@@ -58,7 +58,12 @@ class LiveCurves:
     """
 
     def __init__(
-        self, *, x: XAxis = "seconds", on_stop: Action | None = None, on_pause: Action | None = None, on_resume: Action | None = None
+        self,
+        *,
+        x: XAxis = "seconds",
+        on_stop: Action | None = None,
+        on_pause: Action | None = None,
+        on_resume: Action | None = None,
     ) -> None:
         self._runs: list[Run] = []
         self._poll: Callable[[], Sequence[Run]] | None = None
@@ -229,11 +234,22 @@ def status_table(runs: Sequence[Run]) -> Table:
             steps = sorted(row["step"] for row in latest.values() if row)
             slowest = f"{steps[0]} to {steps[-1]}" if steps else MISSING
             last, oldest_s = run.steps()[-1] if steps else {}, max(ages_s.values(), default=None)
-            rows.append({**last, "run": label, "rank": f"{len(latest)} ranks", "state": status, "step": slowest, "age_s": oldest_s})
+            rows.append(
+                {
+                    **last,
+                    "run": label,
+                    "rank": f"{len(latest)} ranks",
+                    "state": status,
+                    "step": slowest,
+                    "age_s": oldest_s,
+                }
+            )
         else:
             for rank in sorted({*latest, *failures}):
                 state = failures[rank].get("error", "failed") if rank in failures else status
-                rows.append({**latest.get(rank, {}), "run": label, "rank": rank, "state": state, "age_s": ages_s.get(rank)})
+                rows.append(
+                    {**latest.get(rank, {}), "run": label, "rank": rank, "state": state, "age_s": ages_s.get(rank)}
+                )
     return Table(rows, STATUS_COLUMNS)
 
 

@@ -37,7 +37,9 @@ def arrows(run: Run, item: Panel, factor: float) -> go.Scatter | None:
         order = order[np.linspace(0, num_all - 1, MAX_ARROWS).astype(int)]
     sent, received = sent[order], received[order]
     name = "message" if len(sent) == num_all else f"message ({len(sent)} of {num_all})"
-    begin_s, end_s = (np.clip(at - item.begin_s, 0, item.length_s) for at in (table["start_s"][sent], table["end_s"][received]))
+    begin_s, end_s = (
+        np.clip(at - item.begin_s, 0, item.length_s) for at in (table["start_s"][sent], table["end_s"][received])
+    )
     text = [_about(table[one], table[other]) for one, other in zip(sent, received, strict=True)]
     return go.Scatter(
         x=_broken(begin_s * factor, end_s * factor),
@@ -69,7 +71,9 @@ def _broken(starts: NDArray[np.float64], ends: NDArray[np.float64]) -> list[floa
 def _about(sent: Any, received: Any) -> str:
     took = seconds(max(float(received["end_s"] - sent["start_s"]), 0.0))
     late_s = float(sent["start_s"] - received["start_s"])
-    waited = f"the receiver had waited for {seconds(late_s)}" if late_s > 0 else f"the sender waited for {seconds(-late_s)}"
+    waited = (
+        f"the receiver had waited for {seconds(late_s)}" if late_s > 0 else f"the sender waited for {seconds(-late_s)}"
+    )
     where = f"<b>message</b> from rank {sent['rank']} to rank {received['rank']}, {num_bytes(float(sent['bytes']))}"
     return f"{where}<br>{took} from the call to the arrival; {waited if late_s else 'neither waited'}"
 
@@ -97,7 +101,9 @@ def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
         ys += [y, y]
         share = percent(float(lengths_s[place]) / whole_s[step])
         kind = found.kind_names[place].replace("_", "-") if len(found.step) < MAX_PIECES else "piece"
-        text += [f"<b>critical path</b> of step {step}: {kind} on rank {rank}, {seconds(float(lengths_s[place]))}, {share} of the step"] * 2
+        text += [
+            f"<b>critical path</b> of step {step}: {kind} on rank {rank}, {seconds(float(lengths_s[place]))}, {share} of the step"
+        ] * 2
     return go.Scatter(
         x=xs,
         y=ys,

@@ -168,7 +168,9 @@ class _Lane:
         return self.begin_s, self.end_s, self.spans_s, self.first, self.last, self.begun
 
 
-def _lanes(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, long: NDArray[np.bool_], grid: Floats) -> Iterator[_Lane]:
+def _lanes(
+    lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, long: NDArray[np.bool_], grid: Floats
+) -> Iterator[_Lane]:
     """Yield the bars of each lane; spans are sorted by lane, then by start."""
     begins = np.flatnonzero(np.append(True, np.diff(lane) != 0)).tolist()
     num_bars = 0
@@ -193,5 +195,13 @@ def _lanes(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, long: NDArr
         one, other = np.zeros(len(there), np.int64), np.zeros(len(there), np.int64)
         other[bar], one[bar[::-1]] = span, span[::-1]  # for repeated places the last one wins
         end_of = np.where(apart[one], end_s[mine][one], edges[there // len(KINDS) // 2 + 1])
-        yield _Lane(there % len(KINDS), edges[there // len(KINDS) // 2], end_of, spans_s, one + first, other + first, bar[begun] + num_bars)
+        yield _Lane(
+            there % len(KINDS),
+            edges[there // len(KINDS) // 2],
+            end_of,
+            spans_s,
+            one + first,
+            other + first,
+            bar[begun] + num_bars,
+        )
         num_bars += len(there)

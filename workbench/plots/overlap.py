@@ -48,7 +48,9 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     for position, item in enumerate(found):
         total_s = sum(parts_of(item).values())
         note = f"overlap {percent(item.fraction)}" if item.fraction is not None else "no communication"
-        figure.add_annotation(x=total_s * factor, y=position, text=note, showarrow=False, xanchor="left", xshift=8, font={"size": 12})
+        figure.add_annotation(
+            x=total_s * factor, y=position, text=note, showarrow=False, xanchor="left", xshift=8, font={"size": 12}
+        )
     figure.update_layout(
         template=TEMPLATE,
         barmode="stack",
@@ -59,7 +61,9 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     )
     legend_below(figure, 170 + 44 * len(runs), colors)
     figure.update_xaxes(title=f"mean time of a step ({unit})", range=[0, longest_s * factor * 1.2 or 1])
-    figure.update_yaxes(tickvals=list(range(len(runs))), ticktext=labels, range=[len(runs) - 0.5, -0.5], ticks="", showgrid=False)
+    figure.update_yaxes(
+        tickvals=list(range(len(runs))), ticktext=labels, range=[len(runs) - 0.5, -0.5], ticks="", showgrid=False
+    )
     return figure
 
 

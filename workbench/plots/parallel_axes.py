@@ -21,7 +21,11 @@ NOTHING = "\N{EN DASH}"
 
 
 def parallel(
-    runs: Table | Iterable[Any], *, axes: Iterable[str] = (), color: str = "accuracy", title: str = "Runs, settings and results"
+    runs: Table | Iterable[Any],
+    *,
+    axes: Iterable[str] = (),
+    color: str = "accuracy",
+    title: str = "Runs, settings and results",
 ) -> go.Figure:
     """Draw parallel coordinates over runs. In the browser, drag along an axis to keep the runs within the range.
 
@@ -40,7 +44,10 @@ def parallel(
         raise ConfigError("no runs to show: give some, such as runs_table(sweep=NAME)")
     known = list(dict.fromkeys(name for row in rows for name in row))
     settings = [name for name in (*FIRST, *known) if name in known and name not in UNLIKE and _varies(rows, name)]
-    keys = list(axes) or [*dict.fromkeys(settings), *(name for name in SHOWN_RESULTS if any(row.get(name) is not None for row in rows))]
+    keys = list(axes) or [
+        *dict.fromkeys(settings),
+        *(name for name in SHOWN_RESULTS if any(row.get(name) is not None for row in rows)),
+    ]
     for name in keys:
         if name not in known:
             raise ConfigError(f"no run has {name!r}: choose among {', '.join(known)}")
@@ -77,7 +84,15 @@ def _axis(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return {"label": safe(name), "values": values}
     numbers = sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
-    words = [*map(str, numbers), *sorted({str(value) for value in values if value is not None and value not in numbers})]
+    words = [
+        *map(str, numbers),
+        *sorted({str(value) for value in values if value is not None and value not in numbers}),
+    ]
     words += [NOTHING] if None in values else []
     places = [words.index(NOTHING if value is None else str(value)) for value in values]
-    return {"label": safe(name), "values": places, "tickvals": list(range(len(words))), "ticktext": [safe(word) for word in words]}
+    return {
+        "label": safe(name),
+        "values": places,
+        "tickvals": list(range(len(words))),
+        "ticktext": [safe(word) for word in words],
+    }

@@ -30,9 +30,13 @@ def write_pictures(figures: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Path
     import plotly.graph_objects as go
     import plotly.io as pio
 
-    drawn = [go.Figure(data=figure["data"], layout=figure.get("layout"), skip_invalid=True) for figure in figures.values()]
+    drawn = [
+        go.Figure(data=figure["data"], layout=figure.get("layout"), skip_invalid=True) for figure in figures.values()
+    ]
     layouts = [figure.get("layout") or {} for figure in figures.values()]
-    widths, heights = ([layout.get(name) or usual for layout in layouts] for name, usual in zip(("width", "height"), SIZE, strict=True))
+    widths, heights = (
+        [layout.get(name) or usual for layout in layouts] for name, usual in zip(("width", "height"), SIZE, strict=True)
+    )
     for figure in drawn:
         for place, trace in enumerate(figure.data):
             trace.uid = f"trace-{place}"  # random otherwise
@@ -48,7 +52,9 @@ def write_pictures(figures: Mapping[Path, Mapping[str, Any]]) -> dict[Path, Path
             pio.write_images([drawn[place] for place in large], png, **sizes)
     except (ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise LaunchError(f"figures are not drawn: {reason} (they need the package kaleido, and Chrome or Chromium)") from None
+        raise LaunchError(
+            f"figures are not drawn: {reason} (they need the package kaleido, and Chrome or Chromium)"
+        ) from None
     for place in large:
         svg[place].unlink()
     kept = [path.with_suffix(".png") if place in large else path for place, path in enumerate(svg)]

@@ -83,6 +83,10 @@ def algorithm_of(run: Run) -> Algorithm:
     found = algorithms.recorded(record)
     if found is None:
         quiet = record.get("defaults") or ()
-        settings = ", ".join(f"{name}={value}" for name, value in (record.get("settings") or {}).items() if name not in quiet)
-        raise ConfigError(f"run {run.id} used {record.get('name')}({settings}), and its record does not hold all settings: give algorithm=")
+        settings = ", ".join(
+            f"{name}={value}" for name, value in (record.get("settings") or {}).items() if name not in quiet
+        )
+        raise ConfigError(
+            f"run {run.id} used {record.get('name')}({settings}), and its record does not hold all settings: give algorithm="
+        )
     return found

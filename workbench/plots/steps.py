@@ -21,7 +21,12 @@ from workbench.trace.run import Run, as_runs
 
 MAX_STEPS = 200  # largest number of bars; with more steps, a bar is the mean of several
 HEIGHT = 560
-PARTS = {"computation alone": BLUE, "hidden communication": GREEN, "exposed communication": VERMILION, "idle": LIGHT_GREY}
+PARTS = {
+    "computation alone": BLUE,
+    "hidden communication": GREEN,
+    "exposed communication": VERMILION,
+    "idle": LIGHT_GREY,
+}
 
 Floats = NDArray[np.float64]
 
@@ -42,14 +47,18 @@ def per_step(run: Run, steps: slice | None = None) -> go.Figure:
     (run,) = as_runs([run])
     found, path = overlap(run.spans, steps), critical_path(run.spans, steps)
     if not found.num_steps:
-        raise ConfigError(f"run {run.id} has no trace of such steps: was it made with trace_steps=0, or other steps asked for?")
+        raise ConfigError(
+            f"run {run.id} has no trace of such steps: was it made with trace_steps=0, or other steps asked for?"
+        )
     numbers = np.unique(found.step)
     each = -(-len(numbers) // MAX_STEPS)  # steps in a bar
     upper, lower = _parts(found, numbers, each), _kinds(path, numbers, each)
     longest_s = max(float(np.sum(list(parts.values()), axis=0).max()) for parts in (upper, lower) if parts)
     unit, factor = time_unit(longest_s)
     at = numbers[::each]
-    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.1, subplot_titles=["mean of all ranks", "critical path"])
+    figure = make_subplots(
+        rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.1, subplot_titles=["mean of all ranks", "critical path"]
+    )
     for row, parts in ((1, upper), (2, lower)):
         for name, lengths_s in parts.items():
             figure.add_trace(_bar(name, at, lengths_s, factor, each), row=row, col=1)
@@ -57,9 +66,18 @@ def per_step(run: Run, steps: slice | None = None) -> go.Figure:
     figure.update_xaxes(title="step" if each == 1 else f"step (means of {each})", row=2, col=1)
     figure.update_annotations(font={"size": 13}, x=0, xanchor="left")
     title = f"{safe(f'Steps of {run.label}')}{partly(trace_coverage(run))}"
-    beside = {"orientation": "h", "x": 1, "xanchor": "right", "yanchor": "bottom", "traceorder": "normal", "font": {"size": 12}}
+    beside = {
+        "orientation": "h",
+        "x": 1,
+        "xanchor": "right",
+        "yanchor": "bottom",
+        "traceorder": "normal",
+        "font": {"size": 12},
+    }
     figure.update_layout(template=TEMPLATE, title=title, height=HEIGHT, barmode="stack", bargap=0.15)
-    figure.update_layout(legend={**beside, "y": 1.0}, legend2={**beside, "y": figure.layout.yaxis2.domain[1]}, margin={"t": 84})
+    figure.update_layout(
+        legend={**beside, "y": 1.0}, legend2={**beside, "y": figure.layout.yaxis2.domain[1]}, margin={"t": 84}
+    )
     return figure
 
 
@@ -73,12 +91,17 @@ def _means(numbers: NDArray[np.int64], each: int, step: NDArray[np.int64], value
 def _parts(found: Overlap, numbers: NDArray[np.int64], each: int) -> dict[str, Floats]:
     ones = np.ones(len(found.step))
     lengths = (found.compute_s - found.hidden_s, found.hidden_s, found.exposed_s, found.idle_s)
-    return {name: _means(numbers, each, found.step, lengths_s, ones) for name, lengths_s in zip(PARTS, lengths, strict=True)}
+    return {
+        name: _means(numbers, each, found.step, lengths_s, ones) for name, lengths_s in zip(PARTS, lengths, strict=True)
+    }
 
 
 def _kinds(path: CriticalPath, numbers: NDArray[np.int64], each: int) -> dict[str, Floats]:
     """Return kind -> mean seconds on the path, for kinds on it."""
-    lengths_s, first = path.end_s - path.start_s, np.append(True, np.diff(path.step) != 0)[: len(path.step)].astype(float)
+    lengths_s, first = (
+        path.end_s - path.start_s,
+        np.append(True, np.diff(path.step) != 0)[: len(path.step)].astype(float),
+    )
     once = _means(numbers, each, path.step, first, np.zeros(len(first)))  # number of steps in each bar
     found = {}
     for kind in np.unique(path.kind)[::-1].tolist() if len(path.kind) else ():
@@ -92,16 +115,24 @@ def _kinds(path: CriticalPath, numbers: NDArray[np.int64], each: int) -> dict[st
 def _bar(name: str, at: NDArray[np.int64], lengths_s: Floats, factor: float, each: int) -> go.Bar:
     color = PARTS.get(name) or KIND_COLORS.get(name, "#FFFFFF")
     last = at + each - 1
-    when = [f"step {one}" if each == 1 else f"steps {one} to {end}" for one, end in zip(at.tolist(), last.tolist(), strict=True)]
+    when = [
+        f"step {one}" if each == 1 else f"steps {one} to {end}"
+        for one, end in zip(at.tolist(), last.tolist(), strict=True)
+    ]
     spoken = name.replace("_", "-")
-    text: list[Any] = [f"<b>{spoken}</b>, {one}<br>{seconds(length_s)}" for one, length_s in zip(when, lengths_s.tolist(), strict=True)]
+    text: list[Any] = [
+        f"<b>{spoken}</b>, {one}<br>{seconds(length_s)}" for one, length_s in zip(when, lengths_s.tolist(), strict=True)
+    ]
     return go.Bar(
         x=at + (each - 1) / 2,
         y=np.round(lengths_s * factor, 6),
         width=each * 0.85,
         name=spoken,
         legend="legend" if name in PARTS else "legend2",
-        marker={"color": color, "line": {"color": "#8C8C8C" if name == NOTHING else color, "width": 1 if name == NOTHING else 0}},
+        marker={
+            "color": color,
+            "line": {"color": "#8C8C8C" if name == NOTHING else color, "width": 1 if name == NOTHING else 0},
+        },
         hovertext=text,
         hovertemplate="%{hovertext}<extra></extra>",
     )

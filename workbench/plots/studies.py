@@ -60,7 +60,13 @@ def scaling(curves: Mapping[str, Series], *, title: str = "Scaling") -> go.Figur
     shares = {name: {p: speedup / p for p, speedup in series.items()} for name, series in speedups.items()}
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
     figure.update_layout(template=TEMPLATE, title=safe(title), hovermode="closest")
-    ideal = go.Scatter(x=[fewest, most], y=[fewest, most], mode="lines", name="ideal", line={"color": GREY, "width": 1.5, "dash": "dot"})
+    ideal = go.Scatter(
+        x=[fewest, most],
+        y=[fewest, most],
+        mode="lines",
+        name="ideal",
+        line={"color": GREY, "width": 1.5, "dash": "dot"},
+    )
     figure.add_trace(ideal, row=1, col=1)
     figure.add_traces(_lines(speedups, "%{x} workers: speed-up %{y:.4~g}"), rows=1, cols=1)
     figure.add_traces(_lines(shares, "%{x} workers: efficiency %{y:.1%}", legend=False), rows=1, cols=2)
@@ -109,7 +115,9 @@ def curves_of(
         figure.add_scatter(x=[at], y=[height], mode="markers", marker=marker, showlegend=False, hoverinfo="skip")
     if reference is not None:
         figure.add_hline(y=reference, line={"color": GREY, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title=safe(x), **(log_axis(sorted({at for series in curves.values() for at in series})) if log_x else {}))
+    figure.update_xaxes(
+        title=safe(x), **(log_axis(sorted({at for series in curves.values() for at in series})) if log_x else {})
+    )
     figure.update_yaxes(title=safe(y), **(_log_y(curves) if log_y else {"rangemode": "tozero"}))
     figure.update_layout(showlegend=True)
     legend_below(figure, HEIGHT, [*curves, "simulated"])
@@ -129,11 +137,17 @@ def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of 
     if not groups or not all(groups.values()):
         raise ConfigError("no steps to show: give group -> entry -> run")
     return stacked_bars(
-        {name: {entry: parts_of(steady_overlap(run)) for entry, run in group.items()} for name, group in groups.items()}, title=title
+        {
+            name: {entry: parts_of(steady_overlap(run)) for entry, run in group.items()}
+            for name, group in groups.items()
+        },
+        title=title,
     )
 
 
-def stacked_bars(groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, title: str, of: str = "a step") -> go.Figure:
+def stacked_bars(
+    groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, title: str, of: str = "a step"
+) -> go.Figure:
     """Draw a stacked bar for each entry, in groups next to each other.
 
     Each group has its own axis. An entry is in the same row of each group.
@@ -169,10 +183,14 @@ def stacked_bars(groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, tit
         for part, color in zip(parts, PART_COLORS, strict=False):
             lengths_s = [group.get(entry, {}).get(part, 0.0) for entry in entries]
             figure.add_trace(_stacked_part(part, color, entries, lengths_s, factor, legend=number == 0), **place)
-        figure.update_xaxes(title=f"time of {of} ({unit})", range=[0, longest_s * factor * 1.04 or 1], nticks=5, **place)
+        figure.update_xaxes(
+            title=f"time of {of} ({unit})", range=[0, longest_s * factor * 1.04 or 1], nticks=5, **place
+        )
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
     figure.update_annotations(font={"size": 13})
-    figure.update_layout(template=TEMPLATE, title=safe(title), barmode="stack", bargap=0.3, legend={"traceorder": "normal"})
+    figure.update_layout(
+        template=TEMPLATE, title=safe(title), barmode="stack", bargap=0.3, legend={"traceorder": "normal"}
+    )
     figure.update_layout(uniformtext={"mode": "hide", "minsize": 9}, margin={"t": TITLES_PIXELS})
     legend_below(figure, TITLES_PIXELS + inner + AXIS_PIXELS + LINE_PIXELS, parts)
     figure.update_layout(legend={"y": -AXIS_PIXELS / inner})
@@ -262,7 +280,11 @@ def _lines(curves: Mapping[str, Series], hover: str, *, legend: bool = True) -> 
             fill = {"fill": "toself", "fillcolor": faded(color, 0.2), "line": {"width": 0}, "mode": "lines"}
             traces.append(go.Scatter(x=xs + xs[::-1], y=edge, hoverinfo="skip", showlegend=False, **fill, **common))
         line = {"color": color, "width": 2.2, "dash": DASHES[position // len(CYCLE) % len(DASHES)]}
-        how = {"mode": "lines+markers" if len(xs) <= 40 else "lines", "line": line, "marker": {"size": 6, "color": color}}
+        how = {
+            "mode": "lines+markers" if len(xs) <= 40 else "lines",
+            "line": line,
+            "marker": {"size": 6, "color": color},
+        }
         how["hovertemplate"] = f"%{{fullData.name}}<br>{hover}<extra></extra>"
         middle = [float(values.mean()) for values in ys]
         traces.append(go.Scatter(x=xs, y=middle, name=safe(name), showlegend=legend, **how, **common))
@@ -272,14 +294,18 @@ def _lines(curves: Mapping[str, Series], hover: str, *, legend: bool = True) -> 
 def _circles(name: str, series: Series, color: str) -> go.Scatter:
     middle = [float(np.mean(value)) for value in series.values()]
     hover = f"{safe(name)}, simulated<br>%{{x:.4~g}}: %{{y:.4~g}}<extra></extra>"
-    return go.Scatter(x=list(series), y=middle, legendgroup=name, showlegend=False, hovertemplate=hover, **_circle(color))
+    return go.Scatter(
+        x=list(series), y=middle, legendgroup=name, showlegend=False, hovertemplate=hover, **_circle(color)
+    )
 
 
 def _circle(color: str) -> dict[str, Any]:
     return {"mode": "markers", "marker": {"size": 11, "symbol": "circle-open", "color": color, "line": {"width": 2}}}
 
 
-def _stacked_part(part: str, color: str, entries: Sequence[str], lengths_s: Sequence[float], factor: float, *, legend: bool) -> go.Bar:
+def _stacked_part(
+    part: str, color: str, entries: Sequence[str], lengths_s: Sequence[float], factor: float, *, legend: bool
+) -> go.Bar:
     return go.Bar(
         orientation="h",
         y=[f"{safe(entry)} " for entry in entries],

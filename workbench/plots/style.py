@@ -87,7 +87,9 @@ def legend_below(figure: go.Figure, height: int, names: Iterable[str]) -> None:
     reserved below the title of the axis.
     """
     num_lines = max(1, -(-sum(7 * len(name) + 45 for name in names) // PAGE_PIXELS))
-    figure.update_layout(height=height + LINE_PIXELS * (num_lines - 1), legend={"yref": "container", "y": 0, "yanchor": "bottom"})
+    figure.update_layout(
+        height=height + LINE_PIXELS * (num_lines - 1), legend={"yref": "container", "y": 0, "yanchor": "bottom"}
+    )
 
 
 def safe(name: Any) -> str:

@@ -53,7 +53,11 @@ REGISTRY = MappingProxyType(
 # Without a name: networks of true shape that are too large to be trained everywhere, for timing.
 _BY_SHAPE = MappingProxyType({"gpt2_synthetic": ("gpt2", "gpt2_synthetic")})
 _PUBLIC = MappingProxyType(
-    {"Problem": ("base", "Problem"), **{function: (module, function) for module, function in REGISTRY.values()}, **_BY_SHAPE}
+    {
+        "Problem": ("base", "Problem"),
+        **{function: (module, function) for module, function in REGISTRY.values()},
+        **_BY_SHAPE,
+    }
 )
 
 __all__ = [*_PUBLIC, "describe", "get", "names"]  # noqa: PLE0604  (names are all strings)
@@ -87,7 +91,9 @@ def get(name: str, **options: Any) -> Problem:
     plain = name.lower().replace("_", "-")
     if plain not in REGISTRY:
         error = unknown("problem", name, REGISTRY)
-        raise ConfigError(f"{error}; for your own, give file.py:name, where name is a Problem or a function that returns one")
+        raise ConfigError(
+            f"{error}; for your own, give file.py:name, where name is a Problem or a function that returns one"
+        )
     if isinstance(options.get("dtype"), str):
         options["dtype"] = _dtype(options["dtype"])
     problem: Problem = call_checked(plain, _load(*REGISTRY[plain]), options)
@@ -114,20 +120,28 @@ def _of_file(file: str, name: str, options: dict[str, Any]) -> Problem:
 
     path = Path(file).expanduser().resolve()
     if not path.is_file():
-        raise ConfigError(f"problem {file}:{name}: there is no file {file}: give its path, from the folder where the command runs")
+        raise ConfigError(
+            f"problem {file}:{name}: there is no file {file}: give its path, from the folder where the command runs"
+        )
     found = _names_of(path, file)
     if name not in found:
         own = sorted(
-            key for key, value in found.items() if isinstance(value, Kind) or getattr(value, "__module__", None) == found["__name__"]
+            key
+            for key, value in found.items()
+            if isinstance(value, Kind) or getattr(value, "__module__", None) == found["__name__"]
         )
         raise unknown(f"problem of {file}", name, own)
     value = found[name]
     if isinstance(value, Kind):
         if options:
-            raise ConfigError(f"{file}:{name} is a Problem and takes no options: leave --option out, or make it a function that takes them")
+            raise ConfigError(
+                f"{file}:{name} is a Problem and takes no options: leave --option out, or make it a function that takes them"
+            )
         return value
     if not callable(value):
-        raise ConfigError(f"{file}:{name} is a {type(value).__name__}: name a workbench.Problem, or a function that returns one")
+        raise ConfigError(
+            f"{file}:{name} is a {type(value).__name__}: name a workbench.Problem, or a function that returns one"
+        )
     made = call_checked(f"{file}:{name}", value, options)
     if not isinstance(made, Kind):
         raise ConfigError(f"{file}:{name}() returned a {type(made).__name__}: return a workbench.Problem")
@@ -151,7 +165,9 @@ def _names_of(path: Path, file: str) -> dict[str, Any]:
         del sys.modules[name]
         if not isinstance(error, Exception):
             raise
-        raise ConfigError(f"{file} cannot be run ({type(error).__name__}: {error}): fix the file; `python {file}` shows where") from error
+        raise ConfigError(
+            f"{file} cannot be run ({type(error).__name__}: {error}): fix the file; `python {file}` shows where"
+        ) from error
     finally:
         sys.path.remove(str(path.parent))
     return vars(module)

@@ -81,7 +81,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         if isinstance(self.model, nn.Module) or not callable(self.model):
-            raise ConfigError("model= takes a function that returns the module (a class, `lambda: Net()`): every rank makes its own")
+            raise ConfigError(
+                "model= takes a function that returns the module (a class, `lambda: Net()`): every rank makes its own"
+            )
 
     def batch_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of a batch: a scalar with a graph."""
@@ -113,7 +115,9 @@ def as_dataset(data: Any, what: str) -> Dataset[Any]:
         data = TensorDataset(*tensors)
     # An IterableDataset inherits a __getitem__ that only raises.
     if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        raise ConfigError(f"{what}=: give tensors or a map-style Dataset (with __len__ and __getitem__), not {type(data).__name__}")
+        raise ConfigError(
+            f"{what}=: give tensors or a map-style Dataset (with __len__ and __getitem__), not {type(data).__name__}"
+        )
     if len(data) == 0:
         raise ConfigError(f"{what}=: the data set is empty")
     return cast(Dataset[Any], data)

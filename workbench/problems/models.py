@@ -35,7 +35,12 @@ def cnn(
         stride = 1 if index == 0 else 2
         layers += [nn.Conv2d(num_channels, num_out, kernel_size=3, padding=1, stride=stride), nn.ReLU()]
         num_channels, height, width = num_out, -(-height // stride), -(-width // stride)
-    layers += [nn.Flatten(), nn.Linear(num_channels * height * width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)]
+    layers += [
+        nn.Flatten(),
+        nn.Linear(num_channels * height * width, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, num_classes),
+    ]
     return he_init(nn.Sequential(*layers)).to(dtype)
 
 

@@ -29,7 +29,9 @@ DIGIT_LEVELS = 17
 RMSPROP = partial(torch.optim.RMSprop, alpha=0.95, momentum=0.9)
 
 
-def digits_pixelcnn(*, width: int = 24, blocks: int = 2, kernel: int = 5, dtype: torch.dtype = torch.float32) -> Problem:
+def digits_pixelcnn(
+    *, width: int = 24, blocks: int = 2, kernel: int = 5, dtype: torch.dtype = torch.float32
+) -> Problem:
     """PixelCNN of the 8 x 8 digits, 17 levels of grey. 5,489 parameters by default.
 
     Args:
@@ -43,7 +45,13 @@ def digits_pixelcnn(*, width: int = 24, blocks: int = 2, kernel: int = 5, dtype:
 
 
 def cifar10_pixelcnn(
-    *, folder: Folder = None, synthetic: bool = False, levels: int = 256, width: int = 120, blocks: int = 15, kernel: int = 7
+    *,
+    folder: Folder = None,
+    synthetic: bool = False,
+    levels: int = 256,
+    width: int = 120,
+    blocks: int = 15,
+    kernel: int = 7,
 ) -> Problem:
     """PixelCNN of CIFAR-10: red, green, blue of each pixel in turn, 256 levels each. 830,808 parameters by default.
 
@@ -61,7 +69,9 @@ def cifar10_pixelcnn(
     if levels < 2 or 256 % levels:
         raise ConfigError(f"levels={levels}: give a divisor of 256, 2 or more")
     if synthetic and folder is not None:
-        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two")
+        raise ConfigError(
+            f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two"
+        )
     where = None if synthetic else find_folder("cifar10", folder)
     load = partial(colour_levels, where, levels)
     name = "cifar10-pixelcnn" + ("-synthetic" if synthetic else "")
@@ -72,13 +82,17 @@ def cifar10_pixelcnn(
 def _network(channels: int, levels: int, width: int, blocks: int, kernel: int, dtype: torch.dtype) -> partial[PixelCNN]:
     positive_ints("width, blocks and kernel", [width, blocks, kernel])
     if width % (2 * channels):
-        raise ConfigError(f"width={width} does not divide by {2 * channels}: choose width={max(1, width // (2 * channels)) * 2 * channels}")
+        raise ConfigError(
+            f"width={width} does not divide by {2 * channels}: choose width={max(1, width // (2 * channels)) * 2 * channels}"
+        )
     if kernel % 2 == 0:
         raise ConfigError(f"kernel={kernel}: give an odd size, such as {kernel + 1}")
     return partial(PixelCNN, channels, levels, width, blocks, kernel, dtype)
 
 
-def _pixelcnn(name: str, make: partial[PixelCNN], load: Callable[[bool], tuple[Tensor, Tensor]], *, lr: float, note: str = "") -> Problem:
+def _pixelcnn(
+    name: str, make: partial[PixelCNN], load: Callable[[bool], tuple[Tensor, Tensor]], *, lr: float, note: str = ""
+) -> Problem:
     return Problem(
         name=name,
         model=make,
@@ -100,7 +114,9 @@ class MaskedConv2d(nn.Module):
 
     mask: Tensor
 
-    def __init__(self, kind: Literal["A", "B"], num_in: int, num_out: int, kernel: int, groups: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, kind: Literal["A", "B"], num_in: int, num_out: int, kernel: int, groups: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         self.padding = kernel // 2
         self.weight = nn.Parameter(torch.empty(num_out, num_in, kernel, kernel, dtype=dtype))
@@ -140,7 +156,9 @@ class _Block(nn.Module):
 class PixelCNN(nn.Module):
     """Plain (not gated) PixelCNN with residual blocks: integer levels (B, C, H, W) -> scores (B, levels, C, H, W)."""
 
-    def __init__(self, channels: int, levels: int, width: int, blocks: int, kernel: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, channels: int, levels: int, width: int, blocks: int, kernel: int, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         self.channels = channels
         self.levels = levels

@@ -53,7 +53,9 @@ def sharded(problem: Problem, shards: Sequence[Sequence[int]], *, batch_size: in
     places = np.empty(sampler.num_samples, dtype=np.int64)
     for rank, shard in enumerate(shards):
         rounds = -(-steps * batch_size // len(shard))
-        drawn = np.concatenate([generator(seed, "shard-order", rank, number).permutation(shard) for number in range(rounds)])
+        drawn = np.concatenate(
+            [generator(seed, "shard-order", rank, number).permutation(shard) for number in range(rounds)]
+        )
         for step in range(steps):
             places[sampler.share(step, rank).numpy()] = drawn[step * batch_size : (step + 1) * batch_size]
     return replace(problem, train=partial(_taken, problem, places), name=f"{problem.name}, {num_workers} shards")

@@ -28,7 +28,9 @@ VOCABULARY = 256  # a token is a byte
 TEST_SHARE = 10  # the last tenth of the text is the test set
 LIBRARY_TEST_BYTES = 32_768  # so that an evaluation takes as long as a few steps
 # Not the same in every installation, no program text, or left out of later Pythons.
-LEFT_OUT = frozenset({"distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "tkinter", "turtledemo"})
+LEFT_OUT = frozenset(
+    {"distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "tkinter", "turtledemo"}
+)
 
 ReadText = Callable[[int], bytes]  # number of bytes -> that many first bytes of a text
 
@@ -84,17 +86,27 @@ def _network(context: int, width: int, layers: int, heads: int, dtype: torch.dty
     positive_ints("context, width, layers and heads", [context, width, layers, heads])
     check_dtype(dtype)
     if width % heads:
-        raise ConfigError(f"width={width} does not divide by heads={heads}: choose width={width - width % heads or heads}")
+        raise ConfigError(
+            f"width={width} does not divide by heads={heads}: choose width={width - width % heads or heads}"
+        )
     return partial(TextTransformer, context, width, layers, heads, dtype)
 
 
 def _transformer(
-    name: str, make: partial[TextTransformer], read: ReadText, context: int, num_bytes: int, test_bytes: int, note: str = ""
+    name: str,
+    make: partial[TextTransformer],
+    read: ReadText,
+    context: int,
+    num_bytes: int,
+    test_bytes: int,
+    note: str = "",
 ) -> Problem:
     if min(test_bytes, num_bytes - test_bytes) <= context:
         least = TEST_SHARE * (context + 1) if read is load_text else LIBRARY_TEST_BYTES + context + 1
         part = "test tenth" if read is load_text else "training part"
-        raise ConfigError(f"num_bytes={num_bytes}: the {part} does not hold {context} bytes and the next: use {least} or more")
+        raise ConfigError(
+            f"num_bytes={num_bytes}: the {part} does not hold {context} bytes and the next: use {least} or more"
+        )
     read(num_bytes)
     return Problem(
         name=name,
@@ -139,7 +151,13 @@ class TextTransformer(nn.Module):
     """Bytes (B, T) int64 -> scores of the next byte (B, 256, T): the class dimension where `cross_entropy` has it."""
 
     def __init__(
-        self, context: int, width: int, layers: int, heads: int, dtype: torch.dtype = torch.float32, vocabulary: int = VOCABULARY
+        self,
+        context: int,
+        width: int,
+        layers: int,
+        heads: int,
+        dtype: torch.dtype = torch.float32,
+        vocabulary: int = VOCABULARY,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
@@ -175,7 +193,9 @@ def load_text(num_bytes: int) -> bytes:
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        raise DataMissing("this Python lacks pydoc_data/topics.py, the text to learn from: install the full standard library") from None
+        raise DataMissing(
+            "this Python lacks pydoc_data/topics.py, the text to learn from: install the full standard library"
+        ) from None
     return _first("\n\n".join(topics[name] for name in sorted(topics)).encode(), num_bytes)
 
 
@@ -196,8 +216,14 @@ def _library() -> bytes:
     root = Path(sysconfig.get_path("stdlib"))
     modules = sorted(sys.stdlib_module_names - LEFT_OUT)
     files = [path for name in modules for path in (root / f"{name}.py", *(root / name).rglob("*.py")) if path.is_file()]
-    names = [path.relative_to(root).as_posix() for path in files if not {"test", "tests"} & set(path.parts[len(root.parts) :])]
+    names = [
+        path.relative_to(root).as_posix()
+        for path in files
+        if not {"test", "tests"} & set(path.parts[len(root.parts) :])
+    ]
     if not names:
-        raise DataMissing(f"this Python has no source files in {root}, the text to learn from: install the full standard library")
+        raise DataMissing(
+            f"this Python has no source files in {root}, the text to learn from: install the full standard library"
+        )
     names.sort(key=lambda name: hashlib.sha256(name.encode()).digest())
     return b"\n".join((root / name).read_bytes() for name in names)

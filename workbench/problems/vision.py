@@ -39,17 +39,25 @@ def mnist_mlp(*, folder: Folder = None, synthetic: bool = False, hidden: Sequenc
         DataMissing: the files are not in `folder`; the message says which are expected, and where to get them.
     """
     network = partial(mlp, 28 * 28, positive_ints("hidden", hidden), SOURCES["mnist"].num_classes)
-    return _from_source("mnist", "mlp", network, folder, synthetic, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.5))
+    return _from_source(
+        "mnist", "mlp", network, folder, synthetic, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.5)
+    )
 
 
-def mnist_cnn(*, folder: Folder = None, synthetic: bool = False, channels: Sequence[int] = (16, 32), hidden: int = 128) -> Problem:
+def mnist_cnn(
+    *, folder: Folder = None, synthetic: bool = False, channels: Sequence[int] = (16, 32), hidden: int = 128
+) -> Problem:
     """3x3 convolutions and a hidden layer on MNIST, 809,034 parameters by default.
 
     See `mnist_mlp` for the arguments.
     """
     source = SOURCES["mnist"]
-    network = partial(cnn, source.image, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], source.num_classes)
-    return _from_source("mnist", "cnn", network, folder, synthetic, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5))
+    network = partial(
+        cnn, source.image, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], source.num_classes
+    )
+    return _from_source(
+        "mnist", "cnn", network, folder, synthetic, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5)
+    )
 
 
 def cifar10_cnn(
@@ -65,11 +73,17 @@ def cifar10_cnn(
     See `cifar10_resnet18` for the arguments.
     """
     source = SOURCES["cifar10"]
-    network = partial(cnn, source.image, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], source.num_classes)
-    return _from_source("cifar10", "cnn", network, folder, synthetic, augment, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5))
+    network = partial(
+        cnn, source.image, positive_ints("channels", channels), positive_ints("hidden", hidden)[0], source.num_classes
+    )
+    return _from_source(
+        "cifar10", "cnn", network, folder, synthetic, augment, optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.5)
+    )
 
 
-def cifar10_resnet18(*, folder: Folder = None, synthetic: bool = False, augment: bool = True, small_stem: bool = True) -> Problem:
+def cifar10_resnet18(
+    *, folder: Folder = None, synthetic: bool = False, augment: bool = True, small_stem: bool = True
+) -> Problem:
     """ResNet-18 on CIFAR-10 (50,000 colour images of 32 x 32, ten classes).
 
     Args:
@@ -85,7 +99,9 @@ def cifar10_resnet18(*, folder: Folder = None, synthetic: bool = False, augment:
     return _resnet18("cifar10", folder, synthetic, augment, small_stem)
 
 
-def cifar100_resnet18(*, folder: Folder = None, synthetic: bool = False, augment: bool = True, small_stem: bool = True) -> Problem:
+def cifar100_resnet18(
+    *, folder: Folder = None, synthetic: bool = False, augment: bool = True, small_stem: bool = True
+) -> Problem:
     """ResNet-18 on CIFAR-100 (`cifar-100-python/` in the folder); arguments as for `cifar10_resnet18`."""
     return _resnet18("cifar100", folder, synthetic, augment, small_stem)
 
@@ -186,7 +202,9 @@ def _from_source(
     elif folder is None:
         train, test = random_images(source.image, source.num_classes, SYNTHETIC_SAMPLES)
     else:
-        raise ConfigError(f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two")
+        raise ConfigError(
+            f"folder={str(folder)!r} and synthetic=True: real images or synthetic ones: give one of the two"
+        )
     return Problem(
         name=f"{name}-{network_name}" + ("-synthetic" if synthetic else ""),
         model=partial(with_input_layers, make, mean, std, augment),
@@ -204,11 +222,15 @@ def _check_network(model_name: str, image: tuple[int, ...], classes: int, small_
     if model_name not in known:
         raise unknown("classification network of torchvision", model_name, known)
     if small_stem and not model_name.startswith(("resnet", "resnext", "wide_resnet")):
-        raise ConfigError(f"small_stem=True changes the first layers of a resnet; {model_name} has others: leave it out")
+        raise ConfigError(
+            f"small_stem=True changes the first layers of a resnet; {model_name} has others: leave it out"
+        )
     with torch.device("meta"):
         module = network(model_name, classes, small_stem)
         try:
             module.train()(torch.empty(2, *image))
         except (RuntimeError, ValueError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"{model_name} does not take images of {image} ({reason}): try image=(3, 224, 224)") from error
+            raise ConfigError(
+                f"{model_name} does not take images of {image} ({reason}): try image=(3, 224, 224)"
+            ) from error

@@ -18,7 +18,9 @@ from workbench.units import MB
 NUM_INPUTS, NUM_CLASSES = 512, 10
 
 
-def wide_mlp(*, megabytes: float = 50.0, layers: int = 4, samples: int = 4096, dtype: torch.dtype = torch.float32) -> Problem:
+def wide_mlp(
+    *, megabytes: float = 50.0, layers: int = 4, samples: int = 4096, dtype: torch.dtype = torch.float32
+) -> Problem:
     """ReLU network of `layers` equally wide inner layers and `megabytes` (1e6 bytes) of parameters, on synthetic data.
 
     Inputs are normal random numbers; the label is the largest of ten fixed random projections of them.
@@ -58,6 +60,8 @@ def width_for(num_parameters: float, layers: int) -> int:
 @lru_cache(maxsize=2)
 def make_data(samples: int, part: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return inputs (samples, 512) and labels (samples,) int64."""
-    teacher = torch.randn(NUM_INPUTS, NUM_CLASSES, generator=torch.Generator().manual_seed(derive_seed(0, "wide-teacher")))
+    teacher = torch.randn(
+        NUM_INPUTS, NUM_CLASSES, generator=torch.Generator().manual_seed(derive_seed(0, "wide-teacher"))
+    )
     inputs = torch.randn(samples, NUM_INPUTS, generator=torch.Generator().manual_seed(derive_seed(0, f"wide-{part}")))
     return inputs.to(dtype), (inputs @ teacher).argmax(1)

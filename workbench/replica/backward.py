@@ -76,7 +76,11 @@ class InPlaceGradients:
     def __init__(self, parameters: Sequence[Tensor], layout: Layout) -> None:
         self.parameters = parameters
         self.buckets = [
-            [slot.index for slot in piece.slots[:-1] if type(parameters[slot.index]) is nn.Parameter and _is_small(slot, layout)]
+            [
+                slot.index
+                for slot in piece.slots[:-1]
+                if type(parameters[slot.index]) is nn.Parameter and _is_small(slot, layout)
+            ]
             for piece in layout.buckets
         ]
         self._layout = layout
@@ -127,7 +131,13 @@ class Accumulation:
     """
 
     def __init__(
-        self, gradient: Gradient, views: list[Tensor], in_place: InPlaceGradients, hooks: Hooks, weight: float, control: int
+        self,
+        gradient: Gradient,
+        views: list[Tensor],
+        in_place: InPlaceGradients,
+        hooks: Hooks,
+        weight: float,
+        control: int,
     ) -> None:
         self.gradient = gradient
         self.views = views
@@ -144,7 +154,10 @@ class Accumulation:
         self._fired: set[int] = set()  # gradients of this micro-batch
         self._in_place = in_place
         self._versions: list[list[int]] = [[] for _ in in_place.buckets]  # version counters before backward
-        self._missing = [piece.num_params - len(indices) for piece, indices in zip(gradient.layout.buckets, in_place.buckets, strict=True)]
+        self._missing = [
+            piece.num_params - len(indices)
+            for piece, indices in zip(gradient.layout.buckets, in_place.buckets, strict=True)
+        ]
 
     def begin(self, factor: float, last: bool) -> None:
         """Begin a micro-batch's forward pass; its gradients will be multiplied by `factor`."""
@@ -203,13 +216,17 @@ class Accumulation:
         arrivals = self._arrivals(bucket)
         if all(arrivals):
             return True
-        self.missed.update(index for index, times in zip(self._in_place.buckets[bucket], arrivals, strict=True) if not times)
+        self.missed.update(
+            index for index, times in zip(self._in_place.buckets[bucket], arrivals, strict=True) if not times
+        )
         return False
 
     def count_in_place(self, bucket: int) -> None:
         """Mark the in-place gradients of a bucket as written, and scale them."""
         indices, arrivals = self._in_place.buckets[bucket], self.check_once(bucket)
-        self.written.update(indices if all(arrivals) else [index for index, times in zip(indices, arrivals, strict=True) if times])
+        self.written.update(
+            indices if all(arrivals) else [index for index, times in zip(indices, arrivals, strict=True) if times]
+        )
         if self.factor != 1.0 and any(arrivals):
             for run in self._in_place.runs[bucket]:
                 self.gradient.flat[run].mul_(self.factor)
@@ -226,7 +243,10 @@ class Accumulation:
         views, before = self.views, self._versions[bucket]
         if not self._armed:
             return [0] * len(self._in_place.buckets[bucket])
-        return [views[index]._version - version for index, version in zip(self._in_place.buckets[bucket], before, strict=True)]
+        return [
+            views[index]._version - version
+            for index, version in zip(self._in_place.buckets[bucket], before, strict=True)
+        ]
 
 
 def _twice(slot: Slot) -> ConfigError:
@@ -251,12 +271,20 @@ class ParameterUse:
         need: called with the bucket's number.
     """
 
-    def __init__(self, need: Callable[[int], None], model: nn.Module, parameters: Sequence[Tensor], layout: Layout) -> None:
+    def __init__(
+        self, need: Callable[[int], None], model: nn.Module, parameters: Sequence[Tensor], layout: Layout
+    ) -> None:
         self._need = need
         self._missing = {piece.index for piece in layout.buckets}
         bucket_of = {id(param): slot.bucket for param, slot in zip(parameters, layout.slots, strict=True)}
         self._holders = [
-            (module, sorted({bucket_of[id(param)] for param in module.parameters(recurse=False) if id(param) in bucket_of}, reverse=True))
+            (
+                module,
+                sorted(
+                    {bucket_of[id(param)] for param in module.parameters(recurse=False) if id(param) in bucket_of},
+                    reverse=True,
+                ),
+            )
             for module in model.modules()
         ]
         self._handles: list[RemovableHandle] = []
@@ -288,7 +316,8 @@ class ParameterUse:
 def is_compiled(model: nn.Module) -> bool:
     """Return whether torch.compile made the forward pass of this module, or of a part: it may run no hooks."""
     return any(
-        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule" for module in model.modules()
+        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
     )
 
 

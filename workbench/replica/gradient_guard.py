@@ -44,7 +44,9 @@ class GradientGuard:
             on a GPU.
     """
 
-    def __init__(self, replica: Replica, policy: str, rank: int, max_norm: float | None = None, *, deferred: bool | None = None) -> None:
+    def __init__(
+        self, replica: Replica, policy: str, rank: int, max_norm: float | None = None, *, deferred: bool | None = None
+    ) -> None:
         self.rank = rank
         self.whole = max_norm is not None
         self._replica = replica
@@ -82,7 +84,9 @@ class GradientGuard:
         if self._pending is not None:
             self._pending.add_loss(loss.detach())
         elif not self._left_out and not math.isfinite(value := float(loss.detach())):
-            self._report(f"loss {value}", f"the loss of rank {self.rank} is {value} at step {self._step}{self._cause()}")
+            self._report(
+                f"loss {value}", f"the loss of rank {self.rank} is {value} at step {self._step}{self._cause()}"
+            )
 
     def check_norm(self, gradient: Gradient, weight: float) -> None:
         """Check the norm of the gradient, if there is a limit. All parameters are final; no tail is written yet."""
@@ -164,7 +168,9 @@ class GradientGuard:
         self._left_out = True
         broken = self._broken()
         if broken:
-            raise Diverged(f"{fault}, and so are its parameters ({broken[0]}): leaving gradients out does not help. {self._advice()}")
+            raise Diverged(
+                f"{fault}, and so are its parameters ({broken[0]}): leaving gradients out does not help. {self._advice()}"
+            )
         self._found.append(Finding(self.rank, found))
 
     def _broken(self) -> list[str]:
@@ -231,7 +237,9 @@ def _where(gradient: Gradient, slots: Sequence[Slot]) -> str:
         view = gradient.view(slot)
         number = int((~torch.isfinite(view)).sum())
         if number:
-            found.append(f"{'nan' if bool(torch.isnan(view).any()) else 'inf'} in {number} of {slot.numel} values of {slot.name}")
+            found.append(
+                f"{'nan' if bool(torch.isnan(view).any()) else 'inf'} in {number} of {slot.numel} values of {slot.name}"
+            )
     return named(found)
 
 
@@ -293,10 +301,14 @@ class DeferredCheck:
 
     def read(self) -> Finding | None:
         if bool(self.ok):
-            return Finding(self.rank, "norm", float(self.norm)) if self.norm is not None and bool(self.too_large) else None
+            return (
+                Finding(self.rank, "norm", float(self.norm)) if self.norm is not None and bool(self.too_large) else None
+            )
         fault = self._find_fault()
         if self._policy == "stop":
-            raise Diverged(f"the gradient of rank {self.rank} at step {self._step} cannot be used: {fault}. {self._advice()}; {LEFT_OUT}")
+            raise Diverged(
+                f"the gradient of rank {self.rank} at step {self._step} cannot be used: {fault}. {self._advice()}; {LEFT_OUT}"
+            )
         return Finding(self.rank, fault)
 
     def _find_fault(self) -> str:
@@ -305,7 +317,11 @@ class DeferredCheck:
             return f"loss {bad}"
         for piece, largest in self._largest:
             values = largest.tolist()
-            bad_ones = [f"{value} in {slot.name}" for slot, value in zip(piece.slots, values, strict=True) if not math.isfinite(value)]
+            bad_ones = [
+                f"{value} in {slot.name}"
+                for slot, value in zip(piece.slots, values, strict=True)
+                if not math.isfinite(value)
+            ]
             if bad_ones:
                 return named(bad_ones)
         assert self.norm is not None, "a good gradient was left out"

@@ -47,7 +47,9 @@ class LocalTraining:
         self.batch_size = settings.batch_size or problem.batch_size
         self._served = algorithm.requires.servers
         self._data, self._test = data or (problem.train_data(), problem.test_data())
-        self.sampler = Sampler(len(self._data), self.batch_size, algorithm.roles(num_workers).num_computing, settings.seed)  # type: ignore[arg-type]
+        self.sampler = Sampler(
+            len(self._data), self.batch_size, algorithm.roles(num_workers).num_computing, settings.seed
+        )  # type: ignore[arg-type]
         self.num_steps = num_steps_of(settings, self.sampler)
         self.replica = build_replica(algorithm, problem, settings, device)
         self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # the sampler may be replaced later
@@ -79,7 +81,11 @@ class LocalTraining:
 
     def _micro(self, indices: Tensor) -> Micro:
         batch = to_device(fetch(self._data, indices), self.device)
-        return Micro(lambda: self.problem.batch_loss(self._forward, batch), len(indices) / self.sampler.global_batch, len(indices))
+        return Micro(
+            lambda: self.problem.batch_loss(self._forward, batch),
+            len(indices) / self.sampler.global_batch,
+            len(indices),
+        )
 
     def evaluates_after(self, step: int) -> bool:
         """Return whether an evaluation is due after this step. The last step is evaluated after all updates."""
@@ -277,10 +283,14 @@ def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
             "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own clip_norm if it has one"
         )
     if algorithm.requires.servers and settings.precision == "fp16":
-        raise ConfigError("fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use precision='bf16'")
+        raise ConfigError(
+            "fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use precision='bf16'"
+        )
     split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
     if algorithm.requires.servers and settings.ema_decay is not None and split:
-        raise ConfigError("ema_decay: rank 0 evaluates the average and must hold all of it: use shards=1 and dedicated=False")
+        raise ConfigError(
+            "ema_decay: rank 0 evaluates the average and must hold all of it: use shards=1 and dedicated=False"
+        )
 
 
 def _check_accuracy(problem: Problem, test: Dataset[Any] | None) -> None:
@@ -290,7 +300,9 @@ def _check_accuracy(problem: Problem, test: Dataset[Any] | None) -> None:
     sample = test[0]
     target = sample[1] if isinstance(sample, tuple | list) and len(sample) == 2 else None
     if isinstance(target, float) or (isinstance(target, Tensor) and target.is_floating_point()):
-        raise ConfigError(f"problem {problem.name}: its targets are not class numbers, so accuracy is undefined: set correct=None")
+        raise ConfigError(
+            f"problem {problem.name}: its targets are not class numbers, so accuracy is undefined: set correct=None"
+        )
 
 
 def num_steps_of(settings: Settings, sampler: Sampler) -> int:
@@ -307,7 +319,9 @@ def check_algorithm_and_problem(algorithm: Any, problem: Any) -> None:
             raise ConfigError(f"{what}= is {name or f'a {type(value).__name__}'}, not a {kind.__name__}: {hint}")
 
 
-def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int) -> dict[str, Any]:
+def run_info(
+    algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int
+) -> dict[str, Any]:
     """Return the entries of `run.json` that are known before the run begins."""
     record = settings_of(algorithm)
     whose = _describe_evaluated(algorithm)
@@ -317,9 +331,15 @@ def run_info(algorithm: Algorithm, problem: Problem, settings: Settings, runtime
         "method": {
             "name": type(algorithm).__name__,
             "defaults": defaults_of(algorithm),
-            "settings": {name: value if isinstance(value, int | float | None) else str(value) for name, value in record.items()},
+            "settings": {
+                name: value if isinstance(value, int | float | None) else str(value) for name, value in record.items()
+            },
         },
-        "problem": {"name": problem.name, "note": problem.note, "optimizer": describe(settings.optimizer or problem.optimizer)},
+        "problem": {
+            "name": problem.name,
+            "note": problem.note,
+            "optimizer": describe(settings.optimizer or problem.optimizer),
+        },
         "runtime": runtime,
         "num_workers": num_workers,
         "settings": settings.as_record(),
@@ -353,7 +373,11 @@ def _describe_evaluated(algorithm: Algorithm) -> str:
 
 def model_info(layout: Layout) -> dict[str, Any]:
     """Return the size of the model, and name and shape of each parameter, from which a simulation can be made."""
-    sizes = {"parameters": layout.parameter_numel, "message_bytes": layout.message_bytes, "buckets": len(layout.buckets)}
+    sizes = {
+        "parameters": layout.parameter_numel,
+        "message_bytes": layout.message_bytes,
+        "buckets": len(layout.buckets),
+    }
     return {**sizes, "itemsize": layout.itemsize, "shapes": [[slot.name, list(slot.shape)] for slot in layout.slots]}
 
 

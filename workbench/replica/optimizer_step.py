@@ -92,7 +92,9 @@ class Updater:
         self.optimizer = optimizer
         self._schedule = schedule(optimizer) if schedule else None
         if isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise ConfigError("ReduceLROnPlateau needs the loss at each step: use a schedule that depends on the number of updates only")
+            raise ConfigError(
+                "ReduceLROnPlateau needs the loss at each step: use a schedule that depends on the number of updates only"
+            )
         self._uncompiled_step = _uncompiled_step(optimizer)
         self._clip_norm = clip_norm
         self._parameters = parameters
@@ -112,7 +114,9 @@ class Updater:
     def remember(self, step: int) -> None:
         """Record the optimizer's present settings for the update with this step's gradient, which may come later."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # no warning of a schedule before the first update
-        self.of_step[step] = [{name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups]
+        self.of_step[step] = [
+            {name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups
+        ]
 
     def step(self, bucket: int | None, lr_scale: float, of: int = -1) -> None:
         """Take one optimizer step; with a bucket, for its parameters only. `of` is the step of its gradient."""
@@ -148,7 +152,11 @@ class Updater:
 
     def _measure(self, bucket: int | None) -> None:
         """Compute the norm of the present gradients, or of all buckets since the last complete update."""
-        parameters = self._parameters if bucket is None else [self._parameters[slot.index] for slot in self._layout.buckets[bucket].slots]
+        parameters = (
+            self._parameters
+            if bucket is None
+            else [self._parameters[slot.index] for slot in self._layout.buckets[bucket].slots]
+        )
         norm = nn.utils.get_total_norm([param.grad for param in parameters if param.grad is not None])
         self._squares.append(norm.square())
         if bucket is None or len(self._squares) == len(self._layout.buckets):
@@ -194,14 +202,20 @@ class Updater:
         """List each parameter group's parameters in each bucket, so that a step on few of many parameters is cheap."""
         bucket_of = {id(param): slot.bucket for param, slot in zip(self._parameters, self._layout.slots, strict=True)}
         return [
-            [[param for param in group["params"] if bucket_of.get(id(param)) == piece.index] for group in self.optimizer.param_groups]
+            [
+                [param for param in group["params"] if bucket_of.get(id(param)) == piece.index]
+                for group in self.optimizer.param_groups
+            ]
             for piece in self._layout.buckets
         ]
 
     def state(self) -> dict[str, Any]:
         """Return the state of the optimizer and the schedule."""
         with uncompiled():
-            return {"optimizer": self.optimizer.state_dict(), "schedule": self._schedule.state_dict() if self._schedule else None}
+            return {
+                "optimizer": self.optimizer.state_dict(),
+                "schedule": self._schedule.state_dict() if self._schedule else None,
+            }
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state()`."""
@@ -229,7 +243,9 @@ def _scale(schedule: Any, factor: float) -> None:
         _scale(inner, factor)
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, clip_norm: float | None, precision: str, applies_buckets: bool) -> None:
+def check_optimizer(
+    optimizer: torch.optim.Optimizer, clip_norm: float | None, precision: str, applies_buckets: bool
+) -> None:
     """Raise `ConfigError` for an optimizer or a combination that cannot work; the message says what to use instead."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty):
@@ -240,7 +256,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer, clip_norm: float | None, p
         raise ConfigError("SparseAdam takes sparse gradients only, but summed gradients are dense: use Adam")
     whole = "an algorithm that applies the whole gradient (SynchronousSGD(), LayerwiseSGD(apply='all'), PipeSGD())"
     if applies_buckets and clip_norm is not None:
-        raise ConfigError(f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or no clip_norm")
+        raise ConfigError(
+            f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or no clip_norm"
+        )
     if applies_buckets and precision == "fp16":
         raise ConfigError(
             f"fp16 loss scaling needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or precision='bf16'"
@@ -306,7 +324,11 @@ class TrainedParameters:
 
     def _refresh(self, of_model: Sequence[Tensor]) -> None:
         self._sizes = [len(group["params"]) for group in self._optimizer.param_groups]
-        outside = {id(param): param for param in (*of_model, *(param for _, param in self._held())) if id(param) not in self._laid_out}
+        outside = {
+            id(param): param
+            for param in (*of_model, *(param for _, param in self._held()))
+            if id(param) not in self._laid_out
+        }
         self._outside = list(outside.values())
 
     def _name(self, place: tuple[int, int], param: Tensor) -> str:
@@ -322,7 +344,9 @@ class TrainedParameters:
             if param.requires_grad:
                 raise ConfigError(self._unfrozen(param))
         groups = self._optimizer.param_groups
-        if len(groups) == len(self._sizes) and all(len(group["params"]) == size for group, size in zip(groups, self._sizes, strict=True)):
+        if len(groups) == len(self._sizes) and all(
+            len(group["params"]) == size for group, size in zip(groups, self._sizes, strict=True)
+        ):
             return
         for place, param in self._held():
             if param.requires_grad and id(param) not in self._laid_out:
@@ -334,5 +358,11 @@ class TrainedParameters:
     def _unfrozen(self, param: Tensor) -> str:
         name = next((name for name, other in self._model.named_parameters() if other is param), None)
         place = next((place for place, other in self._held() if other is param), None)
-        what = f"{name} of the model" if name else f"the optimizer's {self._name(place, param)}" if place else "a parameter"
+        what = (
+            f"{name} of the model"
+            if name
+            else f"the optimizer's {self._name(place, param)}"
+            if place
+            else "a parameter"
+        )
         return f"{what} was unfrozen after the Trainer was made, which lays out gradients once: {AFTER}"

@@ -12,7 +12,9 @@ from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 
 
 @torch.no_grad()
-def pack(parameters: Sequence[Tensor], layout: Layout, bucket: int | None, control: int, version: int, step: int = -1) -> Gradient:
+def pack(
+    parameters: Sequence[Tensor], layout: Layout, bucket: int | None, control: int, version: int, step: int = -1
+) -> Gradient:
     """Copy the parameters of a bucket, or all, into a new gradient with tails of weight 1."""
     piece = None if bucket is None else layout.buckets[bucket]
     numel = layout.numel if piece is None else piece.stop - piece.start

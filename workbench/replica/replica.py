@@ -16,7 +16,16 @@ from torch.utils.hooks import RemovableHandle
 
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, WEIGHT, BucketSlice, BufferPool, Gradient, build_layout, trainable
-from workbench.replica.backward import Accumulation, GradientGuard, Hooks, InPlaceGradients, LossScale, Micro, ParameterUse, is_compiled
+from workbench.replica.backward import (
+    Accumulation,
+    GradientGuard,
+    Hooks,
+    InPlaceGradients,
+    LossScale,
+    Micro,
+    ParameterUse,
+    is_compiled,
+)
 from workbench.replica.optimizer_step import TrainedParameters, Updater, check_not_wrapped, check_optimizer
 from workbench.replica.packing import Average, pack, unpack
 from workbench.replica.server_copy import ServerCopy
@@ -85,7 +94,9 @@ class Replica:
         self.layout = build_layout(named, bucket_bytes, num_buckets)
         self.pool = BufferPool(self.layout)
         self.streams = streams_of(self.layout.device)
-        self.updater = Updater(optimizer, [param for _, param in named], self.layout, schedule=schedule, clip_norm=clip_norm)
+        self.updater = Updater(
+            optimizer, [param for _, param in named], self.layout, schedule=schedule, clip_norm=clip_norm
+        )
         self.precision = precision
         self.loss_scale = LossScale() if precision == "fp16" else None
         self.updates = [0] * len(self.layout.buckets)  # number of updates of each bucket
@@ -187,7 +198,9 @@ class Replica:
             found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise ConfigError(f"the loss must be one number, the mean over the batch; got {found} (reduction='none'?)")
         if not loss.requires_grad:
-            raise ConfigError("the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?")
+            raise ConfigError(
+                "the loss does not depend on any trainable parameter: was it detached, or computed under no_grad?"
+            )
 
     def _hook_for(self, index: int) -> Callable[[Tensor], None]:
         slot = self.layout.slots[index]
@@ -201,7 +214,10 @@ class Replica:
             if replica is None or state is None or grad is None:
                 return  # a backward pass of the user, outside `backward`
             param.grad = None  # frees it now: the buffer has taken its place
-            if state.write_gradient(index, grad.to_dense() if grad.is_sparse else grad, slot) and state.on_bucket is not None:
+            if (
+                state.write_gradient(index, grad.to_dense() if grad.is_sparse else grad, slot)
+                and state.on_bucket is not None
+            ):
                 replica._launch_ready(state)
             if state.tick is not None:
                 state.tick()
@@ -255,7 +271,10 @@ class Replica:
         cached = self._tails.get(bucket)
         if cached is None or cached[0] != facts:
             words = (state.weight, float(state.control), *(float(slot.index in state.written) for slot in piece.slots))
-            cached = self._tails[bucket] = (facts, torch.tensor(words, dtype=self.layout.dtype, device=self.layout.device))
+            cached = self._tails[bucket] = (
+                facts,
+                torch.tensor(words, dtype=self.layout.dtype, device=self.layout.device),
+            )
         state.gradient.flat[piece.tail : piece.stop].copy_(cached[1])
         if self.guard is not None:
             self.guard.check_bucket(state.gradient, bucket)
@@ -427,7 +446,12 @@ class Replica:
             self.loss_scale.value, self.loss_scale.good = state["loss_scale"]
 
     def gradient_from(
-        self, flat: Tensor, step: int, version: int, bucket: int | None = None, owners: dict[int, Gradient] | None = None
+        self,
+        flat: Tensor,
+        step: int,
+        version: int,
+        bucket: int | None = None,
+        owners: dict[int, Gradient] | None = None,
     ) -> Gradient:
         """Return a gradient (or bucket) that was in flight at a checkpoint, in a buffer of this replica.
 

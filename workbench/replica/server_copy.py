@@ -70,7 +70,9 @@ class ServerCopy:
     def _updater(self, bucket: int) -> Updater:
         if bucket not in self._updaters:
             optimizer = self._make_optimizer(self.parameters)  # keeps state only for parameters that it updates
-            self._updaters[bucket] = Updater(optimizer, self.parameters, self.layout, schedule=self._schedule, clip_norm=None)
+            self._updaters[bucket] = Updater(
+                optimizer, self.parameters, self.layout, schedule=self._schedule, clip_norm=None
+            )
             if self._lr is not None:
                 self._updaters[bucket].set_lr(self._lr)
         return self._updaters[bucket]
@@ -118,12 +120,22 @@ class ServerCopy:
 
     def pack(self, bucket: int | None) -> Gradient:
         """Return the present parameters, with the control value that gradients brought."""
-        return pack(self.parameters, self.layout, bucket, self.control_seen, max(self.updates) if bucket is None else self.updates[bucket])
+        return pack(
+            self.parameters,
+            self.layout,
+            bucket,
+            self.control_seen,
+            max(self.updates) if bucket is None else self.updates[bucket],
+        )
 
     def state(self) -> dict[str, Any]:
         """Return all state that a resumed server needs."""
         updaters = {bucket: updater.state() for bucket, updater in self._updaters.items()}
-        kept = {"parameters": [param.detach() for param in self.parameters], "updaters": updaters, "updates": list(self.updates)}
+        kept = {
+            "parameters": [param.detach() for param in self.parameters],
+            "updaters": updaters,
+            "updates": list(self.updates),
+        }
         kept["progress"] = list(self.progress)
         return {**kept, "average": self.average.state() if self.average else None}
 

@@ -90,7 +90,13 @@ class Rank:
         for slot in self.layout.slots:
             starts[slot.index], begin = begin, begin + slot.numel
         pieces = self.layout.buckets if bucket is None else [self.layout.buckets[bucket]]
-        return torch.cat([torch.arange(starts[slot.index], starts[slot.index] + slot.numel) for piece in pieces for slot in piece.slots])
+        return torch.cat(
+            [
+                torch.arange(starts[slot.index], starts[slot.index] + slot.numel)
+                for piece in pieces
+                for slot in piece.slots
+            ]
+        )
 
 
 @final
@@ -171,7 +177,12 @@ class ReferenceRuntime:
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(
-        self, num_steps: int, *, first_step: int = 0, resumed: list[State | None] | None = None, stop_after: int | None = None
+        self,
+        num_steps: int,
+        *,
+        first_step: int = 0,
+        resumed: list[State | None] | None = None,
+        stop_after: int | None = None,
     ) -> ReferenceRuntime:
         """Run every program to its end, or to its first `EndStep` from step `stop_after` on.
 
@@ -183,7 +194,9 @@ class ReferenceRuntime:
         """
         self.stop_after = stop_after
         for rank, state in enumerate(self.ranks):
-            ctx = Context(rank, len(self.ranks), first_step=first_step, num_steps=num_steps, layout=state.layout, seed=self.seed)
+            ctx = Context(
+                rank, len(self.ranks), first_step=first_step, num_steps=num_steps, layout=state.layout, seed=self.seed
+            )
             ctx.resumed = None if resumed is None else complete(resumed[rank])
             self.processes.append(Process(rank, lower(ctx, self.algorithm.worker(ctx)), 0, 0.0, None))
         while self.processes:
@@ -193,11 +206,15 @@ class ReferenceRuntime:
             self._deliver()
             able = [process for process in self.processes if process.ready]
             if able:
-                self._resume(min(able, key=lambda process: process.now) if self.random is None else self.random.choice(able))
+                self._resume(
+                    min(able, key=lambda process: process.now) if self.random is None else self.random.choice(able)
+                )
             elif self.errors:
                 raise self.errors[0]
             elif self.processes and any(process.ticket is None for process in self.processes):
-                raise AssertionError("deadlock: " + "; ".join(f"rank {process.rank}: {process.request}" for process in self.processes))
+                raise AssertionError(
+                    "deadlock: " + "; ".join(f"rank {process.rank}: {process.request}" for process in self.processes)
+                )
             elif self.processes:
                 assert self.stop_after is not None, "background work outlived its program"
                 break  # only background work of closed programs is left
@@ -257,7 +274,10 @@ class ReferenceRuntime:
                 found = [position for position, ticket in enumerate(tickets) if ticket.done]
                 if not found:
                     return
-                process.now, answer = max(process.now, tickets[found[0]].runtime or 0.0), (found[0], _value_of(tickets[found[0]]))
+                process.now, answer = (
+                    max(process.now, tickets[found[0]].runtime or 0.0),
+                    (found[0], _value_of(tickets[found[0]])),
+                )
             case ops.Apply(gradient):
                 process.now += costs.apply
                 self._apply(here, request, gradient)
@@ -275,7 +295,9 @@ class ReferenceRuntime:
             case ops.UnpackParameters(value):
                 for piece, _ in value.slices():
                     weight = value.tail(piece.index)[WEIGHT]
-                    here.parameters[here.offsets(piece.index)] = torch.cat([value.view(slot).reshape(-1) for slot in piece.slots]) / weight
+                    here.parameters[here.offsets(piece.index)] = (
+                        torch.cat([value.view(slot).reshape(-1) for slot in piece.slots]) / weight
+                    )
             case ops.Local(_, _, action):
                 answer = action()
             case ops.Now():
@@ -394,7 +416,13 @@ class ReferenceRuntime:
                 self.sends.append((process.key, tag, rank, to, flat, stamp, ticket or process, now))
             case ops.Recv(source, like, tag, stamped):
                 self.receives.append((process.key, tag, source, rank, like, stamped, ticket or process, now))
-            case ops.AllReduce(_, None) | ops.ReduceScatter(_, None) | ops.AllGather(_, None) | ops.Broadcast() | ops.Barrier():
+            case (
+                ops.AllReduce(_, None)
+                | ops.ReduceScatter(_, None)
+                | ops.AllGather(_, None)
+                | ops.Broadcast()
+                | ops.Barrier()
+            ):
                 process.num_native += 1
                 arrived = self.joins[type(request), process.key, process.num_native]
                 arrived[rank] = (process, request, now)
@@ -410,7 +438,9 @@ class ReferenceRuntime:
                     self.sends.remove(sent)
                     self.receives.remove(wanted)
                     assert wanted[4].numel() == flat.numel(), "the receiver expects a message of another size"
-                    assert wanted[5] == (stamp is not None), "the receiver expects a message with a stamp, or one without"
+                    assert wanted[5] == (stamp is not None), (
+                        "the receiver expects a message with a stamp, or one without"
+                    )
                     at = max(now, wanted[7]) + self.costs.message
                     self._arrive(wanted[6], Message(source, flat.clone(), stamp or 0), at)
                     self._arrive(sender, None, at)
@@ -455,7 +485,9 @@ def _combine(requests: list[Any]) -> None:
     """Compute a collective in place: `requests` are in rank order."""
     if isinstance(requests[0], ops.Barrier):
         return
-    flats = [request.value.flat if isinstance(request.value, Gradient) else request.value.view(-1) for request in requests]
+    flats = [
+        request.value.flat if isinstance(request.value, Gradient) else request.value.view(-1) for request in requests
+    ]
     bounds = block_bounds(flats[0].numel(), len(flats))
     blocks = [slice(bounds[rank], bounds[rank + 1]) for rank in range(len(flats))]
     match requests[0]:

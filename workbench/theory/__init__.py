@@ -17,10 +17,25 @@ from workbench.theory.arrivals import (
 from workbench.theory.asynchronous import busiest_workers, cycle_s, mean_staleness, service_s, update_interval_s
 from workbench.theory.atoms import BimodalTime, ConstantTime, EmpiricalTime
 from workbench.theory.backlog import Backlog, backlog_steps
-from workbench.theory.collectives import all_reduce_s, codec_s, gather_s, parameter_server_s, scatter_s, server_over_ring, wire_s
+from workbench.theory.collectives import (
+    all_reduce_s,
+    codec_s,
+    gather_s,
+    parameter_server_s,
+    scatter_s,
+    server_over_ring,
+    wire_s,
+)
 from workbench.theory.compression import break_even_bandwidth, ring_break_even_bandwidth, smallest_useful_ratio
 from workbench.theory.fluctuating import pipe_ends_s
-from workbench.theory.iterations import BackupChoice, Iterations, backups_repay, best_backups, fit_iterations, machine_seconds
+from workbench.theory.iterations import (
+    BackupChoice,
+    Iterations,
+    backups_repay,
+    best_backups,
+    fit_iterations,
+    machine_seconds,
+)
 from workbench.theory.layerwise import Schedule, apply_times, dear_s, lane, layerwise
 from workbench.theory.order_statistics import (
     blom,

@@ -212,7 +212,9 @@ class QuantileTime(Arrival):
         return (low + high) / 2
 
     def quantile(self, u: Array) -> Array:
-        return np.asarray(self.shift_s + self.scale_s * np.asarray(self.quantile_of(np.asarray(u, float)), float), float)
+        return np.asarray(
+            self.shift_s + self.scale_s * np.asarray(self.quantile_of(np.asarray(u, float)), float), float
+        )
 
     @property
     def mean_s(self) -> float:

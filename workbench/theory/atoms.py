@@ -49,7 +49,9 @@ class BimodalTime(Arrival):
 
     def __post_init__(self) -> None:
         check_parameters(
-            self, 0 <= self.usual_s <= self.slow_s and 0 <= self.probability <= 1, "0 <= usual_s <= slow_s, probability from 0 to 1"
+            self,
+            0 <= self.usual_s <= self.slow_s and 0 <= self.probability <= 1,
+            "0 <= usual_s <= slow_s, probability from 0 to 1",
         )
 
     def cdf(self, seconds: Array) -> Array:
@@ -80,7 +82,9 @@ class EmpiricalTime(Arrival):
 
     def __post_init__(self) -> None:
         check_parameters(
-            self, len(self.values_s) > 0 and all(value >= 0 for value in self.values_s), "values_s: one or more seconds of 0 or more"
+            self,
+            len(self.values_s) > 0 and all(value >= 0 for value in self.values_s),
+            "values_s: one or more seconds of 0 or more",
         )
         object.__setattr__(self, "values_s", tuple(sorted(map(float, self.values_s))))
 

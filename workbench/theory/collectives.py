@@ -50,7 +50,11 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
     Raises:
         ConfigError: no formula is known.
     """
-    p, encoding_s, decoding_s = num_workers, num_bytes * network.encode_s_per_byte, num_bytes * network.decode_s_per_byte
+    p, encoding_s, decoding_s = (
+        num_workers,
+        num_bytes * network.encode_s_per_byte,
+        num_bytes * network.decode_s_per_byte,
+    )
     if not collective.lossy or p == 1:
         return 0.0
     match collective:
@@ -67,8 +71,12 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
         case Tree():
             return ((p - 1).bit_length() + 1) * (encoding_s + decoding_s)
         case Ring():
-            raise ConfigError(f"{collective} hides its codec's time, and there is no formula for it: use Ring(codec=...), or simulate it")
-    raise ConfigError(f"{collective} has no formula for its codec's time: use Ring, HalvingDoubling, Linear or Tree, or simulate it")
+            raise ConfigError(
+                f"{collective} hides its codec's time, and there is no formula for it: use Ring(codec=...), or simulate it"
+            )
+    raise ConfigError(
+        f"{collective} has no formula for its codec's time: use Ring, HalvingDoubling, Linear or Tree, or simulate it"
+    )
 
 
 def gather_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
@@ -95,7 +103,9 @@ def scatter_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -
     return shards * link.latency_s + (num_workers + shards - 1) * message_s
 
 
-def parameter_server_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1, *, staggered: bool = False) -> float:
+def parameter_server_s(
+    num_bytes: float, num_workers: int, link: Link, shards: int = 1, *, staggered: bool = False
+) -> float:
     """Return PS-Sync's communication: gather, then scatter, without overlap.
 
     About 2 p n beta / M, compared with a ring's 2 (p-1)/p n beta.

@@ -19,7 +19,9 @@ def break_even_bandwidth(saved_bytes: float, codec_s: float) -> float:
     return saved_bytes / codec_s if codec_s else math.inf
 
 
-def ring_break_even_bandwidth(num_workers: int, ratio: float, encode_s_per_byte: float, decode_s_per_byte: float) -> float:
+def ring_break_even_bandwidth(
+    num_workers: int, ratio: float, encode_s_per_byte: float, decode_s_per_byte: float
+) -> float:
     """Return that bandwidth for a ring with a codec in each hop: 2 (p-1)/p n beta (1 - 1/r) = `collectives.codec_s`.
 
     It does not depend on n.
@@ -48,7 +50,9 @@ def ring_break_even_bandwidth(num_workers: int, ratio: float, encode_s_per_byte:
     return break_even_bandwidth((p - 1) * (2 - 1 / ratio), p * encode_s_per_byte + (2 * p - 1) * decode_s_per_byte)
 
 
-def smallest_useful_ratio(compute_s: float, num_bytes: float, num_workers: int, link: Link, codec_s: float = 0.0) -> float:
+def smallest_useful_ratio(
+    compute_s: float, num_bytes: float, num_workers: int, link: Link, codec_s: float = 0.0
+) -> float:
     """Return the smallest compression ratio r with which a ring's all-reduce hides under compute in Pipe-SGD: m_r <= c.
 
     m_r = 2 (p-1) alpha + 2 (p-1)/p n beta / r + (p-1)/p n gamma + t_codec. It is 1 if the all-reduce hides without a

@@ -113,7 +113,9 @@ class BackupChoice:
         return self.total_s[0] / self.best_s
 
 
-def best_backups(total: int, iterations: Callable[[int], float], arrival: OrderStatistic, overhead_s: float = 0.0) -> BackupChoice:
+def best_backups(
+    total: int, iterations: Callable[[int], float], arrival: OrderStatistic, overhead_s: float = 0.0
+) -> BackupChoice:
     """Return the best b for `total` machines: argmin of I(N) (E[X_(N:N+b)] + overhead), N = total - b.
 
     Args:
@@ -144,16 +146,22 @@ def best_backups(total: int, iterations: Callable[[int], float], arrival: OrderS
     steps = tuple(arrival.expected_order_statistic(number, total) + overhead_s for number in num_gradients)
     times = tuple(count * step for count, step in zip(counts, steps, strict=True))
     best = min(range(total), key=lambda backups: times[backups])
-    return BackupChoice(total=total, backups=best, num_gradients=num_gradients, iterations=counts, step_s=steps, total_s=times)
+    return BackupChoice(
+        total=total, backups=best, num_gradients=num_gradients, iterations=counts, step_s=steps, total_s=times
+    )
 
 
-def machine_seconds(num_gradients: int, backups: int, iterations: Callable[[int], float], arrival: OrderStatistic) -> float:
+def machine_seconds(
+    num_gradients: int, backups: int, iterations: Callable[[int], float], arrival: OrderStatistic
+) -> float:
     """Return (N + b) I(N) E[X_(N:N+b)]: machine-seconds to a goal, backups included. Derived here."""
     total = num_gradients + backups
     return total * iterations(num_gradients) * arrival.expected_order_statistic(num_gradients, total)
 
 
-def backups_repay(num_gradients: int, backups: int, iterations: Callable[[int], float], arrival: OrderStatistic, *, extra: bool) -> bool:
+def backups_repay(
+    num_gradients: int, backups: int, iterations: Callable[[int], float], arrival: OrderStatistic, *, extra: bool
+) -> bool:
     """Return whether N + b machines with b backups take fewer machine-seconds than machines without backups.
 
     Args:
@@ -166,4 +174,6 @@ def backups_repay(num_gradients: int, backups: int, iterations: Callable[[int], 
     [True, False]
     """
     without = num_gradients if extra else num_gradients + backups
-    return machine_seconds(num_gradients, backups, iterations, arrival) < machine_seconds(without, 0, iterations, arrival)
+    return machine_seconds(num_gradients, backups, iterations, arrival) < machine_seconds(
+        without, 0, iterations, arrival
+    )

@@ -49,7 +49,9 @@ def lane(ready_s: Sequence[float], communication_s: Sequence[float]) -> tuple[tu
     return tuple(begin), tuple(end)
 
 
-def apply_times(arrived_s: Sequence[float], from_s: float, update_s: Sequence[float], order: Order) -> tuple[float, ...]:
+def apply_times(
+    arrived_s: Sequence[float], from_s: float, update_s: Sequence[float], order: Order
+) -> tuple[float, ...]:
     """Return when each bucket's update ends. It can begin at `from_s` (backward's end), and when its sum has arrived.
 
     | `order` | the paper's | rule |
@@ -85,7 +87,11 @@ def apply_times(arrived_s: Sequence[float], from_s: float, update_s: Sequence[fl
 
 
 def layerwise(
-    forward_s: float, backward_s: Sequence[float], communication_s: Sequence[float], update_s: Sequence[float], order: Order = "all"
+    forward_s: float,
+    backward_s: Sequence[float],
+    communication_s: Sequence[float],
+    update_s: Sequence[float],
+    order: Order = "all",
 ) -> Schedule:
     """Return one step of layer-wise SGD: each bucket's all-reduce begins when the bucket is ready and the lane is free.
 

@@ -26,7 +26,9 @@ LOW, HIGH = -42.0, 40 * math.log(2)
 # after the last node.
 NODES = np.array([-0.942882415695480, -math.sqrt(2 / 3), -0.641853342345781, -math.sqrt(1 / 5), -0.236383199662150])
 NODES = np.concatenate([[-1.0], NODES, [0.0], -NODES[::-1], [1.0]])
-FINE = np.array([0.0158271919734802, 0.0942738402188500, 0.155071987336585, 0.188821573960182, 0.199773405226859, 0.224926465333340])
+FINE = np.array(
+    [0.0158271919734802, 0.0942738402188500, 0.155071987336585, 0.188821573960182, 0.199773405226859, 0.224926465333340]
+)
 FINE = np.concatenate([FINE, [0.242611071901408], FINE[::-1]])
 COARSE = np.array([77, 0, 432, 0, 625, 0, 672, 0, 625, 0, 432, 0, 77]) / 1470
 
@@ -34,7 +36,9 @@ COARSE = np.array([77, 0, 432, 0, 625, 0, 672, 0, 625, 0, 432, 0, 77]) / 1470
 def check_order(which: int, of: int) -> None:
     """Raise `ConfigError` unless `which` is from 1 to `of`."""
     if not (isinstance(which, int) and isinstance(of, int) and 1 <= which <= of):
-        raise ConfigError(f"the {which}th of {of} workers: give whole numbers, 1 <= which <= of (the first is 1, the slowest is of)")
+        raise ConfigError(
+            f"the {which}th of {of} workers: give whole numbers, 1 <= which <= of (the first is 1, the slowest is of)"
+        )
 
 
 def expected_order_statistic(quantile: Quantile, which: int, of: int) -> float:
@@ -120,7 +124,9 @@ def pareto_order_statistic(minimum_s: float, shape: float, which: int, of: int) 
     above = of - which + 1
     if above <= 1 / shape:
         return math.inf
-    return minimum_s * math.exp(math.lgamma(of + 1) - math.lgamma(above) + math.lgamma(above - 1 / shape) - math.lgamma(of + 1 - 1 / shape))
+    return minimum_s * math.exp(
+        math.lgamma(of + 1) - math.lgamma(above) + math.lgamma(above - 1 / shape) - math.lgamma(of + 1 - 1 / shape)
+    )
 
 
 def uniform_order_statistic(low_s: float, high_s: float, which: int, of: int) -> float:

@@ -28,7 +28,9 @@ def create(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        raise ConfigError(f"{path} exists already: give every run a separate folder (workbench.trace.new_run makes one)") from None
+        raise ConfigError(
+            f"{path} exists already: give every run a separate folder (workbench.trace.new_run makes one)"
+        ) from None
 
 
 def open_append(path: Path) -> int:

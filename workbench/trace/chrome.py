@@ -43,7 +43,9 @@ def chrome_events(spans: Spans, headers: Mapping[int, Mapping[str, Any]]) -> Ite
     starts = np.round((table["start_s"] - origin_s) * TICKS_PER_S, 3).tolist()
     ends = np.round((table["end_s"] - origin_s) * TICKS_PER_S, 3).tolist()
     places = [(FIRST + rank, threads[rank, lane, number]) for rank, lane, number in _columns(table, sub)]
-    for row, start, end, (process, thread), kind in zip(table, starts, ends, places, spans.kind_names.tolist(), strict=True):
+    for row, start, end, (process, thread), kind in zip(
+        table, starts, ends, places, spans.kind_names.tolist(), strict=True
+    ):
         bucket = int(row["bucket"])
         args = {"step": int(row["step"])}
         args.update({key: int(row[key]) for key in ("bucket", "peer") if row[key] >= 0})
@@ -66,7 +68,9 @@ def _columns(table: NDArray[Any], sub: NDArray[np.int64]) -> Iterator[tuple[int,
     return zip(table["rank"].tolist(), table["lane"].tolist(), sub.tolist(), strict=True)
 
 
-def _flows(table: NDArray[Any], starts: list[float], ends: list[float], places: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+def _flows(
+    table: NDArray[Any], starts: list[float], ends: list[float], places: list[tuple[int, int]]
+) -> Iterator[dict[str, Any]]:
     """Yield an arrow for each message: from the begin of its send to a time within its receive.
 
     The viewer ties an arrow to the span that is open on its thread at that time. An arrow that would go back in time
@@ -77,7 +81,15 @@ def _flows(table: NDArray[Any], starts: list[float], ends: list[float], places: 
         if ends[send] - begin < 2 * TICK or end < max(begin, starts[receive]):
             continue
         for phase, at, (process, thread) in (("s", begin, places[send]), ("f", end, places[receive])):
-            flow = {"ph": phase, "name": "message", "cat": "message", "id": number, "pid": process, "tid": thread, "ts": at}
+            flow = {
+                "ph": phase,
+                "name": "message",
+                "cat": "message",
+                "id": number,
+                "pid": process,
+                "tid": thread,
+                "ts": at,
+            }
             yield {**flow, "bp": "e"} if phase == "f" else flow
 
 

@@ -67,7 +67,9 @@ def read_columns(rank: int, text: bytes) -> Spans | None:
     return Spans(table[np.argsort(table["start_s"], kind="stable")], names)
 
 
-def _prefixes(padded: NDArray[np.uint8], words: Any, begins: Whole, stops: Whole) -> tuple[list[str], list[str], Whole] | None:
+def _prefixes(
+    padded: NDArray[np.uint8], words: Any, begins: Whole, stops: Whole
+) -> tuple[list[str], list[str], Whole] | None:
     """Return the kinds and the lanes that lines begin with, and the index of each line's pair, shape (N,).
 
     It is None if a prefix is invalid.

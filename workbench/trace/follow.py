@@ -59,4 +59,6 @@ class Follower:
             self._offsets[rank] = self._offsets.get(rank, 0) + len(whole)
             rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
             self._rows.setdefault(rank, []).extend(rows)
-        return Run(info=info, metrics={rank: list(rows) for rank, rows in sorted(self._rows.items())}, folder=self.folder)
+        return Run(
+            info=info, metrics={rank: list(rows) for rank, rows in sorted(self._rows.items())}, folder=self.folder
+        )

@@ -35,7 +35,15 @@ from workbench.trace.store import FORMAT
 
 FILES = ("*.json", "*.json.gz")
 LONG_US = 100.0  # a longer gap between two operations can separate two phases
-NO_WORK = ("Optimizer.zero_grad#", "enumerate(DataLoader)", "ProfilerStep#", "nccl:", "c10d::", "record_param_comms", "## ")
+NO_WORK = (
+    "Optimizer.zero_grad#",
+    "enumerate(DataLoader)",
+    "ProfilerStep#",
+    "nccl:",
+    "c10d::",
+    "record_param_comms",
+    "## ",
+)
 
 
 def from_profiler(profile: Any) -> Run:
@@ -65,7 +73,9 @@ def from_profiler(profile: Any) -> Run:
         raise ConfigError(f"{silent[0]} shows no work of a training step: {HOW}")
     first = next(iter(rows))
     since = {rank: (one.base_us - ranks[first].base_us) * MICRO for rank, one in ranks.items()}
-    moved = {rank: [(*row[:2], row[2] + since[rank], row[3] + since[rank], *row[4:]) for row in rows[rank]] for rank in rows}
+    moved = {
+        rank: [(*row[:2], row[2] + since[rank], row[3] + since[rank], *row[4:]) for row in rows[rank]] for rank in rows
+    }
     moved = {rank: _renumbered(mine, moved[first]) for rank, mine in moved.items()}
     spans = on_one_clock([(rank, ranks[rank].host, moved[rank]) for rank in moved])
     traces = {}
@@ -232,7 +242,11 @@ def _device_rows(profile: Profile, device: Device, phases: list[_Phase], steps: 
         kind = call.kind if call else kind
         where = f"GPU {args.get('device', event.get('pid'))} " if len(devices) > 1 else ""
         lane = f"{where}stream {args.get('stream', event.get('tid'))}"
-        rows.append(_row(kind, lane, event["ts"], event["ts"] + event["dur"], steps.at(at), (call.num_bytes or 0) if call else 0))
+        rows.append(
+            _row(
+                kind, lane, event["ts"], event["ts"] + event["dur"], steps.at(at), (call.num_bytes or 0) if call else 0
+            )
+        )
     return rows
 
 
@@ -245,7 +259,9 @@ def _library_rows(profile: Profile, steps: _Steps) -> list[Row]:
         event = call.event
         number = threads.index((event.get("pid"), event.get("tid")))
         lane = f"{library_of(event)}{f' {number + 1}' if len(threads) > 1 else ''}"
-        rows.append(_row(call.kind, lane, event["ts"], event["ts"] + event["dur"], steps.at(event["ts"]), call.num_bytes or 0))
+        rows.append(
+            _row(call.kind, lane, event["ts"], event["ts"] + event["dur"], steps.at(event["ts"]), call.num_bytes or 0)
+        )
     return rows
 
 

@@ -70,7 +70,9 @@ class Index:
         if not self._changed and not self.damaged and len(kept) == len(self._lines):
             return
         with suppress(OSError):
-            write_atomic(self._path, "".join(json.dumps([FORMAT, name, *self._lines[name]]) + "\n" for name in sorted(kept)))
+            write_atomic(
+                self._path, "".join(json.dumps([FORMAT, name, *self._lines[name]]) + "\n" for name in sorted(kept))
+            )
         self._changed = 0
 
 

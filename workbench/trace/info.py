@@ -30,7 +30,10 @@ KINDS: dict[str, type] = {
     "notes": list,
     "steering": list,
 }
-INNER: dict[str, dict[str, type]] = {"method": {"name": str, "settings": dict, "defaults": list}, "problem": {"name": str, "note": str}}
+INNER: dict[str, dict[str, type]] = {
+    "method": {"name": str, "settings": dict, "defaults": list},
+    "problem": {"name": str, "note": str},
+}
 WORDS = {str: "text", int: "a whole number", dict: "an object", list: "a list"}
 NAME = re.compile(r"[^/\x00-\x1f\x7f]{1,255}")  # valid run ids: they name folders
 FIX = "remove the folder, or restore it from a copy"
@@ -46,7 +49,9 @@ def read_info(folder: Path) -> dict[str, Any]:
     try:
         info = read_json(path)
     except FileNotFoundError:
-        raise RunNotFound(f"{folder} holds no run.json, so it is not a run's folder: `workbench runs` lists the runs") from None
+        raise RunNotFound(
+            f"{folder} holds no run.json, so it is not a run's folder: `workbench runs` lists the runs"
+        ) from None
     except (OSError, ValueError) as error:
         raise RunNotFound(f"{path} cannot be read ({error}): {FIX}") from None
     if not isinstance(info, dict):
@@ -55,7 +60,9 @@ def read_info(folder: Path) -> dict[str, Any]:
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise RunNotFound(f"{path}: format {_brief(number)} is not a format number: {FIX}")
     if number > FORMAT:
-        raise RunNotFound(f"{path} has format {number}, of a later version; this version reads up to {FORMAT}: update workbench")
+        raise RunNotFound(
+            f"{path} has format {number}, of a later version; this version reads up to {FORMAT}: update workbench"
+        )
     fault = _fault(info)
     if fault:
         raise RunNotFound(f"{path}: {fault}: {FIX}")

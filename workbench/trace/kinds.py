@@ -25,7 +25,18 @@ KINDS = (
 )
 PHASES = ("forward", "backward", "apply")
 COMPUTE_KINDS = (*PHASES, "compute")
-COMMUNICATION_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "send", "recv", "encode", "decode", "sum", "communicate")
+COMMUNICATION_KINDS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "send",
+    "recv",
+    "encode",
+    "decode",
+    "sum",
+    "communicate",
+)
 SLEPT_LANE = "compute (slept)"  # the lane of computation on a rank that sleeps instead: see `Settings.compute`
 CODES = {name: code for code, name in enumerate(KINDS)}
 

@@ -30,7 +30,9 @@ def messages(table: NDArray[Any]) -> tuple[Numbers, Numbers]:
     found = [(sent[:0], received[:0])]
     for extra in (0, EXTRA_BYTES, None):  # equal sizes, then a stamp more, then any size
         sizes = size * 0 if extra is None else size
-        keys = _numbered(np.append(pairs[sent], pairs[received]), np.append(sizes[sent] - (extra or 0), sizes[received]))
+        keys = _numbered(
+            np.append(pairs[sent], pairs[received]), np.append(sizes[sent] - (extra or 0), sizes[received])
+        )
         left, right = _in_order(keys[: len(sent)], table["end_s"][sent], keys[len(sent) :], table["end_s"][received])
         found.append((sent[left], received[right]))
         sent, received = np.delete(sent, left), np.delete(received, right)

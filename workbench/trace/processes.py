@@ -38,7 +38,12 @@ WHY = {
 
 def this_process() -> dict[str, Any]:
     """Entries of a record that tell this process from any other, also from a later one with the same number."""
-    return {"host": socket.gethostname(), "pid": os.getpid(), "process_started": psutil.Process().create_time(), **when_begun()}
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_started": psutil.Process().create_time(),
+        **when_begun(),
+    }
 
 
 def when_begun(pid: int | None = None) -> dict[str, Any]:
@@ -120,7 +125,12 @@ def _state_and_start(pid: int) -> tuple[str, float]:
             raise psutil.NoSuchProcess(pid) from None
         return fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
     process = psutil.Process(pid)
-    letters = {psutil.STATUS_ZOMBIE: "Z", psutil.STATUS_DEAD: "X", psutil.STATUS_STOPPED: "T", psutil.STATUS_TRACING_STOP: "t"}
+    letters = {
+        psutil.STATUS_ZOMBIE: "Z",
+        psutil.STATUS_DEAD: "X",
+        psutil.STATUS_STOPPED: "T",
+        psutil.STATUS_TRACING_STOP: "t",
+    }
     return letters.get(process.status(), "S"), process.create_time()
 
 

@@ -116,7 +116,9 @@ def _event(event: Any) -> Event | None:
     if not (_is_number(event.get("ts")) and _is_number(event.get("dur")) and event["dur"] >= 0):
         return None
     args = event.get("args")
-    if args and not (isinstance(args, dict) and all(isinstance(args.get(name, 0), str | int | float) for name in SCALARS)):
+    if args and not (
+        isinstance(args, dict) and all(isinstance(args.get(name, 0), str | int | float) for name in SCALARS)
+    ):
         args = None
     plain = isinstance(event.get("pid", 0), str | int) and isinstance(event.get("tid", 0), str | int)
     return {**event, "args": args, "cat": str(event.get("cat", ""))} if plain else None
@@ -141,7 +143,11 @@ def profiler_steps(events: list[Event]) -> list[tuple[int, float, float]]:
     """Return (number, begin, end) of each `ProfilerStep`, in microseconds."""
     found = [event for event in events if event.get("cat") == "user_annotation" and named(event, "ProfilerStep#")]
     numbers = [re.search(r"#([0-9]{1,9})", event["name"]) for event in found]
-    return [(int(match[1]), event["ts"], event["ts"] + event["dur"]) for event, match in zip(found, numbers, strict=True) if match]
+    return [
+        (int(match[1]), event["ts"], event["ts"] + event["dur"])
+        for event, match in zip(found, numbers, strict=True)
+        if match
+    ]
 
 
 def optimizer_ends(events: list[Event]) -> list[float]:
@@ -282,7 +288,9 @@ def on_one_clock(ranks: Sequence[tuple[int, str, list[Row]]]) -> list[Spans]:
     origin = min((row[2] for row in ranks[0][2]), default=0.0)
     found = []
     for rank, host, rows in ranks:
-        apart = [ends[key] - row[3] for row in rows if host != ranks[0][1] and (key := (row[0], row[4], row[5])) in ends]
+        apart = [
+            ends[key] - row[3] for row in rows if host != ranks[0][1] and (key := (row[0], row[4], row[5])) in ends
+        ]
         shift = (float(np.median(apart)) if apart else 0.0) - origin
         moved: list[Row] = [(row[0], row[1], row[2] + shift, row[3] + shift, *row[4:]) for row in rows]
         found.append(Spans.from_rows(rank, moved))

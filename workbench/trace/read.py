@@ -159,5 +159,9 @@ def _paths(folder: Path, pattern: str) -> dict[int, Path]:
     """Return rank -> path of the files that match a pattern, with % in the place of the rank."""
     name = re.compile(re.escape(pattern).replace("%", r"([0-9]{1,9})"))
     with os.scandir(folder) as entries:
-        found = {int(match[1]): folder / entry.name for entry in entries if (match := name.fullmatch(entry.name)) and entry.is_file()}
+        found = {
+            int(match[1]): folder / entry.name
+            for entry in entries
+            if (match := name.fullmatch(entry.name)) and entry.is_file()
+        }
     return dict(sorted(found.items()))

@@ -181,7 +181,9 @@ class FileRecorder(Recorder):
         WorkbenchError: the record cannot be written.
     """
 
-    def __init__(self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None, *, goes_on: bool = False) -> None:
+    def __init__(
+        self, folder: Path, rank: int, header: dict[str, Any], trace_steps: int | None = None, *, goes_on: bool = False
+    ) -> None:
         self._traced = inf if trace_steps is None else trace_steps
         self._open = open_append if goes_on else create
         self._spans: deque[SpanRow] = deque()  # deques: append and popleft are atomic, so no thread waits to record

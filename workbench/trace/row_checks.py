@@ -10,7 +10,11 @@ import numpy as np
 
 from workbench.trace.kinds import CODES, SPAN
 
-MOST = (sys.float_info.max, sys.float_info.max, *(int(np.iinfo(SPAN[name]).max) for name in ("step", "bucket", "bytes", "peer")))
+MOST = (
+    sys.float_info.max,
+    sys.float_info.max,
+    *(int(np.iinfo(SPAN[name]).max) for name in ("step", "bucket", "bytes", "peer")),
+)
 ANSWERS = ("any", "source", "position", "now", "control")
 
 
@@ -27,7 +31,9 @@ def is_metrics_row(row: Any) -> bool:
             return False
         plain = (loss is None or is_number(loss, nan=True)) and (num_samples is None or is_number(num_samples))
         return plain and "evaluation" not in row and row.keys() >= {"loss", "num_samples"}
-    if not (isinstance(shares, dict) and is_number(shares.get("loss_sum"), nan=True) and is_number(shares.get("count"))):
+    if not (
+        isinstance(shares, dict) and is_number(shares.get("loss_sum"), nan=True) and is_number(shares.get("count"))
+    ):
         return False
     return all(name in shares and (shares[name] is None or is_number(shares[name])) for name in ("correct", "judged"))
 
@@ -57,13 +63,23 @@ def is_trace_row(row: Any) -> bool:
 
 def is_span(row: Any) -> bool:
     """Return whether a JSON value is a span: a known kind, and numbers that a span table can hold."""
-    if not (isinstance(row, list) and len(row) == 8 and isinstance(row[0], str) and row[0] in CODES and isinstance(row[1], str)):
+    if not (
+        isinstance(row, list)
+        and len(row) == 8
+        and isinstance(row[0], str)
+        and row[0] in CODES
+        and isinstance(row[1], str)
+    ):
         return False
-    return all(isinstance(value, int | float) and -most <= value <= most for value, most in zip(row[2:], MOST, strict=True))
+    return all(
+        isinstance(value, int | float) and -most <= value <= most for value, most in zip(row[2:], MOST, strict=True)
+    )
 
 
 def is_note(row: Any) -> bool:
     """Return whether a JSON value is a trace's header, or a clock measurement."""
     if isinstance(row, dict) and isinstance(clock := row.get("clock"), dict):
-        return all(isinstance(clock.get(name), int | float) and abs(clock[name]) <= MOST[0] for name in ("at_s", "offset_s"))
+        return all(
+            isinstance(clock.get(name), int | float) and abs(clock[name]) <= MOST[0] for name in ("at_s", "offset_s")
+        )
     return isinstance(row, dict) and "rank" in row and "clock" not in row

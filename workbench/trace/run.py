@@ -36,7 +36,9 @@ def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
     found = tuple(item if isinstance(item, Run) else getattr(item, "run", item) for item in items)
     for item in found:
         if not isinstance(item, Run):
-            raise ConfigError(f"{item!r} is not a run: give runs, such as [run_a, run_b]. With Trainer(record=True), finish() returns one")
+            raise ConfigError(
+                f"{item!r} is not a run: give runs, such as [run_a, run_b]. With Trainer(record=True), finish() returns one"
+            )
     return found
 
 
@@ -142,7 +144,10 @@ class Run(Views):
         >>> Run(info={"notes": [None]}, metrics={}).waiting
         ''
         """
-        return next((note for note in self.info.get("notes") or () if isinstance(note, str) and f" in {DUE_FOLDER}/: " in note), "")
+        return next(
+            (note for note in self.info.get("notes") or () if isinstance(note, str) and f" in {DUE_FOLDER}/: " in note),
+            "",
+        )
 
     @property
     def evaluated(self) -> str:
@@ -237,7 +242,9 @@ class Run(Views):
         keep a simulated run. Spans are written on rank 0's clock.
         """
         if folder is None:
-            entries = {name: value for name, value in self.info.items() if name not in ("id", "created", "status", "process")}
+            entries = {
+                name: value for name, value in self.info.items() if name not in ("id", "created", "status", "process")
+            }
             folder = new_run(entries)
         folder = Path(folder)
         opened = read_info(folder) if (folder / "run.json").exists() else {}
@@ -299,7 +306,8 @@ class Run(Views):
                     "step": step,
                     "seconds": max(row["seconds"] for row in shares.values()),
                     "samples": max(row["samples"] for row in shares.values()),
-                    "bytes_sent": sum(row["bytes_sent"] for row in shares.values()) + sum(row["bytes_sent"] for row in gone.values()),
+                    "bytes_sent": sum(row["bytes_sent"] for row in shares.values())
+                    + sum(row["bytes_sent"] for row in gone.values()),
                     "test_loss": sum(part["loss_sum"] for part in parts) / count if count else None,
                     "accuracy": sum(part["correct"] or 0 for part in parts) / judged if judged else None,
                 }
@@ -325,7 +333,11 @@ class Run(Views):
         found = []
         for step, shares in self.rows().items():
             latest.update({rank: row["bytes_sent"] for rank, row in shares.items()})
-            weights = [(row["loss"], row["num_samples"]) for row in shares.values() if row["loss"] is not None and row["num_samples"]]
+            weights = [
+                (row["loss"], row["num_samples"])
+                for row in shares.values()
+                if row["loss"] is not None and row["num_samples"]
+            ]
             total = sum(number for _, number in weights)
             found.append(
                 {

@@ -84,7 +84,9 @@ class Spans:
         """rank -> the slice of the table that holds its spans."""
         ranks = self.table["rank"]
         begins = np.flatnonzero(np.append(True, ranks[1:] != ranks[:-1])[: len(ranks)]).tolist()
-        return {int(ranks[begin]): slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(ranks)], strict=False)}
+        return {
+            int(ranks[begin]): slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(ranks)], strict=False)
+        }
 
     @cached_property
     def messages(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

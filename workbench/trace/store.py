@@ -92,7 +92,9 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
         _tidy(root)
         draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     except OSError as error:
-        raise ConfigError(f"runs cannot be written to {root} ({error.strerror}): name another folder in WORKBENCH_RUNS") from error
+        raise ConfigError(
+            f"runs cannot be written to {root} ({error.strerror}): name another folder in WORKBENCH_RUNS"
+        ) from error
     cell = json.loads(os.environ.get(SWEEP_VARIABLE) or "{}")
     note = cell.pop("runs_file", None)  # the process that runs the cell reads the names of its runs here
     info = {**info, "sweep": cell} if cell else info
@@ -136,7 +138,9 @@ def _tidy(root: Path) -> None:
     """Remove drafts of killed writers from the store."""
     with suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
-            if entry.name.startswith((".new-", ".removed-")) or (entry.name.startswith(".") and entry.name.endswith(".tmp")):
+            if entry.name.startswith((".new-", ".removed-")) or (
+                entry.name.startswith(".") and entry.name.endswith(".tmp")
+            ):
                 with suppress(OSError):
                     if time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_S:
                         shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)

@@ -28,7 +28,9 @@ def read_tail(folder: Path | str, tail_bytes: int = TAIL_BYTES) -> Run:
     """
     folder = Path(folder)
     info = read_info(folder)
-    return Run(info=info, metrics={}, traces={rank: _tail(path, tail_bytes) for rank, path in trace_paths(folder).items()})
+    return Run(
+        info=info, metrics={}, traces={rank: _tail(path, tail_bytes) for rank, path in trace_paths(folder).items()}
+    )
 
 
 def last_step_row(path: Path) -> dict[str, Any] | None:
@@ -53,7 +55,9 @@ def _tail(path: Path, tail_bytes: int) -> Trace:
         tail = tail[tail.find(b"\n") + 1 :]
     notes = [*_rows(head, is_note), *_rows(tail, is_note)]
     clocks = tuple((note["clock"]["at_s"], note["clock"]["offset_s"]) for note in notes if "clock" in note)
-    return Trace(next((note for note in notes if "clock" not in note), {}), tuple(map(tuple, _rows(tail, is_span))), clocks)
+    return Trace(
+        next((note for note in notes if "clock" not in note), {}), tuple(map(tuple, _rows(tail, is_span))), clocks
+    )
 
 
 def _rows(text: bytes, is_row: Callable[[Any], bool]) -> list[Any]:

@@ -22,7 +22,15 @@ from typing import NoReturn
 TABLE = "/dev/shm/.workbench/network.json"
 BETWEEN = "switch"  # name of the namespace with the other ends of the hosts' interfaces
 OUTER = ("user", "mnt", "ipc", "pid")  # the user namespace first: it gives the right to join the others
-FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
+FORWARDED = {
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGCONT,
+}
 SET_DEATH_SIGNAL = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -26,7 +26,14 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_USERS, NEW_PROCESSES, NEW_NETWORK = (
+    0x20000,
+    0x4000000,
+    0x8000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
 EVERYTHING = NEW_MOUNTS | NEW_NAMES | NEW_IPC | NEW_PROCESSES | NEW_NETWORK
 PRIVATE_RECURSIVE, BIND = 0x44000, 0x1000
 SET_DEATH_SIGNAL = 1
@@ -115,7 +122,9 @@ def tool(name: str, lines: list[str]) -> None:
         raise Refused(f"there is no `{name}`: install iproute2")
     batch = "\n".join(lines) + "\n"
     try:
-        done = subprocess.run([path, "-batch", "-"], input=batch, text=True, capture_output=True, check=False, timeout=TOOL_S)
+        done = subprocess.run(
+            [path, "-batch", "-"], input=batch, text=True, capture_output=True, check=False, timeout=TOOL_S
+        )
     except subprocess.TimeoutExpired:
         raise Refused(f"`{name}` had not ended after {TOOL_S:g} s") from None
     if done.returncode != 0:
@@ -179,7 +188,10 @@ def make(spec: dict[str, Any]) -> list[dict[str, int]]:
                 f"link set {INTERFACE} {chunk} up",
                 f"addr add {host['address']}/{spec['subnet'].partition('/')[2]} dev {INTERFACE} noprefixroute",
                 f"route add {spec['subnet']} dev {INTERFACE} src {host['address']} congctl {CONGESTION}",
-                *(f"neigh add {other['address']} lladdr {other['mac']} dev {INTERFACE} nud permanent" for other in others),
+                *(
+                    f"neigh add {other['address']} lladdr {other['mac']} dev {INTERFACE} nud permanent"
+                    for other in others
+                ),
             ],
         )
         tool("tc", limit(INTERFACE, host["up"]))
@@ -189,7 +201,14 @@ def make(spec: dict[str, Any]) -> list[dict[str, int]]:
 
 def start_switch(spec: dict[str, Any]) -> int:
     """Start the switch of a network with latency. Return its process id when it is ready."""
-    command = [sys.executable, "-I", "-S", spec["switch"], str(spec["latency_s"]), *(host["mac"] for host in spec["hosts"])]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        spec["switch"],
+        str(spec["latency_s"]),
+        *(host["mac"] for host in spec["hosts"]),
+    ]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     assert process.stdout is not None
     if not process.stdout.readline():

@@ -81,7 +81,9 @@ class EmulatedNetwork:
             if host not in range(hosts):
                 raise ConfigError(f"slow host {host!r}: hosts are numbered from 0 to {hosts - 1}")
         if Placement.here() is not None:
-            raise ConfigError("this process runs on an emulated network, which cannot contain another one: use that one")
+            raise ConfigError(
+                "this process runs on an emulated network, which cannot contain another one: use that one"
+            )
         from_host, to_host = (parse_rate(rate if its is None else its) for its in (up, down))
         slower = {host: parse_rate(its) for host, its in (slow or {}).items()}
         rates = [(slower.get(host, from_host), slower.get(host, to_host)) for host in range(hosts)]
@@ -90,7 +92,8 @@ class EmulatedNetwork:
         self.latency_s, self.burst_s = parse_seconds(latency_s), parse_seconds(burst_s)
         self.ranks_per_host = ranks_per_host
         self.hosts = tuple(
-            Host(name=f"host{index}", address=f"10.87.0.{index + 1}", up=up, down=down) for index, (up, down) in enumerate(rates)
+            Host(name=f"host{index}", address=f"10.87.0.{index + 1}", up=up, down=down)
+            for index, (up, down) in enumerate(rates)
         )
         self._maker = self._start()
         self._finalizer = weakref.finalize(self, _end, self._maker, os.getpid())
@@ -144,7 +147,9 @@ class EmulatedNetwork:
             raise LaunchError("this network was closed: make a new EmulatedNetwork")
         return [*ENTER, str(self._first), self._name(host), *argv]
 
-    def run(self, host: int | str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
+    def run(
+        self, host: int | str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
         """Start `argv` on a host.
 
         Args:
@@ -161,7 +166,9 @@ class EmulatedNetwork:
             ConfigError: there is no such host.
             LaunchError: the network was closed.
         """
-        return subprocess.Popen(self.command(host, argv), env={**os.environ, **self.environment, **(env or {})}, **options)
+        return subprocess.Popen(
+            self.command(host, argv), env={**os.environ, **self.environment, **(env or {})}, **options
+        )
 
     def cut(self, host: int | str) -> None:
         """Cut a host's cable: no frame leaves or reaches it until `mend`.
@@ -208,7 +215,9 @@ class EmulatedNetwork:
         if not self._finalizer.alive:
             raise LaunchError("this network was closed: make a new EmulatedNetwork")
         tools = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
-        done = subprocess.run([*ENTER, str(self._first), where, *argv], env=tools, capture_output=True, text=True, timeout=START_S)
+        done = subprocess.run(
+            [*ENTER, str(self._first), where, *argv], env=tools, capture_output=True, text=True, timeout=START_S
+        )
         if done.returncode != 0:
             raise LaunchError(f"{' '.join(argv)} on {where}: {done.stderr.strip()}")
 
@@ -246,7 +255,9 @@ class EmulatedNetwork:
 
     def _start(self) -> subprocess.Popen[bytes]:
         if sys.platform != "linux":
-            raise LaunchError(f"an emulated network is made of Linux network namespaces, and this machine runs {platform.system()}")
+            raise LaunchError(
+                f"an emulated network is made of Linux network namespaces, and this machine runs {platform.system()}"
+            )
         command = [sys.executable, "-I", "-S", MAKER]
         pipe = subprocess.PIPE
         maker = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, bufsize=0)

@@ -57,7 +57,11 @@ def _number(given: str | float, units: dict[str, float], suffix: str, what: str,
         return float(given)
     if given == "0":
         return 0.0
-    found = re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*([a-z]+?){suffix}", given.strip().lower()) if isinstance(given, str) else None
+    found = (
+        re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*([a-z]+?){suffix}", given.strip().lower())
+        if isinstance(given, str)
+        else None
+    )
     if found is None or found[2] not in units:
         raise ConfigError(f"{given!r} is not {what}: write {example}")
     return float(found[1]) * units[found[2]]

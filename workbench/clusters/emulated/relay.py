@@ -38,7 +38,9 @@ class Relay:
         """
         wanted = sorted(set(ports))
         for host in network.hosts:
-            for port, listener in zip(wanted, await asyncio.to_thread(_listeners, network, host.name, wanted), strict=True):
+            for port, listener in zip(
+                wanted, await asyncio.to_thread(_listeners, network, host.name, wanted), strict=True
+            ):
                 self._servers.append(await asyncio.start_server(self._joined(port), sock=listener))
 
     async def close(self) -> None:

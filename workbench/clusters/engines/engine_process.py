@@ -71,7 +71,9 @@ def wait_for_controller() -> None:
     """Wait for the controller's connection file, unless the launcher gave the connection in the environment."""
     if os.environ.get("IPP_CONNECTION_INFO") or "IPP_PROFILE_DIR" not in os.environ:
         return
-    path = Path(os.environ["IPP_PROFILE_DIR"], "security", f"ipcontroller-{os.environ.get('IPP_CLUSTER_ID', '')}-engine.json")
+    path = Path(
+        os.environ["IPP_PROFILE_DIR"], "security", f"ipcontroller-{os.environ.get('IPP_CLUSTER_ID', '')}-engine.json"
+    )
     deadline = time.monotonic() + CONTROLLER_S
     while time.monotonic() < deadline:
         try:

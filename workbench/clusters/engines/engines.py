@@ -131,7 +131,9 @@ class Engines:
                     f"0 of {self.num_ranks} ranks were ready after {timeout_s:.3g} s, and neither was the controller; "
                     f"on a slow machine, set timeout_s=... to more{self.last_output()}"
                 ) from None
-            raise LaunchError(f"the controller did not start: {error or 'no answer in time'}.{self.last_output()}") from None
+            raise LaunchError(
+                f"the controller did not start: {error or 'no answer in time'}.{self.last_output()}"
+            ) from None
         self._wait_for_engines(timeout_s, deadline, progress)
 
     def _run(self, work: Any, deadline: float) -> Any:
@@ -141,7 +143,9 @@ class Engines:
     def _connected(self, info: dict[str, Any], timeout_s: float) -> Any:
         folder = str(self.folder)
         limit = max(1.0, min(timeout_s, CONNECT_S))
-        return ipyparallel.Client(info["client"], profile_dir=folder, ipython_dir=folder, cluster_id=self.id, timeout=limit)
+        return ipyparallel.Client(
+            info["client"], profile_dir=folder, ipython_dir=folder, cluster_id=self.id, timeout=limit
+        )
 
     def _wait_for_engines(self, timeout_s: float, deadline: float, progress: Progress) -> None:
         while (ready := len(self.client.ids)) < self.num_ranks:
@@ -150,7 +154,9 @@ class Engines:
             if self._ended.is_set():
                 raise LaunchError("the cluster was stopped while it started")
             if not self.alive:
-                raise LaunchError(f"{self.launcher.starter} ended before its {self.num_ranks} ranks were ready.{self.last_output()}")
+                raise LaunchError(
+                    f"{self.launcher.starter} ended before its {self.num_ranks} ranks were ready.{self.last_output()}"
+                )
             if waits is not None:
                 deadline = time.monotonic() + timeout_s
             if time.monotonic() > deadline:
@@ -235,9 +241,13 @@ class Engines:
             LaunchError: another process owns it, its processes have ended, or they do not answer.
         """
         if not entry.is_here and not entry.record.get("reachable"):
-            raise LaunchError(f"the controller of cluster {entry.id} is a process of {entry.record['host']}: attach to it there")
+            raise LaunchError(
+                f"the controller of cluster {entry.id} is a process of {entry.record['host']}: attach to it there"
+            )
         if entry.is_here and not entry.processes() and not entry.in_job:
-            raise LaunchError(f"the processes of cluster {entry.id} have ended: `workbench cluster stop {entry.id}` removes its files")
+            raise LaunchError(
+                f"the processes of cluster {entry.id} have ended: `workbench cluster stop {entry.id}` removes its files"
+            )
         registry.take_ownership(entry)
         launcher = cloudpickle.loads(registry.check_trusted(entry.folder / registry.LAUNCHER).read_bytes())
         engines = cls(launcher, entry.record["num_ranks"], "", cluster_id=entry.id)
@@ -249,7 +259,9 @@ class Engines:
             engines._end_reaper()
             if not isinstance(error, RuntimeError | OSError | ValueError | ipp_error.IPythonError | TraitError):
                 raise
-            raise LaunchError(f"cluster {entry.id} does not answer ({error}): `workbench cluster stop {entry.id}` ends it") from None
+            raise LaunchError(
+                f"cluster {entry.id} does not answer ({error}): `workbench cluster stop {entry.id}` ends it"
+            ) from None
         return engines
 
     def _reconnect(self) -> None:

@@ -29,7 +29,9 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
         pending = [engines.client[engine].apply_async(remote.world) for engine in sorted(engines.client.ids)]
         answers = _answers(engines, pending, timeout_s)
     except (ipp_error.IPythonError, TimeoutError) as error:
-        raise LaunchError(f"a rank started, but cannot run workbench ({error}): is it installed for {sys.executable}?") from None
+        raise LaunchError(
+            f"a rank started, but cannot run workbench ({error}): is it installed for {sys.executable}?"
+        ) from None
     sizes = {answer["size"] for answer in answers}
     if sizes != {n}:
         found = "each has a separate world" if sizes == {1} else f"their worlds have sizes {sorted(sizes)}"
@@ -45,7 +47,9 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
         answer["pid"] = launcher.pid_here(answer["pid"])
     numbers = [answer["rank"] for answer in answers]
     if numbers != list(range(n)):
-        raise LaunchError(f"engines 0 to {n - 1} are ranks {numbers}, but rank and engine numbers must agree: start the cluster again")
+        raise LaunchError(
+            f"engines 0 to {n - 1} are ranks {numbers}, but rank and engine numbers must agree: start the cluster again"
+        )
     return answers
 
 
@@ -68,10 +72,14 @@ def check_shared_folder(engines: Engines, ranks: list[dict[str, Any]], timeout_s
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(prefix=".seen-", dir=root) as file:
-            pending = [engines.client[rank].apply_async(remote.can_see, file.name, SEEN_S) for rank in range(len(ranks))]
+            pending = [
+                engines.client[rank].apply_async(remote.can_see, file.name, SEEN_S) for rank in range(len(ranks))
+            ]
             seen = _answers(engines, pending, timeout_s)
     except OSError as error:
-        raise LaunchError(f"runs cannot be written to {root} ({error.strerror or error}): set WORKBENCH_RUNS to another folder") from None
+        raise LaunchError(
+            f"runs cannot be written to {root} ({error.strerror or error}): set WORKBENCH_RUNS to another folder"
+        ) from None
     blind = sorted({rank["host"] for rank, sees in zip(ranks, seen, strict=True) if not sees})
     if blind:
         raise LaunchError(

@@ -57,7 +57,9 @@ def choose_runtime(given: str | None, launcher: Launcher) -> RuntimeName:
     if given is not None and given not in names:
         raise ConfigError(f"runtime={given!r}: a cluster's ranks run on {' or '.join(map(repr, names))}")
     if given == "mpi" and not launcher.is_mpi:
-        raise ConfigError(f"runtime='mpi': {launcher.title} start without MPI: use runtime='torch', or launcher='local'")
+        raise ConfigError(
+            f"runtime='mpi': {launcher.title} start without MPI: use runtime='torch', or launcher='local'"
+        )
     return "torch" if given == "torch" or not launcher.is_mpi else "mpi"
 
 

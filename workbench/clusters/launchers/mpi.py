@@ -88,4 +88,6 @@ class EmulatedLauncher(MPILauncher):
 
 def _ports(info: dict[str, Any]) -> list[int]:
     """The controller's ports for engines, from its connection file."""
-    return [port for value in info.values() for port in (value if isinstance(value, list) else [value]) if type(port) is int]
+    return [
+        port for value in info.values() for port in (value if isinstance(value, list) else [value]) if type(port) is int
+    ]

@@ -64,7 +64,9 @@ class ProcessLauncher(Launcher):
         if engine_set is None:
             return False
         engines = list(engine_set.launchers.values())
-        return len(engines) == engine_set.n and all(engine.state == "running" and is_running(engine.process) for engine in engines)
+        return len(engines) == engine_set.n and all(
+            engine.state == "running" and is_running(engine.process) for engine in engines
+        )
 
     def last_output(self, engine_set: Any) -> str:
         """Return the output of all ranks, each line after its rank's number."""

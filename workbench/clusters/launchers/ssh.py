@@ -80,7 +80,9 @@ class SSHLauncher(MPILauncher):
                     probe.connect((name, 9))  # nothing is sent: the kernel looks up the route
                     address = str(probe.getsockname()[0])
             except OSError as error:
-                raise LaunchError(f"no route to host {name!r} ({error}): is the name right, and does `ssh {name} true` work?") from None
+                raise LaunchError(
+                    f"no route to host {name!r} ({error}): is the name right, and does `ssh {name} true` work?"
+                ) from None
             if not address.startswith("127.") and name not in (socket.gethostname(), address):
                 return address
         return address

@@ -138,7 +138,9 @@ def _launchers(prefix: str | None, own: Path, path: str) -> Iterator[Path]:
         given = Path(prefix).expanduser().absolute()
         mpiexec = given / "bin" / "mpiexec" if given.is_dir() else given
         if not mpiexec.is_file():
-            raise LaunchError(f"mpi={prefix!r}: there is no {mpiexec}. Give a folder that has bin/mpiexec, or None to look for an MPI")
+            raise LaunchError(
+                f"mpi={prefix!r}: there is no {mpiexec}. Give a folder that has bin/mpiexec, or None to look for an MPI"
+            )
         yield mpiexec
         return
     elsewhere = os.pathsep.join(folder for folder in path.split(os.pathsep) if Path(folder) != own.parent)
@@ -172,7 +174,9 @@ def ask_launcher(mpiexec: str) -> MPIVersion:
         LaunchError: it cannot be run, or it is not a known MPI.
     """
     try:
-        done = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, timeout=QUERY_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            [mpiexec, "--version"], capture_output=True, text=True, timeout=QUERY_S, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{mpiexec} cannot be run ({error})") from None
     for name, banner in LAUNCHER_BANNERS:

@@ -48,7 +48,12 @@ def fork_server_for(num_ranks: int) -> RankForkServer | None:
     None if each rank has to be started as a new process: on hosts of an emulated network, if torch is imported or
     threads exist already, or on a system other than Linux.
     """
-    if Placement.here() is not None or "torch" in sys.modules or threading.active_count() > 1 or sys.platform != "linux":
+    if (
+        Placement.here() is not None
+        or "torch" in sys.modules
+        or threading.active_count() > 1
+        or sys.platform != "linux"
+    ):
         return None
     before = os.environ.get(THREADS)
     os.environ[THREADS] = _threads(num_ranks)  # libraries read it when they are loaded
@@ -139,7 +144,12 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 
 def _starter(
-    num_ranks: int, arguments: Sequence[str], folder: Path, placement: Placement | None, fork_server: RankForkServer | None, log: Any
+    num_ranks: int,
+    arguments: Sequence[str],
+    folder: Path,
+    placement: Placement | None,
+    fork_server: RankForkServer | None,
+    log: Any,
 ) -> Callable[..., Process]:
     """Return a function that starts a rank of torch, with more variables in its environment."""
     check_num_ranks(num_ranks)
@@ -160,7 +170,13 @@ def _starter(
 
 def _start(command: Sequence[str], env: dict[str, str], log: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
     )
 
 
@@ -182,7 +198,9 @@ def _record_sigterm(folder: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(processes: list[Process], folder: Path, watch: Callable[[], None], replace: Mapping[int, Callable[[], None]]) -> None:
+def _wait(
+    processes: list[Process], folder: Path, watch: Callable[[], None], replace: Mapping[int, Callable[[], None]]
+) -> None:
     """Wait until all have ended, or one has ended that the others cannot continue without.
 
     Args:

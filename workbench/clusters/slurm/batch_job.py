@@ -66,7 +66,9 @@ class Job:
 
     def start(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
         """Start a process in its own session: signals to the job do not reach it, and `close` ends it."""
-        process = subprocess.Popen(command, env=self.env, stdin=subprocess.DEVNULL, start_new_session=True, text=True, **options)
+        process = subprocess.Popen(
+            command, env=self.env, stdin=subprocess.DEVNULL, start_new_session=True, text=True, **options
+        )
         self.processes.append(process)
         return process
 

@@ -75,7 +75,10 @@ def _alternatives(error: str) -> str:
             return f". QOS here: {', '.join(ask('sacctmgr', '-nP', 'show', 'qos', 'format=name').split())}"
         if any(word in low for word in ("partition", "node", "time", "gres", "cpu", "memory")):
             rows = [row.split("|") for row in ask("sinfo", "-h", "-o", "%R|%D|%c|%l|%G").splitlines()]
-            partitions = [f"{name} ({nodes} nodes of {cores} CPUs, at most {limit}, {gres})" for name, nodes, cores, limit, gres in rows]
+            partitions = [
+                f"{name} ({nodes} nodes of {cores} CPUs, at most {limit}, {gres})"
+                for name, nodes, cores, limit, gres in rows
+            ]
             return f". Partitions here: {'; '.join(partitions)}"
     return ""
 

@@ -21,7 +21,18 @@ OWN = {"time": "time_limit", "gpus-per-task": "gpus_per_rank", "gpus-per-rank": 
     name: name for name in ("partition", "account", "nodes", "mpi", "controller")
 }
 SBATCH = (  # options of sbatch that the text may contain
-    *("qos", "constraint", "mem", "mem-per-cpu", "cpus-per-task", "gres", "gpus-per-node", "reservation", "nodelist", "exclude"),
+    *(
+        "qos",
+        "constraint",
+        "mem",
+        "mem-per-cpu",
+        "cpus-per-task",
+        "gres",
+        "gpus-per-node",
+        "reservation",
+        "nodelist",
+        "exclude",
+    ),
     *("licenses", "comment", "mail-type", "mail-user", "begin", "nice", "signal", "tmp"),
 )
 NUMBERS = ("nodes", "gpus_per_rank")
@@ -65,7 +76,9 @@ class Slurm:
     def __post_init__(self) -> None:
         extra: Any = self.extra
         if isinstance(extra, str) or not all(isinstance(word, str) and word.startswith("-") for word in extra):
-            raise ConfigError(f"extra={extra!r}: give a list of options of sbatch, such as ['--exclusive', '--qos=high']")
+            raise ConfigError(
+                f"extra={extra!r}: give a list of options of sbatch, such as ['--exclusive', '--qos=high']"
+            )
         object.__setattr__(self, "extra", tuple(extra))
         for name in NUMBERS:
             value, least = getattr(self, name), 1 if name == "nodes" else 0
@@ -76,10 +89,14 @@ class Slurm:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: give one of {', '.join(map(repr, allowed))}")
         for name in ("partition", "account"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value or any(letter.isspace() for letter in value)):
+            if value is not None and (
+                not isinstance(value, str) or not value or any(letter.isspace() for letter in value)
+            ):
                 raise ConfigError(f"{name}={value!r}: give sbatch's name, without blanks")
         if self.time_limit is not None and not (isinstance(self.time_limit, str) and TIME.fullmatch(self.time_limit)):
-            raise ConfigError(f"time_limit={self.time_limit!r}: give minutes ('30'), 'HH:MM:SS' or 'D-HH:MM', as sbatch writes it")
+            raise ConfigError(
+                f"time_limit={self.time_limit!r}: give minutes ('30'), 'HH:MM:SS' or 'D-HH:MM', as sbatch writes it"
+            )
         if "\n" in "".join(self.extra):
             raise ConfigError("extra: an option of sbatch cannot contain a line break")
 
@@ -103,7 +120,9 @@ class Slurm:
             name, equals, value = (part.strip() for part in pair.partition("="))
             name = name.replace("_", "-")
             if name not in (*OWN, *SBATCH) or not equals or not value:
-                raise ConfigError(f"launcher={text!r}: {pair!r} is no option of it{_nearest(name)}; write it like {FORM}")
+                raise ConfigError(
+                    f"launcher={text!r}: {pair!r} is no option of it{_nearest(name)}; write it like {FORM}"
+                )
             if OWN.get(name, name) in given:
                 raise ConfigError(f"launcher={text!r}: {name} is given twice")
             given.add(OWN.get(name, name))
@@ -122,7 +141,9 @@ class Slurm:
         if not isinstance(num_ranks, int) or isinstance(num_ranks, bool) or num_ranks < 1:
             raise ConfigError(f"{num_ranks!r} ranks: give a whole number, 1 or more")
         if self.nodes is not None and num_ranks < self.nodes:
-            raise ConfigError(f"{num_ranks} ranks on {self.nodes} nodes: each node needs a rank; set nodes={num_ranks}, or use more ranks")
+            raise ConfigError(
+                f"{num_ranks} ranks on {self.nodes} nodes: each node needs a rank; set nodes={num_ranks}, or use more ranks"
+            )
 
     def options(self, num_ranks: int) -> list[str]:
         """Return sbatch's options for the resources.

@@ -11,7 +11,12 @@ from pathlib import Path
 
 from workbench.runtimes.liveness.failure_detector import heartbeat_name, step_under_way
 
-SIGNALS = {"Killed": signal.SIGKILL, "Terminated": signal.SIGTERM, "Aborted": signal.SIGABRT, "Segmentation fault": signal.SIGSEGV}
+SIGNALS = {
+    "Killed": signal.SIGKILL,
+    "Terminated": signal.SIGTERM,
+    "Aborted": signal.SIGABRT,
+    "Segmentation fault": signal.SIGSEGV,
+}
 OPEN_MPI = re.compile(r"process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)")
 HYDRA = re.compile(r"PID (\d+) RUNNING AT \S+ = EXIT CODE: (\d+)")
 SRUN = re.compile(rf"srun: error: \S+: task (\d+): ({'|'.join(SIGNALS)})")

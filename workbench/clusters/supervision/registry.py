@@ -135,9 +135,13 @@ def check_trusted(path: Path) -> Path:
     for checked in (path, path.parent):
         found = checked.stat()
         if found.st_uid != os.geteuid():
-            raise LaunchError(f"{checked} belongs to another user: only the user who started a cluster can attach to it")
+            raise LaunchError(
+                f"{checked} belongs to another user: only the user who started a cluster can attach to it"
+            )
         if found.st_mode & 0o022:
-            raise LaunchError(f"{checked} is not trusted, because others can write there: chmod go-w {checked}, if you trust its content")
+            raise LaunchError(
+                f"{checked} is not trusted, because others can write there: chmod go-w {checked}, if you trust its content"
+            )
     return path
 
 

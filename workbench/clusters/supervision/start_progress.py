@@ -33,7 +33,9 @@ class Progress:
 
     def __init__(self, num_ranks: int, title: str, *, silent: bool, background: bool = False) -> None:
         self._num_ranks, self._title, self._silent = num_ranks, title, silent
-        self._watched = (sys.stdout.isatty() or in_notebook()) and not silent and not os.environ.get("IPP_NONINTERACTIVE")
+        self._watched = (
+            (sys.stdout.isatty() or in_notebook()) and not silent and not os.environ.get("IPP_NONINTERACTIVE")
+        )
         self._begin = self._shown = time.monotonic()
         self._display: Any = None
         if background and in_notebook() and not silent:

@@ -89,7 +89,9 @@ def get(text: str) -> Stragglers:
     if name.lower() not in _DISTRIBUTIONS:
         raise unknown("distribution of stragglers", name, _DISTRIBUTIONS)
     distribution, order = _DISTRIBUTIONS[name.lower()]
-    made: Stragglers = _build(name.lower(), distribution, order, [word.strip() for word in rest.split(",")] if rest else [])
+    made: Stragglers = _build(
+        name.lower(), distribution, order, [word.strip() for word in rest.split(",")] if rest else []
+    )
     return made
 
 
@@ -99,7 +101,9 @@ def _build(name: str, distribution: Callable[..., Any], order: tuple[str, ...], 
     for position, word in enumerate(words):
         key, equals, value = word.partition("=")
         if not equals and position >= len(order):
-            raise ConfigError(f"{name}:{','.join(words)}: {len(words)} numbers, and it takes at most {len(order)}: {usage}")
+            raise ConfigError(
+                f"{name}:{','.join(words)}: {len(words)} numbers, and it takes at most {len(order)}: {usage}"
+            )
         key = key.strip().replace("-", "_") if equals else order[position]
         if key in options:
             raise ConfigError(f"{name}:{','.join(words)}: {key} is given twice: {usage}")

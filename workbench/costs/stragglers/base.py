@@ -38,7 +38,9 @@ class Stragglers(ABC):
         Worker r's factor does not depend on `num_workers`.
         """
 
-    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s) -> float:
+    def finish_s(
+        self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s
+    ) -> float:
         """Return when this worker ends work that begins at `begin_s` and takes `seconds`.
 
         `work` gives the end without this distribution.
@@ -69,7 +71,9 @@ def check_rule(distribution: Stragglers, right: bool, rule: str) -> None:
         raise ConfigError(f"{distribution}: {rule}")
 
 
-def check_numbers(distribution: Stragglers, *names: str, above: float | None = None, least: float | None = None) -> None:
+def check_numbers(
+    distribution: Stragglers, *names: str, above: float | None = None, least: float | None = None
+) -> None:
     """Raise `ConfigError` unless these attributes are finite numbers, above a limit or at least a limit."""
     for name in names:
         value = getattr(distribution, name)

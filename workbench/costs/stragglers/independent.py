@@ -193,7 +193,9 @@ class EmpiricalByRank(Stragglers):
         """Make it from measured seconds (ranks, steps) over the median of all; NaN for missing values."""
         factors = _over_median(seconds)
         if factors.ndim != 2:
-            raise ConfigError(f"EmpiricalByRank needs seconds by (rank, step), not of shape {factors.shape}: or use Empirical")
+            raise ConfigError(
+                f"EmpiricalByRank needs seconds by (rank, step), not of shape {factors.shape}: or use Empirical"
+            )
         return cls(rows=tuple(tuple(row[np.isfinite(row)].tolist()) for row in factors))
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
@@ -221,7 +223,9 @@ def _over_median(seconds: ArrayLike) -> Array:
 def _factors_of(distribution: Stragglers, values: Sequence[Any]) -> list[float]:
     found = [float(value) for value in values if np.isfinite(value)]
     if not found or min(found) < 0 or max(found) == 0:
-        raise ConfigError(f"{type(distribution).__name__}: factors of measured steps, 0 or more, at least one a row and not all 0")
+        raise ConfigError(
+            f"{type(distribution).__name__}: factors of measured steps, 0 or more, at least one a row and not all 0"
+        )
     return found
 
 

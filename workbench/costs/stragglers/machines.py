@@ -37,15 +37,23 @@ class SlowMachines(Stragglers):
             object.__setattr__(self, "factor_of", tuple(sorted(self.factor_of.items())))
         ranks = [rank for rank, _ in self.factor_of]
         check_rule(
-            self, all(isinstance(rank, int) and rank >= 0 for rank in ranks), "factor_of has ranks, counted from 0, and their factors"
+            self,
+            all(isinstance(rank, int) and rank >= 0 for rank in ranks),
+            "factor_of has ranks, counted from 0, and their factors",
         )
         check_rule(self, len(set(ranks)) == len(ranks), "factor_of names a rank twice: give it one factor")
-        check_rule(self, all(isfinite(factor) and factor > 0 for _, factor in self.factor_of), "factors are finite and above 0")
+        check_rule(
+            self, all(isfinite(factor) and factor > 0 for _, factor in self.factor_of), "factors are finite and above 0"
+        )
         check_numbers(self, "share", least=0)
         check_numbers(self, "factor", above=0)
         check_rule(self, self.share <= 1, "share is a probability, 0 to 1")
         check_rule(self, (self.share == 0) == (self.factor == 1), "share of the ranks are slower by factor: give both")
-        check_rule(self, bool(self.factor_of) or self.share > 0, "no rank is slow: give factor_of={rank: factor}, or share and factor")
+        check_rule(
+            self,
+            bool(self.factor_of) or self.share > 0,
+            "no rank is slow: give factor_of={rank: factor}, or share and factor",
+        )
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         slow = generator(seed, "slowmachines").random(num_workers) < self.share
@@ -79,11 +87,17 @@ class TimeVarying(Stragglers):
 
     def __post_init__(self) -> None:
         check_numbers(self, "sigma", "correlation", least=0)
-        check_rule(self, self.correlation <= 0.999, "correlation is at most 0.999, a memory of 1,000 steps; use SlowMachines for longer")
+        check_rule(
+            self,
+            self.correlation <= 0.999,
+            "correlation is at most 0.999, a memory of 1,000 steps; use SlowMachines for longer",
+        )
 
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         block, row = divmod(step, BLOCK_STEPS)
-        found: Array = np.exp(self.sigma * _correlated(seed, self.correlation, block, num_workers)[row] - self.sigma**2 / 2)
+        found: Array = np.exp(
+            self.sigma * _correlated(seed, self.correlation, block, num_workers)[row] - self.sigma**2 / 2
+        )
         return found
 
     def quantile(self, level: ArrayLike) -> Array:
@@ -135,13 +149,25 @@ class Windows(Stragglers):
     ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_rule(self, len(self.windows) > 0 and all(len(window) == 3 for window in self.windows), "windows are (begin_s, end_s, factor)")
+        check_rule(
+            self,
+            len(self.windows) > 0 and all(len(window) == 3 for window in self.windows),
+            "windows are (begin_s, end_s, factor)",
+        )
         edges = [edge for begin, end, _ in self.windows for edge in (begin, end)]
-        check_rule(self, edges == sorted(edges) and edges[0] >= 0, "windows begin at 0 or later, in order, and do not overlap")
-        check_rule(self, all(begin < end < float("inf") for begin, end, _ in self.windows), "a window ends, and after it begins")
+        check_rule(
+            self, edges == sorted(edges) and edges[0] >= 0, "windows begin at 0 or later, in order, and do not overlap"
+        )
+        check_rule(
+            self,
+            all(begin < end < float("inf") for begin, end, _ in self.windows),
+            "a window ends, and after it begins",
+        )
         check_rule(self, edges[-1] <= self.period_s, "the last window ends within period_s")
         check_rule(
-            self, all(isfinite(factor) and factor > 0 for _, _, factor in self.windows), "factors are finite and above 0; see Failures"
+            self,
+            all(isfinite(factor) and factor > 0 for _, _, factor in self.windows),
+            "factors are finite and above 0; see Failures",
         )
 
     @property
@@ -151,7 +177,9 @@ class Windows(Stragglers):
     def factors(self, seed: int, step: int, num_workers: int) -> Array:
         return np.ones(num_workers)
 
-    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s) -> float:
+    def finish_s(
+        self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s
+    ) -> float:
         if self.ranks and rank not in self.ranks:
             return work(begin_s, seconds)
         left = work(begin_s, seconds) - begin_s
@@ -165,7 +193,9 @@ class Windows(Stragglers):
 
     def _work_until(self, time_s: float) -> float:
         """Return the seconds of work done from 0 to a time in the first period."""
-        lost = sum((min(end, time_s) - begin) * (1 - 1 / factor) for begin, end, factor in self.windows if begin < time_s)
+        lost = sum(
+            (min(end, time_s) - begin) * (1 - 1 / factor) for begin, end, factor in self.windows if begin < time_s
+        )
         return time_s - lost
 
     def _time_of(self, work_s: float) -> float:
@@ -224,7 +254,9 @@ class Failures(Stragglers):
             num *= 2
         return found
 
-    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s) -> float:
+    def finish_s(
+        self, seed: int, rank: int, begin_s: float, seconds: float, work: Finish = full_speed_finish_s
+    ) -> float:
         if self.ranks and rank not in self.ranks:
             return work(begin_s, seconds)
         failures = self._known(seed, rank, begin_s)

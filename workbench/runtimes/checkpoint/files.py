@@ -157,9 +157,15 @@ def verify_rank_file(path: Path) -> None:
         raise Damaged(f"{record_path(path)} cannot be read")
     number, rank = record.get("format", 0), int(path.stem.rpartition("-")[2])
     if not isinstance(number, int) or record.get("rank", rank) != rank:
-        raise Damaged(f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it belongs to another rank file")
+        raise Damaged(
+            f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it belongs to another rank file"
+        )
     if number != FORMAT:
-        fix = "update workbench" if number > FORMAT else "resume with the version that wrote it, or train again from the start"
+        fix = (
+            "update workbench"
+            if number > FORMAT
+            else "resume with the version that wrote it, or train again from the start"
+        )
         raise ConfigError(f"{path} has format {number}, this version reads format {FORMAT}: {fix}")
     size = path.stat().st_size
     if size != record.get("bytes"):

@@ -20,7 +20,12 @@ from workbench.replica.replica import Replica
 
 
 def take_checkpoint(
-    algorithm: Algorithm, replica: Replica, num_workers: int, end: EndStep, memory: Mapping[str, Tensor], sampler: Sampler | None = None
+    algorithm: Algorithm,
+    replica: Replica,
+    num_workers: int,
+    end: EndStep,
+    memory: Mapping[str, Tensor],
+    sampler: Sampler | None = None,
 ) -> dict[str, Any]:
     """All that is needed to continue after this step, as values that `torch.load(weights_only=True)` reads.
 
@@ -42,7 +47,11 @@ def take_checkpoint(
 
 def position_of(sampler: Sampler, step: int) -> dict[str, Any]:
     """Position in the data after a step."""
-    return {"samples": sampler.samples_before(step + 1), "global_batch": sampler.global_batch, "origin": list(sampler.origin)}
+    return {
+        "samples": sampler.samples_before(step + 1),
+        "global_batch": sampler.global_batch,
+        "origin": list(sampler.origin),
+    }
 
 
 def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: Context) -> None:
@@ -83,7 +92,13 @@ def random_state(device: torch.device) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "python": [version, list(words), gauss],
-        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            str(name),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
     }
 
 
@@ -152,7 +167,10 @@ def unpack_state(packed: dict[str, Any], algorithm: Algorithm, replica: Replica)
 
     if packed["kind"] is None:
         return None
-    given = {name: tuple(map(restore, value)) if isinstance(value, list) else restore(value) for name, value in packed["fields"].items()}
+    given = {
+        name: tuple(map(restore, value)) if isinstance(value, list) else restore(value)
+        for name, value in packed["fields"].items()
+    }
     kind = algorithm.requires.state
     if kind is None or packed["kind"] != kind.__name__ or given.keys() != {item.name for item in fields(kind)}:
         raise ConfigError(

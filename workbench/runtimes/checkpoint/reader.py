@@ -58,7 +58,10 @@ def read_rank_file(path: Path) -> dict[str, Any]:
     try:
         with ZipFile(path) as archive:
             entries = archive.infolist()
-        if any(entry.compress_type != ZIP_STORED for entry in entries) or sum(entry.file_size for entry in entries) > path.stat().st_size:
+        if (
+            any(entry.compress_type != ZIP_STORED for entry in entries)
+            or sum(entry.file_size for entry in entries) > path.stat().st_size
+        ):
             raise Damaged(f"{path} unpacks to more than its size: it was not written by workbench")
         saved = torch.load(path, weights_only=True, map_location="cpu")
         flaw = next(find_flaws(saved), None)

@@ -52,13 +52,21 @@ def read_whole_state(checkpoint: Checkpoint, rank: int) -> tuple[dict[str, Any],
     model.update(own)  # in place: a state dict has the modules' versions as an attribute
     whole = {**saved, "replica": {**kept, **shared, "model": model}}
     same = _sum_of(whole["replica"], alike) == saved["replica"][SUM]
-    return whole, "" if same else f"rank {rank}'s parameters or optimizer differed from rank 0's: all ranks continue with rank 0's"
+    return (
+        whole,
+        ""
+        if same
+        else f"rank {rank}'s parameters or optimizer differed from rank 0's: all ranks continue with rank 0's",
+    )
 
 
 def _sum_of(replica: dict[str, Any], parameters: Collection[str]) -> int:
     """Checksum, 63 bits, of the state that is equal on all ranks."""
     total = 0
-    tree = [[value for name, value in replica["model"].items() if name in parameters], *(replica[name] for name in REPLICATED)]
+    tree = [
+        [value for name, value in replica["model"].items() if name in parameters],
+        *(replica[name] for name in REPLICATED),
+    ]
     for leaf in leaves(tree):
         for value in _sums(leaf) if isinstance(leaf, Tensor) else (zlib.crc32(leaf),):
             total = (total * 1_000_003 + value) % 2**63

@@ -15,7 +15,14 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.program import Algorithm, Context
 from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
-from workbench.runtimes.checkpoint.files import Checkpoint, Damaged, complete_checkpoints, lacks_record, run_name_of, verify_rank_file
+from workbench.runtimes.checkpoint.files import (
+    Checkpoint,
+    Damaged,
+    complete_checkpoints,
+    lacks_record,
+    run_name_of,
+    verify_rank_file,
+)
 from workbench.runtimes.checkpoint.rank_state import holds_state, restore_random_state, resume
 from workbench.runtimes.checkpoint.reader import as_bytes, brief_error, leaves, read_rank_file
 from workbench.runtimes.checkpoint.replicated import read_whole_state
@@ -25,7 +32,9 @@ from workbench.runtimes.liveness.membership import require_all
 Agree = Callable[[Any], list[Any]]  # a plain value of this rank -> the values of all ranks
 
 
-def restore(folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Context, interpreter: Interpreter) -> list[str]:
+def restore(
+    folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Context, interpreter: Interpreter
+) -> list[str]:
     """Continue from another run's newest complete checkpoint, at its position in the data. Every rank must call it.
 
     Returns:
@@ -58,7 +67,10 @@ def restore_state(
 
     def agree(value: Any) -> list[Any]:
         deadline = interpreter.clock.deadline("all ranks to find the checkpoint")
-        return [json.loads(text) for text in require_all(transport.gather_texts(json.dumps(value), deadline), "the beginning of a run")]
+        return [
+            json.loads(text)
+            for text in require_all(transport.gather_texts(json.dumps(value), deadline), "the beginning of a run")
+        ]
 
     checkpoint, notes, saved = _newest(folder, ctx, agree)
     if saved is not None:
@@ -123,7 +135,11 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
             f"{folder} has no undamaged checkpoint. {' '.join(notes)}. Train again from the start, or restore the files from a copy"
         )
     without_record = next(filter(lacks_record, sorted(folder.glob("checkpoint-*.pt"))), None)
-    more = f". {without_record.name} has no record: an earlier version wrote it, or its writer was killed" if without_record else ""
+    more = (
+        f". {without_record.name} has no record: an earlier version wrote it, or its writer was killed"
+        if without_record
+        else ""
+    )
     raise ConfigError(
         f"{folder} has no complete checkpoint (neither checkpoint-*.pt nor in checkpoints/): only a stopped run, "
         f"one trained with checkpoint_every=, or a folder of Trainer.save can be resumed{more}"
@@ -140,13 +156,17 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
         worker.redistribute_data((step, sample))
         return []
     worker.redistribute_data((saved["step"] + 1, data["samples"]))
-    return [f"a global batch has {batch} samples, {data['global_batch']} before: batches are new from sample {data['samples']} on"]
+    return [
+        f"a global batch has {batch} samples, {data['global_batch']} before: batches are new from sample {data['samples']} on"
+    ]
 
 
 # -- another number of ranks -----------------------------------------------------------------------------------
 
 
-def _on_other_ranks(checkpoint: Checkpoint, algorithm: Algorithm, replica: Replica, ctx: Context, agree: Agree) -> dict[str, Any]:
+def _on_other_ranks(
+    checkpoint: Checkpoint, algorithm: Algorithm, replica: Replica, ctx: Context, agree: Agree
+) -> dict[str, Any]:
     """The state of every new rank: rank 0's, if the state of all old ranks is equal.
 
     Raises:

@@ -65,11 +65,20 @@ class CheckpointWriter:
         tree = self._snapshot.take(saved)
         path = rank_file_path(self._folder, place, self._transport.rank)
         self._error = None
-        facts = {"step": end.step, "rank": self._transport.rank, "num_workers": saved["num_workers"], "run": self._folder.name}
-        interpreter.recorder.event({"strand": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.clock.now() - begin})
+        facts = {
+            "step": end.step,
+            "rank": self._transport.rank,
+            "num_workers": saved["num_workers"],
+            "run": self._folder.name,
+        }
+        interpreter.recorder.event(
+            {"strand": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.clock.now() - begin}
+        )
         alike = frozenset(dict(replica.model.named_parameters(remove_duplicate=False)))
         lacks = alike if self._transport.rank and is_replicated(algorithm) else None
-        self._thread = threading.Thread(target=self._write, args=(path, tree, facts, place, lacks), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._write, args=(path, tree, facts, place, lacks), name="checkpoint", daemon=True
+        )
         self._thread.start()
         interpreter.clock.activity = ""
         if place is None:
@@ -87,7 +96,9 @@ class CheckpointWriter:
             reports = [json.loads(text) for text in texts if text != LEFT_TEXT]
             notes = [note for one in reports for note in one[1:]]
             if (slowest_s := max(one[0] for one in reports)) > LOOK_S:
-                notes.append(f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise checkpoint_every")
+                notes.append(
+                    f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise checkpoint_every"
+                )
         if notes and self._transport.rank == 0:
             update_run(self._folder, notes=[*read_info(self._folder).get("notes", []), *dict.fromkeys(notes)])
 
@@ -104,7 +115,9 @@ class CheckpointWriter:
         self._waited_s += clock.now() - begin
         clock.recorder.event({"strand": -1, "written_s": self._written_s})
 
-    def _write(self, path: Path, tree: dict[str, Any], facts: dict[str, Any], place: int | None, lacks: frozenset[str] | None) -> None:
+    def _write(
+        self, path: Path, tree: dict[str, Any], facts: dict[str, Any], place: int | None, lacks: frozenset[str] | None
+    ) -> None:
         """Write a file.
 
         Args:
@@ -117,7 +130,9 @@ class CheckpointWriter:
                 tree = without_replicated(tree, lacks)
             write_rank_file(path, partial(save_rank_file, tree), facts)
             if place is not None:
-                remove_old_rank_files(self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints)
+                remove_old_rank_files(
+                    self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints
+                )
         except Exception as error:  # noqa: BLE001 - no failure to write may end the training
             self._error = error
             note = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): earlier ones are valid"

@@ -42,7 +42,9 @@ class RunController:
         num_taken: commands that all ranks have carried out.
     """
 
-    def __init__(self, algorithm: Algorithm, settings: Settings, interpreter: Interpreter, recorder: Recorder, folder: Path) -> None:
+    def __init__(
+        self, algorithm: Algorithm, settings: Settings, interpreter: Interpreter, recorder: Recorder, folder: Path
+    ) -> None:
         self.algorithm = algorithm
         self.num_taken = 0
         self._settings, self._interpreter, self._recorder, self._folder = settings, interpreter, recorder, folder

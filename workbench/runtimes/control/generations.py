@@ -440,7 +440,9 @@ def _admitted(generation: Generation, boundary: Admitted) -> Instruction:
     if generation.algorithm.restart != Restart.ANYWHERE and not boundary.joined:
         return Continue(replace(generation, waiting=None))
     end = EndStep(boundary.end.step) if generation.algorithm.restart == Restart.ANYWHERE else boundary.end
-    return BeginGeneration(generation.following(end, num_ranks=num_ranks, num_steps=num_steps, sync_point=num_steps, waiting=None))
+    return BeginGeneration(
+        generation.following(end, num_ranks=num_ranks, num_steps=num_steps, sync_point=num_steps, waiting=None)
+    )
 
 
 def _members_left(generation: Generation, boundary: MembersLeft) -> tuple[Instruction, ...]:

@@ -39,7 +39,9 @@ def changeable(algorithm: Algorithm) -> list[str]:
     return ["lr", *own, *more, *(["delay"] if delayed else [])]
 
 
-def changed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progress: str = "auto") -> tuple[Algorithm, float | None]:
+def changed(
+    algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progress: str = "auto"
+) -> tuple[Algorithm, float | None]:
     """Return the algorithm with other settings, and the new learning rate if there is one.
 
     Args:
@@ -64,9 +66,13 @@ def changed(algorithm: Algorithm, changes: dict[str, Any], num_ranks: int, progr
     check_lanes(new, progress)
     collective = getattr(new, "collective", None)
     if progress == "library" and collective is not None and not isinstance(collective, Native):
-        raise ConfigError(f"{collective} with progress={progress!r}, which is for the library's own sums: this run keeps Native()")
+        raise ConfigError(
+            f"{collective} with progress={progress!r}, which is for the library's own sums: this run keeps Native()"
+        )
     if _laid_out(new, num_ranks) != _laid_out(algorithm, num_ranks):
-        raise ConfigError(f"{_said(changes)} would change the layout of gradients, or how they are applied: start another run")
+        raise ConfigError(
+            f"{_said(changes)} would change the layout of gradients, or how they are applied: start another run"
+        )
     return new, None if lr is None else float(lr)
 
 
@@ -108,8 +114,16 @@ def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
     known: dict[str, Callable[..., Any]] = {}
     # The last one: of the present value.
     for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):
-        classes = {key: item for key, item in vars(module).items() if isinstance(item, type) and hasattr(item, "__dataclass_fields__")}
-        known |= {key: item for key, item in classes.items() if key in getattr(module, "__all__", ()) or item.__module__ == module.__name__}
+        classes = {
+            key: item
+            for key, item in vars(module).items()
+            if isinstance(item, type) and hasattr(item, "__dataclass_fields__")
+        }
+        known |= {
+            key: item
+            for key, item in classes.items()
+            if key in getattr(module, "__all__", ()) or item.__module__ == module.__name__
+        }
     return build(value, known)
 
 
@@ -123,7 +137,11 @@ def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{name} of {class_name}: only lr can change while it runs, because it has more than worker programs. stop() it first"
             )
-        why = "cannot change while it runs: ranks began with it" if name in LAID_OUT else "is no setting that can change while it runs"
+        why = (
+            "cannot change while it runs: ranks began with it"
+            if name in LAID_OUT
+            else "is no setting that can change while it runs"
+        )
         raise ConfigError(f"{name} of {class_name} {why}: {meant}There are {', '.join(can)}")
 
 
@@ -136,7 +154,9 @@ def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:
             raise ConfigError(f"delay and {name} are the same setting of {type(algorithm).__name__}: give one of them")
         values[name] = value
     if "codec" in values and "codec" not in own:
-        values["collective"] = _coded(values.get("collective", getattr(algorithm, "collective", None)), values.pop("codec"))
+        values["collective"] = _coded(
+            values.get("collective", getattr(algorithm, "collective", None)), values.pop("codec")
+        )
     check_kinds(type(algorithm).__name__, type(algorithm), values)
     try:
         return replace(algorithm, **values)
@@ -160,7 +180,9 @@ def _delayed(algorithm: Algorithm, delay: Any) -> dict[str, Any]:
 def _coded(collective: Any, codec: Any) -> Collective:
     """Return the collective with another codec; None removes it from the messages."""
     if codec is not None and not isinstance(codec, codecs.Codec | codecs.ErrorFeedback):
-        raise ConfigError(f"codec={codec!r}: give one of {', '.join(codecs.names())}, such as Truncate16(), or None for none")
+        raise ConfigError(
+            f"codec={codec!r}: give one of {', '.join(codecs.names())}, such as Truncate16(), or None for none"
+        )
     try:
         return with_codec(collective, codec)  # type: ignore[arg-type]  # None takes a codec out, and one with feedback is for Once
     except ConfigError as error:

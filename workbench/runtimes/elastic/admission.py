@@ -65,7 +65,9 @@ class JoinState:
         return cls(**{**welcome, "place": tuple(welcome["place"])})
 
     @classmethod
-    def now(cls, clock: RankClock, controller: RunController, end: EndStep, sync_point: int, paused_s: float) -> JoinState:
+    def now(
+        cls, clock: RankClock, controller: RunController, end: EndStep, sync_point: int, paused_s: float
+    ) -> JoinState:
         """Return this rank's."""
         when = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
         return cls(
@@ -99,7 +101,12 @@ def place_of(rank: int, number: int) -> str:
 
 
 def admit(
-    rank: int, number: int, here: JoinState, interpreter: Interpreter, timeout_s: float, saved: dict[str, Any] | None = None
+    rank: int,
+    number: int,
+    here: JoinState,
+    interpreter: Interpreter,
+    timeout_s: float,
+    saved: dict[str, Any] | None = None,
 ) -> str | None:
     """Admit a process as that rank.
 
@@ -123,7 +130,11 @@ def admit(
     if leads:
         facts = {"ranks": ranks, "num_lanes": transport.num_lanes, "shrinks": members.shrinks}
         facts |= {"departures": members.record(), **{name: getattr(members, name) for name in COUNTS}}
-        what = {"model": interpreter.replica.model.state_dict()} if saved is None else {"saved": {**saved, "num_workers": len(ranks)}}
+        what = (
+            {"model": interpreter.replica.model.state_dict()}
+            if saved is None
+            else {"saved": {**saved, "num_workers": len(ranks)}}
+        )
         _write(members.folder / f"{place}.pt", {"welcome": asdict(here), **facts, **what})
     if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
         return f"rank {rank} was gone again, or did not meet the others in {timeout_s:g} s"
@@ -143,20 +154,32 @@ def _write(path: Path, value: dict[str, Any]) -> None:
         torch.save(value, file)
 
 
-def all_have_met(members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:
+def all_have_met(
+    members: Membership, meet: Callable[..., bool], who: tuple[int, int], ranks: list[int], timeout_s: float
+) -> bool:
     """Return True if all of `ranks` have met in new groups: the lowest asks each, and its answer counts for all.
 
     Args:
         who: the rank that joins, and how many processes had asked for its place before.
     """
     rank, number = who
-    place, num_gone, lowest = place_of(*who), len(members.departures(now=True)), min(other for other in ranks if other != rank)
+    place, num_gone, lowest = (
+        place_of(*who),
+        len(members.departures(now=True)),
+        min(other for other in ranks if other != rank),
+    )
 
     def failure() -> str | None:
         row = read_heartbeat(members.folder.parent, rank)
         asked_since = num_join_requests(members.folder.parent, rank) > number + 1  # by a process in its place
         gone = row is None or state_of(row) == "gone" or asked_since
-        return f"rank {rank} is gone again" if gone else "another has left" if len(members.departures()) > num_gone else None
+        return (
+            f"rank {rank} is gone again"
+            if gone
+            else "another has left"
+            if len(members.departures()) > num_gone
+            else None
+        )
 
     def agreed(met: bool) -> bool:
         members.put(place, MET if met else NOT_MET)
@@ -165,7 +188,9 @@ def all_have_met(members: Membership, meet: Callable[..., bool], who: tuple[int,
         return said(f"{place}-all", lowest) == MET
 
     def said(what: str, other: int) -> str:
-        deadline = Deadline(WHAT, members.failure if what != place else failure, 3 * timeout_s if what != place else timeout_s)
+        deadline = Deadline(
+            WHAT, members.failure if what != place else failure, 3 * timeout_s if what != place else timeout_s
+        )
         try:
             while (text := members.text(what, other)) is None:
                 deadline.pause()

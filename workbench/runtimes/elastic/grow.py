@@ -59,7 +59,9 @@ def admit_waiting(
     """
     (rank, number), sampler, clock = waiting, worker.sampler, interpreter.clock
     memory = of_all_ranks(ctx.memory)
-    saved = take_checkpoint(controller.algorithm, worker.replica, interpreter.transport.num_workers, EndStep(here.step), memory, sampler)
+    saved = take_checkpoint(
+        controller.algorithm, worker.replica, interpreter.transport.num_workers, EndStep(here.step), memory, sampler
+    )
     saved["first_loss"] = worker.loss_watch.first(worker.rank)
     clock.set_paused(True)  # background work of a program that may continue must not time out
     try:
@@ -74,7 +76,9 @@ def admit_waiting(
     return True
 
 
-def begin_joined(worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter) -> None:
+def begin_joined(
+    worker: LocalTraining, ctx: Context, saved: dict[str, Any], algorithm: Algorithm, interpreter: Interpreter
+) -> None:
     """Begin on the process that joins, from what the lowest rank wrote.
 
     Raises:

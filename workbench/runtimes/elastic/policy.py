@@ -52,4 +52,6 @@ def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runt
 def check_shrinks(algorithm: Algorithm, on_failure: str) -> None:
     """Raise `ConfigError` if a run is to shrink, and its algorithm cannot."""
     if on_failure == "shrink" and not algorithm.elasticity.shrinks:
-        raise ConfigError(f"{algorithm} cannot shrink to the ranks that remain: use on_failure='stop', and resume from the checkpoint")
+        raise ConfigError(
+            f"{algorithm} cannot shrink to the ranks that remain: use on_failure='stop', and resume from the checkpoint"
+        )

@@ -41,7 +41,9 @@ WHAT = "the ranks that remain"
 class Shrinker:
     """Shrinks the run on one rank. If the run may not shrink, it raises the failure again."""
 
-    def __init__(self, worker: LocalTraining, interpreter: Interpreter, controller: RunController, folder: Path) -> None:
+    def __init__(
+        self, worker: LocalTraining, interpreter: Interpreter, controller: RunController, folder: Path
+    ) -> None:
         self._worker, self._interpreter, self._controller, self._folder = worker, interpreter, controller, folder
         self._transport = interpreter.transport
 
@@ -58,7 +60,12 @@ class Shrinker:
         members = self._transport.members
         self._interpreter.clock.activity = "shrinking to fewer ranks"
         while True:
-            if members is None or not members.shrinks or isinstance(error, ConfigError) or not self._has_departure(members):
+            if (
+                members is None
+                or not members.shrinks
+                or isinstance(error, ConfigError)
+                or not self._has_departure(members)
+            ):
                 raise error
             try:
                 return self._continue(members, algorithm, ctx, last)
@@ -80,7 +87,9 @@ class Shrinker:
         members.num_texts = furthest["num_texts"] + 1  # a meeting that the failure ended is no rank's next one
         self._controller.follow(furthest["num_words"], step)
         self._interpreter.reset_transport()
-        self._transport.shrink(remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, peer_status=members.detector))
+        self._transport.shrink(
+            remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, peer_status=members.detector)
+        )
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
         ctx.link = None
         if self._controller.algorithm.requires.link:  # measured here: if another rank leaves now, it is noticed
@@ -148,7 +157,9 @@ def _unused(ctx: Context, step: int) -> State | None:
     return None if ctx.resumed is None else ctx.resumed.unused(step)
 
 
-def renumber_ranks(worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: State | None = None) -> None:
+def renumber_ranks(
+    worker: LocalTraining, ctx: Context, transport: Transport, step: int, samples: int, kept: State | None = None
+) -> None:
     """Renumber the ranks as the transport does, and share the data among them after that step and that many samples.
 
     Args:
@@ -169,4 +180,6 @@ def _check(algorithm: Algorithm, members: Membership, num_ranks: int) -> None:
     try:
         algorithm.check(num_ranks)
     except ConfigError as error:
-        raise ConfigError(f"{members.failure()}. {algorithm} cannot continue with {num_ranks} ranks: {error}") from error
+        raise ConfigError(
+            f"{members.failure()}. {algorithm} cannot continue with {num_ranks} ranks: {error}"
+        ) from error

@@ -23,7 +23,9 @@ from workbench.trace.recorder import Recorder
 class RankClock:
     """What a rank's threads share: the clock, the recorder, the current step, and the deadline of waits."""
 
-    def __init__(self, transport: Transport, recorder: Recorder, timeout_s: float | None, detector: FailureDetector | None = None) -> None:
+    def __init__(
+        self, transport: Transport, recorder: Recorder, timeout_s: float | None, detector: FailureDetector | None = None
+    ) -> None:
         self.recorder = recorder
         self.origin_s = time.perf_counter()
         self.step = 0
@@ -168,7 +170,11 @@ class Endpoint:
             if request.stamp is not None:
                 return Ticket(0, request, self._mailbox.send(request.to, flat, tag, request.stamp))
             to_self = request.to == self._transport.rank
-            return Ticket(0, request, self._mailbox.put(flat, tag) if to_self else self._transport.start_send(request.to, flat, tag))
+            return Ticket(
+                0,
+                request,
+                self._mailbox.put(flat, tag) if to_self else self._transport.start_send(request.to, flat, tag),
+            )
         like, flat = request.like, torch.empty_like(request.like)
         if request.stamped:
             flat = torch.empty(like.numel() * like.element_size() + STAMP_BYTES, dtype=torch.uint8, device=like.device)
@@ -185,7 +191,9 @@ class Endpoint:
     def _receive_from_any(self, request: ops.Recv, flat: torch.Tensor, tag: int) -> AnySourceRecv:
         others = request.source == ANY and self._transport.num_workers > 1
         dtype = request.like.dtype if request.stamped else None
-        return AnySourceRecv(self._mailbox, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype)
+        return AnySourceRecv(
+            self._mailbox, self._transport.rank, flat, tag, others=others, departures=request.departures, dtype=dtype
+        )
 
     def finish(self, ticket: Ticket, *, inside: bool = False) -> Any:
         """Wait for a ticket of `start`, record it, and return its value.
@@ -199,7 +207,9 @@ class Endpoint:
             left = getattr(handle, "left", None)
             if left is not None:
                 self._clock.left.add(left)
-                self._clock.recorder.event({"strand": self.task, "any": ticket.key, "left": left, "seconds": self._clock.now()})
+                self._clock.recorder.event(
+                    {"strand": self.task, "any": ticket.key, "left": left, "seconds": self._clock.now()}
+                )
                 ticket.value, ticket.done = ops.PeerLeft(left), True
                 return ticket.value
             end = handle.finished_s if handle.finished_s is not None else time.perf_counter()
@@ -213,7 +223,9 @@ class Endpoint:
             ticket.done = True
         return ticket.value
 
-    def _book(self, request: Any, begin: float, end: float, received: Any = None, source: int = -1, stamp: int = 0) -> Any:
+    def _book(
+        self, request: Any, begin: float, end: float, received: Any = None, source: int = -1, stamp: int = 0
+    ) -> Any:
         """Record what a request did, and return its answer."""
         match request:
             case ops.AllReduce(value):
@@ -228,7 +240,9 @@ class Endpoint:
                 self._sent("broadcast", begin, end, value, size_of(value) if self._transport.rank == root else 0)
                 return value
             case ops.Send(to, value):
-                num_bytes = 0 if to == self._transport.rank else size_of(value) + (0 if request.stamp is None else STAMP_BYTES)
+                num_bytes = (
+                    0 if to == self._transport.rank else size_of(value) + (0 if request.stamp is None else STAMP_BYTES)
+                )
                 self._sent("send", begin, end, value, num_bytes, to)
                 return None
             case ops.Recv(_, like):
@@ -256,7 +270,9 @@ def not_lowered(request: Request) -> TypeError:
     collective = getattr(request, "collective", None)
     if collective is None:
         return TypeError(f"{type(request).__name__} is not a request that can be answered here")
-    return TypeError(f"{type(request).__name__} names {collective}, which a runtime replaces by messages first: use program.lower")
+    return TypeError(
+        f"{type(request).__name__} names {collective}, which a runtime replaces by messages first: use program.lower"
+    )
 
 
 def bucket_of(value: Any) -> int:

@@ -29,7 +29,9 @@ from workbench.trace.kinds import SLEPT_LANE
 from workbench.trace.recorder import Recorder
 
 # Requests that are final classes, looked up and not matched one after the other: a request should cost microseconds.
-COMMUNICATION = frozenset({ops.Send, ops.Recv, ops.AllReduce, ops.ReduceScatter, ops.AllGather, ops.Broadcast, ops.Barrier})
+COMMUNICATION = frozenset(
+    {ops.Send, ops.Recv, ops.AllReduce, ops.ReduceScatter, ops.AllGather, ops.Broadcast, ops.Barrier}
+)
 
 
 @final
@@ -218,7 +220,10 @@ class Interpreter:
 
         self._thread = threading.get_ident()
         hooks = Hooks(
-            turn, launch if request.on_bucket else None, need if request.before_forward else None, tick if self._background.ticks else None
+            turn,
+            launch if request.on_bucket else None,
+            need if request.before_forward else None,
+            tick if self._background.ticks else None,
         )
         try:
             self.clock.activity = "reading data"
@@ -258,7 +263,9 @@ class Interpreter:
         if self.slept is not None:
             tick = self._background.tick if task == 0 else lambda: None
             self._sleep(tick).until(begin + self.slept.update_s(gradient.flat.numel()))
-        self.recorder.span("apply", self.clock.compute_lane, begin, self.clock.now(), gradient.step, bucket_of(gradient))
+        self.recorder.span(
+            "apply", self.clock.compute_lane, begin, self.clock.now(), gradient.step, bucket_of(gradient)
+        )
 
     def _apply_to_server_copy(self, request: ops.Apply, gradient: Gradient, task: int) -> bool:
         """Update the server's copy. Return True if the run was asked to stop."""
@@ -313,7 +320,9 @@ class Interpreter:
         deadline = self.clock.deadline(f"any of {len(tickets)} background works")
         found = -1
         while found < 0:
-            found = next((position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1)
+            found = next(
+                (position for position, ticket in enumerate(tickets) if ticket.done or ticket.runtime.poll()), -1
+            )
             if found < 0 and timeout_s is not None and self.clock.now() - begin > timeout_s:
                 break
             if found < 0 and not self._background.tick():

@@ -140,7 +140,12 @@ class ProgressEngine:
         number = self._num_started % NUM_TAG_RANGES
         tags = 0 if request.shares_tags else (1 + number) * TAG_SPAN
         endpoint = Endpoint(
-            self.transport.for_lane(max(lane, 0)), self.clock, self._mailbox, spins=LANE_SPINS, tags=tags, task=program_number
+            self.transport.for_lane(max(lane, 0)),
+            self.clock,
+            self._mailbox,
+            spins=LANE_SPINS,
+            tags=tags,
+            task=program_number,
         )
         program = perform(work) if isinstance(work, Request) else work
         after = None if request.shares_tags else self._last.get(number)
@@ -163,9 +168,13 @@ class ProgressEngine:
             self._last[number] = task.handle
         ticket = Ticket(self._num_started, work, task.handle)
         if self._progress == "library" and not request.shares_tags and not isinstance(work, Request):
-            raise ConfigError(f"progress={self._progress!r} is for the library's own sums: use collective=Native(), or progress='thread'")
+            raise ConfigError(
+                f"progress={self._progress!r} is for the library's own sums: use collective=Native(), or progress='thread'"
+            )
         if request.shares_tags and not self.transport.has_threads:
-            raise ConfigError("a server next to a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one lacks: use dedicated=True")
+            raise ConfigError(
+                "a server next to a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one lacks: use dedicated=True"
+            )
         if self._progress in ("blocking", "tests") and not request.shares_tags:
             self._polling.submit(task, lane)
             if self._progress == "blocking":
@@ -217,4 +226,6 @@ def _nobody(request: Request, task: int) -> Any:  # noqa: ARG001 - the signature
 def check_lanes(algorithm: Algorithm, progress: str) -> None:
     """Raise `ConfigError` for a deadlock: with "tests", lanes would block in a different order on each rank."""
     if progress == "tests" and algorithm.requires.num_lanes > 1:
-        raise ConfigError(f"progress='tests' drives one lane, and this algorithm has {algorithm.requires.num_lanes}: use progress='thread'")
+        raise ConfigError(
+            f"progress='tests' drives one lane, and this algorithm has {algorithm.requires.num_lanes}: use progress='thread'"
+        )

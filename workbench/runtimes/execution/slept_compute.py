@@ -98,7 +98,9 @@ class SleptCompute:
         whole: bool = False,
     ) -> None:
         if layout.device.type != "cpu":
-            raise ConfigError("compute= sleeps on ranks that compute on a CPU, and this one has a GPU: leave compute out, or hide the GPU")
+            raise ConfigError(
+                "compute= sleeps on ranks that compute on a CPU, and this one has a GPU: leave compute out, or hide the GPU"
+            )
         self.late = LatePasses()
         self._compute, self._seed, self._rank = compute, seed, rank
         self._share_of_batch = share_of_batch
@@ -137,7 +139,9 @@ class SleptCompute:
         """Return when work of `seconds` ends that begins at `begin_s` on the rank's clock."""
         return self._compute.finish_s(self._seed, self._rank, begin_s, seconds)
 
-    def begin_pass(self, step: int, micros: Sequence[Micro], begin_s: float, sleep: Sleep, *, in_parts: bool) -> SleptPass:
+    def begin_pass(
+        self, step: int, micros: Sequence[Micro], begin_s: float, sleep: Sleep, *, in_parts: bool
+    ) -> SleptPass:
         """Begin a forward and backward pass.
 
         Args:
@@ -190,7 +194,16 @@ class SleptPass:
         num_samples: of each micro-batch; none if the rank has no samples in this step.
     """
 
-    def __init__(self, slept: SleptCompute, step: int, num_samples: Sequence[int], begin_s: float, sleep: Sleep, *, in_parts: bool) -> None:
+    def __init__(
+        self,
+        slept: SleptCompute,
+        step: int,
+        num_samples: Sequence[int],
+        begin_s: float,
+        sleep: Sleep,
+        *,
+        in_parts: bool,
+    ) -> None:
         self._slept, self._sleep, self._in_parts = slept, sleep, in_parts
         self._forward_s, self._backward_s = slept.seconds(step) if num_samples else (0.0, 0.0)
         self._shares = [number / sum(num_samples) for number in num_samples]

@@ -85,7 +85,11 @@ def read_heartbeat(folder: Path, rank: int) -> dict[str, Any] | None:
         silent_s = time.time() - path.stat().st_mtime
     except (OSError, ValueError):
         return None
-    row = {"waits": None, "does": "", "step": -1, "memory_bytes": 0, **row, "silent_s": max(0.0, silent_s)} if isinstance(row, dict) else {}
+    row = (
+        {"waits": None, "does": "", "step": -1, "memory_bytes": 0, **row, "silent_s": max(0.0, silent_s)}
+        if isinstance(row, dict)
+        else {}
+    )
     return row if all(isinstance(row.get(name), kind) for name, kind in KINDS.items()) else None
 
 
@@ -138,7 +142,12 @@ class FailureDetector:
         # Reentrant: a garbage collection may call `leave`.
         self._over, self._writing = threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._run, name="workbench-heartbeat", daemon=True)
-        self._mine = {"host": socket.gethostname(), "place": pid_namespace(), "pid": (pid := os.getpid()), "started_s": start_of(pid)}
+        self._mine = {
+            "host": socket.gethostname(),
+            "place": pid_namespace(),
+            "pid": (pid := os.getpid()),
+            "started_s": start_of(pid),
+        }
 
     def __enter__(self) -> FailureDetector:
         self._write()
@@ -169,7 +178,11 @@ class FailureDetector:
         self._thread.join(BEAT_S)
 
     def begin_training(
-        self, step: Callable[[], int], bound: Callable[[], float | None], timeout_s: float | None, activity: Callable[[], str]
+        self,
+        step: Callable[[], int],
+        bound: Callable[[], float | None],
+        timeout_s: float | None,
+        activity: Callable[[], str],
     ) -> None:
         """Training begins on the calling thread. Arguments: see `Watchdog`."""
         self._here = Watchdog(self.folder, self.rank, step, bound, timeout_s, activity)
@@ -196,15 +209,24 @@ class FailureDetector:
                 state = f"silent for {row['silent_s']:.0f} s"
             if row["waits"] is None or row["waits"] != what or state != "alive":
                 where = describe_place(row)
-                lines.append(f"rank {peer} has not come ({state}, {where})" if what else f"rank {peer} is {state}, {where}")
+                lines.append(
+                    f"rank {peer} has not come ({state}, {where})" if what else f"rank {peer} is {state}, {where}"
+                )
         if not lines:
-            return ": all ranks have come (is the network between them cut, or slow?)" if what and len(rows) == len(others) > 0 else ""
+            return (
+                ": all ranks have come (is the network between them cut, or slow?)"
+                if what and len(rows) == len(others) > 0
+                else ""
+            )
         more = f", and {len(lines) - MOST_NAMED} others" if len(lines) > MOST_NAMED else ""
         return ": " + ", ".join(lines[:MOST_NAMED]) + more
 
     def leads(self) -> bool:
         """Return True if all lower ranks are gone, so that this rank keeps the run's record."""
-        return all((row := read_heartbeat(self.folder, rank)) is not None and state_of(row) == "gone" for rank in range(self.rank))
+        return all(
+            (row := read_heartbeat(self.folder, rank)) is not None and state_of(row) == "gone"
+            for rank in range(self.rank)
+        )
 
     def forget(self, peer: int) -> None:
         """Another process takes the place of that rank."""
@@ -227,7 +249,11 @@ class FailureDetector:
             return "its process has ended" if self._path(peer).exists() else None  # otherwise it has left by now
         if state is not None or not self._silent(peer, idle=idle):
             return None
-        there = [rank for rank in range(self.num_ranks) if (one := read_heartbeat(self.folder, rank)) and one["place"] == row["place"]]
+        there = [
+            rank
+            for rank in range(self.num_ranks)
+            if (one := read_heartbeat(self.folder, rank)) and one["place"] == row["place"]
+        ]
         silent = [self._silent(rank, idle=idle) for rank in there]
         if all(silent):  # else its host is reached: the rank is stopped, or a rank on that host sees its end
             return f"no rank on {row['host']} has reported for {self._lost_s:.0f} s"
@@ -235,7 +261,14 @@ class FailureDetector:
 
     def find_gone(self) -> str | None:
         """Description of the first rank that is gone; None if all are there."""
-        return next((reason for peer in range(self.num_ranks) if peer != self.rank and (reason := self._look(peer)) is not None), None)
+        return next(
+            (
+                reason
+                for peer in range(self.num_ranks)
+                if peer != self.rank and (reason := self._look(peer)) is not None
+            ),
+            None,
+        )
 
     def diagnose(self, announced: Callable[[], str | None]) -> str | None:
         """Return why a connection ended: which rank is gone, or what a peer announced. Waits `DIAGNOSIS_S` for either.

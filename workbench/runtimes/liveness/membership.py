@@ -71,7 +71,9 @@ class Membership:
         shrinks: if it cannot, the remaining ranks continue as fewer (`runtimes.elastic.shrink`).
     """
 
-    def __init__(self, detector: FailureDetector, goes_on_without: Callable[[int], bool], *, shrinks: bool = False) -> None:
+    def __init__(
+        self, detector: FailureDetector, goes_on_without: Callable[[int], bool], *, shrinks: bool = False
+    ) -> None:
         self.rank, self.num_ranks, self.shrinks = detector.rank, detector.num_ranks, shrinks
         self.losable = [goes_on_without(other) and other != 0 for other in range(self.num_ranks)]
         self.detector, detector.announce = detector, None
@@ -112,7 +114,9 @@ class Membership:
         """Why this run cannot continue; None if it can."""
         for departure in self.departures():
             if departure.rank == self.rank:
-                return f"the others removed rank {self.rank} ({departure.why}), and continued without it: it cannot return"
+                return (
+                    f"the others removed rank {self.rank} ({departure.why}), and continued without it: it cannot return"
+                )
             done_without = self._remain is not None and departure.rank not in self._remain
             if not self.losable[departure.rank] and not done_without:
                 return f"rank {departure.rank} has left ({departure.why}), and no process can take its place: resume from a checkpoint"
@@ -120,7 +124,9 @@ class Membership:
 
     def missing(self) -> list[int]:
         """Return the ranks that have left since the run last shrank. State that only they had is lost."""
-        return [departure.rank for departure in self.departures() if self._remain is None or departure.rank in self._remain]
+        return [
+            departure.rank for departure in self.departures() if self._remain is None or departure.rank in self._remain
+        ]
 
     def accept(self, remain: list[int]) -> None:
         """The run continues with these ranks."""
@@ -151,7 +157,9 @@ class Membership:
                 return None
             draft = path.with_suffix(f".{self.rank}")
             seconds = round(time.monotonic() - self._began_s, 3)
-            draft.write_text(json.dumps({"rank": rank, "why": why, "unix_s": time.time(), "seen_by": self.rank, "seconds": seconds}))
+            draft.write_text(
+                json.dumps({"rank": rank, "why": why, "unix_s": time.time(), "seen_by": self.rank, "seconds": seconds})
+            )
             with contextlib.suppress(FileExistsError):
                 os.link(draft, path)  # atomic, and only the first rank succeeds
             draft.unlink()

@@ -75,14 +75,21 @@ class Watchdog:
         waited = now - self._blocked[2]
         what = f"the library's own call in step {step}, which all ranks had reached"
         if self._timeout_s is not None and waited > self._timeout_s:
-            self._leave(f"waited {waited:.0f} s for {what}{absent(None)}. Nothing can interrupt it, so rank {self._rank} ends: heal()")
+            self._leave(
+                f"waited {waited:.0f} s for {what}{absent(None)}. Nothing can interrupt it, so rank {self._rank} ends: heal()"
+            )
         elif waited > self._report_after_s:
             self._report_after_s *= 2
             print(f"waiting {waited:.0f} s for {what}{absent(None)}", file=sys.stderr, flush=True)
 
     def _leave(self, reason: str) -> None:
         """End the process. In an MPI world the launcher then ends the others."""
-        record = {"rank": self._rank, "error": f"rank {self._rank} failed: Stalled: {reason}", "traceback": "", "exit_code": 2}
+        record = {
+            "rank": self._rank,
+            "error": f"rank {self._rank} failed: Stalled: {reason}",
+            "traceback": "",
+            "exit_code": 2,
+        }
         with contextlib.suppress(OSError):
             (self._folder / f"failed-{self._rank:05d}.json").write_text(json.dumps(record))
             os.write(2, f"{reason}\n".encode())

@@ -103,7 +103,9 @@ class AsyncEvaluations:
         steps = [] if stopped else [step for step in self._left() if step > newest]
         for step in [*steps, last]:
             row = {**self._row(step), "seconds": round(seconds, 6)}
-            self._recorder.metrics({**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)})
+            self._recorder.metrics(
+                {**row, "evaluation": self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)}
+            )
 
     def _left(self) -> list[int]:
         """Return due steps that no update completed, because their gradients were dropped or lost.

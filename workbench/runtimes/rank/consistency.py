@@ -49,7 +49,11 @@ def facts_of_layout(layout: Layout) -> Facts:
 
 
 def facts_of_run(
-    algorithm: Algorithm, problem: Problem, settings: Settings, layout: Layout, data: tuple[Dataset[Any], Dataset[Any] | None]
+    algorithm: Algorithm,
+    problem: Problem,
+    settings: Settings,
+    layout: Layout,
+    data: tuple[Dataset[Any], Dataset[Any] | None],
 ) -> Facts:
     """Facts that must be equal on all ranks; those that explain other differences come first."""
     return {

@@ -35,7 +35,9 @@ def _digest(*parts: bytes) -> str:
 def package_digest() -> str:
     """Digest of this package's source files on this rank's disk."""
     paths = sorted(PACKAGE.rglob("*.py"))
-    return _digest(*(part for path in paths for part in (path.relative_to(PACKAGE).as_posix().encode(), path.read_bytes())))
+    return _digest(
+        *(part for path in paths for part in (path.relative_to(PACKAGE).as_posix().encode(), path.read_bytes()))
+    )
 
 
 def code_digest(*functions: Any) -> str:
@@ -84,7 +86,9 @@ def data_digest(data: Dataset[Any] | None) -> str:
     places = _spread(len(data), NUM_ITEMS)  # type: ignore[arg-type]  # it has a length
     try:
         with _own_randomness():
-            first, again = ([_digest(*_bytes_of(data[place])) for place in some] for some in (places, places[:NUM_TWICE]))
+            first, again = (
+                [_digest(*_bytes_of(data[place])) for place in some] for some in (places, places[:NUM_TWICE])
+            )
     except Exception as error:  # noqa: BLE001 - an error of the user's data: ranks compare its text; training raises it
         return f"cannot be read ({type(error).__name__}: {error})"
     return _digest(*map(str.encode, first)) if again == first[:NUM_TWICE] else "unknown: its items are random"

@@ -53,10 +53,16 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
     folder, timeout_s, step = Path(job.folder), job.settings.timeout_s, [-1]
     num_ranks = int(read_info(folder)["num_workers"])
     if job.runtime != "torch" or not can_be_replaced(job.algorithm, job.settings.on_failure, rank, num_ranks):
-        raise ConfigError(f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not continue without rank {rank}: resume it instead")
+        raise ConfigError(
+            f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not continue without rank {rank}: resume it instead"
+        )
     worker = LocalTraining(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
     times = _wait_until_left(folder, rank, timeout_s)
-    others = [row for other in range(num_ranks) if other != rank and (row := read_heartbeat(folder, other)) and state_of(row) != "gone"]
+    others = [
+        row
+        for other in range(num_ranks)
+        if other != rank and (row := read_heartbeat(folder, other)) and state_of(row) != "gone"
+    ]
     share_cores(job.settings.threads, sum(row["host"] == socket.gethostname() for row in others) + 1)
     with single_interrupt() as leave, FailureDetector(folder, rank, num_ranks, step=lambda: step[0]) as detector:
         number, saved = _ask(folder, rank, timeout_s)
@@ -71,15 +77,27 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         if shrinks:
             members.accept(ranks)
         if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
-            raise PeerFailed(f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not come. Try again")
+            raise PeerFailed(
+                f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not come. Try again"
+            )
         return as_rank(transport, detector, step, leave, partial(_train, job, worker, transport, detector, saved, step))
 
 
 def _train(
-    job: Any, worker: LocalTraining, transport: Transport, detector: FailureDetector, written: dict[str, Any], at: list[int]
+    job: Any,
+    worker: LocalTraining,
+    transport: Transport,
+    detector: FailureDetector,
+    written: dict[str, Any],
+    at: list[int],
 ) -> dict[str, Any]:
     folder, settings = detector.folder, job.settings
-    header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device), "threads": torch.get_num_threads()}
+    header = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "device": str(transport.device),
+        "threads": torch.get_num_threads(),
+    }
     header |= {"origin_s": time.perf_counter(), "unix_s": time.time()}
     recorder = FileRecorder(folder, detector.rank, header, settings.trace_steps, goes_on=True)
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
@@ -88,7 +106,13 @@ def _train(
     if (before := last_step_row(folder / metrics_name(detector.rank))) is not None:
         interpreter.clock.bytes_sent = float(before["bytes_sent"])  # counted for the rank, over all its processes
     try:
-        ctx = Context(transport.rank, transport.num_workers, num_steps=worker.num_steps, layout=worker.replica.layout, seed=settings.seed)
+        ctx = Context(
+            transport.rank,
+            transport.num_workers,
+            num_steps=worker.num_steps,
+            layout=worker.replica.layout,
+            seed=settings.seed,
+        )
         if "saved" in written:
             begin_joined(worker, ctx, written["saved"], job.algorithm, interpreter)
             late = replace(JoinState.of(written), sync_point=worker.num_steps)
@@ -97,7 +121,9 @@ def _train(
             late = JoinState.of(written)
             ctx.first_step, ctx.resumed = late.step + 1, unpack_state(late.state, job.algorithm, worker.replica)
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
-        summary = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after).run(ctx, at, late)
+        summary = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after).run(
+            ctx, at, late
+        )
         record_departures(folder, transport)
         return summary
     finally:
@@ -148,4 +174,8 @@ def _answer(folder: Path, rank: int, number: int) -> str:
 
 
 def _over(folder: Path) -> str | None:
-    return None if (folder / FOLDER).is_dir() else f"the run {folder.name} is over, or its ranks do not continue without each other"
+    return (
+        None
+        if (folder / FOLDER).is_dir()
+        else f"the run {folder.name} is over, or its ranks do not continue without each other"
+    )

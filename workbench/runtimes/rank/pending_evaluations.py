@@ -83,7 +83,9 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
     run = Run.load(folder)
     info, made = run.info, {row["step"] for row in run.evaluations()}
     if info.get("status") not in (*OVER, "lost"):
-        raise ConfigError(f"{folder.name} is {info.get('status')}: it makes its evaluations itself; stop it first, or wait")
+        raise ConfigError(
+            f"{folder.name} is {info.get('status')}: it makes its evaluations itself; stop it first, or wait"
+        )
     for key, what, given in (("method", "algorithm", type(algorithm).__name__), ("problem", "problem", problem.name)):
         recorded = (info.get(key) or {}).get("name")
         if recorded != given:

@@ -92,7 +92,9 @@ class TrainingLoop:
         self._peers = Deadline("", self._transport.peer_failure, None)
         self._evaluations: AsyncEvaluations | None = None
         if controller.algorithm.asynchronous:
-            self._evaluations = AsyncEvaluations(controller.algorithm, worker, interpreter, recorder, folder, self._seconds)
+            self._evaluations = AsyncEvaluations(
+                controller.algorithm, worker, interpreter, recorder, folder, self._seconds
+            )
         self._lagging = self._transport.device.type == "cuda"  # reading a loss would wait for the device
         self._generation: Generation
         self._end = EndStep(-1)  # of the last step that this rank has finished
@@ -111,7 +113,9 @@ class TrainingLoop:
         """
         interpreter, transport = self._interpreter, self._transport
         in_step = not self._algorithm.asynchronous
-        shift = self._begin_together() if late is None else late.begin(interpreter.clock, self._controller, trained=in_step)
+        shift = (
+            self._begin_together() if late is None else late.begin(interpreter.clock, self._controller, trained=in_step)
+        )
         interpreter.context = ctx
         stopped = self._take_steps(ctx, at, late)
         last = self._end.step
@@ -224,7 +228,9 @@ class TrainingLoop:
             continue_from_state(ctx, self._end)
         self._transport.open_lanes(self._algorithm.requires.num_lanes)
         if self._algorithm.requires.link and ctx.link is None:
-            ctx.link = measure_link(self._transport, self._interpreter.clock.deadline, self._worker.replica.layout.message_bytes)
+            ctx.link = measure_link(
+                self._transport, self._interpreter.clock.deadline, self._worker.replica.layout.message_bytes
+            )
         ctx.num_steps = self._generation.end_step
 
     def _run_generation(self, ctx: Context, at: list[int]) -> Outcome:
@@ -283,7 +289,9 @@ class TrainingLoop:
             case Admit(state), _:
                 assert self._generation.waiting is not None
                 here = self._join_state(EndStep(end.step))
-                joined = admit_waiting(self._generation.waiting, self._worker, ctx, self._interpreter, controller, here, state)
+                joined = admit_waiting(
+                    self._generation.waiting, self._worker, ctx, self._interpreter, controller, here, state
+                )
                 return Admitted(end=end, joined=joined, num_ranks=ctx.num_workers, num_steps=self._worker.num_steps)
             case _:
                 raise AssertionError((instruction, boundary))
@@ -303,7 +311,9 @@ class TrainingLoop:
         return admit(rank, number, self._join_state(self._end), self._interpreter, self._worker.settings.timeout_s)
 
     def _join_state(self, end: EndStep) -> JoinState:
-        return JoinState.now(self._interpreter.clock, self._controller, end, self._generation.sync_point, self._paused_s)
+        return JoinState.now(
+            self._interpreter.clock, self._controller, end, self._generation.sync_point, self._paused_s
+        )
 
     def _origin_of_rank0(self) -> float:
         clock = self._interpreter.clock
@@ -314,7 +324,14 @@ class TrainingLoop:
         """Record the step; return what is known at its end."""
         interpreter, worker, replica = self._interpreter, self._worker, self._replica
         self._peers.check()
-        row = (end.step, self._seconds(), interpreter.bytes_sent, interpreter.staleness, interpreter.loss, worker.gradient_reports())
+        row = (
+            end.step,
+            self._seconds(),
+            interpreter.bytes_sent,
+            interpreter.staleness,
+            interpreter.loss,
+            worker.gradient_reports(),
+        )
         interpreter.staleness = None
         if end.dropped:
             self._flush_pending()
@@ -359,7 +376,11 @@ class TrainingLoop:
         end = interpreter.clock.now()
         self._paused_s += end - begin
         self._recorder.span("evaluate", interpreter.clock.compute_lane, begin, end, step)
-        row = {"step": step, "seconds": round(self._seconds(end), 6), "samples": worker.sampler.samples_before(step + 1)}
+        row = {
+            "step": step,
+            "seconds": round(self._seconds(end), 6),
+            "samples": worker.sampler.samples_before(step + 1),
+        }
         self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
 
     def _evaluated(self) -> Tensor:

@@ -55,7 +55,13 @@ class ScheduleCache:
     """
 
     def __init__(
-        self, rank: int, num_workers: int, shared: dict[Any, Any], seconds: Callable[[str, float], float], *, traced: bool = True
+        self,
+        rank: int,
+        num_workers: int,
+        shared: dict[Any, Any],
+        seconds: Callable[[str, float], float],
+        *,
+        traced: bool = True,
     ) -> None:
         self._rank, self._num_workers, self._shared = rank, num_workers, shared
         self._seconds, self._traced = seconds, traced
@@ -80,7 +86,10 @@ class ScheduleCache:
         if schedule is None:
             return None
         rank, p, shared = self._rank, self._num_workers, self._shared
-        relative = ((op, slot, (peer - rank) % p if op < WAIT else 0, tag, size) for op, slot, peer, tag, size in schedule.instructions)
+        relative = (
+            (op, slot, (peer - rank) % p if op < WAIT else 0, tag, size)
+            for op, slot, peer, tag, size in schedule.instructions
+        )
         kept = (item for item in relative if item[0] != WORK or self._traced or self._seconds(item[4], item[1]) > 0)
         instructions = tuple(shared.setdefault(item, item) for item in kept)
         return CommSchedule(shared.setdefault(instructions, instructions), schedule.num_slots)
@@ -138,7 +147,19 @@ def record_schedule(work: Request | Program) -> CommSchedule | None:
 class SchedulePlayer:
     """Repeats a schedule for a simulated program, and calls `then` at its end."""
 
-    __slots__ = ("_begun", "_blocked", "_done", "_fabric", "_instructions", "_key", "_position", "_since_s", "_then", "_thread", "_traced")
+    __slots__ = (
+        "_begun",
+        "_blocked",
+        "_done",
+        "_fabric",
+        "_instructions",
+        "_key",
+        "_position",
+        "_since_s",
+        "_then",
+        "_thread",
+        "_traced",
+    )
 
     def __init__(self, thread: SimProcess, schedule: CommSchedule, then: Callable[[Any], None]) -> None:
         cluster = thread.cluster

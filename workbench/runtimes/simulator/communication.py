@@ -113,7 +113,11 @@ def play(_: SimCluster, process: SimProcess, schedule: CommSchedule) -> Any:
 
 
 def all_reduce(
-    cluster: SimCluster, process: SimProcess, request: ops.AllReduce, ticket: Ticket | None = None, channel: str | None = None
+    cluster: SimCluster,
+    process: SimProcess,
+    request: ops.AllReduce,
+    ticket: Ticket | None = None,
+    channel: str | None = None,
 ) -> Any:
     """Sum over all ranks."""
     _check_lowered(request)
@@ -129,7 +133,15 @@ def reduce_scatter(cluster: SimCluster, process: SimProcess, request: ops.Reduce
     _check_lowered(request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.reduce_scatter_s(size, p)
-    _join(process, f"{process.channel} reduce-scatter", "reduce_scatter", request.value, seconds, native_bytes(p, size) / 2, _sum_blocks)
+    _join(
+        process,
+        f"{process.channel} reduce-scatter",
+        "reduce_scatter",
+        request.value,
+        seconds,
+        native_bytes(p, size) / 2,
+        _sum_blocks,
+    )
     return PENDING
 
 
@@ -138,7 +150,15 @@ def all_gather(cluster: SimCluster, process: SimProcess, request: ops.AllGather)
     _check_lowered(request)
     p, size = cluster.num_workers, size_of(request.value)
     seconds = cluster.network.all_gather_s(size, p)
-    _join(process, f"{process.channel} all-gather", "all_gather", request.value, seconds, native_bytes(p, size) / 2, _gather_blocks)
+    _join(
+        process,
+        f"{process.channel} all-gather",
+        "all_gather",
+        request.value,
+        seconds,
+        native_bytes(p, size) / 2,
+        _gather_blocks,
+    )
     return PENDING
 
 
@@ -205,7 +225,9 @@ def _span(process: SimProcess, kind: str, begin_s: float, value: Any, num_bytes:
     """Record a message or a collective."""
     worker = process.worker
     step = value.step if isinstance(value, Gradient) and value.step >= 0 else worker.step
-    worker.recorder.span(kind, "comm", begin_s, process.cluster.clock.now_s, step, bucket_of(value), int(num_bytes), peer)
+    worker.recorder.span(
+        kind, "comm", begin_s, process.cluster.clock.now_s, step, bucket_of(value), int(num_bytes), peer
+    )
 
 
 def _sum(values: list[Any]) -> None:

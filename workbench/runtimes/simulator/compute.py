@@ -42,7 +42,9 @@ def _begin_in_parts(cluster: SimCluster, process: SimProcess, request: ops.Backw
             _Pass(process, request).begin(part)
             return
         begin_s = clock.now_s
-        end_s = times.finish_s(worker.rank, times.compute.forward_s * times.slowness(request.step, worker.rank) * part, begin_s)
+        end_s = times.finish_s(
+            worker.rank, times.compute.forward_s * times.slowness(request.step, worker.rank) * part, begin_s
+        )
         if worker.traced:
             worker.recorder.span("forward", "compute", begin_s, end_s, request.step)
         clock.at(end_s, wait_for, position + 1)

@@ -91,7 +91,10 @@ class SimEvaluations:
     def _progress(self) -> list[float]:
         """The steps that its server has completed, for each shard."""
         copies = [worker.trained.server_copy for worker in self._workers if worker.trained.has_server_copy]
-        return [max(server_copy.progress[shard] for server_copy in copies) for shard in range(len(self._workers[0].replica.layout.buckets))]
+        return [
+            max(server_copy.progress[shard] for server_copy in copies)
+            for shard in range(len(self._workers[0].replica.layout.buckets))
+        ]
 
     def _evaluate(self, step: int, now_s: float, parameters: Tensor | None) -> None:
         """Evaluate at these parameters; None in a timing-only simulation."""

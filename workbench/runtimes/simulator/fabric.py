@@ -156,7 +156,9 @@ class Fabric:
         else:
             self._meet(offer, asked, to)
 
-    def receive(self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
+    def receive(
+        self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any
+    ) -> None:
         """Ask for a message from rank `source` (-1: the oldest from any).
 
         `received` is called with `argument`, sender and value.
@@ -180,7 +182,9 @@ class Fabric:
         else:
             self._meet(offer, (received, argument), to)
 
-    def receive_or_departure(self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any) -> None:
+    def receive_or_departure(
+        self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any
+    ) -> None:
         """Ask for the oldest message from any rank, or for the departure of a rank.
 
         In that case the value is `LEFT`.
@@ -286,7 +290,9 @@ class Fabric:
             self.clock.at(self._all_free_s, self._share, meeting)
             return
         assert self._fair is not None
-        self._fair.begin(self.clock.now_s, (offer[0], to), self._route(offer[0], to), offer[1], (offer, asked), offer[6])
+        self._fair.begin(
+            self.clock.now_s, (offer[0], to), self._route(offer[0], to), offer[1], (offer, asked), offer[6]
+        )
 
     def _let_go(self, meeting: tuple[Offer, Asked], latency_s: float) -> None:
         self.clock.at(self.clock.now_s + latency_s, _arrive, meeting)

@@ -15,14 +15,18 @@ def check_failures(algorithm: Algorithm, num_ranks: int, failures: Mapping[int, 
     """Raise `ConfigError` unless the algorithm can lose these ranks at these virtual times."""
     for rank, at_s in failures.items():
         if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < num_ranks:
-            raise ConfigError(f"failures={dict(failures)}: there is no rank {rank!r} among {num_ranks}; choose 1 to {num_ranks - 1}")
+            raise ConfigError(
+                f"failures={dict(failures)}: there is no rank {rank!r} among {num_ranks}; choose 1 to {num_ranks - 1}"
+            )
         if not can_lose(algorithm, rank, num_ranks):
             raise ConfigError(
                 f"failures={dict(failures)}: {algorithm} on {num_ranks} ranks cannot continue without rank {rank}: "
                 "choose a worker that serves nothing, not rank 0"
             )
         if not isinstance(at_s, int | float) or isinstance(at_s, bool) or not math.isfinite(at_s) or at_s < 0:
-            raise ConfigError(f"failures={dict(failures)}: rank {rank} fails at {at_s!r}; give finite virtual seconds, 0 or more")
+            raise ConfigError(
+                f"failures={dict(failures)}: rank {rank} fails at {at_s!r}; give finite virtual seconds, 0 or more"
+            )
 
 
 def plan_failures(cluster: SimCluster, failures: Mapping[int, float]) -> None:
@@ -43,4 +47,6 @@ def _lose(cluster: SimCluster, rank: int) -> None:
 
 def departures_of(cluster: SimCluster) -> list[dict[str, Any]]:
     """The ranks that have left, as a run's record holds them."""
-    return [{"rank": rank, "seconds": seconds, "why": "as was planned"} for rank, seconds in cluster.fabric.gone.items()]
+    return [
+        {"rank": rank, "seconds": seconds, "why": "as was planned"} for rank, seconds in cluster.fabric.gone.items()
+    ]

@@ -54,7 +54,9 @@ class FairLinks:
         done: called with a message's argument and its route's latency when its last byte has left.
     """
 
-    def __init__(self, at: Callable[[float, Callable[[Any], None], Any], None], done: Callable[[Any, float], None]) -> None:
+    def __init__(
+        self, at: Callable[[float, Callable[[Any], None], Any], None], done: Callable[[Any, float], None]
+    ) -> None:
         self._at, self._done = at, done
         self._now_s = 0.0
         self._left: dict[Connection, float] = {}  # bytes of its present message that have not left
@@ -84,7 +86,12 @@ class FairLinks:
         """Return the time at which all present messages have left, if no message follows."""
         other = FairLinks(lambda *_: None, lambda *_: None)
         other._now_s, other._num_met = self._now_s, self._num_met
-        other._left, other._said, other._routes, other._rates = dict(self._left), dict(self._said), dict(self._routes), dict(self._rates)
+        other._left, other._said, other._routes, other._rates = (
+            dict(self._left),
+            dict(self._said),
+            dict(self._routes),
+            dict(self._rates),
+        )
         other._on = {stage: dict(pairs) for stage, pairs in self._on.items()}
         other._place, other._num_begun = dict(self._place), self._num_begun
         other._waiting = {pair: list(line) for pair, line in self._waiting.items()}
@@ -161,7 +168,9 @@ class FairLinks:
                 (pair,) = group
                 self._rates[pair] = min(1.0 / per_byte for _, per_byte in self._routes[pair].stages if per_byte > 0)
             elif group:
-                self._rates.update(fair_rates({pair: self._routes[pair] for pair in sorted(group, key=group.__getitem__)}))
+                self._rates.update(
+                    fair_rates({pair: self._routes[pair] for pair in sorted(group, key=group.__getitem__)})
+                )
 
     def _soonest_s(self) -> float:
         """Return the seconds until the next message has left."""

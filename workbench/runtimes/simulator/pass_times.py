@@ -38,7 +38,14 @@ class PassTimes:
     )
 
     def __init__(
-        self, compute: Compute, layout: Layout, settings: Settings, sampler: Sampler, *, num_workers: int, num_computing: int
+        self,
+        compute: Compute,
+        layout: Layout,
+        settings: Settings,
+        sampler: Sampler,
+        *,
+        num_workers: int,
+        num_computing: int,
     ) -> None:
         self.compute = compute
         shares = list(enumerate(ready_shares(compute, layout, settings)))

@@ -20,7 +20,9 @@ class RecordedAnswers:
     def __init__(self, events: list[dict[str, Any]], rank: int, task: int) -> None:
         mine = [row for row in events if row.get("strand") == task]
         self._name = f"rank {rank}, program {task}"
-        self._sources = deque(row["source"] for row in sorted((row for row in mine if "any" in row), key=lambda row: row["any"]))
+        self._sources = deque(
+            row["source"] for row in sorted((row for row in mine if "any" in row), key=lambda row: row["any"])
+        )
         self._positions = deque(row["position"] for row in mine if "wait_any" in row)
         self._nows = deque(row["now"] for row in mine if "now" in row)
         self.position = -1  # of the last `WaitAny`
@@ -42,5 +44,7 @@ class RecordedAnswers:
 
     def _next(self, answers: deque[Any], what: str) -> Any:
         if not answers:
-            raise ConfigError(f"no further answer to {what} in the record of {self._name}: its algorithm, problem or settings differ")
+            raise ConfigError(
+                f"no further answer to {what} in the record of {self._name}: its algorithm, problem or settings differ"
+            )
         return answers.popleft()

@@ -55,12 +55,16 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         raise ConfigError(f"the run {run.id} is of {name}: it cannot be replayed as {type(algorithm).__name__}")
     recorded = run_info(algorithm, problem, settings, "", 1)["method"]["settings"]
     if recorded != (run.info["method"].get("settings") or {}):
-        raise ConfigError(f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, not with {recorded}")
+        raise ConfigError(
+            f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, not with {recorded}"
+        )
     # An older record lacks newer settings.
     recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}
     if settings.as_record() != recorded:
         found = {key: value for key, value in settings.as_record().items() if recorded.get(key) != value}
-        raise ConfigError(f"the run {run.id} had other settings: {', '.join(f'{key} was {recorded.get(key)!r}' for key in found)}")
+        raise ConfigError(
+            f"the run {run.id} had other settings: {', '.join(f'{key} was {recorded.get(key)!r}' for key in found)}"
+        )
     if run.info.get("resumed"):
         raise ConfigError(
             f"the run {run.id} continued from {run.info['resumed']}: a replay starts at the first step; replay that run instead"
@@ -68,15 +72,26 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     if run.info.get("departures"):
         raise ConfigError(f"the run {run.id} cannot be replayed: ranks left it, so their records are incomplete")
     if any(not row.get("stop") for row in run.info.get("steering", ())):
-        raise ConfigError(f"the run {run.id} was steered: it cannot be replayed, because a replay has the same settings in all steps")
+        raise ConfigError(
+            f"the run {run.id} was steered: it cannot be replayed, because a replay has the same settings in all steps"
+        )
     if algorithm.restart == Restart.FROM_PARAMETERS:
-        raise ConfigError(f"{algorithm} cannot be replayed: its worker gives gradients to rounds without a message, so no record has them")
+        raise ConfigError(
+            f"{algorithm} cannot be replayed: its worker gives gradients to rounds without a message, so no record has them"
+        )
     if algorithm.asynchronous and not run.events:
-        raise ConfigError(f"the run {run.id} cannot be replayed: it has no events, so the order of its messages is unknown")
+        raise ConfigError(
+            f"the run {run.id} cannot be replayed: it has no events, so the order of its messages is unknown"
+        )
     threads = int(run.headers.get(0, {}).get("threads", 1))
     free = Compute(forward_s=0.0, backward_s=0.0)
     simulation = Simulation(
-        algorithm, problem, replace(settings, threads=threads), int(run.info["num_workers"]), network=costs.free, compute=free
+        algorithm,
+        problem,
+        replace(settings, threads=threads),
+        int(run.info["num_workers"]),
+        network=costs.free,
+        compute=free,
     )
     simulation.cluster.recorded = run.events
     stop_after = run.info.get("stop_after")

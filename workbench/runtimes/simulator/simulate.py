@@ -64,7 +64,9 @@ def simulate(
     check_algorithm_and_problem(algorithm, problem)
     network = costs.get(network) if isinstance(network, str) else network
     chosen: Settings = call_checked("simulate", Settings, settings)
-    compute = compute or measure_compute(problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1)
+    compute = compute or measure_compute(
+        problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1
+    )
     return run_simulation(
         algorithm,
         problem,
@@ -94,11 +96,17 @@ def run_simulation(
     if detail not in ("auto", "messages", "formula"):
         raise ConfigError(f"detail={detail!r}: choose one of auto, messages, formula")
     if settings.checkpoint_every is not None:
-        raise ConfigError("checkpoint_every= is for real ranks: a simulated run is repeated from its seed, so leave it out")
+        raise ConfigError(
+            "checkpoint_every= is for real ranks: a simulated run is repeated from its seed, so leave it out"
+        )
     if settings.compute is not None:
-        raise ConfigError("Settings(compute=...) is slept by real ranks: give a simulation its compute= outside of the settings")
+        raise ConfigError(
+            "Settings(compute=...) is slept by real ranks: give a simulation its compute= outside of the settings"
+        )
     if settings.on_failure != "stop":
-        raise ConfigError("on_failure= is for real ranks: leave it out, and let simulated workers fail by failures={rank: seconds}")
+        raise ConfigError(
+            "on_failure= is for real ranks: leave it out, and let simulated workers fail by failures={rank: seconds}"
+        )
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
     check_failures(algorithm, workers, failures or {})
@@ -140,16 +148,24 @@ def run_simulation(
 def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bool) -> None:
     """Raise `ConfigError` unless the algorithm's collectives have closed forms."""
     if not algorithm.symmetric:
-        raise ConfigError(f"detail='formula': workers of {algorithm} do not make the same requests; use detail='auto' or 'messages'")
+        raise ConfigError(
+            f"detail='formula': workers of {algorithm} do not make the same requests; use detail='auto' or 'messages'"
+        )
     if not timing_only:
-        raise ConfigError(f"detail='formula': {algorithm} sums by messages, and a formula has none; use timing_only=True, or Native()")
+        raise ConfigError(
+            f"detail='formula': {algorithm} sums by messages, and a formula has none; use timing_only=True, or Native()"
+        )
     collective = getattr(algorithm, "collective", None)
     if isinstance(collective, Native) or collective is None:
         return
     if not isinstance(network, Network):
-        raise ConfigError(f"detail='formula': closed forms of {collective} are for equal links; use detail='messages' on {network}")
+        raise ConfigError(
+            f"detail='formula': closed forms of {collective} are for equal links; use detail='messages' on {network}"
+        )
     if collective.lossy and network.encode_s_per_byte + network.decode_s_per_byte > 0:
-        raise ConfigError(f"detail='formula': {collective} has no closed form of its encoding on {network.name}; use detail='messages'")
+        raise ConfigError(
+            f"detail='formula': {collective} has no closed form of its encoding on {network.name}; use detail='messages'"
+        )
     if algorithm.requires.num_lanes > 1:
         raise ConfigError(
             f"detail='formula': {algorithm.requires.num_lanes} lanes share the links, and there is no closed form for that; "
@@ -158,4 +174,6 @@ def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bo
     try:
         collective.seconds(1.0, 2, network)
     except ConfigError:
-        raise ConfigError(f"detail='formula': {collective} has no closed form of its time; use detail='messages'") from None
+        raise ConfigError(
+            f"detail='formula': {collective} has no closed form of its time; use detail='messages'"
+        ) from None

@@ -130,7 +130,9 @@ class Simulation:
         self.workers = build_workers(algorithm, problem, settings, workers, timing_only)
         self._asynchronous = algorithm.asynchronous
         first, num_computing = self.workers[0], algorithm.roles(workers).num_computing
-        times = PassTimes(compute, first.replica.layout, settings, first.sampler, num_workers=workers, num_computing=num_computing)
+        times = PassTimes(
+            compute, first.replica.layout, settings, first.sampler, num_workers=workers, num_computing=num_computing
+        )
         handlers = {**HANDLERS, EndStep: self._end_step}
         self.cluster = SimCluster(network, times, workers, handlers, check_in_flight=check_in_flight)
         self.clock, self.fabric = self.cluster.clock, self.cluster.fabric
@@ -187,7 +189,9 @@ class Simulation:
         self.clock.run()
         if self.cluster.errors:
             raise self.cluster.errors[0]
-        waiting = [item for item in self.cluster.processes if item.pending is not None and not (self._stopped and item.free)]
+        waiting = [
+            item for item in self.cluster.processes if item.pending is not None and not (self._stopped and item.free)
+        ]
         if waiting:
             named = "; ".join(f"rank {item.worker.rank}: {item.pending}" for item in waiting[:MAX_NAMED])
             named += f"; and {len(waiting) - MAX_NAMED} more" if len(waiting) > MAX_NAMED else ""
@@ -195,9 +199,18 @@ class Simulation:
 
     def _context_of(self, worker: SimWorker, resume: list[dict[str, Any]] | None) -> Context:
         settings, layout = self.settings, worker.replica.layout
-        ctx = Context(worker.rank, self.num_workers, num_steps=worker.num_steps, layout=layout, seed=settings.seed, link=self.network)
+        ctx = Context(
+            worker.rank,
+            self.num_workers,
+            num_steps=worker.num_steps,
+            layout=layout,
+            seed=settings.seed,
+            link=self.network,
+        )
         if isinstance(worker.replica, Shapes):
-            cache = ScheduleCache(worker.rank, self.num_workers, self._shared_schedules, self.network.local_s, traced=worker.traced)
+            cache = ScheduleCache(
+                worker.rank, self.num_workers, self._shared_schedules, self.network.local_s, traced=worker.traced
+            )
             self._schedules[worker.rank] = cache
         if resume is not None:
             resume_rank(resume[worker.rank], self.algorithm, worker.trained, ctx)
@@ -277,7 +290,9 @@ class Simulation:
         meet = decide(self._generations[0], ProgramEnded(end=self.workers[0].last_end)) == (Agree(),)
         for process in processes:
             end = process.worker.last_end
-            self._follow(process, Agreed(end=end, algorithm=self.algorithm, **agreed) if meet else ProgramEnded(end=end))
+            self._follow(
+                process, Agreed(end=end, algorithm=self.algorithm, **agreed) if meet else ProgramEnded(end=end)
+            )
 
     def _follow(self, process: SimProcess, boundary: StepEnded | ProgramEnded | Agreed) -> Any:
         """Carry out what `decide` returns; return the answer to an `EndStep`."""
@@ -335,7 +350,14 @@ class Simulation:
     def _info(self) -> dict[str, Any]:
         first = self.workers[0]
         info = run_info_of(
-            self.algorithm, self.problem, self.settings, self.num_workers, first.replica.layout, self.network, self.compute, first.sampler
+            self.algorithm,
+            self.problem,
+            self.settings,
+            self.num_workers,
+            first.replica.layout,
+            self.network,
+            self.compute,
+            first.sampler,
         )
         stopped = self._stopped
         served = self.algorithm.requires.servers
@@ -379,8 +401,15 @@ def run_info_of(
 ) -> dict[str, Any]:
     """The facts about a simulated run in its record, with either kind of simulation."""
     info = run_info(algorithm, problem, settings, "simulated", num_workers)
-    notes = [*info["notes"], *trace_note(settings, num_steps_of(settings, sampler)), f"simulated: {network}", f"simulated: {compute}"]
+    notes = [
+        *info["notes"],
+        *trace_note(settings, num_steps_of(settings, sampler)),
+        f"simulated: {network}",
+        f"simulated: {compute}",
+    ]
     if sampler.num_samples < sampler.global_batch:
         share = sampler.num_samples / sampler.global_batch
-        notes.append(f"one step takes all {sampler.num_samples} samples: a worker computes {share:.2g} of a full minibatch")
+        notes.append(
+            f"one step takes all {sampler.num_samples} samples: a worker computes {share:.2g} of a full minibatch"
+        )
     return {**info, "notes": notes, "model": model_info(layout)}

@@ -54,7 +54,13 @@ class SimCluster:
     )
 
     def __init__(
-        self, network: AnyNetwork, times: PassTimes, num_workers: int, handlers: Mapping[type, Handler], *, check_in_flight: bool
+        self,
+        network: AnyNetwork,
+        times: PassTimes,
+        num_workers: int,
+        handlers: Mapping[type, Handler],
+        *,
+        check_in_flight: bool,
     ) -> None:
         self.clock = Clock()
         self.fabric = Fabric(self.clock, network, num_workers)

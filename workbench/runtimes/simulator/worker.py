@@ -25,7 +25,13 @@ class SimWorker:
     """One simulated worker's replica, counts and recorder."""
 
     def __init__(
-        self, rank: int, settings: Settings, worker: LocalTraining | None, replica: Replica | Shapes, sampler: Sampler, taken: Taken
+        self,
+        rank: int,
+        settings: Settings,
+        worker: LocalTraining | None,
+        replica: Replica | Shapes,
+        sampler: Sampler,
+        taken: Taken,
     ) -> None:
         self.rank = rank
         self.num_steps = num_steps_of(settings, sampler)
@@ -62,7 +68,11 @@ class SimWorker:
 
     def bucket_view(self, gradient: Gradient, bucket: int) -> Gradient:
         """One bucket of a whole gradient."""
-        return self.replica.bucket_view(gradient, bucket) if isinstance(self.replica, Shapes) else gradient.bucket_view(bucket)
+        return (
+            self.replica.bucket_view(gradient, bucket)
+            if isinstance(self.replica, Shapes)
+            else gradient.bucket_view(bucket)
+        )
 
     def apply(self, gradient: Gradient, lr_scale: float, local: bool) -> None:
         staleness = self.replica.apply(gradient, lr_scale, local=local)
@@ -194,7 +204,9 @@ class Shapes(_Counted):
 
     def pack_parameters(self, bucket: int | None, *, server_copy: bool, step: int = -1) -> Gradient:
         updates = self.server_copy.updates if server_copy else self.updates
-        return Gradient(self._buckets[bucket], self.layout, step, max(updates) if bucket is None else updates[bucket], bucket)
+        return Gradient(
+            self._buckets[bucket], self.layout, step, max(updates) if bucket is None else updates[bucket], bucket
+        )
 
     def unpack_parameters(self, packed: Gradient) -> None:
         """Do nothing: no value is kept."""
@@ -214,11 +226,16 @@ def ready_shares(compute: Compute, layout: Layout, settings: Settings) -> tuple[
     return shares if settings.max_grad_norm is None else (1.0,) * len(shares)
 
 
-def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool) -> list[SimWorker]:
+def build_workers(
+    algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool
+) -> list[SimWorker]:
     """Build the workers of a simulated cluster; they share one copy of the data."""
     if timing_only:
         sampler = Sampler(
-            problem.num_samples(), settings.batch_size or problem.batch_size, algorithm.roles(num_workers).num_computing, settings.seed
+            problem.num_samples(),
+            settings.batch_size or problem.batch_size,
+            algorithm.roles(num_workers).num_computing,
+            settings.seed,
         )
         layout, taken = shape_of(problem, algorithm), Taken(sampler)
         buckets = without_content(layout)
@@ -226,5 +243,10 @@ def build_workers(algorithm: Algorithm, problem: Problem, settings: Settings, nu
     data = (problem.train_data(), problem.test_data())
     cpu = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
-        workers = [LocalTraining(algorithm, problem, settings, rank, num_workers, cpu, data) for rank in range(num_workers)]
-    return [SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, Taken(worker.sampler)) for worker in workers]
+        workers = [
+            LocalTraining(algorithm, problem, settings, rank, num_workers, cpu, data) for rank in range(num_workers)
+        ]
+    return [
+        SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, Taken(worker.sampler))
+        for worker in workers
+    ]

@@ -283,7 +283,9 @@ def ranks_here(num_workers: int, environment: Mapping[str, str] = os.environ) ->
             return int(environment[name])
     if environment.get("SLURM_STEP_NUM_TASKS") == str(num_workers) and "SLURM_NODEID" in environment:  # srun's ranks
         parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
-        return [int(number) for number, times in parts for _ in range(int(times or 1))][int(environment["SLURM_NODEID"])]
+        return [int(number) for number, times in parts for _ in range(int(times or 1))][
+            int(environment["SLURM_NODEID"])
+        ]
     return num_workers
 
 

@@ -93,7 +93,11 @@ class AnyHandle(Handle):
     """
 
     def __init__(
-        self, members: Membership, flat: Tensor, begin: Callable[[int, Tensor], Handle], fan: dict[int, tuple[Handle, Tensor]]
+        self,
+        members: Membership,
+        flat: Tensor,
+        begin: Callable[[int, Tensor], Handle],
+        fan: dict[int, tuple[Handle, Tensor]],
     ) -> None:
         self.started_s = time.perf_counter()
         self.source = -1

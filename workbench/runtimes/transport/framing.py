@@ -99,7 +99,9 @@ class Channel:
         code = value & ((1 << DTYPE_BITS) - 1)
         announced_dtype = DTYPES[code] if code < len(DTYPES) else None
         if (length, announced_dtype) != (num_bytes, dtype):
-            raise RankMismatch(f"{self}: it announces {length} bytes of {announced_dtype}, and {num_bytes} of {dtype} are expected{_FIX}")
+            raise RankMismatch(
+                f"{self}: it announces {length} bytes of {announced_dtype}, and {num_bytes} of {dtype} are expected{_FIX}"
+            )
 
     def __str__(self) -> str:
         return f"messages from rank {self.sender} to rank {self.receiver} with tag {self.tag}"

@@ -55,7 +55,9 @@ class MeasuredLink:
         return self.native_latency_s + short * self.native_s_per_byte + (num_bytes - short) * self.long_s_per_byte
 
 
-def measure_link(transport: Transport, deadline: Callable[[str], Deadline], num_bytes: float = LONG_BYTES) -> MeasuredLink | None:
+def measure_link(
+    transport: Transport, deadline: Callable[[str], Deadline], num_bytes: float = LONG_BYTES
+) -> MeasuredLink | None:
     """Measure the link. All ranks must call it. None for one rank.
 
     The fastest of several rounds counts, and for long sums the median, because a library's own times vary by a factor
@@ -66,7 +68,9 @@ def measure_link(transport: Transport, deadline: Callable[[str], Deadline], num_
     """
     if transport.num_workers == 1:
         return None
-    quickest, usual = (partial(way, waits=partial(deadline, "the network to be measured")) for way in (_quickest, _usual))
+    quickest, usual = (
+        partial(way, waits=partial(deadline, "the network to be measured")) for way in (_quickest, _usual)
+    )
     short, long = (torch.ones(size // 4, device=transport.device) for size in (SMALL_BYTES, LARGE_BYTES))
     span = LARGE_BYTES - SMALL_BYTES
     hop = quickest(ROUNDS, lambda waits: _hop(transport, short, waits))
@@ -104,7 +108,9 @@ def measure_link(transport: Transport, deadline: Callable[[str], Deadline], num_
 
 def _slowest(transport: Transport, mine: tuple[float, ...], deadline: Callable[[str], Deadline]) -> list[float]:
     """The largest of all ranks' numbers, element by element; equal on all ranks."""
-    texts = require_all(transport.gather_texts(" ".join(map(repr, mine)), deadline("all ranks to measure the network")), "a measurement")
+    texts = require_all(
+        transport.gather_texts(" ".join(map(repr, mine)), deadline("all ranks to measure the network")), "a measurement"
+    )
     return [max(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True)]
 
 
@@ -112,7 +118,13 @@ def _quickest(rounds: int, work: Callable[[Deadline], object], waits: Callable[[
     return min(_seconds(rounds, work, waits))
 
 
-def _usual(work: Callable[[Deadline], object], warm: int = LONG_WARM, rounds: int = LONG_ROUNDS, *, waits: Callable[[], Deadline]) -> float:
+def _usual(
+    work: Callable[[Deadline], object],
+    warm: int = LONG_WARM,
+    rounds: int = LONG_ROUNDS,
+    *,
+    waits: Callable[[], Deadline],
+) -> float:
     """Return the median seconds of long sums, after cold ones."""
     return median(_seconds(warm + rounds, work, waits)[warm:])
 

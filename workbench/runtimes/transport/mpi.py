@@ -64,11 +64,15 @@ class MpiTransport(Transport):
         self.notes = [HOST_TIMES] if self.device.type == "cuda" else []
         self._staged = self.device.type == "cuda" and not is_cuda_aware()
         if self._staged:
-            self.notes.append(f"{self.library} does not take CUDA pointers: tensors are staged through pinned host memory")
+            self.notes.append(
+                f"{self.library} does not take CUDA pointers: tensors are staged through pinned host memory"
+            )
         self._threads = self.has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.can_shrink = self._threads and is_fault_tolerant()  # the failure detector uses a thread
         if not self._threads:
-            self.notes.append(f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground")
+            self.notes.append(
+                f"{self.library} was built without MPI_THREAD_MULTIPLE: background work waits for the foreground"
+            )
         self._failure: list[str] = []  # shared with the lanes' transports: an announcement arrives once
         self._announced: list[Any] = []
         self._last_failure = ""  # announced by this rank
@@ -96,7 +100,9 @@ class MpiTransport(Transport):
         if self._threads and not always:
             return None  # MPI moves bytes only inside MPI calls, so a lane thread makes them
         host = self._to_host(flat)
-        return MpiHandle(self._lanes[0].Iallreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM), lambda: self._from_host(flat, host))
+        return MpiHandle(
+            self._lanes[0].Iallreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM), lambda: self._from_host(flat, host)
+        )
 
     def reduce_scatter(self, flat: Tensor, deadline: Deadline) -> None:
         with self._together(deadline, flat.nbytes):

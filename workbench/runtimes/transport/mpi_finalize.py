@@ -27,7 +27,9 @@ def bound_finalize(rank: int, why: str) -> None:
 
     Called when the process ends.
     """
-    words = f"rank {rank} did not end in {FINALIZE_S:g} s (MPI_Finalize waits for all ranks), so a signal ends it: {why}\n"
+    words = (
+        f"rank {rank} did not end in {FINALIZE_S:g} s (MPI_Finalize waits for all ranks), so a signal ends it: {why}\n"
+    )
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     reader, _ = os.pipe()  # only this process has the other end, which stays open until it is gone
     command = [sys.executable, "-I", "-S", "-c", WATCH, str(FINALIZE_S), str(os.getpid()), words]

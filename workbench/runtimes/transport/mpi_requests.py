@@ -55,10 +55,10 @@ class MpiHandle(Handle):
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            reason = (
-                f"rank {self._status.Get_source()} sent with tag {self._status.Get_tag()} more than it had announced; the rest was cut off"
-            )
-            raise RankMismatch(f"{reason}. Run one version of workbench, one algorithm and one model on all ranks") from error
+            reason = f"rank {self._status.Get_source()} sent with tag {self._status.Get_tag()} more than it had announced; the rest was cut off"
+            raise RankMismatch(
+                f"{reason}. Run one version of workbench, one algorithm and one model on all ranks"
+            ) from error
 
     def wait(self, deadline: Deadline) -> None:
         try:
@@ -83,7 +83,9 @@ def buffer_of(flat: Tensor) -> list[Any]:
     """
     kind = TYPES.get(flat.dtype)
     if kind is None:
-        raise TypeError(f"MPI has no type for {flat.dtype}: send a view of its bits (view(torch.int16)), or use float32")
+        raise TypeError(
+            f"MPI has no type for {flat.dtype}: send a view of its bits (view(torch.int16)), or use float32"
+        )
     if flat.is_cuda:
         return [flat, flat.numel(), kind]  # mpi4py uses its __cuda_array_interface__
     return [flat.numpy(), flat.numel(), kind]

@@ -18,7 +18,14 @@ from workbench.gradients import block_bounds
 from workbench.runtimes.transport.base import HOST_TIMES, Deadline, Handle, Transport, pick_device, ranks_here
 from workbench.runtimes.transport.fault_tolerant import AnyHandle, PeerHandle
 from workbench.runtimes.transport.torch_groups import Meeting
-from workbench.runtimes.transport.torch_handles import JOIN_S, StreamHandle, Waiters, Works, close_connections, wait_inside
+from workbench.runtimes.transport.torch_handles import (
+    JOIN_S,
+    StreamHandle,
+    Waiters,
+    Works,
+    close_connections,
+    wait_inside,
+)
 from workbench.units import MIB
 
 FAILURE_KEY = "workbench/failure"
@@ -45,9 +52,13 @@ def join_process_group(rank: int, num_workers: int, store_path: str | None, time
             store, rank, num_workers = next(dist.rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
         backend = agreed_backend(dist.PrefixStore("workbench/gpu", store), rank, num_workers, own_gpu(rank))
-        dist.init_process_group(backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=num_workers, timeout=timeout)
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("default_pg", store), rank=rank, world_size=num_workers, timeout=timeout
+        )
     except (ValueError, RuntimeError) as error:
-        raise LaunchError(f"rank {rank} of {num_workers} could not join the torch.distributed group: {error}") from error
+        raise LaunchError(
+            f"rank {rank} of {num_workers} could not join the torch.distributed group: {error}"
+        ) from error
     return True
 
 
@@ -187,7 +198,9 @@ class TorchTransport(Transport):
     def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
         self._check_type(flat)
         parts = flat.tensor_split(len(self._groups)) if flat.nbytes >= LONG_BYTES else (flat,)
-        begun = [dist.all_reduce(part, group=group, async_op=True) for part, group in zip(parts, self._groups, strict=False)]
+        begun = [
+            dist.all_reduce(part, group=group, async_op=True) for part, group in zip(parts, self._groups, strict=False)
+        ]
         for work in begun:
             self._wait(work, flat, deadline)
 
@@ -208,14 +221,18 @@ class TorchTransport(Transport):
         for block, row in enumerate(table):
             row[: bounds[block + 1] - bounds[block]].copy_(flat[bounds[block] : bounds[block + 1]])
         out = torch.empty_like(table[0])
-        self._plain(dist.reduce_scatter_tensor(out, table.view(-1), group=self._group, async_op=True), out).wait(deadline)
+        self._plain(dist.reduce_scatter_tensor(out, table.view(-1), group=self._group, async_op=True), out).wait(
+            deadline
+        )
         flat[bounds[self.rank] : bounds[self.rank + 1]].copy_(out[: bounds[self.rank + 1] - bounds[self.rank]])
 
     def all_gather(self, flat: Tensor, deadline: Deadline) -> None:
         bounds, table = self._table(flat)
         mine = flat.new_zeros(table.shape[1])
         mine[: bounds[self.rank + 1] - bounds[self.rank]].copy_(flat[bounds[self.rank] : bounds[self.rank + 1]])
-        self._plain(dist.all_gather_into_tensor(table.view(-1), mine, group=self._group, async_op=True), table).wait(deadline)
+        self._plain(dist.all_gather_into_tensor(table.view(-1), mine, group=self._group, async_op=True), table).wait(
+            deadline
+        )
         for block, row in enumerate(table):
             flat[bounds[block] : bounds[block + 1]].copy_(row[: bounds[block + 1] - bounds[block]])
 

@@ -50,8 +50,15 @@ class Meeting:
         return made
 
     def _group(self, name: str) -> dist.ProcessGroup:
-        store, size, gloo = dist.PrefixStore(f"{name}/", self.store), len(self._ranks), dist.ProcessGroup.BackendType.GLOO
-        group, backend = dist.ProcessGroup(store, self._place, size), dist.ProcessGroupGloo(store, self._place, size, self._timeout)
+        store, size, gloo = (
+            dist.PrefixStore(f"{name}/", self.store),
+            len(self._ranks),
+            dist.ProcessGroup.BackendType.GLOO,
+        )
+        group, backend = (
+            dist.ProcessGroup(store, self._place, size),
+            dist.ProcessGroupGloo(store, self._place, size, self._timeout),
+        )
         backend._set_default_timeout(LIMIT)  # a shorter one would close connections, and hide why others left
         group._set_default_backend(gloo)
         group._register_backend(torch.device("cpu"), gloo, backend)

@@ -137,7 +137,9 @@ class PointHandle(Handle):
         numbers: position in the group -> rank; None if they are equal.
     """
 
-    def __init__(self, work: Any, host: Tensor, peer: int, target: Tensor | None, numbers: list[int] | None, waiters: Waiters) -> None:
+    def __init__(
+        self, work: Any, host: Tensor, peer: int, target: Tensor | None, numbers: list[int] | None, waiters: Waiters
+    ) -> None:
         self.started_s = time.perf_counter()
         self.source = peer
         self._event = threading.Event()
@@ -204,7 +206,9 @@ class Waiters:
         self._idle: SimpleQueue[None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
-    def watch(self, work: Any, host: Tensor, peer: int, target: Tensor | None = None, numbers: list[int] | None = None) -> PointHandle:
+    def watch(
+        self, work: Any, host: Tensor, peer: int, target: Tensor | None = None, numbers: list[int] | None = None
+    ) -> PointHandle:
         return PointHandle(work, host, peer, target, numbers, self)
 
     def take(self, handle: PointHandle) -> None:

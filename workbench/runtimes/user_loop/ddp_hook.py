@@ -54,7 +54,9 @@ class DDPHook:
     `state_dict` is one rank's: save it on every rank, next to the model's and the optimizer's.
     """
 
-    def __init__(self, collective: Collective, process_group: dist.ProcessGroup | None, seed: int, timeout_s: float | None) -> None:
+    def __init__(
+        self, collective: Collective, process_group: dist.ProcessGroup | None, seed: int, timeout_s: float | None
+    ) -> None:
         on_gpu = backend_of(process_group) == "nccl"
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.collective, self.seed, self.step, self._num_started = collective, seed, 0, 0
@@ -109,7 +111,9 @@ class DDPHook:
         ready = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
         self._num_started += 1
         tags = (1 + self._num_started % NUM_TAG_RANGES) * TAG_SPAN
-        endpoint = Endpoint(self._transport.for_lane(0), self._clock, self._mailbox, spins=LANE_SPINS, tags=tags, task=self._num_started)
+        endpoint = Endpoint(
+            self._transport.for_lane(0), self._clock, self._mailbox, spins=LANE_SPINS, tags=tags, task=self._num_started
+        )
         averaging = lower(known.ctx, program or self._average(known, buffer, self.step, ready))
         task = Task(averaging, endpoint, self._clock, _refuse)
         task.handle.then = partial(self._end, task.handle, future, buffer, self.step)
@@ -129,7 +133,9 @@ class DDPHook:
                 parts[self._numbers.setdefault(param, len(self._numbers))] = (param, gradient)
         saved = {number: tuple(shape) for signature in self._cut for number, *shape in signature}
         if saved != {number: tuple(param.shape) for number, (param, _) in parts.items()}:
-            raise ConfigError("the state of the hook was saved with another model, or with other parameters frozen: load it with the same")
+            raise ConfigError(
+                "the state of the hook was saved with another model, or with other parameters frozen: load it with the same"
+            )
         for index, signature in enumerate(self._cut):
             pairs = [parts[number] for number, *_ in signature]
             parameters, gradients = [param for param, _ in pairs], [gradient for _, gradient in pairs]
@@ -143,7 +149,9 @@ class DDPHook:
                 done.then(partial(_end_all, self._waiting))
             self._submit(known, joined, done, program)
 
-    def _average_and_return(self, bucket: Bucket, joined: Tensor, gradients: list[Tensor], step: int, ready: Any) -> Program:
+    def _average_and_return(
+        self, bucket: Bucket, joined: Tensor, gradients: list[Tensor], step: int, ready: Any
+    ) -> Program:
         yield from self._average(bucket, joined, step, ready)
         for gradient, mean in zip(gradients, joined.split([gradient.numel() for gradient in gradients]), strict=True):
             _in_memory_order(gradient).copy_(mean)
@@ -183,7 +191,9 @@ class DDPHook:
         if self._error is None:
             self._error = error
             if not isinstance(error, PeerFailed):
-                self._transport.announce_failure(f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}")
+                self._transport.announce_failure(
+                    f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}"
+                )
         return error
 
     # -- memory of codecs --------------------------------------------------------------------------------------
@@ -205,7 +215,9 @@ class DDPHook:
         if before is None or before.signature != signature:
             layout = _layout_of(index, params, buffer)
             memory = self._memory.setdefault(signature, {})
-            ctx = Context(self.rank, self.num_workers, layout=layout, seed=derive_seed(self.seed, f"ddp/{index}"), memory=memory)
+            ctx = Context(
+                self.rank, self.num_workers, layout=layout, seed=derive_seed(self.seed, f"ddp/{index}"), memory=memory
+            )
             ctx.link = self._link
             self._buckets[index] = Bucket(signature, layout, ctx)
             self._forget(before)
@@ -226,7 +238,10 @@ class DDPHook:
         Call it between two steps.
         """
         kept = [
-            {"parameters": [list(item) for item in signature], "values": {name: value.clone() for name, value in memory.items()}}
+            {
+                "parameters": [list(item) for item in signature],
+                "values": {name: value.clone() for name, value in memory.items()},
+            }
             for signature, memory in self._memory.items()
             if memory
         ]
@@ -246,14 +261,17 @@ class DDPHook:
         """
         for name, value in self._place().items():
             if saved[name] != value:
-                raise ConfigError(f"the state of the hook was saved with {name} {saved[name]}, and not {value}: load each rank's own")
+                raise ConfigError(
+                    f"the state of the hook was saved with {name} {saved[name]}, and not {value}: load each rank's own"
+                )
         self.step = saved["step"]
         self._buckets.clear()
         self._numbers.clear()  # a loaded state numbers parameters as a new DDP brings them
         self._cut = [tuple(tuple(item) for item in signature) for signature in saved.get("buckets", ())]
         self._memory = {
             tuple(tuple(item) for item in kept["parameters"]): {
-                name: value.to(self._transport.device if value.ndim else "cpu", copy=True) for name, value in kept["values"].items()
+                name: value.to(self._transport.device if value.ndim else "cpu", copy=True)
+                for name, value in kept["values"].items()
             }
             for kept in saved["memory"]
         }
@@ -323,7 +341,9 @@ def ddp_hook(
             raise ConfigError(f"codec={codec}: {collective} has a codec already: give one of the two")
         collective = with_codec(collective, codec)
     if not (dist.is_available() and dist.is_initialized()):
-        raise LaunchError("torch.distributed is not initialised: call torch.distributed.init_process_group before ddp_hook")
+        raise LaunchError(
+            "torch.distributed is not initialised: call torch.distributed.init_process_group before ddp_hook"
+        )
     collective.check(dist.get_world_size(process_group))
     return DDPHook(collective, process_group, seed, timeout_s), hook
 
@@ -338,7 +358,9 @@ def _value(future: Future[Tensor]) -> Tensor:
 
 
 def _refuse(request: Request, _task: int) -> Any:
-    raise TypeError(f"{type(request).__name__} cannot be answered inside torch's DDP: a collective sends, receives and sums")
+    raise TypeError(
+        f"{type(request).__name__} cannot be answered inside torch's DDP: a collective sends, receives and sums"
+    )
 
 
 def _end_all(waiting: list[tuple[dist.GradBucket, Future[Tensor]]], done: Future[Tensor]) -> None:

@@ -38,7 +38,12 @@ def process_group(store: str, timeout_s: float = 120.0) -> Iterator[tuple[int, i
 
 
 def ddp_step(
-    model: nn.Module, optimizer: Optimizer, loss: Callable[[nn.Module], Tensor], *, bucket_bytes: float, hooked: bool = False
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Callable[[nn.Module], Tensor],
+    *,
+    bucket_bytes: float,
+    hooked: bool = False,
 ) -> tuple[Callable[[], None], Callable[[], Any]]:
     """A step of DDP as in torch's manual, and a function to call at the end.
 

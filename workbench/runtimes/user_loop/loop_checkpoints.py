@@ -61,7 +61,9 @@ class BatchWeights:
         self._num_checked = 0  # steps whose losses were checked for a GradScaler's factor
         self.samples = 0
 
-    def weigh(self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]) -> list[Micro]:
+    def weigh(
+        self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]
+    ) -> list[Micro]:
         """Return this step's micro-batches, with their weights.
 
         Args:
@@ -114,7 +116,9 @@ def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tup
     if num_samples is None or isinstance(num_samples, int):
         numbers = None if num_samples is None else [num_samples]
         if numbers is not None and len(closures) > 1:
-            raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give a list, the samples of each")
+            raise ConfigError(
+                f"num_samples={num_samples} for {len(closures)} micro-batches: give a list, the samples of each"
+            )
     else:
         numbers = [int(number) for number in num_samples]
     if numbers is not None and any(number < 1 for number in numbers):
@@ -164,7 +168,9 @@ class LoopCheckpoints:
         _check_plain(own)
         steps = [int(text) for text in self._gather(str(end.step), "all ranks to keep a checkpoint")]
         if len(set(steps)) > 1:
-            raise ConfigError(f"ranks have finished steps {steps}, and a checkpoint is of one step: save on all ranks after the same step")
+            raise ConfigError(
+                f"ranks have finished steps {steps}, and a checkpoint is of one step: save on all ranks after the same step"
+            )
         self._run = self._run or self._gather(secrets.token_hex(8), "all ranks to keep a checkpoint")[0]
         rank, num_workers = self._ctx.rank, self._ctx.num_workers
         self._interpreter.complete_all(end.state)
@@ -181,7 +187,9 @@ class LoopCheckpoints:
         saved = take_checkpoint(self._algorithm, self._replica, num_workers, end, self._ctx.memory)
         saved |= {"random": random_state(self._transport.device), OWN: own}
         if rank and is_replicated(self._algorithm):
-            saved = without_replicated(saved, frozenset(dict(self._replica.model.named_parameters(remove_duplicate=False))))
+            saved = without_replicated(
+                saved, frozenset(dict(self._replica.model.named_parameters(remove_duplicate=False)))
+            )
         path = rank_file_path(folder, max(end.step, 0), rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = {"step": end.step, "rank": rank, "num_workers": num_workers, "run": self._run}
@@ -201,13 +209,22 @@ class LoopCheckpoints:
             for word in words:
                 print(f"{folder}: {word}")
         own = saved.get(OWN)
-        if not isinstance(own, dict) or not isinstance(own.get("samples"), int) or not {"unit", "num_workers", "loop"} <= own.keys():
-            raise ConfigError(f"{folder} holds a run's checkpoint and not a loop's: continue from it with resume={str(folder)!r}")
+        if (
+            not isinstance(own, dict)
+            or not isinstance(own.get("samples"), int)
+            or not {"unit", "num_workers", "loop"} <= own.keys()
+        ):
+            raise ConfigError(
+                f"{folder} holds a run's checkpoint and not a loop's: continue from it with resume={str(folder)!r}"
+            )
         return self._ctx.first_step, own
 
 
 def open_record(
-    algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpreter: Interpreter, compute: ComputeTimes | None = None
+    algorithm: Algorithm,
+    optimizer: torch.optim.Optimizer,
+    interpreter: Interpreter,
+    compute: ComputeTimes | None = None,
 ) -> tuple[Path, Recorder]:
     """Make a run's folder and this rank's recorder in it, which the interpreter uses from then on.
 
@@ -215,8 +232,14 @@ def open_record(
     """
     transport, name = interpreter.transport, ""
     if transport.rank == 0:
-        info: dict[str, Any] = {"settings": {"compute": repr(compute)}, "notes": [f"{SLEPT_LANE}: {compute}"]} if compute else {}
-        info |= {"clock": "wall", "method": {"name": type(algorithm).__name__, "settings": {}}, "num_workers": transport.num_workers}
+        info: dict[str, Any] = (
+            {"settings": {"compute": repr(compute)}, "notes": [f"{SLEPT_LANE}: {compute}"]} if compute else {}
+        )
+        info |= {
+            "clock": "wall",
+            "method": {"name": type(algorithm).__name__, "settings": {}},
+            "num_workers": transport.num_workers,
+        }
         model = describe(type(interpreter.replica.model))
         problem = {"name": f"trainer-{model}", "note": "", "optimizer": type(optimizer).__name__}
         name = str(new_run({**info, "problem": problem, "runtime": transport.library, "status": "running"}))
@@ -273,7 +296,9 @@ class Preview:
             for param, own in state.items():
                 optimizer.state[param] = deepcopy(own)
             self._restored += [optimizer.state.clear, partial(optimizer.state.update, state)]
-            self._restored += [partial(group.update, values) for group, values in zip(optimizer.param_groups, groups, strict=True)]
+            self._restored += [
+                partial(group.update, values) for group, values in zip(optimizer.param_groups, groups, strict=True)
+            ]
 
         def restore() -> None:
             self._interpreter.staleness, replica.updates = staleness, updates
@@ -298,12 +323,16 @@ class Preview:
 
 def _has_pending_updates(algorithm: Algorithm, state: State | None) -> bool:
     """Return True if the end of training would change parameters."""
-    return algorithm.replicas != Replicas.EVERY_STEP or any(isinstance(item, Ticket | Gradient) for item in leaves(state))
+    return algorithm.replicas != Replicas.EVERY_STEP or any(
+        isinstance(item, Ticket | Gradient) for item in leaves(state)
+    )
 
 
 def _copies(state: State | None) -> State | None:
     """Return a copy of a program's state, with completed tickets."""
-    return map_leaves(state, lambda item: Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item))
+    return map_leaves(
+        state, lambda item: Ticket.completed(_copy(item.value)) if isinstance(item, Ticket) else _copy(item)
+    )
 
 
 def _copy(value: Any) -> Any:
@@ -335,11 +364,15 @@ def check_unscaled(loss: Tensor) -> None:
                 "and give the Trainer precision='fp16', which scales the loss and unscales the gradients"
             )
         if len(nodes) < NUM_NODES:
-            nodes += [before for before, _ in node.next_functions if before is not None and before.name() in _ELEMENTWISE]
+            nodes += [
+                before for before, _ in node.next_functions if before is not None and before.name() in _ELEMENTWISE
+            ]
 
 
 NUM_NODES = 16  # nodes of the graph to check, from the loss on
-_ELEMENTWISE = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Add", "Sub", "Mean", "Sum", "ToCopy", "View", "Squeeze"))
+_ELEMENTWISE = frozenset(
+    f"{name}Backward0" for name in ("Mul", "Div", "Add", "Sub", "Mean", "Sum", "ToCopy", "View", "Squeeze")
+)
 
 
 def _scaler_of(factor: Tensor) -> bool:

@@ -15,7 +15,9 @@ from workbench.runtimes.liveness.failure_detector import FailureDetector, read_h
 from workbench.runtimes.transport.base import Transport
 
 
-def watch_peers(owner: Any, transport: Transport, timeout_s: float | None, *, announces: bool) -> FailureDetector | None:
+def watch_peers(
+    owner: Any, transport: Transport, timeout_s: float | None, *, announces: bool
+) -> FailureDetector | None:
     """Start this rank's failure detector, in a temporary folder that rank 0 names.
 
     Every rank must call it. None for one process. A loop keeps no record, so peers know the step of a dead rank only
@@ -32,7 +34,9 @@ def watch_peers(owner: Any, transport: Transport, timeout_s: float | None, *, an
     folder = Path(transport.gather_texts(name, Deadline("all ranks to begin", transport.peer_failure, timeout_s))[0])
     folder.mkdir(parents=True, exist_ok=True)  # on another machine this folder is private
     tells = announces and transport.library.startswith("torch")
-    detector = FailureDetector(folder, transport.rank, transport.num_workers, transport.announce_failure if tells else None)
+    detector = FailureDetector(
+        folder, transport.rank, transport.num_workers, transport.announce_failure if tells else None
+    )
     weakref.finalize(owner, stop_watching, detector)  # else an orderly end would pass for a kill
     return detector.__enter__()
 

@@ -27,7 +27,13 @@ class ProcessEnd:
         failed: the failure has been announced already.
     """
 
-    def __init__(self, transport: Transport, interpreter: Interpreter, detector: FailureDetector | None, barrier: MonitoredBarrier) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        interpreter: Interpreter,
+        detector: FailureDetector | None,
+        barrier: MonitoredBarrier,
+    ) -> None:
         self.failed = False
         self._transport, self._interpreter, self._detector, self._barrier = transport, interpreter, detector, barrier
         atexit.register(self._end)

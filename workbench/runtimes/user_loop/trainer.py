@@ -144,10 +144,17 @@ class Trainer:
             )
             self.replica.updater.keeps = keep_gradients
             if on_bad_gradient != "ignore":
-                self._guard = self.replica.guard = GradientGuard(self.replica, on_bad_gradient, self.rank, max_grad_norm)
+                self._guard = self.replica.guard = GradientGuard(
+                    self.replica, on_bad_gradient, self.rank, max_grad_norm
+                )
             whole = max_grad_norm is not None
             slept = None if compute is None else SleptCompute(compute, 0, self.rank, self.replica.layout, whole=whole)
-            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector, "slept": slept}
+            more: dict[str, Any] = {
+                "timeout_s": timeout_s,
+                "progress": progress,
+                "detector": self._detector,
+                "slept": slept,
+            }
             here = weakref.ref(self)  # a weak reference: the interpreter must not keep the Trainer alive
 
             def micros(_step: int) -> list[Micro]:
@@ -225,7 +232,9 @@ class Trainer:
         """
         updater = self.replica.updater
         if not (updater.keeps or updater.clips):
-            raise ConfigError("the gradient's norm is not measured: give the Trainer keep_gradients=True, or clip_norm=math.inf")
+            raise ConfigError(
+                "the gradient's norm is not measured: give the Trainer keep_gradients=True, or clip_norm=math.inf"
+            )
         return None if updater.grad_norm is None else float(updater.grad_norm)
 
     @contextmanager
@@ -297,7 +306,11 @@ class Trainer:
         with translated_errors(self._fail):
             self._wait_for_all("save")
             reason = self._writer.save(
-                Path(folder), self._end, own, {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)}, keep
+                Path(folder),
+                self._end,
+                own,
+                {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)},
+                keep,
             )
         if reason:
             raise OSError(reason)
@@ -324,7 +337,10 @@ class Trainer:
             self._shares.load(kept)
             self.replica.updater.of_step = dict(kept.get("scheduled") or {})
             self._barrier.steps = num_steps
-            self._end, self._program = EndStep(num_steps - 1, self._ctx.resumed), lower(self._ctx, self._algorithm.worker(self._ctx))
+            self._end, self._program = (
+                EndStep(num_steps - 1, self._ctx.resumed),
+                lower(self._ctx, self._algorithm.worker(self._ctx)),
+            )
         return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
 
     def finish(self) -> Run | None:
@@ -360,7 +376,9 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is None:
             self.finish()
         elif not self._finished:
@@ -393,10 +411,17 @@ class Trainer:
             )
         if self._folder is not None:
             seconds = self._interpreter.clock.now() - self._evaluated_s
-            row = {"step": step, "seconds": seconds, "samples": self._shares.samples, "bytes_sent": int(self._interpreter.bytes_sent)}
+            row = {
+                "step": step,
+                "seconds": seconds,
+                "samples": self._shares.samples,
+                "bytes_sent": int(self._interpreter.bytes_sent),
+            }
             value = None if loss is None or ("skipped" in found and not bool(torch.isfinite(loss))) else float(loss)
             numbers = {"staleness": self._interpreter.staleness, "loss": value, "lr": self.replica.lr}
-            self._recorder.metrics({**row, **numbers, "num_samples": sum(micro.num_samples for micro in self._next), **found})
+            self._recorder.metrics(
+                {**row, **numbers, "num_samples": sum(micro.num_samples for micro in self._next), **found}
+            )
             self._recorder.end_step()
         self._interpreter.staleness = None
 
@@ -415,7 +440,11 @@ class Trainer:
         entries.pop("loss")
         if "skipped" in entries:
             self.num_skipped += 1
-            warnings.warn(f"step {step}: a gradient of rank {self.rank} was left out: {entries['skipped']}", RuntimeWarning, stacklevel=4)
+            warnings.warn(
+                f"step {step}: a gradient of rank {self.rank} was left out: {entries['skipped']}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
         return entries
 
     def _fail(self, error: BaseException) -> BaseException:

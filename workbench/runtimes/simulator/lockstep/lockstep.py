@@ -192,7 +192,9 @@ class Lockstep:
             self._meet(work, now_s, lambda end_s: end(end_s, work.value))
             return ticket
         lane = self._lanes[request.lane] if request.lane != FREE else _Lane()
-        thread = _Thread([perform(request.work)], now_s, lambda value, error: self._ended(lane, thread, value, error, end))
+        thread = _Thread(
+            [perform(request.work)], now_s, lambda value, error: self._ended(lane, thread, value, error, end)
+        )
         lane.line.append(thread)
         if not lane.busy:
             self._next(lane)
@@ -207,7 +209,12 @@ class Lockstep:
             self._ready.append((thread, None, None))
 
     def _ended(
-        self, lane: _Lane, thread: _Thread, value: Any, error: Exception | None, end: Callable[[Array | float, Any, Exception | None], None]
+        self,
+        lane: _Lane,
+        thread: _Thread,
+        value: Any,
+        error: Exception | None,
+        end: Callable[[Array | float, Any, Exception | None], None],
     ) -> None:
         lane.free_s = thread.now_s
         if error is not None:
@@ -260,7 +267,12 @@ class Lockstep:
             case ops.AllReduce(value, None):
                 return "all_reduce", value, network.all_reduce_s(size_of(value), p), native_bytes(p, size_of(value))
             case ops.ReduceScatter(value, None):
-                return "reduce_scatter", value, network.reduce_scatter_s(size_of(value), p), native_bytes(p, size_of(value)) / 2
+                return (
+                    "reduce_scatter",
+                    value,
+                    network.reduce_scatter_s(size_of(value), p),
+                    native_bytes(p, size_of(value)) / 2,
+                )
             case ops.AllGather(value, None):
                 return "all_gather", value, network.all_gather_s(size_of(value), p), native_bytes(p, size_of(value)) / 2
             case ops.Barrier():
@@ -268,7 +280,9 @@ class Lockstep:
             case ops.AllReduce(value) | ops.ReduceScatter(value) | ops.AllGather(value):
                 return "all_reduce", value, *self._closed_form(request)
             case _:
-                raise ConfigError(f"{type(request).__name__}: workers that ask for it do not make the same requests: use detail='messages'")
+                raise ConfigError(
+                    f"{type(request).__name__}: workers that ask for it do not make the same requests: use detail='messages'"
+                )
 
     def _closed_form(self, request: Sum) -> tuple[float, float]:
         """Return the seconds of a collective of messages, and the bytes that a worker sends on average."""
@@ -279,7 +293,9 @@ class Lockstep:
         if key not in self._known:
             p = self.group.num_workers
             is_whole = isinstance(request, ops.AllReduce)
-            self._known[key] = _whole(collective, self.network, value, p) if is_whole else _half(request, collective, self.network, p)
+            self._known[key] = (
+                _whole(collective, self.network, value, p) if is_whole else _half(request, collective, self.network, p)
+            )
         return self._known[key]
 
 
@@ -292,7 +308,11 @@ def _select(ctx: Context, request: Sum) -> Request:
 
 def _whole(collective: Collective, network: Any, value: Value, p: int) -> tuple[float, float]:
     """Return the seconds of an all-reduce, bucket by bucket, and the bytes that a worker sends."""
-    pieces = [(flat, piece.stop - piece.tail) for piece, flat in value.slices()] if isinstance(value, Gradient) else [(value.view(-1), 0)]
+    pieces = (
+        [(flat, piece.stop - piece.tail) for piece, flat in value.slices()]
+        if isinstance(value, Gradient)
+        else [(value.view(-1), 0)]
+    )
     seconds = sum(collective.seconds(flat.numel() * flat.element_size(), p, network) for flat, _ in pieces)
     return seconds, sum(collective.mean_bytes(p, flat.numel(), flat.element_size(), tail=tail) for flat, tail in pieces)
 
@@ -302,5 +322,9 @@ def _half(request: Sum, collective: Collective, network: AnyNetwork, p: int) -> 
     if not isinstance(collective, Ring) or collective.codec is not None or collective.chunks != 1:
         raise ConfigError(f"detail='formula': {collective} has no closed form of its halves; use detail='messages'")
     num_bytes = size_of(request.value)
-    seconds = network.reduce_scatter_s(num_bytes, p) if isinstance(request, ops.ReduceScatter) else network.all_gather_s(num_bytes, p)
+    seconds = (
+        network.reduce_scatter_s(num_bytes, p)
+        if isinstance(request, ops.ReduceScatter)
+        else network.all_gather_s(num_bytes, p)
+    )
     return seconds, native_bytes(p, num_bytes) / 2

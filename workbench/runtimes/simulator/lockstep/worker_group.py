@@ -40,7 +40,14 @@ class WorkerGroup:
     """
 
     def __init__(
-        self, algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, compute: Compute, *, timing_only: bool
+        self,
+        algorithm: Algorithm,
+        problem: Problem,
+        settings: Settings,
+        num_workers: int,
+        compute: Compute,
+        *,
+        timing_only: bool,
     ) -> None:
         self.num_workers, self.compute, self.settings = num_workers, compute, settings
         self._worker: LocalTraining | None = None
@@ -58,7 +65,9 @@ class WorkerGroup:
         self.num_steps = num_steps_of(settings, self.sampler)
         self.ready_shares = ready_shares(compute, self.replica.layout, settings)
         self.forward_parts = compute.forward_parts(self.replica.layout)
-        self.recorders = [MemoryRecorder(rank, settings.trace_steps) for rank in range(min(num_workers, SINGLE_WORKERS))]
+        self.recorders = [
+            MemoryRecorder(rank, settings.trace_steps) for rank in range(min(num_workers, SINGLE_WORKERS))
+        ]
         self._traced = settings.trace_steps != 0
         self.step, self.last_step = 0, -1
         self._sent = Sent()
@@ -90,7 +99,9 @@ class WorkerGroup:
         end_s = now_s + seconds
         if self.compute.timed:
             seed, pairs = self.settings.seed, zip(now_s.tolist(), seconds.tolist(), strict=True)
-            end_s = np.array([self.compute.finish_s(seed, rank, begin, took) for rank, (begin, took) in enumerate(pairs)])
+            end_s = np.array(
+                [self.compute.finish_s(seed, rank, begin, took) for rank, (begin, took) in enumerate(pairs)]
+            )
         self._draw(kind, "compute", now_s, end_s, self.step)
         return end_s
 
@@ -115,7 +126,9 @@ class WorkerGroup:
         """Apply one update for all workers. Return the time at which each has applied it."""
         gradient = request.gradient
         end_s = now_s + self.compute.update_s * gradient.flat.numel() / gradient.layout.numel
-        self._draw("apply", "compute", now_s, end_s, gradient.step if gradient.step >= 0 else self.step, bucket_of(gradient))
+        self._draw(
+            "apply", "compute", now_s, end_s, gradient.step if gradient.step >= 0 else self.step, bucket_of(gradient)
+        )
         staleness = self.replica.apply(gradient, request.lr_scale)
         self._staleness = staleness if self._staleness is None else max(staleness, self._staleness)
         return end_s
@@ -137,7 +150,9 @@ class WorkerGroup:
         step = value.step if isinstance(value, Gradient) and value.step >= 0 else self.step
         self._draw(kind, "comm", begin_s, np.full(self.num_workers, end_s), step, bucket_of(value), int(num_bytes))
 
-    def _draw(self, kind: str, lane: str, begin_s: Array, end_s: Array, step: int, bucket: int = -1, num_bytes: int = 0) -> None:
+    def _draw(
+        self, kind: str, lane: str, begin_s: Array, end_s: Array, step: int, bucket: int = -1, num_bytes: int = 0
+    ) -> None:
         if not self._traced or (self.settings.trace_steps is not None and step >= self.settings.trace_steps):
             return
         many = len(self.recorders)
@@ -149,7 +164,13 @@ class WorkerGroup:
         """Record the step, and evaluate if an evaluation is due."""
         step = self.last_step = end.step
         samples = self.sampler.samples_before(step + 1)
-        row: dict[str, Any] = {"step": step, "seconds": 0.0, "samples": samples, "bytes_sent": 0, "staleness": self._staleness}
+        row: dict[str, Any] = {
+            "step": step,
+            "seconds": 0.0,
+            "samples": samples,
+            "bytes_sent": 0,
+            "staleness": self._staleness,
+        }
         row = {**row, "loss": None, "num_samples": 0, "lr": None}
         if self._worker is not None:
             self._look_back(self._worker, step)
@@ -177,19 +198,30 @@ class WorkerGroup:
 
     def _joined(self) -> dict[str, Any]:
         """Return the bad gradients of all workers, for one row."""
-        words = {"skipped": "; ".join(f"rank {rank}: {row['skipped']}" for rank, row in enumerate(self._entries) if "skipped" in row)}
+        words = {
+            "skipped": "; ".join(
+                f"rank {rank}: {row['skipped']}" for rank, row in enumerate(self._entries) if "skipped" in row
+            )
+        }
         norms = [row["clipped"] for row in self._entries if "clipped" in row]
         return {**(words if words["skipped"] else {}), **({"clipped": max(norms)} if norms else {})}
 
     def _mean_loss(self, step: int) -> float | None:
         """Return the mean over all samples with a known loss."""
-        known = [(loss, self.sampler.share_size(step, rank)) for rank, loss in enumerate(self._losses) if loss is not None]
+        known = [
+            (loss, self.sampler.share_size(step, rank)) for rank, loss in enumerate(self._losses) if loss is not None
+        ]
         return sum(loss * number for loss, number in known) / sum(number for _, number in known) if known else None
 
     def evaluate(self, step: int, now_s: float) -> None:
         """Evaluate on the whole test set, in no virtual time."""
         if self._worker is not None and self._worker.can_evaluate:
-            row = {"step": step, "seconds": float(now_s), "samples": self.sampler.samples_before(step + 1), "bytes_sent": 0}
+            row = {
+                "step": step,
+                "seconds": float(now_s),
+                "samples": self.sampler.samples_before(step + 1),
+                "bytes_sent": 0,
+            }
             found = self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)
             self._add(0, {**row, "evaluation": found}, np.full(self.num_workers, now_s))
 
