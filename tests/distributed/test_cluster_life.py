@@ -257,7 +257,10 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
 
 
 def test_an_error_that_nobody_saw_is_told_to_who_attaches(cache: Path, runs: Path, no_process_left: None) -> None:
-    trouble = "if os.environ['RANK'] == '1' and os.getppid() and not os.path.exists(os.environ['WORKBENCH_RUNS'] + '/go'): raise KeyError('lost')"
+    trouble = (
+        "if os.environ['RANK'] == '1' and os.getppid() and not os.path.exists(os.environ['WORKBENCH_RUNS'] + '/go'): "
+        "raise KeyError('lost')"
+    )
     runs.mkdir()
     (runs / "go").touch()
     process, name = holder("detach()", trouble=trouble)

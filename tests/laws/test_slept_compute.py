@@ -179,5 +179,5 @@ def test_servers_do_not_sleep_for_an_update() -> None:
 
 
 def test_seconds_must_be_a_cost_model() -> None:
-    with pytest.raises(ConfigError, match="compute=0.1: give seconds, such as"):
+    with pytest.raises(ConfigError, match=r"compute=0.1: give seconds, such as"):
         Settings(steps=1, compute=0.1)  # type: ignore[arg-type]

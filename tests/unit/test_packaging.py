@@ -216,7 +216,8 @@ def test_a_type_checker_reads_the_types_of_the_wheel(installed: Path, tmp_path: 
         "found = Iterations(limit=1000.0, critical_workers=50.0)\nsteps: float = found(25)\n"
         'Iterations(limit="many", critical_workers=50.0)\nwords: str = found(25)\n'
     )
-    large = "[mypy-torch.*,numpy.*,scipy.*,plotly.*,mpi4py.*]\nfollow_imports = skip\n"  # minutes of checking that the program has no use for
+    # Checking these takes minutes, and the program does not use them.
+    large = "[mypy-torch.*,numpy.*,scipy.*,plotly.*,mpi4py.*]\nfollow_imports = skip\n"
     (tmp_path / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\n{large}")
     python = ("--python-executable", str(installed / "bin" / "python"))
     command = [sys.executable, "-m", "mypy", *python, "--cache-dir", str(tmp_path / "cache"), "program.py"]

@@ -28,8 +28,11 @@ def sum_run(
         traced: whether the run keeps its spans.
     """
     problem = Problem(
-        model=lambda: _vector(torch.zeros(numel)), loss=lambda *_: 0.0, train=range(10**6), whole_batch=True
-    )  # type: ignore[arg-type]
+        model=lambda: _vector(torch.zeros(numel)),
+        loss=lambda *_: torch.tensor(0.0),
+        train=range(10**6),
+        whole_batch=True,
+    )
     how: dict[str, Any] = {
         "timing_only": True,
         "detail": "messages",

@@ -47,9 +47,8 @@ class LocalTraining:
         self.batch_size = settings.batch_size or problem.batch_size
         self._served = algorithm.requires.servers
         self._data, self._test = data or (problem.train_data(), problem.test_data())
-        self.sampler = Sampler(
-            len(self._data), self.batch_size, algorithm.roles(num_workers).num_computing, settings.seed
-        )  # type: ignore[arg-type]
+        num_samples = len(self._data)  # type: ignore[arg-type]
+        self.sampler = Sampler(num_samples, self.batch_size, algorithm.roles(num_workers).num_computing, settings.seed)
         self.num_steps = num_steps_of(settings, self.sampler)
         self.replica = build_replica(algorithm, problem, settings, device)
         self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # the sampler may be replaced later

@@ -55,7 +55,8 @@ class MpiHandle(Handle):
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
-            reason = f"rank {self._status.Get_source()} sent with tag {self._status.Get_tag()} more than it had announced; the rest was cut off"
+            source, tag = self._status.Get_source(), self._status.Get_tag()
+            reason = f"rank {source} sent with tag {tag} more than it had announced; the rest was cut off"
             raise RankMismatch(
                 f"{reason}. Run one version of workbench, one algorithm and one model on all ranks"
             ) from error
