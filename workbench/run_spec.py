@@ -99,8 +99,8 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="seconds of forward_s, backward_s and update_s, such as --compute forward_s=0.03 --compute backward_s=0.07; "
-        "real ranks sleep for them; default: as long as it takes (simulated: measured)",
+        help="real ranks sleep for these seconds, such as --compute forward_s=0.03 --compute backward_s=0.07 (and update_s); "
+        "simulated: default is measured seconds",
     )
     add("--network", help="simulated: the network; ethernet-10g by default")
     add(
@@ -108,7 +108,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DISTRIBUTION",
-        help="simulated, or with --compute: factor of the compute times, such as lognormal:0.3; several are multiplied",
+        help="with --compute, or simulated: factor of the compute times, such as lognormal:0.3; several are multiplied",
     )
     add("--timing-only", action="store_true", help="simulated: only times, without gradients")
     add(
@@ -162,8 +162,6 @@ def check_train(arguments: Sequence[str]) -> None:
     algorithm.check(options.workers)
     if options.network:
         costs.get(options.network)
-    for distribution in options.stragglers:
-        costs.stragglers.get(distribution)
 
 
 def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
@@ -196,8 +194,6 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
     simulated_only = options.network or options.timing_only or options.detail != "auto"
     if options.runtime != "simulated" and simulated_only:
         raise ConfigError("--network, --timing-only and --detail are for simulated workers: add --runtime simulated")
-    if options.runtime != "simulated" and options.stragglers and not options.compute:
-        raise ConfigError("--stragglers multiplies compute times: give them by --compute, or add --runtime simulated")
     return here, algorithm, problem, settings
 
 
@@ -214,23 +210,35 @@ def _settings(options: argparse.Namespace) -> Any:
     safe = "on_failure on_bad_gradient max_grad_norm divergence_ratio checkpoint_every keep_checkpoints"
     names = [*plain.split(), *safe.split()]
     values = {name: getattr(options, name) for name in names if name != "trace_steps" or hasattr(options, name)}
-    compute = None if options.runtime == "simulated" else _compute(options)
+    compute = compute_of(options.compute, options.stragglers, measured=options.runtime == "simulated")
     return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options), compute=compute)
 
 
-def _compute(options: argparse.Namespace) -> Any:
-    """Return the `costs.Compute` that the options give, with its stragglers; None without one."""
+def compute_of(seconds: Sequence[str], stragglers: Sequence[str], *, measured: bool = False) -> Any:
+    """Return the `costs.Compute` of `--compute` and `--stragglers`; None without seconds.
+
+    Args:
+        seconds: such as "forward_s=0.03".
+        stragglers: distributions, such as "lognormal:0.3".
+        measured: whether seconds that are left out are measured.
+
+    Raises:
+        ConfigError: a name or a value is not valid, or stragglers have no seconds to multiply.
+    """
     from workbench import costs
 
-    arguments = parse_pairs(options.compute, "--compute")
+    arguments = parse_pairs(seconds, "--compute")
+    distributions = tuple(costs.stragglers.get(name) for name in stragglers)
     if not arguments:
+        if distributions and not measured:
+            raise ConfigError(
+                "stragglers multiply the seconds of compute: give these too, such as --compute backward_s=0.07, or simulate"
+            )
         return None
     if "stragglers" in arguments:
         raise ConfigError("--compute stragglers=...: give them by --stragglers, such as --stragglers lognormal:0.3")
-    stragglers = tuple(costs.stragglers.get(name) for name in options.stragglers)
-    return call_checked(
-        "--compute", costs.Compute, {"forward_s": 0.0, "backward_s": 0.0, **arguments, "stragglers": stragglers}
-    )
+    given = {"forward_s": 0.0, "backward_s": 0.0, **arguments, "stragglers": distributions}
+    return call_checked("--compute", costs.Compute, given)
 
 
 def _optimizer(options: argparse.Namespace) -> Any:
@@ -269,7 +277,7 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
     if options.resume:
         raise ConfigError("--resume is for real ranks: repeat a simulated run from its seed")
     network = costs.get(options.network or "ethernet-10g")
-    compute = _compute(options)
+    compute, settings = settings.compute, replace(settings, compute=None)
     if compute is None:
         distributions = tuple(costs.stragglers.get(name) for name in options.stragglers)
         threads = settings.threads or 1

@@ -91,10 +91,10 @@ class Settings:
             continues; None: only the checkpoint of a stop.
         keep_checkpoints: number of newest checkpoints to keep.
         compute: seconds of each rank's forward, backward and update, such as
-            `costs.Compute(forward_s=0.03, backward_s=0.07, stragglers=costs.Lognormal(sigma=0.3))`. Real ranks compute the
-            gradient and sleep for the rest of these seconds, so that many ranks can share few cores. Stragglers are those
-            of the simulator at the same seed; those that depend on the clock count evaluations and pauses as time. None: a
-            rank computes as long as it takes.
+            `costs.Compute(forward_s=0.03, backward_s=0.07, stragglers=costs.Lognormal(sigma=0.3))`. Real ranks compute
+            the gradient and sleep for the rest of these seconds, so that many ranks can share few cores. At the same
+            seed, the stragglers are those of a simulation. Stragglers that depend on the clock count evaluations and
+            pauses as time. None: a rank computes as long as it takes.
     """
 
     epochs: int | None = None

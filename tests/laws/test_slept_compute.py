@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.laws import tiny
-from workbench.algorithms import AsyncSGD, LayerwiseSGD
+from workbench.algorithms import LayerwiseSGD
 from workbench.costs import (
     Bimodal,
     Compute,
@@ -22,10 +22,11 @@ from workbench.costs import (
     Uniform,
 )
 from workbench.errors import ConfigError
-from workbench.replica.backward import Micro
 from workbench.replica.local_training import LocalTraining
-from workbench.runtimes.execution.slept_compute import SleptCompute, SleptPass
+from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute, SleptPass, gather_late_passes
+from workbench.runtimes.liveness.membership import LEFT_TEXT
 from workbench.runtimes.simulator.pass_times import PassTimes
+from workbench.runtimes.transport.base import SoloTransport
 from workbench.settings import Settings
 
 NUM_RANKS = 4
@@ -76,8 +77,7 @@ def slept(training: LocalTraining) -> SleptCompute:
 
 
 def begin(found: SleptCompute, step: int, num_samples: list[int], asked: Any, *, in_parts: bool = False) -> SleptPass:
-    micros = [Micro(torch.empty, 0.0, number) for number in num_samples]
-    return found.begin_pass(step, micros, BEGIN_S, asked, in_parts=in_parts)
+    return SleptPass(found, step, num_samples, BEGIN_S, asked, in_parts=in_parts)
 
 
 @pytest.mark.parametrize("compute", COMPUTES, ids=str)
@@ -160,22 +160,47 @@ def test_no_bucket_leaves_early_if_the_whole_norm_is_checked() -> None:
 
 def test_late_passes_are_counted_after_the_first() -> None:
     found = slept(worker(0, PLAIN))
-    for late_s in (
-        5.0,
-        0.0,
-        0.009,
-        0.5,
-        0.3,
-    ):  # the first is the warm-up, and 9 ms are less than a hundredth of the pass
-        found.count(late_s, 1.0)
+    for late_s in (5.0, 0.0, 0.009, 0.5, 0.3):  # a warm-up, two in time (9 ms are under a hundredth), two late
+        found.end_pass(late_s)
     assert (found.late.num_passes, found.late.num_late, found.late.seconds) == (4, 2, pytest.approx(0.8))
     assert found.late.loud and "in 50 % of the steps (by 4e+02 ms)" in found.late.note
 
 
-def test_servers_do_not_sleep_for_an_update() -> None:
-    settings = Settings(steps=1, compute=replace(PLAIN, update_s=0.1))
-    with pytest.raises(ConfigError, match="servers, which do not sleep"):
-        LocalTraining(AsyncSGD(), tiny.problem(), settings, 0, 2, torch.device("cpu"))
+def test_an_update_ends_after_its_share_of_the_seconds() -> None:
+    training, asked = worker(0, replace(PLAIN, update_s=0.1)), Asked()
+    numel = training.replica.layout.numel
+    slept(training).end_update(numel // 2, BEGIN_S, asked, server=False)  # type: ignore[arg-type]
+    assert asked.until_s == pytest.approx([BEGIN_S + 0.1 * (numel // 2) / numel])
+
+
+class Delayed(Asked):
+    """A rank that always comes 8 ms too late."""
+
+    def until(self, end_s: float) -> float:
+        return 0.008
+
+
+def test_late_updates_count_with_the_next_pass_and_those_of_a_server_alone() -> None:
+    found, delayed = slept(worker(0, PLAIN)), Delayed()
+    found.end_pass(0.0)  # the warm-up
+    found.end_update(1, BEGIN_S, delayed, server=False)  # type: ignore[arg-type]
+    found.end_update(1, BEGIN_S, delayed, server=False)  # type: ignore[arg-type]
+    found.end_pass(0.0)
+    found.end_pass(0.0)
+    found.end_update(1, BEGIN_S, delayed, server=True)  # type: ignore[arg-type]
+    assert (found.late.num_passes, found.late.num_late, found.late.seconds) == (3, 1, pytest.approx(0.016))
+
+
+class ThreeRanks(SoloTransport):
+    """Gathers from two more ranks, of which one has left."""
+
+    def gather_texts(self, text: str, deadline: Any) -> list[str]:
+        return [text, LEFT_TEXT, "[100, 7, 0.5]"]
+
+
+def test_late_passes_are_those_of_all_ranks_that_have_not_left() -> None:
+    late = LatePasses(num_passes=100, num_late=1, seconds=0.25)
+    assert gather_late_passes(late, ThreeRanks(), None) == LatePasses(num_passes=200, num_late=8, seconds=0.75)  # type: ignore[arg-type]
 
 
 def test_seconds_must_be_a_cost_model() -> None:

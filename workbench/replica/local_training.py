@@ -21,7 +21,8 @@ from workbench.replica.optimizer_step import uncompiled
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.replica.server_copy import ServerCopy
 from workbench.rng import derive_seed
-from workbench.settings import Settings, describe
+from workbench.settings import ComputeTimes, Settings, describe
+from workbench.trace.kinds import SLEPT_LANE
 
 EVALUATION_BATCH = 256
 
@@ -272,11 +273,6 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
 
 def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
     """Refuse settings that an algorithm with servers cannot honour."""
-    if algorithm.requires.servers and settings.compute is not None and settings.compute.update_s > 0:
-        raise ConfigError(
-            f"compute has update_s={settings.compute.update_s:g}, and the updates of this algorithm are made by servers, which do not "
-            "sleep: use update_s=0"
-        )
     if algorithm.requires.servers and settings.clip_norm is not None:
         raise ConfigError(
             "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own clip_norm if it has one"
@@ -343,13 +339,13 @@ def run_info(
         "num_workers": num_workers,
         "settings": settings.as_record(),
         "versions": {"torch": torch.__version__ + ""},
-        "notes": [*filter(None, [problem.note]), *slept_note(settings)],
+        "notes": [*filter(None, [problem.note]), *slept_note(settings.compute)],
     }
 
 
-def slept_note(settings: Settings) -> list[str]:
-    """Return a note if ranks sleep for their compute."""
-    return [] if settings.compute is None else [f"compute (slept): {settings.compute}"]
+def slept_note(compute: ComputeTimes | None) -> list[str]:
+    """Return a note for the run's record if ranks sleep for their compute."""
+    return [] if compute is None else [f"{SLEPT_LANE}: {compute}"]
 
 
 def trace_note(settings: Settings, num_steps: int) -> list[str]:

@@ -230,7 +230,8 @@ class Interpreter:
             micros = self._minibatch(request.step)
             if self.slept is not None:
                 in_parts = request.before_forward is not None
-                slept = self.slept.begin_pass(request.step, micros, since, self._sleep(tick), in_parts=in_parts)
+                num_samples = [micro.num_samples for micro in micros]
+                slept = SleptPass(self.slept, request.step, num_samples, since, self._sleep(tick), in_parts=in_parts)
             gradient, self.loss = self.replica.backward(request.step, micros, hooks)
         finally:
             self.clock.activity = ""
@@ -238,6 +239,11 @@ class Interpreter:
 
     def _sleep(self, tick: Callable[[], object]) -> Sleep:
         return Sleep(self.clock, tick if self._background.ticks else None)
+
+    def _end_update(self, gradient: Gradient, begin: float, task: int, *, server: bool = False) -> None:
+        if self.slept is not None:
+            sleep = self._sleep(self._background.tick) if task == 0 else Sleep(self.clock, None)
+            self.slept.end_update(gradient.flat.numel(), begin, sleep, server=server)
 
     def _is_elsewhere(self) -> bool:
         """Return True on a thread that may not call the library: on a GPU autograd calls hooks from its own thread."""
@@ -257,12 +263,10 @@ class Interpreter:
         if task == 0:
             self.clock.activity = "in the update"
         staleness = self.replica.apply(gradient, lr_scale, local=local)
+        self._end_update(gradient, begin, task)
         if task == 0:
             self.clock.activity = ""
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
-        if self.slept is not None:
-            tick = self._background.tick if task == 0 else lambda: None
-            self._sleep(tick).until(begin + self.slept.update_s(gradient.flat.numel()))
         self.recorder.span(
             "apply", self.clock.compute_lane, begin, self.clock.now(), gradient.step, bucket_of(gradient)
         )
@@ -274,6 +278,7 @@ class Interpreter:
         if task == 0:
             self.clock.activity = "in the update"
         server_copy.apply(gradient, request.lr_scale)
+        self._end_update(gradient, begin, task, server=True)
         if task == 0:
             self.clock.activity = ""
         update = max(server_copy.updates) if gradient.bucket is None else server_copy.updates[gradient.bucket]

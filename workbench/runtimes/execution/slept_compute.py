@@ -1,8 +1,8 @@
 """Slept compute: on real ranks, forward, backward and update take the seconds of a cost model.
 
-The gradient is real, of a model that is small enough. When it is there, the rank sleeps until the modelled pass would be there. So
-many ranks share few cores, and messages and clocks are real. A bucket leaves at its share of backward, as in the simulator, and the
-same seed gives each rank the same seconds in each step.
+The gradient is real, of a model that is small enough. A rank computes it, then sleeps until the modelled pass would end. So many
+ranks can share few cores, and messages and clocks are real. A bucket leaves at its share of backward, as in the simulator. The same
+seed gives each rank the seconds of the simulated worker in each step.
 
 Communication in the foreground interrupts the pass: what is left of it begins after the call.
 
@@ -11,6 +11,7 @@ Communication in the foreground interrupts the pass: what is left of it begins a
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,37 +19,32 @@ from typing import final
 
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
-from workbench.replica.backward import Micro
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.execution.endpoint import RankClock
-from workbench.runtimes.liveness.deadline import CHECK_S
+from workbench.runtimes.liveness.deadline import CHECK_S, Deadline
+from workbench.runtimes.liveness.membership import LEFT_TEXT
+from workbench.runtimes.transport.base import Transport
 from workbench.settings import ComputeTimes
 
 POLL_S = 1e-3  # between two polls of communication that no thread drives
-TOLERANCE = 0.01  # of a pass: a rank that comes later than this is late
+TOLERANCE = 0.01  # of the seconds of a step without stragglers: a pass that comes later than this is late
 LOUD_SHARE = 0.01  # of the passes: with more late ones, the run warns
 
 
 @final
 @dataclass(slots=True)
 class LatePasses:
-    """The passes of a rank whose real compute took longer than the slept time. A rank's first pass, its warm-up, does not count.
+    """The passes whose real compute took longer than the slept time. A rank's first pass, its warm-up, does not count.
 
     Attributes:
-        num_passes: all passes.
-        num_late: passes in which forward, backward or a bucket came too late.
-        seconds: sum of the largest delay of each late pass.
+        num_passes: all passes, and the updates of a server.
+        num_late: those that came too late.
+        seconds: sum of their delays.
     """
 
     num_passes: int = 0
     num_late: int = 0
     seconds: float = 0.0
-
-    def add(self, other: LatePasses) -> None:
-        """Add the passes of another rank."""
-        self.num_passes += other.num_passes
-        self.num_late += other.num_late
-        self.seconds += other.seconds
 
     @property
     def loud(self) -> bool:
@@ -71,6 +67,13 @@ class LatePasses:
         )
 
 
+def gather_late_passes(late: LatePasses, transport: Transport, deadline: Deadline) -> LatePasses:
+    """Return the late passes of all ranks that have not left. They all call it."""
+    texts = transport.gather_texts(json.dumps([late.num_passes, late.num_late, late.seconds]), deadline)
+    counts = [json.loads(text) for text in texts if text != LEFT_TEXT]
+    return LatePasses(*map(sum, zip(*counts, strict=True)))
+
+
 @final
 class SleptCompute:
     """The compute of one rank.
@@ -84,6 +87,7 @@ class SleptCompute:
         whole: no bucket leaves before the end of backward.
 
     Attributes:
+        compute, seed: as given.
         late: passes that took longer.
     """
 
@@ -102,13 +106,14 @@ class SleptCompute:
                 "compute= sleeps on ranks that compute on a CPU, and this one has a GPU: leave compute out, or hide the GPU"
             )
         self.late = LatePasses()
-        self._compute, self._seed, self._rank = compute, seed, rank
+        self.compute, self.seed, self._rank = compute, seed, rank
         self._share_of_batch = share_of_batch
         self._numel = layout.numel
+        self._updates_late_s = 0.0  # since the last pass
         shares = compute.ready_shares(layout)
         self.ready_shares = (1.0,) * len(shares) if whole else shares
         self.forward_parts = compute.forward_parts(layout)
-        self._warm = False
+        self._is_warm = False
 
     @classmethod
     def of(cls, worker: LocalTraining, rank: int) -> SleptCompute | None:
@@ -126,45 +131,41 @@ class SleptCompute:
 
     def seconds(self, step: int) -> tuple[float, float]:
         """Return (forward, backward) seconds of a step, with stragglers that do not depend on the clock."""
-        compute = self._compute
-        slowness = float(compute.factors(self._seed, step, self._rank + 1)[self._rank])
+        compute = self.compute
+        slowness = float(compute.factors(self.seed, step, self._rank + 1)[self._rank])
         slowness *= float(compute.time_share(self._share_of_batch(step)))
         return compute.forward_s * slowness, compute.backward_s * slowness
 
-    def update_s(self, numel: int) -> float:
-        """Return the seconds of an update of `numel` elements of the gradient."""
-        return self._compute.update_s * numel / self._numel
-
     def finish_s(self, begin_s: float, seconds: float) -> float:
         """Return when work of `seconds` ends that begins at `begin_s` on the rank's clock."""
-        return self._compute.finish_s(self._seed, self._rank, begin_s, seconds)
+        return self.compute.finish_s(self.seed, self._rank, begin_s, seconds)
 
-    def begin_pass(
-        self, step: int, micros: Sequence[Micro], begin_s: float, sleep: Sleep, *, in_parts: bool
-    ) -> SleptPass:
-        """Begin a forward and backward pass.
+    def end_update(self, numel: int, begin_s: float, sleep: Sleep, *, server: bool) -> None:
+        """Sleep until an update of `numel` elements of the gradient ends. Its delay counts with that of the next pass."""
+        late_s = sleep.until(begin_s + self.compute.update_s * numel / self._numel)
+        if server:
+            self._count(late_s)
+        else:
+            self._updates_late_s += late_s
 
-        Args:
-            in_parts: whether parts of the forward pass wait for updates.
-        """
-        return SleptPass(self, step, [micro.num_samples for micro in micros], begin_s, sleep, in_parts=in_parts)
+    def end_pass(self, late_s: float) -> None:
+        """Count a pass that came `late_s` too late, and the updates before it."""
+        self._count(late_s + self._updates_late_s)
+        self._updates_late_s = 0.0
 
-    def count(self, late_s: float, seconds: float) -> None:
-        """Count a pass of `seconds` that came `late_s` too late at most."""
-        if not self._warm:
-            self._warm = True
+    def _count(self, late_s: float) -> None:
+        if not self._is_warm:
+            self._is_warm = True
             return
         self.late.num_passes += 1
-        if late_s > TOLERANCE * seconds:
+        if late_s > TOLERANCE * (self.compute.forward_s + self.compute.backward_s + self.compute.update_s):
             self.late.num_late += 1
             self.late.seconds += late_s
 
 
 @final
 class Sleep:
-    """Sleeps until a time on the rank's clock.
-
-    It looks for failed peers meanwhile.
+    """Sleeps until a time on the rank's clock, and looks for failed peers meanwhile.
 
     Args:
         poll: called meanwhile, if no thread drives the communication.
@@ -192,6 +193,7 @@ class SleptPass:
 
     Args:
         num_samples: of each micro-batch; none if the rank has no samples in this step.
+        in_parts: whether parts of the forward pass wait for updates.
     """
 
     def __init__(
@@ -222,7 +224,7 @@ class SleptPass:
         elif phase == "backward" and self._shares:
             self._begin(self._backward_s * self._shares[self._micro])
         elif not phase and self._shares:
-            self._slept.count(self._late_s, self._forward_s + self._backward_s)
+            self._slept.end_pass(self._late_s)
 
     def end_forward_part(self) -> None:
         """End the part of forward before one that uses another bucket's parameters."""

@@ -6,7 +6,6 @@ instructions.
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from contextlib import closing
@@ -53,8 +52,8 @@ from workbench.runtimes.elastic.admission import JoinState, admit
 from workbench.runtimes.elastic.grow import admit_waiting, join_refusal
 from workbench.runtimes.elastic.shrink import FAILURES, Shrinker
 from workbench.runtimes.execution.interpreter import Interpreter
-from workbench.runtimes.execution.slept_compute import LatePasses
-from workbench.runtimes.liveness.membership import LEFT_TEXT, require_all
+from workbench.runtimes.execution.slept_compute import gather_late_passes
+from workbench.runtimes.liveness.membership import require_all
 from workbench.runtimes.rank.async_evaluations import AsyncEvaluations
 from workbench.runtimes.rank.consistency import share_tensors
 from workbench.runtimes.transport.base import Deadline, offset_to_rank0
@@ -396,17 +395,12 @@ class TrainingLoop:
         slept = self._interpreter.slept
         if slept is None:
             return
-        late = slept.late
-        deadline = self._interpreter.clock.deadline("all ranks to say how long their compute took")
-        texts = self._transport.gather_texts(json.dumps([late.num_passes, late.num_late, late.seconds]), deadline)
-        total = LatePasses()
-        for text in texts:
-            if text != LEFT_TEXT:
-                total.add(LatePasses(*json.loads(text)))
-        if self._transport.rank == 0 and total.note:
-            update_run(self._folder, notes=[*read_info(self._folder).get("notes", ()), total.note])
-            if total.loud:
-                warnings.warn(total.note, RuntimeWarning, stacklevel=2)
+        deadline = self._interpreter.clock.deadline("all ranks to report how long their compute took")
+        late = gather_late_passes(slept.late, self._transport, deadline)
+        if self._transport.rank == 0 and late.note:
+            update_run(self._folder, notes=[*read_info(self._folder).get("notes", ()), late.note])
+            if late.loud:
+                warnings.warn(late.note, RuntimeWarning, stacklevel=2)
 
     def _write_result(self, last: int, seconds: float, *, stopped: bool) -> None:
         if self._transport.rank != 0:

@@ -27,6 +27,7 @@ from workbench.ops import EndStep, State, Ticket
 from workbench.program import Algorithm, Context, Replicas, leaves, lower, map_leaves
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard
+from workbench.replica.local_training import slept_note
 from workbench.runtimes.checkpoint.files import rank_file_path, remove_old_rank_files, write_rank_file
 from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
 from workbench.runtimes.checkpoint.reader import brief_error, save_rank_file
@@ -34,8 +35,7 @@ from workbench.runtimes.checkpoint.replicated import is_replicated, without_repl
 from workbench.runtimes.checkpoint.restore import restore_state
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.rank.consistency import share_tensors
-from workbench.settings import ComputeTimes, describe
-from workbench.trace.kinds import SLEPT_LANE
+from workbench.settings import describe
 from workbench.trace.processes import when_begun
 from workbench.trace.recorder import FileRecorder, NullRecorder, Recorder
 from workbench.trace.store import new_run
@@ -221,10 +221,7 @@ class LoopCheckpoints:
 
 
 def open_record(
-    algorithm: Algorithm,
-    optimizer: torch.optim.Optimizer,
-    interpreter: Interpreter,
-    compute: ComputeTimes | None = None,
+    algorithm: Algorithm, optimizer: torch.optim.Optimizer, interpreter: Interpreter
 ) -> tuple[Path, Recorder]:
     """Make a run's folder and this rank's recorder in it, which the interpreter uses from then on.
 
@@ -232,14 +229,14 @@ def open_record(
     """
     transport, name = interpreter.transport, ""
     if transport.rank == 0:
-        info: dict[str, Any] = (
-            {"settings": {"compute": repr(compute)}, "notes": [f"{SLEPT_LANE}: {compute}"]} if compute else {}
-        )
-        info |= {
+        info: dict[str, Any] = {
             "clock": "wall",
             "method": {"name": type(algorithm).__name__, "settings": {}},
             "num_workers": transport.num_workers,
         }
+        if (slept := interpreter.slept) is not None:
+            settings = {"compute": repr(slept.compute), "seed": slept.seed}
+            info |= {"settings": settings, "notes": slept_note(slept.compute)}
         model = describe(type(interpreter.replica.model))
         problem = {"name": f"trainer-{model}", "note": "", "optimizer": type(optimizer).__name__}
         name = str(new_run({**info, "problem": problem, "runtime": transport.library, "status": "running"}))
