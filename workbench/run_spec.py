@@ -17,7 +17,7 @@ from workbench.errors import ConfigError
 from workbench.naming import call_checked, parse_pairs, unknown
 
 LAUNCHERS = {"torch": "torchrun", "mpi": "mpiexec"}
-OPTION_GROUPS = ("set", "option", "optimizer_set")  # those that take NAME=VALUE
+OPTION_GROUPS = ("set", "option", "optimizer_set", "compute")  # those that take NAME=VALUE
 
 
 def add_train_options(train: argparse.ArgumentParser) -> None:
@@ -94,13 +94,21 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         help="record the timeline of the first N steps, or `all` (default 2000)",
         metavar="N",
     )
+    add(
+        "--compute",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="real ranks sleep for these seconds, such as --compute forward_s=0.03 --compute backward_s=0.07 (and update_s); "
+        "simulated: default is measured seconds",
+    )
     add("--network", help="simulated: the network; ethernet-10g by default")
     add(
         "--stragglers",
         action="append",
         default=[],
         metavar="DISTRIBUTION",
-        help="simulated: factor of the compute times, such as lognormal:0.3; several are multiplied",
+        help="with --compute, or simulated: factor of the compute times, such as lognormal:0.3; several are multiplied",
     )
     add("--timing-only", action="store_true", help="simulated: only times, without gradients")
     add(
@@ -154,8 +162,6 @@ def check_train(arguments: Sequence[str]) -> None:
     algorithm.check(options.workers)
     if options.network:
         costs.get(options.network)
-    for distribution in options.stragglers:
-        costs.stragglers.get(distribution)
 
 
 def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
@@ -185,11 +191,9 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
         raise ConfigError(
             "--checkpoint-every, --on-failure and --replace are for real ranks: repeat a simulated run from its seed"
         )
-    simulated_only = options.network or options.timing_only or options.stragglers or options.detail != "auto"
+    simulated_only = options.network or options.timing_only or options.detail != "auto"
     if options.runtime != "simulated" and simulated_only:
-        raise ConfigError(
-            "--network, --stragglers, --timing-only and --detail are for simulated workers: add --runtime simulated"
-        )
+        raise ConfigError("--network, --timing-only and --detail are for simulated workers: add --runtime simulated")
     return here, algorithm, problem, settings
 
 
@@ -206,7 +210,35 @@ def _settings(options: argparse.Namespace) -> Any:
     safe = "on_failure on_bad_gradient max_grad_norm divergence_ratio checkpoint_every keep_checkpoints"
     names = [*plain.split(), *safe.split()]
     values = {name: getattr(options, name) for name in names if name != "trace_steps" or hasattr(options, name)}
-    return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options))
+    compute = compute_of(options.compute, options.stragglers, measured=options.runtime == "simulated")
+    return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options), compute=compute)
+
+
+def compute_of(seconds: Sequence[str], stragglers: Sequence[str], *, measured: bool = False) -> Any:
+    """Return the `costs.Compute` of `--compute` and `--stragglers`; None without seconds.
+
+    Args:
+        seconds: such as "forward_s=0.03".
+        stragglers: distributions, such as "lognormal:0.3".
+        measured: whether seconds that are left out are measured.
+
+    Raises:
+        ConfigError: a name or a value is not valid, or stragglers have no seconds to multiply.
+    """
+    from workbench import costs
+
+    arguments = parse_pairs(seconds, "--compute")
+    distributions = tuple(costs.stragglers.get(name) for name in stragglers)
+    if not arguments:
+        if distributions and not measured:
+            raise ConfigError(
+                "stragglers multiply the seconds of compute: give these too, such as --compute backward_s=0.07, or simulate"
+            )
+        return None
+    if "stragglers" in arguments:
+        raise ConfigError("--compute stragglers=...: give them by --stragglers, such as --stragglers lognormal:0.3")
+    given = {"forward_s": 0.0, "backward_s": 0.0, **arguments, "stragglers": distributions}
+    return call_checked("--compute", costs.Compute, given)
 
 
 def _optimizer(options: argparse.Namespace) -> Any:
@@ -245,10 +277,12 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
     if options.resume:
         raise ConfigError("--resume is for real ranks: repeat a simulated run from its seed")
     network = costs.get(options.network or "ethernet-10g")
-    distributions = tuple(costs.stragglers.get(name) for name in options.stragglers)
-    threads = settings.threads or 1
-    compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=threads)
-    compute = replace(compute, stragglers=distributions)
+    compute, settings = settings.compute, replace(settings, compute=None)
+    if compute is None:
+        distributions = tuple(costs.stragglers.get(name) for name in options.stragglers)
+        threads = settings.threads or 1
+        compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=threads)
+        compute = replace(compute, stragglers=distributions)
     folder = new_run(run_info(algorithm, problem, settings, "simulated", options.workers))
     try:
         run = run_simulation(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from sys import float_info
-from typing import Any, Literal, final
+from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import torch
 from torch import nn
 
 from workbench.errors import ConfigError
+from workbench.gradients import Layout
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -19,6 +20,35 @@ ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRS
 TRACE_STEPS = 2_000  # default number of traced steps: 0.8 to 7 MB a rank on digits
 BAD_GRADIENT = ("stop", "skip", "clip", "ignore")
 PROGRESS = ("auto", "blocking", "tests", "thread", "library")
+
+
+@runtime_checkable
+class ComputeTimes(Protocol):
+    """The seconds of a rank's compute: `costs.Compute`, which lies above this module."""
+
+    @property
+    def forward_s(self) -> float: ...
+
+    @property
+    def backward_s(self) -> float: ...
+
+    @property
+    def update_s(self) -> float: ...
+
+    def factors(self, seed: int, step: int, num_workers: int) -> Any:
+        """Each worker's slowdown in this step, shape (num_workers,)."""
+
+    def time_share(self, share_of_batch: float) -> float:
+        """The share of the seconds that a share of a full minibatch takes."""
+
+    def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float) -> float:
+        """When work ends that begins at `begin_s`."""
+
+    def ready_shares(self, layout: Layout) -> tuple[float, ...]:
+        """The share of backward after which each bucket is final."""
+
+    def forward_parts(self, layout: Layout) -> tuple[float, ...]:
+        """The share of forward in which each bucket is used."""
 
 
 @final
@@ -61,6 +91,11 @@ class Settings:
         checkpoint_every: steps between checkpoints that are written during training. A run that crashed continues
             from the newest. None: a checkpoint is written only when the run is stopped.
         keep_checkpoints: number of newest checkpoints to keep.
+        compute: seconds of each rank's forward, backward and update, such as
+            `costs.Compute(forward_s=0.03, backward_s=0.07, stragglers=costs.Lognormal(sigma=0.3))`. Real ranks compute
+            the gradient and sleep for the rest of these seconds, so that many ranks can share few cores. At the same
+            seed, the stragglers are those of a simulation. Stragglers that depend on the clock count evaluations and
+            pauses as time. None: a rank computes as long as it takes.
     """
 
     epochs: int | None = None
@@ -86,6 +121,7 @@ class Settings:
     threads: int | None = None
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
+    compute: ComputeTimes | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -123,6 +159,10 @@ class Settings:
         if self.divergence_ratio is not None and self.divergence_ratio <= 1:
             raise ConfigError(
                 f"divergence_ratio={self.divergence_ratio!r}: give a factor of a rank's first loss, above 1, such as 10"
+            )
+        if self.compute is not None and not isinstance(self.compute, ComputeTimes):
+            raise ConfigError(
+                f"compute={self.compute!r}: give seconds, such as costs.Compute(forward_s=0.03, backward_s=0.07)"
             )
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")

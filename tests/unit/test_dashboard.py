@@ -19,6 +19,7 @@ from workbench.dashboard.board import SIMULATED, Dashboard
 from workbench.dashboard.form import AlgorithmForm
 from workbench.dashboard.session import Choice, Entry, Session
 from workbench.errors import ConfigError
+from workbench.run_spec import compute_of
 
 pytestmark = pytest.mark.notebooks
 
@@ -287,6 +288,28 @@ def test_a_training_that_fails_is_one_line_and_the_next_one_clears_it() -> None:
     assert board._line.value == ""
     until(lambda: not board._ticker.is_alive(), "it ends")
     assert board._line.value == "" and len(board.runs) == 1
+    board.close()
+
+
+def test_seconds_of_compute_are_given_to_the_ranks_and_to_a_simulation() -> None:
+    cluster = FakeCluster()
+    board = Dashboard(cluster)
+    board._compute.value, board._stragglers.value = "forward_s=0.03 backward_s=0.07", "lognormal:0.3 uniform:0.5,2"
+    compute = compute_of(["forward_s=0.03", "backward_s=0.07"], ["lognormal:0.3", "uniform:0.5,2"])
+    assert board._choice().settings["compute"] == compute
+    board._where.value, board._workers.value, board._network.value = SIMULATED, 2, "free"
+    board._problem.value, board._unit.value = "digits-softmax", "steps"
+    board._start.click()
+    until(lambda: board._ticker is not None and not board._ticker.is_alive(), "it ends")
+    forward = board.runs[0].spans.select(kinds=["forward"], ranks=[0], steps=slice(0, 1)).table
+    factor = compute.factors(0, 0, 2)[0]
+    assert float((forward["end_s"] - forward["start_s"])[0]) == pytest.approx(0.03 * factor)
+    board._compute.value = ""
+    board._start.click()
+    assert "stragglers multiply the seconds of compute" in board._line.value
+    board._compute.value = "forward_s"
+    board._start.click()
+    assert "write it as name=value" in board._line.value
     board.close()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.analysis.overlap import Floats, Steps, step_windows
-from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.analysis.table import Column, Table, percent, seconds, slept_words
 from workbench.trace.kinds import CODES, COMPUTE_KINDS, KINDS
 from workbench.trace.links import COLLECTIVES, meetings
 from workbench.trace.spans import Spans, step_bounds
@@ -40,6 +40,7 @@ class CriticalPath:
         kind: what runs there, an index into `KINDS`; -1 if nothing was recorded.
         start_s, end_s: the critical interval, on rank 0's clock.
         span: place in the table of spans; -1 if nothing was recorded.
+        slept: whether the ranks slept for their compute.
     """
 
     step: Steps
@@ -48,6 +49,7 @@ class CriticalPath:
     start_s: Floats
     end_s: Floats
     span: Steps
+    slept: bool = False
 
     @property
     def steps(self) -> list[int]:
@@ -70,7 +72,7 @@ class CriticalPath:
         """Return the pieces of some steps."""
         first, last = step_bounds(steps)
         keep = (self.step >= first) & (self.step < last)
-        return CriticalPath(**{name: getattr(self, name)[keep] for name in self.__slots__})
+        return CriticalPath(**{name: getattr(self, name)[keep] for name in ARRAYS}, slept=self.slept)
 
     def per_step(self) -> dict[int, dict[str, float]]:
         """Return step -> kind -> seconds of its path."""
@@ -111,9 +113,8 @@ class CriticalPath:
                 }
             )
         rows.sort(key=lambda row: -row["step_s"])
-        return Table(
-            rows, COLUMNS, caption=f"Critical path of {num_steps if self.steps else 0} steps{self._range()} (mean)"
-        )
+        caption = f"Critical path of {num_steps if self.steps else 0} steps{self._range()} (mean)"
+        return Table(rows, COLUMNS, caption=caption + slept_words(slept=self.slept))
 
     def _range(self) -> str:
         steps = self.steps
@@ -128,6 +129,7 @@ class CriticalPath:
     __repr__ = __str__
 
 
+ARRAYS = ("step", "rank", "kind", "start_s", "end_s", "span")
 COLUMNS = (
     Column("kind", "what", lambda kind: str(kind).replace("_", "-")),
     Column("step_s", "a step", seconds),
@@ -160,7 +162,7 @@ def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int]
     step, rank, kind, start_s, end_s, span = columns
     whole = (column.astype(np.int64) for column in (step, rank, kind, span))
     names = ("step", "rank", "kind", "span")
-    return CriticalPath(start_s=start_s, end_s=end_s, **dict(zip(names, whole, strict=True)))
+    return CriticalPath(start_s=start_s, end_s=end_s, **dict(zip(names, whole, strict=True)), slept=spans.slept)
 
 
 def _last_ends(spans: Spans) -> dict[int, tuple[int, float, float]]:

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.analysis.table import Column, Table, percent, seconds, slept_words
 from workbench.trace.kinds import COMMUNICATION_KINDS, COMPUTE_KINDS
 from workbench.trace.spans import Spans, step_bounds
 
@@ -34,6 +34,7 @@ class Overlap:
         hidden_s: time in which both run.
         exposed_s: time in which communication runs and computation does not.
         idle_s: time in which neither runs.
+        slept: whether the ranks slept for their compute.
     """
 
     rank: Steps
@@ -44,6 +45,7 @@ class Overlap:
     hidden_s: Floats
     exposed_s: Floats
     idle_s: Floats
+    slept: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -69,7 +71,7 @@ class Overlap:
     def of_rank(self, rank: int) -> Overlap:
         """Return one rank's entries."""
         keep = self.rank == rank
-        return Overlap(**{name: getattr(self, name)[keep] for name in self.__slots__})
+        return Overlap(**{name: getattr(self, name)[keep] for name in ARRAYS}, slept=self.slept)
 
     def table(self) -> Table:
         """Return means over steps: one row for each rank and one for all."""
@@ -89,7 +91,7 @@ class Overlap:
             if self.num_steps
             else "Seconds a step"
         )
-        return Table(rows, OVERLAP_COLUMNS, caption=caption)
+        return Table(rows, OVERLAP_COLUMNS, caption=caption + slept_words(slept=self.slept))
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -100,6 +102,7 @@ class Overlap:
     __repr__ = __str__
 
 
+ARRAYS = ("rank", "step", "window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", "idle_s")
 OVERLAP_COLUMNS = (
     Column("rank", "rank"),
     Column("window_s", "step", seconds),
@@ -142,6 +145,7 @@ def overlap(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | Non
         hidden_s=hidden_s,
         exposed_s=exposed_s,
         idle_s=idle_s,
+        slept=spans.slept,
     )
 
 

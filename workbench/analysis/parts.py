@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from workbench.analysis.overlap import Floats, Steps, union
-from workbench.analysis.table import Column, Table, seconds
+from workbench.analysis.table import Column, Table, seconds, slept_words
 from workbench.trace.spans import Spans, step_bounds
 
 WORK = ("decode", "sum", "encode")
@@ -31,6 +31,7 @@ class Parts:
         wire_s: receives from a rank that sends; also a receive whose send was not recorded.
         decode_s, sum_s, encode_s: local work.
         note: why all entries are 0, if the trace holds no message and no work on one; a table shows it.
+        slept: whether the ranks slept for their compute.
     """
 
     rank: Steps
@@ -40,6 +41,7 @@ class Parts:
     sum_s: Floats
     encode_s: Floats
     note: str = ""
+    slept: bool = False
 
     def total(self) -> dict[str, float]:
         """Return each part's seconds, summed over ranks."""
@@ -54,7 +56,8 @@ class Parts:
         rows: list[dict[str, Any]] = [{"rank": rank, **self.of_rank(rank)} for rank in self.rank.tolist()]
         if rows:
             rows.append({"rank": "mean", **{name: value / len(self.rank) for name, value in self.total().items()}})
-        return Table(rows, PART_COLUMNS, caption=self.note or "Seconds of communication by part")
+        caption = self.note or f"Seconds of communication by part{slept_words(slept=self.slept)}"
+        return Table(rows, PART_COLUMNS, caption=caption)
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
@@ -103,7 +106,7 @@ def parts(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | None 
             columns[f"{kind}_s"].append(_covered(table["start_s"], table["end_s"]))
     found = {name: np.array(column, float) for name, column in columns.items()}
     note = "" if spans.is_kind(["recv", *WORK]).any() else NO_MESSAGES
-    return Parts(rank=np.array(chosen, np.int64), **found, note=note)
+    return Parts(rank=np.array(chosen, np.int64), **found, note=note, slept=spans.slept)
 
 
 def _sending_since(spans: Spans) -> Floats:

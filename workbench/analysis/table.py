@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from workbench.trace.kinds import SLEPT_LANE
 from workbench.units import GB, KB, MB
 
 MISSING = "\N{EN DASH}"
@@ -54,6 +55,15 @@ def percent(value: float) -> str:
     '95.8 %'
     """
     return f"{100 * value:.1f} %"
+
+
+def slept_words(*, slept: bool) -> str:
+    """Return what follows a title if ranks slept for their compute; "" if they computed.
+
+    >>> slept_words(slept=True)
+    ', compute (slept)'
+    """
+    return f", {SLEPT_LANE}" if slept else ""
 
 
 def three_digits(value: float) -> str:

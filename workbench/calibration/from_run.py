@@ -92,6 +92,11 @@ def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_pe
             raise ConfigError(f"{name}={value!r}: give a number above 0")
     if latency_s is not None and not latency_s >= 0:
         raise ConfigError(f"latency_s={latency_s!r}: seconds, 0 or more")
+    if run.slept:
+        raise ConfigError(
+            f"run {run.id} slept for its compute, so its times are those of its compute= and not of a model: calibrate from a run "
+            "without compute="
+        )
     if run.updates():
         raise ConfigError(
             f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of an algorithm that sums over "

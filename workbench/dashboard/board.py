@@ -25,6 +25,7 @@ from workbench.plots.live import LIVE_POINTS, as_data, status_table
 from workbench.plots.moving import MovingFigure
 from workbench.plots.pace import pause_after
 from workbench.problems.base import Problem
+from workbench.run_spec import compute_of
 from workbench.trace.run import Run
 
 INTERVAL_S = 0.5
@@ -121,8 +122,20 @@ class Dashboard:
         self._seed = ipywidgets.IntText(
             value=0, description="seed", tooltip="of data order, initial weights and dropout", **common
         )
+        self._compute = ipywidgets.Text(
+            description="compute",
+            placeholder="forward_s=0.03 backward_s=0.07",
+            tooltip="seconds of each step, for which ranks sleep; empty: as long as it takes (simulated: measured)",
+            **common,
+        )
+        self._stragglers = ipywidgets.Text(
+            description="stragglers",
+            placeholder="lognormal:0.3",
+            tooltip="distributions that multiply the seconds of compute",
+            **common,
+        )
         length = ipywidgets.HBox([self._length, self._unit])
-        self._training = ipywidgets.VBox([length, self._lr, self._batch, self._seed])
+        self._training = ipywidgets.VBox([length, self._lr, self._batch, self._seed, self._compute, self._stragglers])
         self._where = ipywidgets.ToggleButtons(options=[RANKS, SIMULATED], style={"button_width": "150px"})
         ranks = 2 if cluster is None else cluster.num_ranks
         self._ranks = ipywidgets.BoundedIntText(
@@ -169,7 +182,11 @@ class Dashboard:
         """
         simulated = self._where.value == SIMULATED
         settings = {self._unit.value: self._length.value, "seed": self._seed.value}
-        given = {"lr": optional_number(self._lr.value), "batch_size": optional_number(self._batch.value)}
+        given = {
+            "lr": optional_number(self._lr.value),
+            "batch_size": optional_number(self._batch.value),
+            "compute": compute_of(self._compute.value.split(), self._stragglers.value.split()),
+        }
         return Choice(
             algorithm=algorithms.get(self._form.name, **self._form.options()),
             problem=self._own.get(self._problem.value, self._problem.value),

@@ -165,9 +165,10 @@ def lay_rows(spans: Spans, numbers: NDArray[np.int64]) -> Rows:
 
     def by_place(key: tuple[int, int]) -> tuple[Any, ...]:
         words = re.split(r"(\d+)", spans.lanes[key[1]])  # stream 7 before stream 20
+        computes = words[0].startswith("compute")
         return (
             key[0],
-            words[0] != "compute",
+            not computes,
             key[1] not in computing,
             [(len(word) if word.isdigit() else 0, word) for word in words],
         )

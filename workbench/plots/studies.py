@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from workbench.analysis.summary import steady_overlap
-from workbench.analysis.table import seconds, three_digits
+from workbench.analysis.table import seconds, slept_words, three_digits
 from workbench.errors import ConfigError
 from workbench.plots.overlap import parts_of
 from workbench.plots.style import (
@@ -127,6 +127,8 @@ def curves_of(
 def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of a step") -> go.Figure:
     """Draw a stacked bar for each run, as `overlap_bars`, in groups next to each other. Each group has its own axis.
 
+    The title says if ranks slept for their compute. If only some runs did, their entries say it.
+
     Args:
         groups: group -> entry -> run.
         title: title of the figure.
@@ -136,12 +138,17 @@ def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of 
     """
     if not groups or not all(groups.values()):
         raise ConfigError("no steps to show: give group -> entry -> run")
+    all_slept = all(run.slept for group in groups.values() for run in group.values())
+
+    def entry_name(entry: str, run: Run) -> str:
+        return entry + slept_words(slept=run.slept and not all_slept)
+
     return stacked_bars(
         {
-            name: {entry: parts_of(steady_overlap(run)) for entry, run in group.items()}
+            name: {entry_name(entry, run): parts_of(steady_overlap(run)) for entry, run in group.items()}
             for name, group in groups.items()
         },
-        title=title,
+        title=title + slept_words(slept=all_slept),
     )
 
 

@@ -21,7 +21,8 @@ from workbench.replica.optimizer_step import uncompiled
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.replica.server_copy import ServerCopy
 from workbench.rng import derive_seed
-from workbench.settings import Settings, describe
+from workbench.settings import ComputeTimes, Settings, describe
+from workbench.trace.kinds import SLEPT_LANE
 
 EVALUATION_BATCH = 256
 
@@ -339,8 +340,13 @@ def run_info(
         "num_workers": num_workers,
         "settings": settings.as_record(),
         "versions": {"torch": torch.__version__ + ""},
-        "notes": [problem.note] if problem.note else [],
+        "notes": [*filter(None, [problem.note]), *slept_note(settings.compute)],
     }
+
+
+def slept_note(compute: ComputeTimes | None) -> list[str]:
+    """Return a note for the run's record if ranks sleep for their compute."""
+    return [] if compute is None else [f"{SLEPT_LANE}: {compute}"]
 
 
 def trace_note(settings: Settings, num_steps: int) -> list[str]:

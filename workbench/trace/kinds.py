@@ -37,6 +37,7 @@ COMMUNICATION_KINDS = (
     "sum",
     "communicate",
 )
+SLEPT_LANE = "compute (slept)"  # the lane of computation on a rank that sleeps instead: see `Settings.compute`
 CODES = {name: code for code, name in enumerate(KINDS)}
 
 SPAN = np.dtype(

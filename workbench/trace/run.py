@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
 from workbench.trace.chrome import export_chrome
+from workbench.trace.kinds import SLEPT_LANE
 from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
@@ -166,6 +167,11 @@ class Run(Views):
 
         >>> Run(info={"method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}}, metrics={}).label
         'PipeSGD(width=2)'
+
+        It says if ranks slept for their compute:
+
+        >>> Run(info={"method": {"name": "PipeSGD"}, "clock": "wall", "settings": {"compute": "Compute(...)"}}, metrics={}).label
+        'PipeSGD, compute (slept)'
         """
         algorithm = self.info.get("method") or {}
         quiet = algorithm.get("defaults")
@@ -178,7 +184,13 @@ class Run(Views):
             elif quiet is not None and "(" not in str(value):  # a plain word, not the description of an object
                 settings.append(f"{key}={value}")
         name = str(algorithm.get("name") or "run")
-        return f"{name}({', '.join(settings)})" if settings else name
+        label = f"{name}({', '.join(settings)})" if settings else name
+        return f"{label}, {SLEPT_LANE}" if self.slept else label
+
+    @property
+    def slept(self) -> bool:
+        """Whether ranks slept for the seconds of a cost model, in place of computing for as long as it takes."""
+        return self.info.get("clock") == "wall" and (self.info.get("settings") or {}).get("compute") is not None
 
     @cached_property
     def _traces(self) -> dict[int, Trace]:

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.trace.kinds import CODES, KINDS, SPAN
+from workbench.trace.kinds import CODES, KINDS, SLEPT_LANE, SPAN
 from workbench.trace.links import messages as links_of_messages
 
 
@@ -87,6 +87,11 @@ class Spans:
         return {
             int(ranks[begin]): slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(ranks)], strict=False)
         }
+
+    @property
+    def slept(self) -> bool:
+        """Whether ranks slept for their compute (`Settings.compute`)."""
+        return SLEPT_LANE in self.lanes
 
     @cached_property
     def messages(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

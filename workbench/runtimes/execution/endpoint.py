@@ -29,6 +29,7 @@ class RankClock:
         self.recorder = recorder
         self.origin_s = time.perf_counter()
         self.step = 0
+        self.compute_lane = "compute"  # the timeline's row of what the program's thread does
         self.activity = ""  # what the program's thread does, for ranks that wait for this one; "" for anything else
         self.bytes_sent = 0.0
         self.left: set[int] = set()  # ranks that a server on this rank knows to have left
@@ -56,6 +57,10 @@ class RankClock:
     def deadline(self, what: str, spins: int = SPINS, step: int | None = None) -> Deadline:
         """Return the deadline of a wait for `what`, and its step if there is one."""
         return Deadline(what, self._failed, self._timeout_s, spins, self.pause_seconds, step, self._detector)
+
+    def peers(self) -> Deadline:
+        """Return a deadline without end, to look for failed peers."""
+        return Deadline("", self._failed, None)
 
     def close(self) -> None:
         """End the training of this rank."""

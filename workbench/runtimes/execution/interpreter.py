@@ -23,10 +23,12 @@ from workbench.replica.replica import Replica
 from workbench.runtimes.execution.caller import COMMUNICATION, Caller, Handler
 from workbench.runtimes.execution.endpoint import Endpoint, RankClock, bucket_of, not_answered
 from workbench.runtimes.execution.progress import ProgressEngine
+from workbench.runtimes.execution.slept_compute import Sleep, SleptCompute, SleptPass
 from workbench.runtimes.execution.tasks import TaskHandle
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.transport.base import Transport
 from workbench.runtimes.transport.mailbox import Mailbox, flush
+from workbench.trace.kinds import SLEPT_LANE
 from workbench.trace.recorder import Recorder
 
 
@@ -39,6 +41,7 @@ class Interpreter(Caller):
         timeout_s: how long to wait for peers; None: no limit.
         progress: how background work makes progress (see `progress`).
         detector: the failure detector, made on the calling thread.
+        slept: the compute that is slept; None: compute takes the time that it takes.
     """
 
     def __init__(
@@ -51,11 +54,15 @@ class Interpreter(Caller):
         timeout_s: float | None = None,
         progress: str = "auto",
         detector: FailureDetector | None = None,
+        slept: SleptCompute | None = None,
     ) -> None:
         self.transport = transport
         self.replica = replica
         self.recorder = recorder
         self.clock = RankClock(transport, recorder, timeout_s, detector)
+        self.slept = slept
+        if slept is not None:
+            self.clock.compute_lane = SLEPT_LANE
         self.loss: torch.Tensor | None = None  # of the last backward
         self.staleness: int | None = None  # the largest applied since the last EndStep
         self.context: Context | None = None  # of the program, once it runs
@@ -177,7 +184,7 @@ class Interpreter(Caller):
         return None if found < 0 else (found, self.wait(tickets[found]))
 
     def _waited(self, begin: float) -> None:
-        self.recorder.span("wait", "compute", begin, self.clock.now(), self.clock.step)
+        self.recorder.span("wait", self.clock.compute_lane, begin, self.clock.now(), self.clock.step)
 
     # -- compute -----------------------------------------------------------------------------------------------
 
@@ -186,12 +193,18 @@ class Interpreter(Caller):
         self.clock.step = request.step
         tickets: list[Ticket] = []
         phase, since = "", self.clock.now()
+        slept: SleptPass | None = None
 
         def turn(name: str) -> None:
+            if slept is not None:
+                slept.turn(name)
+            record(name)
+
+        def record(name: str) -> None:
             nonlocal phase, since
             now = self.clock.now()
             if phase:
-                self.recorder.span(phase, "compute", since, now, request.step)
+                self.recorder.span(phase, self.clock.compute_lane, since, now, request.step)
             phase, since = name, now
             self.clock.activity = f"in {name}" if name else ""
 
@@ -202,14 +215,24 @@ class Interpreter(Caller):
                     f"{self.transport.library} has no MPI_THREAD_MULTIPLE, and on a GPU backward calls from its own thread: "
                     "use an algorithm that takes the gradient whole, such as SynchronousSGD or PipeSGD, or an MPI with threads"
                 )
+            if slept is not None:
+                assert bucket.bucket is not None
+                slept.wait_for_bucket(bucket.bucket)
+            begin = self.clock.now()
             work = request.on_bucket(bucket)
             tickets.append(self.start(work if isinstance(work, ops.Start) else ops.Start(work)))
+            if slept is not None:
+                slept.interrupt(self.clock.now() - begin)
 
         def need(bucket: int) -> None:
             assert request.before_forward is not None
-            turn("")
+            if slept is not None:
+                slept.end_forward_part()
+            record("")
             self._inline(request.before_forward(bucket))
-            turn("forward")
+            record("forward")
+            if slept is not None:
+                slept.begin_forward_part(bucket, self.clock.now())
 
         def tick() -> None:
             if not self._is_elsewhere():
@@ -225,10 +248,22 @@ class Interpreter(Caller):
         try:
             self.clock.activity = "reading data"
             micros = self._minibatch(request.step)
+            if self.slept is not None:
+                in_parts = request.before_forward is not None
+                num_samples = [micro.num_samples for micro in micros]
+                slept = SleptPass(self.slept, request.step, num_samples, since, self._sleep(tick), in_parts=in_parts)
             gradient, self.loss = self.replica.backward(request.step, micros, hooks)
         finally:
             self.clock.activity = ""
         return tuple(tickets) if request.on_bucket else gradient
+
+    def _sleep(self, tick: Callable[[], object]) -> Sleep:
+        return Sleep(self.clock, tick if self._background.ticks else None)
+
+    def _end_update(self, gradient: Gradient, begin: float, task: int, *, server: bool = False) -> None:
+        if self.slept is not None:
+            sleep = self._sleep(self._background.tick) if task == 0 else Sleep(self.clock, None)
+            self.slept.end_update(gradient.flat.numel(), begin, sleep, server=server)
 
     def _is_elsewhere(self) -> bool:
         """Return True on a thread that may not call the library: on a GPU autograd calls hooks from its own thread."""
@@ -252,10 +287,13 @@ class Interpreter(Caller):
         if task == 0:
             self.clock.activity = "in the update"
         staleness = self.replica.apply(gradient, request.lr_scale, local=request.local)
+        self._end_update(gradient, begin, task)
         if task == 0:
             self.clock.activity = ""
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
-        self.recorder.span("apply", "compute", begin, self.clock.now(), gradient.step, bucket_of(gradient))
+        self.recorder.span(
+            "apply", self.clock.compute_lane, begin, self.clock.now(), gradient.step, bucket_of(gradient)
+        )
         return None
 
     def _apply_to_server_copy(self, request: ops.Apply, gradient: Gradient, task: int) -> bool:
@@ -265,6 +303,7 @@ class Interpreter(Caller):
         if task == 0:
             self.clock.activity = "in the update"
         server_copy.apply(gradient, request.lr_scale)
+        self._end_update(gradient, begin, task, server=True)
         if task == 0:
             self.clock.activity = ""
         update = max(server_copy.updates) if gradient.bucket is None else server_copy.updates[gradient.bucket]

@@ -89,7 +89,7 @@ class ProgressEngine:
         self._polling.wait(handle, deadline) if self.ticks else handle.wait(deadline)
 
     def _waited(self, begin: float) -> None:
-        self.clock.recorder.span("wait", "compute", begin, self.clock.now(), self.clock.step)
+        self.clock.recorder.span("wait", self.clock.compute_lane, begin, self.clock.now(), self.clock.step)
 
     def start(self, request: ops.Start) -> Ticket:
         """Begin a request or sub-program in the background. Servers always have a thread."""

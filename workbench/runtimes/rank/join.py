@@ -22,6 +22,7 @@ from workbench.runtimes.elastic.admission import COUNTS, JoinState, all_have_met
 from workbench.runtimes.elastic.grow import begin_joined
 from workbench.runtimes.elastic.policy import can_be_replaced
 from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.execution.slept_compute import SleptCompute
 from workbench.runtimes.liveness.deadline import Deadline
 from workbench.runtimes.liveness.failure_detector import FailureDetector, read_heartbeat, state_of
 from workbench.runtimes.liveness.interrupts import single_interrupt
@@ -100,7 +101,8 @@ def _train(
     header |= {"origin_s": time.perf_counter(), "unix_s": time.time()}
     recorder = FileRecorder(folder, detector.rank, header, settings.trace_steps, extends=True)
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
-    interpreter = Interpreter(transport, worker.replica, recorder, worker.minibatch, **how)
+    slept = SleptCompute.of(worker, detector.rank)
+    interpreter = Interpreter(transport, worker.replica, recorder, worker.minibatch, **how, slept=slept)
     if (before := last_step_row(folder / metrics_name(detector.rank))) is not None:
         interpreter.clock.bytes_sent = float(before["bytes_sent"])  # counted for the rank, over all its processes
     try:

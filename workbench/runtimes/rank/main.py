@@ -27,6 +27,7 @@ from workbench.runtimes.control.controller import RunController
 from workbench.runtimes.elastic.policy import enable_elasticity
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
+from workbench.runtimes.execution.slept_compute import SleptCompute
 from workbench.runtimes.liveness.failure_detector import FailureDetector, lost_connection
 from workbench.runtimes.liveness.interrupts import single_interrupt
 from workbench.runtimes.liveness.membership import note_departures
@@ -286,7 +287,8 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
         folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps
     )
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
-    interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how)
+    slept = SleptCompute.of(worker, detector.rank)
+    interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how, slept=slept)
     try:
         known = (
             {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)

@@ -7,6 +7,7 @@ instructions.
 from __future__ import annotations
 
 import time
+import warnings
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -51,13 +52,14 @@ from workbench.runtimes.elastic.admission import JoinState, admit
 from workbench.runtimes.elastic.grow import admit_waiting, join_refusal
 from workbench.runtimes.elastic.shrink import FAILURES, Shrinker
 from workbench.runtimes.execution.interpreter import Interpreter
+from workbench.runtimes.execution.slept_compute import gather_late_passes
 from workbench.runtimes.liveness.membership import require_all
 from workbench.runtimes.rank.async_evaluations import AsyncEvaluations
 from workbench.runtimes.rank.consistency import share_tensors
 from workbench.runtimes.transport.base import Deadline, offset_to_rank0
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.recorder import Recorder
-from workbench.trace.store import update_run
+from workbench.trace.store import read_info, update_run
 
 NEWS = 1  # message of asynchronous ranks to each other: there are new commands
 
@@ -128,6 +130,7 @@ class TrainingLoop:
         if self._evaluations is not None:
             last = self._finish_asynchronous(self._evaluations, seconds, stopped=stopped)
         self._writer.finish()
+        self._report_late_passes()
         self._write_result(last, seconds, stopped=stopped)
         return {"rank": ctx.rank, "steps": last + 1, "seconds": seconds, "stopped": stopped}
 
@@ -372,7 +375,7 @@ class TrainingLoop:
         interpreter.clock.activity = ""
         end = interpreter.clock.now()
         self._paused_s += end - begin
-        self._recorder.span("evaluate", "compute", begin, end, step)
+        self._recorder.span("evaluate", interpreter.clock.compute_lane, begin, end, step)
         row = {
             "step": step,
             "seconds": round(self._seconds(end), 6),
@@ -387,6 +390,18 @@ class TrainingLoop:
             self._transport.all_reduce(parameters, self._interpreter.clock.deadline("all ranks to evaluate"))
             parameters /= self._transport.num_workers
         return parameters
+
+    def _report_late_passes(self) -> None:
+        """Note in the run's record if the compute of ranks took longer than the slept time. All ranks call it."""
+        slept = self._interpreter.slept
+        if slept is None:
+            return
+        deadline = self._interpreter.clock.deadline("all ranks to report how long their compute took")
+        late = gather_late_passes(slept.late, self._transport, deadline)
+        if self._transport.rank == 0 and late.note:
+            update_run(self._folder, notes=[*read_info(self._folder).get("notes", ()), late.note])
+            if late.loud:
+                warnings.warn(late.note, RuntimeWarning, stacklevel=2)
 
     def _write_result(self, last: int, seconds: float, *, stopped: bool) -> None:
         if self._transport.rank != 0:

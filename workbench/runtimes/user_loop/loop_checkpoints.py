@@ -27,6 +27,7 @@ from workbench.ops import EndStep, State, Ticket
 from workbench.program import Algorithm, Context, Replicas, leaves, lower, map_leaves
 from workbench.replica.backward import Micro
 from workbench.replica.gradient_guard import GradientGuard
+from workbench.replica.local_training import slept_note
 from workbench.runtimes.checkpoint.files import rank_file_path, remove_old_rank_files, write_rank_file
 from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
 from workbench.runtimes.checkpoint.reader import brief_error, save_rank_file
@@ -228,11 +229,14 @@ def open_record(
     """
     transport, name = interpreter.transport, ""
     if transport.rank == 0:
-        info = {
+        info: dict[str, Any] = {
             "clock": "wall",
             "method": {"name": type(algorithm).__name__, "settings": {}},
             "num_workers": transport.num_workers,
         }
+        if (slept := interpreter.slept) is not None:
+            settings = {"compute": repr(slept.compute), "seed": slept.seed}
+            info |= {"settings": settings, "notes": slept_note(slept.compute)}
         model = describe(type(interpreter.replica.model))
         problem = {"name": f"trainer-{model}", "note": "", "optimizer": type(optimizer).__name__}
         name = str(new_run({**info, "problem": problem, "runtime": transport.library, "status": "running"}))

@@ -22,6 +22,7 @@ from workbench.replica.gradient_guard import GradientGuard, GradientReport, entr
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
+from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute, gather_late_passes
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import check_agreement, facts_of_layout, share_tensors, versions
 from workbench.runtimes.rank.main import cause_of, transport_here
@@ -30,10 +31,10 @@ from workbench.runtimes.user_loop.loop_checkpoints import BatchWeights, LoopChec
 from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
 from workbench.runtimes.user_loop.peers import stop_watching, translated_errors, watch_peers
 from workbench.runtimes.user_loop.process_end import ProcessEnd
-from workbench.settings import PROGRESS, check_guard
+from workbench.settings import PROGRESS, ComputeTimes, check_guard
 from workbench.trace.recorder import NullRecorder, Recorder
 from workbench.trace.run import Run
-from workbench.trace.store import update_run
+from workbench.trace.store import read_info, update_run
 
 
 @final
@@ -73,6 +74,9 @@ class Trainer:
         keep_gradients: after a step each parameter's `.grad` is the mean gradient of its last update (clipped, if you
             clip), and `grad_norm` is measured. It costs a copy of the gradient. `clip_norm=math.inf` measures the norm
             alone.
+        compute: seconds of forward, backward and update of every step, as in `Settings(compute=...)`: the rank sleeps
+            for them, whatever its number of samples.
+        compute_seed: the seed of the stragglers of `compute`.
 
     Attributes:
         num_skipped: number of this rank's gradients that were left out. On a GPU it is known a step later, unless the
@@ -103,6 +107,8 @@ class Trainer:
         on_bad_gradient: str = "ignore",
         max_grad_norm: float | None = None,
         keep_gradients: bool = False,
+        compute: ComputeTimes | None = None,
+        compute_seed: int = 0,
     ) -> None:
         check_guard(on_bad_gradient, max_grad_norm)
         if progress not in PROGRESS:
@@ -143,6 +149,10 @@ class Trainer:
                 self._guard = self.replica.guard = GradientGuard(
                     self.replica, on_bad_gradient, self.rank, max_grad_norm
                 )
+            slept = None
+            if compute is not None:
+                whole = max_grad_norm is not None
+                slept = SleptCompute(compute, compute_seed, self.rank, self.replica.layout, whole=whole)
             more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector}
             here = weakref.ref(self)  # a weak reference: the interpreter must not keep the Trainer alive
 
@@ -150,7 +160,7 @@ class Trainer:
                 trainer = here()
                 return [] if trainer is None else trainer._next
 
-            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, micros, **more)
+            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, micros, slept=slept, **more)
             self._deadline = self._interpreter.clock.deadline
             self._barrier = MonitoredBarrier(self._transport)
             self._interpreter.clock.watch = self._barrier.num_arrived
@@ -348,13 +358,19 @@ class Trainer:
             self._interpreter.advance(self._program)
             self._report_gradient(self._interpreter.clock.step, last=True)
             share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
-            self._transport.barrier(self._deadline("all ranks to finish"))
+            deadline = self._deadline("all ranks to finish")
+            self._transport.barrier(deadline)
+            slept = self._interpreter.slept
+            late = LatePasses() if slept is None else gather_late_passes(slept.late, self._transport, deadline)
+        if self.rank == 0 and late.loud:
+            warnings.warn(late.note, RuntimeWarning, stacklevel=2)
         self._release()
         if self._folder is None:
             return None
         if self.rank == 0:
             update_run(
                 self._folder,
+                notes=[*read_info(self._folder).get("notes", ()), *filter(None, [late.note])],
                 status="finished",
                 result={"steps": self.num_updates, "seconds": self._interpreter.clock.now() - self._evaluated_s},
             )
