@@ -29,9 +29,9 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("method", metavar="algorithm", help="such as pipe-sgd; `workbench algorithms` lists them")
     add("--problem", default="digits-mlp", help="`workbench problems` lists them")
     add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
-    add("--workers", type=int, default=2)
-    add("--epochs", type=int)
-    add("--steps", type=int)
+    add("--workers", type=int, default=2, help="number of ranks; 2 by default")
+    add("--epochs", type=int, help="length of the training; 5 by default")
+    add("--steps", type=int, help="length of the training, instead of --epochs")
     add(
         "--set",
         action="append",
@@ -54,10 +54,10 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an argument of the optimizer, such as momentum=0.9",
     )
-    add("--lr", type=float)
-    add("--batch-size", type=int, help="samples per worker and step")
-    add("--micro-batches", type=int, default=1, dest="num_micro")
-    add("--clip-norm", type=float)
+    add("--lr", type=float, help="learning rate; the problem's by default")
+    add("--batch-size", type=int, help="samples per worker and step; the problem's by default")
+    add("--micro-batches", type=int, default=1, dest="num_micro", help="micro-batches in a step; 1 by default")
+    add("--clip-norm", type=float, help="clip the mean gradient to this global norm")
     add("--ema-decay", type=float, help="evaluate a moving average of the parameters, such as 0.999")
     add(
         "--progress",
@@ -67,8 +67,8 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--precision", default="fp32", help="fp32, bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")
     add("--evaluate-every", type=int, metavar="STEPS", help="0: only at the end; default: once per epoch")
-    add("--seed", type=int, default=0)
-    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="limit for a rank's wait for the others")
+    add("--seed", type=int, default=0, help="seed of data order, initial weights and dropout; 0 by default")
+    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest wait of a rank for the others")
     add(
         "--on-failure",
         default="stop",

@@ -48,9 +48,9 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
     with d, and `max_delay` limits it. t_c is measured on the lane and includes waits for late peers. t_compute is
     measured in the foreground, without waits.
 
-    The first delay is 1. Every `adapt_every` steps the ranks' sums of both times are all-reduced, and used one period
-    later: no rank waits for them, and all change d at the same step. While d grows, no gradient is applied; when it
-    shrinks, several are applied in one step. With a constant d it is `PipeSGD(width=d + 1)`. Staleness at most
+    The first delay is 1. Every `adapt_every` steps the ranks' sums of both times are all-reduced. They are used one
+    period later, so no rank waits for them, and all change d at the same step. While d grows, no gradient is applied;
+    when it shrinks, several are applied in one step. With a constant d it is `PipeSGD(width=d + 1)`. Staleness at most
     `max_delay`; d + 1 gradient buffers.
 
     Paper: daily2016leveraging, section 1: a delay chosen "adaptively on the basis of available overlap". It gives no

@@ -42,7 +42,7 @@ class DeAR(CollectiveAlgorithm):
     """w_l[t+1] = w_l[t] - lr * mean_i g_l,i(w[t]),   applied when forward t+1 reaches bucket l
 
     Backward t reduce-scatters each bucket as soon as it is final. Step t+1 all-gathers the buckets in the order in
-    which forward needs them; forward waits before a layer until its bucket has arrived and is applied. So every
+    which forward needs them. Forward waits before a layer until its bucket has arrived and is applied. So every
     gradient is computed from parameters with all updates, as in `SynchronousSGD`, and compute hides both halves of the
     communication. Staleness 0. After the last step the last gradient is gathered and applied. Two gradient buffers.
 

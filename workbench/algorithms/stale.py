@@ -30,8 +30,8 @@ class StaleState(State):
 class StaleSGD(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * mean_i g_t,i(w[t - s_t]),   s_t <= t drawn from `staleness`, the same on all ranks
 
-    This shows the effect of staleness apart from its causes: no gradient is late, so each minibatch is used once, in
-    order, and nothing is in flight after the last step. In the first `ramp_steps` steps the drawn number is multiplied
+    This shows the effect of staleness without its causes. No gradient is late: each minibatch is used once, in order,
+    and nothing is in flight after the last step. In the first `ramp_steps` steps the drawn number is multiplied
     by t / ramp_steps and rounded down. `Constant(0)` is `SynchronousSGD`. `Constant(d)` delays by d as
     `PipeSGD(width=d + 1)` does, but also updates in each of the first d steps, where Pipe-SGD waits. Only parameters
     are set back, not other state of a module (BatchNorm's statistics). It keeps one parameter vector for each update of

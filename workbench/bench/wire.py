@@ -1,8 +1,8 @@
 """Step times limited by the wire: an emulated network, where communication takes 0.5 to 4 times the compute.
 
-The lower limit of an algorithm is the larger of two times: the wire's time for the bytes sent, and the processors'
-time for compute, codec and sockets, for all ranks together. For a synchronous algorithm that hides sums under
-backward only, forward is added. For one that hides nothing, it is the sum of both.
+The lower limit of an algorithm's step is the larger of two times. One is the wire's time for the bytes sent. The other
+is the processors' time for compute, codec and sockets, for all ranks together. For a synchronous algorithm that hides
+sums under backward only, forward is added. For one that hides nothing, it is the sum of both.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Shared cores: the slowdown of each kind of work if threads need more cores than there are.
 
 At each moment of a simulated run some threads need a core: threads that compute, and threads that sum, encode or
-decode. Sending a rank's bytes needs a part of a core. Cores are shared as a scheduler shares them (max-min fair): no
-thread gets more than it needs, and threads that need more than their share all get the same. The slowdown of each kind
-of work is its mean over the moments at which it runs. It changes when work runs, so the run is simulated again until
-run and slowdown agree.
+decode. Sending a rank's bytes needs a part of a core. Cores are shared as a scheduler shares them (max-min fair). No
+thread gets more than it needs. Threads that need more than their share all get the same. The slowdown of each kind of
+work is its mean over the moments at which it runs. It changes when work runs, so the run is simulated again until run
+and slowdown agree.
 """
 
 from __future__ import annotations

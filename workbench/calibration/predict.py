@@ -51,8 +51,8 @@ class Prediction:
         low_s, high_s: 10 % and 90 % quantiles of the mean of a few steps, with the model's own error
             (`calibration.model_error`).
         cores: the measured cores, and those assumed here.
-        other_step_s: if the cores were assumed, about the seconds of a step with the other assumption: the measured
-            machine's shared cores, or a host for each rank; None: there is no other.
+        other_step_s: if the cores were assumed: approximate seconds of a step with the other assumption (the measured
+            machine's shared cores, or a host for each rank). None: there is no other assumption.
         saved_s: seconds by which a step would be shorter if wire, latency or stragglers took no time. For compute: if
             neither stragglers nor compute took time, compared with no stragglers. The largest one is the bound.
         overlap: hidden share of the communication; None without communication.

@@ -32,13 +32,13 @@ def add_emulate_options(emulate: argparse.ArgumentParser) -> None:
     emulate.formatter_class = argparse.RawDescriptionHelpFormatter
     emulate.epilog = EXAMPLES
     add = emulate.add_argument
-    add("--hosts", type=int, default=2)
+    add("--hosts", type=int, default=2, help="number of hosts; 2 by default")
     add("--rate", default="1gbit", help="rate of every host's interface, in both directions")
     add("--up", metavar="RATE", help="rate from a host, if it differs")
     add("--down", metavar="RATE", help="rate to a host, if it differs")
     add("--slow", action="append", default=[], metavar="HOST=RATE", help="rate of one host, such as 2=100mbit")
     add("--latency", default="0", metavar="TIME", help="latency from host to host, such as 5ms")
-    add("--ranks-per-host", type=int, default=1)
+    add("--ranks-per-host", type=int, default=1, help="number of ranks on each host; 1 by default")
     add(
         "--each",
         action="store_true",

@@ -113,7 +113,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         help="cores that all ranks share. `measured`: those of the calibration. `own`: a host for each rank. "
         "By default `measured` for the measured number of workers on the measured network, else `own`",
     )
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="seed of the simulations; 0 by default")
     add("--json", action="store_true", help="print one JSON object per row")
 
 

@@ -51,22 +51,22 @@ def add_job_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *
     def add(name: str, letter: str, **settings: Any) -> None:
         parser.add_argument(name, *([letter] if short else []), **settings)
 
-    add("--partition", "-p")
-    add("--account", "-A")
-    add("--qos", "-q")
-    add("--constraint", "-C")
-    add("--time", "-t", dest="time_limit", metavar="HH:MM:SS", help="or minutes, or D-HH:MM")
-    add("--nodes", "-N", type=int)
+    add("--partition", "-p", help="as for sbatch")
+    add("--account", "-A", help="as for sbatch")
+    add("--qos", "-q", help="as for sbatch")
+    add("--constraint", "-C", help="as for sbatch")
+    add("--time", "-t", dest="time_limit", metavar="HH:MM:SS", help="limit of the job; also minutes, or D-HH:MM")
+    add("--nodes", "-N", type=int, help="number of nodes")
     more = parser.add_argument
-    more("--gpus-per-rank", type=int, default=0)
-    more("--cpus-per-rank", type=int)
+    more("--gpus-per-rank", type=int, default=0, help="GPUs of each rank; 0 by default")
+    more("--cpus-per-rank", type=int, help="cores of each rank")
     more("--memory", help="memory of each node, such as 16G")
     more(
         "--warn",
         type=int,
         default=60,
         metavar="SECONDS",
-        help="stop the training this time before the limit; a step and a checkpoint must fit into it",
+        help="stop the training this time before the limit (60 by default); a step and a checkpoint must fit into it",
     )
     more(
         "--extra",

@@ -92,8 +92,8 @@ class Codec(ABC):
 class SummableCodec(Codec, ABC):
     """A codec whose messages may be summed without decoding: decoding the sum gives the sum of the decoded values.
 
-    The ranks must first agree on a scale, the largest of their `magnitude`s, and the sum must fit: `encode_shared` is
-    given the scale and the number of ranks.
+    The ranks must first agree on a scale, the largest of their `magnitude`s. The sum must fit, so `encode_shared` gets
+    the scale and the number of ranks.
     """
 
     __slots__ = ()

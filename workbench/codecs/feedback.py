@@ -26,9 +26,9 @@ class ErrorFeedback:
     hops, whose partial sums have no next step. If v is not finite (a step that diverged, or an overflow in fp16
     training that is skipped), e does not change.
 
-    A sum over ranks is divided by its weight W, so e is kept in units of the mean: v = g + a e, where the share a is
-    the expected W, and e[t+1] = (v - C(v)) / W + (1 - a / W) e[t] once W is known. Then nothing is lost or applied
-    twice, for any W.
+    A sum over ranks is divided by its weight W, so e is kept in units of the mean. Then v = g + a e, where the share a
+    is the expected W. Once W is known, e[t+1] = (v - C(v)) / W + (1 - a / W) e[t]. So nothing is lost or applied twice,
+    for any W.
 
     Paper: karimireddy2019error, algorithm 2; seide2014onebit.
     """

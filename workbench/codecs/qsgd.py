@@ -19,10 +19,10 @@ from workbench.errors import ConfigError
 class QSGD(Codec):
     """q_i = sign(x_i) * (s |x_i| / ||x|| rounded up or down at random), y = q ||x|| / s, in groups of d values with a norm each.
 
-    Unbiased; E ||x - y||**2 <= min(d / s**2, sqrt(d) / s) ||x||**2 in each group. The code has a fixed width, so the
-    length is known in advance, and is not the paper's Elias code: 2 bits a value for s = 1 (ternary), 4 for s <= 7, 8
-    for s <= 127, and 4 bytes a group. A group with a NaN or an infinity, or with a norm that float32 cannot hold, is
-    decoded to NaN.
+    Unbiased; E ||x - y||**2 <= min(d / s**2, sqrt(d) / s) ||x||**2 in each group. The code is not the paper's Elias
+    code: it has a fixed width, so the length is known in advance. It takes 2 bits a value for s = 1 (ternary), 4 for
+    s <= 7, 8 for s <= 127, and 4 bytes a group. A group with a NaN or an infinity, or with a norm that float32 cannot
+    hold, is decoded to NaN.
 
     Args:
         levels: s.

@@ -28,7 +28,7 @@ NEW_S_PER_BYTE = 1e-9  # to map it
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Auto(Collective):
-    """argmin over `candidates` of `seconds`: latency decides for short values, bandwidth for long ones.
+    """The candidate with the least `seconds`: latency decides for short values, bandwidth for long ones.
 
     The choice depends only on the value's bytes, p and `ctx.link`. These are equal on all ranks, so all make the same
     choice. If candidates take the same time, the first one is chosen. One choice is made for all buckets of a gradient.

@@ -15,7 +15,7 @@ from workbench.program import Context
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Linear(Rooted):
-    """((g_0 + g_1) + g_2) + ...: the sum in rank order, for every length and every cut into buckets.
+    """Rank 0 sums in rank order, ((g_0 + g_1) + g_2) + ..., for every length and every cut into buckets.
 
     Slow: rank 0 receives and sends (p-1) n bytes. Without a codec it is exactly reproducible: the reference for the
     others.

@@ -24,7 +24,7 @@ from workbench.rng import derive_seed
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PowerSGD(Collective):
-    """For each matrix, M_i = g_i + e_i of rank i, n x m, with Q (m x r) of the step before:
+    """Sums two thin factors of each matrix M_i = g_i + e_i (n x m) of rank i, with Q (m x r) of the step before:
 
         P = orth(sum_i M_i orth(Q));   Q_i = M_i^T P,  Q = sum_i Q_i;   sum_i M_i ~ P Q^T;   e_i = M_i - P Q_i^T
 

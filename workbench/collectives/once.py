@@ -57,7 +57,7 @@ class Piece:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Once(Collective):
-    """Each rank's value is encoded once. `spread` says how the sum is taken and distributed:
+    """Each rank's value is encoded once, around the whole sum. `spread` says how the sum is taken and distributed:
 
     | spread | rank i sends | bytes of a rank, n of them and w(n) encoded |
     |---|---|---|

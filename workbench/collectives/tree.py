@@ -15,7 +15,7 @@ from workbench.program import Context
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Tree(Rooted):
-    """Rank i's parent is i without its lowest set bit; sums go up the tree, and the whole sum down it.
+    """Sums go up a binomial tree, and the whole sum goes down it. Rank i's parent is i without its lowest set bit.
 
     2 ceil(log2 p) messages one after the other: the fastest for short values. Each rank but 0 sends n bytes up, and n
     to each of its children.

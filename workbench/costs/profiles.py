@@ -103,8 +103,9 @@ def names() -> tuple[str, ...]:
 def get(text: str) -> AnyNetwork:
     """Return a network by name, or a topology.
 
-    A topology has up to three parts: ranks of a host and the network between them; after "+", interfaces of a host and
-    their network; after "/", the hosts on a leaf switch and its oversubscription. Blanks and capitals do not matter.
+    A topology has up to three parts. The first is the number of ranks of a host and the network between them. After "+"
+    stands the number of interfaces of a host and their network; after "/", the number of hosts on a leaf switch and its
+    oversubscription. Blanks and capitals do not matter.
 
     >>> get("ethernet-10g").name
     '10 Gbit/s Ethernet'

@@ -63,8 +63,8 @@ def imagenet_googlenet(
     Further arguments: `imagenet_alexnet`.
 
     Args:
-        auxiliary: whether it has them; their losses count 0.3 each, and not in tests. Without them, 6.6 million
-            parameters.
+        auxiliary: train with these classifiers; each of their losses counts 0.3, in training only. Without them, 6.6
+            million parameters.
     """
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=2e-4)
     return _imagenet("googlenet", folder, synthetic, classes, samples, optimizer, auxiliary=auxiliary)
@@ -112,7 +112,7 @@ def imagenet_inception_v3(
     text.
 
     Args:
-        auxiliary: whether it has that classifier; its loss counts 0.4, and not in tests. Without it, 23.8 million
+        auxiliary: train with this classifier; its loss counts 0.4, in training only. Without it, 23.8 million
             parameters.
     """
     optimizer = partial(torch.optim.RMSprop, lr=0.045, alpha=0.9, momentum=0.9, eps=1.0)

@@ -52,7 +52,7 @@ def text_transformer(
         context: bytes of a sample, and context length of the model.
         width: size of the residual stream; a multiple of `heads`.
         layers, heads: number of transformer blocks, and of attention heads in each.
-        num_bytes: how much of the text is used: the first 9/10 for training, the rest for tests.
+        num_bytes: number of bytes that are used: the first 9/10 for training, the rest for tests.
         dtype: dtype of the parameters.
     """
     positive_ints("num_bytes", num_bytes)
@@ -73,7 +73,8 @@ def library_transformer(
 
     Args:
         context, width, layers, heads, dtype: see `text_transformer`.
-        num_bytes: how much of the files is used; the last 32,768 bytes are the test set. The files are in an order that mixes them.
+        num_bytes: number of bytes that are used; the last 32,768 are the test set. The files are in an order that mixes
+            them.
     """
     positive_ints("num_bytes", num_bytes)
     make = _network(context, width, layers, heads, dtype)

@@ -27,7 +27,7 @@ def backlog_steps(times: Array, num_gradients: int) -> Array:
     A worker begins when the step does, or when it has ended a gradient of an earlier step: r_i seconds later. It
     arrives at r_i + x_i. T is the N-th smallest of these. The next r_i is 0 for workers that have arrived. It is
     r_i - T for workers still at an old gradient, and r_i + x_i - T for workers at this step's gradient. Times that
-    differ by less than 1e-9 of a step are equal: if times have few values, many coincide, and rounding must not decide
+    differ by less than 1e-9 of a step are equal. If times have few values, many coincide, and rounding must not decide
     which gradient a worker computes.
 
     Args:
