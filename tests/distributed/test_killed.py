@@ -121,7 +121,7 @@ def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypat
     assert not (tmp_path / heartbeat_name(0)).exists()
 
 
-# ---------------------------------------------------------------- behind a notebook
+# ---------------------------------------------------------------- from a notebook
 
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("local", marks=pytest.mark.mpi)])
