@@ -201,7 +201,7 @@ def _end(status: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # nobody reads, or it is closed
+        except (OSError, ValueError):  # no process reads it, or it is closed
             continue
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)

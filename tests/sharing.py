@@ -29,7 +29,7 @@ ALONE = {
     "tests/distributed/test_emulated_faults.py::test_a_rate_can_be_changed_in_both_directions": "measures rates",
 }
 
-# Files of one worker: namespaces that are gone are told from those of others by numbers, which the kernel gives out again.
+# Files of one worker: namespaces that are gone are recognised by numbers, which the kernel uses again.
 NETWORKS = (
     "tests/distributed/test_emulated.py",
     "tests/distributed/test_emulated_faults.py",
@@ -104,7 +104,7 @@ class Sharing(LoadScopeScheduling):
         if not others or list(self.workqueue) != [ALONE_UNIT]:
             super()._reschedule(node)
         elif self._pending_of(self.assigned_work[node]) <= 2 and not all(one.shutting_down for one in others):
-            node.shutdown()  # behind its last tests; the last worker that has work goes on
+            node.shutdown()  # after its last tests; the last worker that has work continues
 
     def remove_node(self, node: WorkerController) -> str | None:
         """As xdist's, but that a test in which a worker ended is not run again."""

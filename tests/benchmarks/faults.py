@@ -92,7 +92,7 @@ class Case:
 
 
 def run_case(cluster: Cluster, case: Case) -> dict[str, Any]:
-    """One row, whatever happens."""
+    """One row; an error becomes its outcome."""
     row = {"runtime": cluster.runtime, "fault": case.fault, "place": case.place, "method": str(case)}
     try:
         return row | case.expect(cluster, case)

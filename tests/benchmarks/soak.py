@@ -111,7 +111,7 @@ class Soak:
                 kind = kinds.pop()
             try:
                 self.one(launcher, method, kind)
-            except Exception as error:  # noqa: BLE001 - the next run goes on, and the end tells
+            except Exception as error:  # noqa: BLE001 - the next run continues, and the end reports it
                 self.wrong.append(f"{launcher}, {method}, {kind or 'no fault'}: {type(error).__name__}: {error}")
                 self.mend(launcher)
             number += 1

@@ -159,7 +159,7 @@ class DyingCodec(Codec):
 
 
 def rank_here() -> int:
-    """This process's rank, whatever started it."""
+    """This process's rank, with any launcher."""
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         if name in os.environ:
             return int(os.environ[name])

@@ -1,4 +1,4 @@
-"""What may be left behind when ranks have ended: shared memory, temporary folders, network namespaces, interfaces, threads, open files."""
+"""What ranks may leave at their end: shared memory, temporary folders, network namespaces, interfaces, threads, open files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SHARED, NAMESPACES, INTERFACES = Path("/dev/shm"), Path("/run/netns"), Path("/sy
 
 
 def names(folder: Path) -> frozenset[str]:
-    """Of all that is in a folder; none if it is not there."""
+    """Names of all files in a folder; none if it does not exist."""
     return frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
 
 
 def mapped() -> str:
-    """The memory maps of all processes that can be looked at, as one text."""
+    """The memory maps of all processes that can be read, as one text."""
     parts = []
     for process in psutil.process_iter():
         with suppress(OSError):
@@ -32,7 +32,7 @@ def mapped() -> str:
 @final
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What there is now, of this machine and of this process; others may work on the machine too."""
+    """The present state of this machine and of this process. Other processes may use the machine too."""
 
     shared: frozenset[str]
     namespaces: frozenset[str]

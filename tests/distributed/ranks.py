@@ -174,7 +174,7 @@ def serve_mpi() -> None:
     from mpi4py import MPI
 
     _serve(MPI.COMM_WORLD.Get_rank())
-    os._exit(0)  # what failed runs left in MPI may wait for peers for ever in MPI_Finalize
+    os._exit(0)  # what failed runs left in MPI may wait for peers forever in MPI_Finalize
 
 
 def _import_all() -> None:

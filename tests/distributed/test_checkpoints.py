@@ -209,7 +209,7 @@ def test_a_snapshot_is_a_copy_in_the_same_memory_each_time() -> None:
     assert second["a"][0].data_ptr() == place and torch.equal(second["b"][0], weights[0])
 
 
-# -- beside the training ----------------------------------------------------------------------------------------
+# -- during the training ----------------------------------------------------------------------------------------
 
 
 def solo(tmp_path: Path, problem: Any, how: Settings) -> Run:
@@ -326,7 +326,7 @@ def test_a_stop_without_records_is_no_checkpoint() -> None:
         failing("torch", 2, PipeSGD(), how, first)
 
 
-# -- what all ranks hold alike ----------------------------------------------------------------------------------
+# -- state that is equal on all ranks ----------------------------------------------------------------------------------
 
 
 @on_real_runtimes

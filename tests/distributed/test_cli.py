@@ -145,7 +145,7 @@ def test_ctrl_c_stops_at_a_step_with_a_checkpoint_and_resume_goes_on(runs: Path)
     resumed = train("pipe-sgd", *same)
     unbroken = train("pipe-sgd", "--runtime", "simulated", "--steps", str(steps), "--option", "dtype=float64")
     assert resumed["steps"] == 10
-    assert resumed["loss"] == pytest.approx(unbroken["loss"], rel=1e-9)  # to the last bit: the laws of resuming
+    assert resumed["loss"] == pytest.approx(unbroken["loss"], rel=1e-9)  # bit-identical: the laws of resuming
 
 
 def test_joins_the_ranks_of_torchrun(runs: Path) -> None:

@@ -197,7 +197,7 @@ def test_an_interrupt_behind_a_ranks_work_does_not_lose_its_answer(cluster: Clus
 def test_an_interrupt_in_the_midst_of_heal_leaves_a_cluster_that_heals(cluster: Cluster, runs: Path) -> None:
     chance = random.Random(SEED)
     for _ in range(max(1, HOW_MANY // 20)):
-        if cluster.state == "stopped":  # by the interrupt before, and for good
+        if cluster.state == "stopped":  # by the interrupt before, and permanently
             break
         os.kill(cluster.ranks[1]["pid"], signal.SIGKILL)
         timer = threading.Timer(chance.uniform(0.1, 3.0), signal.raise_signal, [signal.SIGINT])

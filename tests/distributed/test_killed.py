@@ -121,7 +121,7 @@ def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypat
     assert not (tmp_path / heartbeat_name(0)).exists()
 
 
-# ---------------------------------------------------------------- behind a notebook
+# ---------------------------------------------------------------- from a notebook
 
 
 @pytest.fixture(scope="module", params=["torch", pytest.param("local", marks=pytest.mark.mpi)])
@@ -273,7 +273,7 @@ def test_the_command_line_goes_on_without_a_rank(how: tuple[str, ...], runs: Pat
 
 @pytest.mark.mpi
 def test_a_launcher_that_is_asked_for_half_is_told_the_whole(runs: Path, no_process_left: None) -> None:
-    """With `--with-ft ulfm` alone, ranks may wait for the dead one for ever when they end."""
+    """With `--with-ft ulfm` alone, ranks may wait for the dead one forever when they end."""
     train = forked(
         "-m", "workbench", "train", "local-sgd", "--runtime", "mpi", "--steps", "5", "--on-failure", "shrink"
     )

@@ -132,7 +132,7 @@ def test_those_that_remain_go_on_as_fewer(algorithm: Algorithm, victim: int, run
     first, steps = run.info["shrunk"][0]["step"], range(SHRINKING.steps or 0)
     late = (
         algorithm.max_staleness
-    )  # a pipeline ends so many steps more without the dead rank's sum, or lacks one that it had begun
+    )  # a pipeline ends that many more steps without the dead rank's sum, or lacks one that it had begun
     assert late is not None and AT_STEP - late <= first <= AT_STEP + late
     one, other = (found[rank].value for rank in remain)
     both = (

@@ -138,7 +138,7 @@ def test_an_interrupt_ends_the_run_and_leaves_the_ranks_usable(
     assert within(SOON_S, lambda: run.done)
     assert run.status == "failed"
     assert "interrupted" in run.run.info["error"]
-    run.interrupt()  # nobody is there to be interrupted any more
+    run.interrupt()  # no rank is left to be interrupted
     assert usable(cluster)
 
 

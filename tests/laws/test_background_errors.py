@@ -233,7 +233,7 @@ both = pytest.mark.parametrize("run", [simulate, refer])
 
 @both
 def test_an_error_that_no_program_waits_for_is_named(run: Callable[..., None]) -> None:
-    """Not that the other rank waits for ever."""
+    """Not that the other rank waits forever."""
 
     def begin(ctx: Context) -> Program:
         if ctx.rank == 0:

@@ -203,7 +203,7 @@ def test_who_does_not_look_goes_on_until_the_loss_is_no_number() -> None:
 
 
 def test_parameters_that_are_no_numbers_are_not_trained_on() -> None:
-    """To leave every gradient out, for ever, would look like training."""
+    """To leave every gradient out, forever, would look like training."""
     problem = tiny.problem(loss=lambda output, target: cross_entropy(output, target) * 1e300)
     with pytest.raises(Diverged, match=r"and so are its parameters"):
         train("simulated", P, SynchronousSGD(), problem, how(lr=1e30, optimizer=tiny.sgd, steps=20, **SKIP))

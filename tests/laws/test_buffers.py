@@ -191,7 +191,7 @@ def test_a_pool_that_hands_out_a_buffer_in_flight_is_caught(inner: Algorithm, ru
 
 @pytest.mark.parametrize("collective", [Native(), Ring()], ids=["native", "ring"])
 def test_a_method_that_gives_a_buffer_away_too_early_is_caught(collective: Collective) -> None:
-    simulate(Careless(collective=collective), 3, check_in_flight=False)  # nobody else sees it
+    simulate(Careless(collective=collective), 3, check_in_flight=False)  # no other rank sees it
     with pytest.raises(Overwritten):
         simulate(Careless(collective=Guarded(inner=collective)), 3)
 

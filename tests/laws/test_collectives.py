@@ -198,7 +198,7 @@ def test_halves_make_the_whole(num_ranks: int, numel: int, seed: int, chunks: in
         assert isinstance(value, torch.Tensor)
         own = slice(bounds[ctx.rank], bounds[ctx.rank + 1])
         block = value[own].clone()
-        value.fill_(-5)  # the other blocks are nobody's
+        value.fill_(-5)  # the other blocks belong to no rank
         value[own] = block
         assert (yield from perform(ring.all_gather(ctx, value))) is value
         return value

@@ -128,7 +128,7 @@ def test_what_it_had_sent_is_used_with_all_the_others() -> None:
 
 
 def test_nobody_waits_for_the_clock_of_one_that_has_left() -> None:
-    """Stale synchronous, bound 0: without that, every worker would wait for its next push for ever."""
+    """Stale synchronous, bound 0: without that, every worker would wait for its next push forever."""
     run = lose(StaleSynchronousSGD(bound=0), {2: 1.5}).run()
     assert sources(run)[1, 0] == STEPS
 

@@ -107,7 +107,7 @@ def test_a_step_is_the_oldest_version_that_it_read() -> None:
         ]
         for row, first, second in zip(
             rows, *pushes, strict=False
-        ):  # who has had its last version of a shard pushes the other alone
+        ):  # a worker that has had its last version of a shard pushes the other alone
             assert row["step"] == min(first, second), (
                 f"worker {rank} read versions {first} and {second} and took step {row['step']}"
             )

@@ -108,7 +108,7 @@ def carried_s(seconds: Array, numbers: Sequence[int]) -> Array:
         begins = np.maximum(now, free)
         done = begins + drawn
         now = np.sort(done, axis=1)[lines, wanted][:, None]
-        free = np.where(begins > now, begins, done)  # who is at an older gradient still ends that one first
+        free = np.where(begins > now, begins, done)  # a machine at an older gradient ends that one first
         moments.append(now[:, 0])
     return np.diff(np.array(moments), axis=0).T
 

@@ -115,7 +115,7 @@ def counted(task: Any) -> tuple[float, float, list[tuple[float, float]]]:
     numels, each = forward_operations(task)
     first = next(
         at for at, operations in enumerate(each) if operations
-    )  # its weight; behind it its bias, or what counts nothing
+    )  # its weight; then its bias, or a layer that counts nothing
     weights = [operations if first <= at < first + 2 else 2 * operations for at, operations in enumerate(each)]
     return sum(each), sum(weights), final_after(numels, weights)
 

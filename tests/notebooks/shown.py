@@ -47,8 +47,8 @@ class Again:
     """What a notebook must show, computed again.
 
     Attributes:
-        texts: of each printed text, table and figure that has a number: words that are in it, and its numbers in order.
-            Shares for per cent, SI units for seconds and bytes.
+        texts: of each printed text, table and figure that has a number: texts that it contains, and its numbers in
+            order. Shares for per cent, SI units for seconds and bytes.
         claims: claim -> the values of its finding.
         labels: names with numbers in them, which are no results.
         whole: whether these are all texts that have numbers; if not, others are not checked.
@@ -210,10 +210,10 @@ def check_shown(executed: Path) -> None:
 
 
 def _wrong_findings(executed: Path, claims: dict[str, list[float]]) -> Iterator[tuple[str, str]]:
-    """Of each finding: its values are those computed again, and its words follow from them by Student's interval."""
+    """Findings whose values differ from those computed again, or whose verdict does not follow (Student's interval)."""
     shown = findings(executed)
     for name in sorted(set(claims) - set(shown)):
-        yield name, "is not told"
+        yield name, "is not shown"
     for name, (values, _text) in shown.items():
         if name not in claims:
             yield name, "is not computed again"
@@ -236,7 +236,7 @@ def findings(executed: Path) -> dict[str, tuple[list[float], str]]:
 
 
 def wrong_verdicts(executed: Path) -> Iterator[tuple[str, str]]:
-    """Findings whose shown mean, interval and word do not follow from their values and the claim as its file has it."""
+    """Findings whose shown mean, interval and verdict do not follow from their values and the claim in its file."""
     from scipy import stats
 
     for cell in nbformat.read(executed, as_version=4).cells:

@@ -357,7 +357,7 @@ def test_arithmetic_of_shares() -> None:
     assert found is not None
     assert found.tolist() == pytest.approx([0.3, 0.1, 0.6, 0.0])
     assert _of_forward([], [0.0, 1.0], [], parameters) is None
-    # Module 2 is tied to module 0: its 3 seconds are spent where it runs, behind module 1.
+    # Module 2 is tied to module 0: its 3 seconds are spent where it runs, after module 1.
     tied = _of_forward([0, 1, 2], [0.0, 1.0, 3.0, 7.0, 10.0], [[0, 1], [2], [0, 1]], parameters)
     assert tied is not None and tied.tolist() == pytest.approx([0.225, 0.075, 0.7, 0.0])
     # Arrivals at 4, 5, 2, 3 seconds of parameters 0 to 3; 4 is not reached. Buckets leave from the last on.

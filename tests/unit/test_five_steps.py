@@ -15,7 +15,7 @@ import pytest
 
 from tests.unit.test_style import ROOT, project_files
 
-pytestmark = pytest.mark.timeout(300)  # each starts Python several times, beside whatever else the machine does
+pytestmark = pytest.mark.timeout(300)  # each starts Python several times, on a machine that may be busy
 
 BLOCK = re.compile(r'^( *)```(\w+) title="([^"]+)"\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 NAME, CLASS = "halves-sgd", "HalvesSGD"

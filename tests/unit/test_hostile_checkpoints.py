@@ -235,7 +235,7 @@ def test_a_later_version_is_refused_by_its_name(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["pipe", "folder", "loop"])
 def test_what_is_no_file_is_damage(folder: Path, how: str) -> None:
-    """Also where no record says how long it is: a pipe would keep its reader for ever."""
+    """Also where no record says how long it is: a pipe would keep its reader forever."""
     path = rank_file_path(folder, NEWEST, 0)
     path.unlink()
     {"pipe": lambda: os.mkfifo(path), "folder": path.mkdir, "loop": lambda: path.symlink_to(path)}[how]()

@@ -14,7 +14,7 @@ from workbench.plots import pace
         (10.0, 0.1, 0.5),  # a fifth of the time
         (99.0, 0.001, 0.2),
         (99.0, 0.02, 2.0),  # a hundredth of it
-        (99.0, 5.0, 3.0),  # but nobody waits for ever
+        (99.0, 5.0, 3.0),  # but the pause is bounded
     ],
 )
 def test_drawings_leave_the_cores_to_who_needs_them(

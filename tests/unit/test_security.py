@@ -206,7 +206,7 @@ def test_a_table_in_a_terminal_obeys_no_name() -> None:
     assert not set(text) & set("\x1b\x07\r\x9b") and "over" in text
 
 
-# ---------------------------------------------------------------- who may write what is believed
+# ---------------------------------------------------------------- files that other users must not write
 
 
 def test_a_pickle_is_read_from_a_folder_of_ones_own_alone(tmp_path: Path) -> None:

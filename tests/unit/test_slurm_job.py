@@ -80,7 +80,7 @@ def test_the_warning_becomes_a_stop_word_of_the_training_that_runs(tmp_path: Pat
         process.send_signal(signal.SIGUSR1)
         assert within(20, (run / "control.jsonl").exists)
         assert within(5, lambda: json.loads((run / "control.jsonl").read_text() or "{}") == {"stop": True})
-        assert process.poll() is None  # the ranks go on: whoever holds them decides
+        assert process.poll() is None  # the ranks continue: their owner decides
         (late := tmp_path / "late").mkdir()
         (folder / "cluster.json").write_text(json.dumps({"run": str(late)}))
         assert within(20, (late / "control.jsonl").exists), (
@@ -134,7 +134,7 @@ def test_a_command_line_is_interrupted_and_its_run_goes_on_in_the_next_turn(
         assert process.stdout.readline() == f"run: {run}\n"
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
-    assert not told.exists()  # who is cancelled does not come back
+    assert not told.exists()  # a cancelled job is not requeued
 
 
 def test_a_controller_that_does_not_start_is_told(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_four_thousand_workers_draw_a_thousand_steps_in_about_a_second() -> None
         begin = time.perf_counter()
         for step in range(250):
             law.factors(0, step, 4096)
-        assert time.perf_counter() - begin < 1.0, law  # a quarter of it; 0.1 s where nobody else computes
+        assert time.perf_counter() - begin < 1.0, law  # a quarter of it; 0.1 s where no other worker computes
 
 
 # ---------------------------------------------------------------- machines

@@ -214,7 +214,7 @@ def test_a_long_cell_is_heard_of(runs: Path, monkeypatch: pytest.MonkeyPatch) ->
     def watch(progress: sweeper.Progress) -> None:
         for path in (runs / "sweeps" / "grid").glob("*-000.json") if progress.running else ():
             ages.append(path.stat().st_mtime)
-            os.utime(path, (0, 0))  # as if nobody had touched it since long
+            os.utime(path, (0, 0))  # as if it had not changed for long
 
     sweep({"name": "grid", "base": {**BASE, "method": "dear", "timing_only": True}}, watch=watch)
     assert len(ages) >= 2 and min(ages) > 0, "each look found it touched since the last"

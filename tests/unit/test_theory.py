@@ -195,7 +195,7 @@ def test_asynchronous_rate_and_staleness() -> None:
 def test_asynchronous_by_a_heap(num_workers: int, law: str) -> None:
     """p independent renewal processes: E[X] / p between updates, p - 1 updates stale, for any distribution, slow machines too."""
     chance, num_updates = np.random.default_rng(5), 20_000
-    slowness = np.linspace(1, 3, num_workers)  # machines that are slower for good
+    slowness = np.linspace(1, 3, num_workers)  # machines that are permanently slower
     draws = iter(LAWS[law].quantile(chance.random(num_updates + num_workers)))
     queue = [(slowness[worker] * next(draws), worker, 0) for worker in range(num_workers)]
     heapq.heapify(queue)

@@ -342,7 +342,7 @@ def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_se
     def slowly(*given: Any) -> Any:
         if not midway.is_set():
             midway.set()
-            seen.wait(0.5)  # until the other one has looked, if it goes on in the midst of this
+            seen.wait(0.5)  # until the other one has checked, if it runs at the same time
         return parse_lines(*given)
 
     monkeypatch.setattr("workbench.trace.follow.parse_lines", slowly)

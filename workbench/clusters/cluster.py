@@ -33,9 +33,9 @@ RETURN_S = 5.0  # how long ranks may take to return from a run that is over
 class Cluster:
     """`n` ranks of one world for this program or notebook. Each rank is an IPython engine.
 
-    The ranks end with `stop()`, with the `with` block, when the object is garbage collected, and when the program or
-    kernel ends or is killed. No process is left. After `detach()` the ranks end by `workbench cluster stop`, or
-    with the process that attaches to them.
+    The ranks end with `stop()`, with the `with` block, or when the object is garbage collected. They also end when the
+    program or kernel ends or is killed. No process is left. After `detach()` the ranks end by `workbench cluster stop`,
+    or with the process that attaches to them.
 
     Args:
         n: number of ranks. It may exceed the number of cores.

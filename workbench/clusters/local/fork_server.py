@@ -7,9 +7,9 @@ get SIGTERM (Linux).
 `RankForkServer` is forked off a command, for the ranks of `workbench train`. `experiments.fork_cells` starts one as a
 new interpreter, for the cells of a sweep.
 
-Parent and server exchange JSON. The parent sends `[number, arguments, environment, output]` to start a child,
-`[number]` to kill one, and `[]` to end all of them and the server. The server sends `[number, pid, status]` when a
-child has begun (status null) and when it has ended.
+Parent and server exchange JSON. The parent sends `[number, arguments, environment, output]` to start a child and
+`[number]` to kill one. `[]` ends all of them and the server. The server sends `[number, pid, status]` when a child has
+begun (status null) and when it has ended.
 """
 
 from __future__ import annotations

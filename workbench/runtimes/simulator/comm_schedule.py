@@ -1,6 +1,6 @@
 """Cached schedules of collectives: in a timing-only simulation a collective makes the same requests every time.
 
-What a rank of a ring sends, receives and sums depends only on its rank, the number of ranks and the size of the value
+The requests of a rank of a ring depend only on its rank, the number of ranks and the size of the value
 (`Collective.fixed_schedule`). `record_schedule` runs its sub-program once, answers every request at once, and records
 the requests. A `SchedulePlayer` then repeats that schedule in virtual time: the same messages at the same times,
 without a generator.

@@ -54,9 +54,9 @@ class Trainer:
     `finish` would leave them. An update uses the learning rate, momentum and weight decay that the optimizer had in its
     gradient's step, also if the update comes later. So your own scheduler acts as in a synchronous loop.
 
-    An exception of one rank ends the run on all: the others raise `PeerFailed`, which names the rank and its error. The
-    same holds for a loss that is NaN or infinite (on CPUs), and for the end of a rank's process if ranks share a
-    machine (an MPI launcher ends all ranks). Gradients are checked if `on_bad_gradient` asks for it.
+    An exception of one rank ends the run on all: the others raise `PeerFailed`, which names the rank and its error. A
+    loss that is NaN or infinite (on CPUs) does the same. So does the end of a rank's process, if ranks share a
+    machine; an MPI launcher ends all ranks. Gradients are checked if `on_bad_gradient` asks for it.
 
     Args:
         model, optimizer: your model, on this rank's device, and an optimizer over its parameters.

@@ -26,7 +26,7 @@ from workbench.runtimes.simulator.worker import Shapes, ready_shares, shape_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 
-KEPT_ENDS = 4096  # ends of collectives that are kept: no worker lags by so many collectives
+KEPT_ENDS = 4096  # ends of collectives that are kept: no worker lags by that many
 SINGLE_WORKERS = 64  # workers with spans: a figure shows no more rows
 
 
