@@ -476,7 +476,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "first.tail()[CONTROL] = word",
         "pass",
         "a word of control of two gradients is doubled",
-        (("tests/unit/test_partial.py",), ("tests/laws/test_steering.py", "-k", "Partial")),
+        (("tests/unit/test_partial.py",),),
     ),
     _M(
         "partial-own-step",
