@@ -58,7 +58,7 @@ OF_LIBRARIES = {
 
 @final
 class Picture:
-    """What this process is like now."""
+    """The present state of this process."""
 
     def __init__(self) -> None:
         self.environment = dict(os.environ)
@@ -69,7 +69,7 @@ class Picture:
         self.files = _files()
 
     def differences(self) -> list[str]:
-        """What is otherwise now, a line each; what is about to end is given a moment."""
+        """Differences from that state, a line each; threads and processes that are about to end have a moment for it."""
         deadline = time.monotonic() + ENDS_S
         while (still := [*self._threads(), *self._open_files()]) and time.monotonic() < deadline:
             gc.collect()

@@ -55,7 +55,7 @@ def measure_arrivals(ranks: int) -> list[float]:
 
 
 def updates_to_target(num_workers: int, lr: float, seed: int) -> int | None:
-    """Updates until the test loss is TARGET, one sample a worker; None if it was not within the steps."""
+    """Updates until the test loss is TARGET, one sample a worker; None if it does not reach it within the steps."""
     still = Compute(forward_s=1.0, backward_s=2.0)
     settings = {"steps": STEPS_OF[num_workers], "batch_size": 1, "evaluate_every": 1, "trace_steps": 0, "threads": 1}
     how: dict[str, Any] = {
@@ -86,7 +86,7 @@ def count_updates() -> list[dict[str, Any]]:
 
 
 def arrival_of(law: Independent) -> theory.Arrival:
-    """Arrival times of median 1 for what was measured, of the law's own scale else."""
+    """Arrival times: with median 1 if they were measured, else in the scale of the distribution."""
     if isinstance(law, Empirical):
         return theory.EmpiricalTime(values_s=law.values)
     if isinstance(law, Bimodal):
@@ -95,7 +95,7 @@ def arrival_of(law: Independent) -> theory.Arrival:
 
 
 def best(arrival: theory.Arrival, updates: Callable[[float], float]) -> dict[str, Any]:
-    """The best (N, b) where stragglers could be cancelled, and where they are carried into the next step, as they are."""
+    """The best (N, b) if stragglers are cancelled, and if they continue into the next step, as they do here."""
     found = {}
     carried = theory.Backlog(arrival=arrival, num_steps=CARRIED_STEPS)
     for name, law in (("cancelled", arrival), ("carried", carried)):

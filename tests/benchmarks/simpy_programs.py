@@ -21,7 +21,7 @@ Transfer = Callable[[int, int], Steps]  # from a rank to a rank
 @final
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a run came to; `seconds` are virtual."""
+    """The result of a run; `seconds` are virtual."""
 
     messages: int
     events: int
@@ -30,7 +30,7 @@ class Counts:
 
 @final
 class Wires:
-    """How long a message takes, and what it holds meanwhile."""
+    """Seconds of a message, and the resources that it holds meanwhile."""
 
     def __init__(self, env: simpy.Environment, num_ranks: int, seconds: float, *, interfaces: bool) -> None:
         self.env, self.seconds = env, seconds

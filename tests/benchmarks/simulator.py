@@ -57,7 +57,7 @@ Row = dict[str, Any]
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """How much is measured."""
+    """The sizes of the measurements."""
 
     rounds: int
     ring_workers: int = 64
@@ -90,7 +90,7 @@ QUICK = Sizes(
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Processor seconds, and the answer. What was measured before leaves no garbage that this work would collect."""
+    """Processor seconds, and the answer. Garbage of earlier measurements is collected before."""
     gc.collect()
     begin = time.process_time()
     answer = work()
@@ -258,7 +258,7 @@ def memory_rows(sizes: Sizes) -> list[Row]:
 
 
 def verdict(row: Row) -> str:
-    """Whether the aim is met: by the whole interval, by none of it, or undecided between; empty where nothing is aimed at."""
+    """Return "met" if the whole interval meets the target, "not met" if none of it does, else "undecided"; "" without one."""
     if "aim" not in row:
         return ""
     (name, side), value = next(iter(row["aim"].items())), row["aim"]["value"]

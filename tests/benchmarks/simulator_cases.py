@@ -41,7 +41,7 @@ def size_only(workers: int) -> Problem:
 
 
 def simulation(algorithm: Algorithm, workers: int, steps: int) -> Simulation:
-    """Built for its times alone, without a trace."""
+    """A simulation for its times alone, without a trace."""
     computing = algorithm.roles(workers).num_computing
     how = Settings(steps=steps, trace_steps=0)
     return Simulation(
@@ -57,7 +57,7 @@ def seconds_of(workers: int, steps: int) -> list[list[float]]:
 
 
 def one_program(algorithm: Algorithm, workers: int, steps: int, detail: Detail = "auto") -> Run:
-    """Times alone, by closed forms."""
+    """A simulation for its times alone, by closed forms."""
     how: dict[str, Any] = {"network": ethernet_10g, "compute": COMPUTE, "timing_only": True, "detail": detail}
     return run_simulation(algorithm, size_only(workers), Settings(steps=steps, trace_steps=0), workers, **how)
 

@@ -73,7 +73,7 @@ def plane() -> Problem:
 
 @dataclass
 class Fault:
-    """One that was caused, and what became of it."""
+    """A fault, and its outcome."""
 
     kind: str
     launcher: str
@@ -141,7 +141,7 @@ class Soak:
         self.book(train(cluster, method, self.chance.randint(*STEPS)).wait(120))
 
     def book(self, run: Any) -> None:
-        """One that must be readable at the end."""
+        """A run that must be readable at the end."""
         if run.status != "finished":
             self.wrong.append(f"{run.id} is {run.status}, and nothing had happened to it")
         self.finished[run.id] = int(run.run.info["result"]["steps"])
@@ -152,7 +152,7 @@ class Soak:
         fault.recovered, fault.recover_s = how, time.monotonic() - begin_s
 
     def lost(self) -> list[str]:
-        """Finished runs that cannot be read, or not whole."""
+        """Finished runs that cannot be read completely."""
         found = []
         for name, steps in self.finished.items():
             try:
@@ -324,7 +324,7 @@ class Memory:
     over: threading.Event = field(default_factory=threading.Event)
 
     def follow(self) -> None:
-        """In a thread of its own."""
+        """Sample in a separate thread."""
         while not self.over.wait(SAMPLE_S):
             self.take("client", psutil.Process())
             for cluster in list(self.clusters.values()):
@@ -362,7 +362,7 @@ class Memory:
 
 
 def launchers() -> list[str]:
-    """Those of this machine."""
+    """Facts about this machine."""
     found = ["local", "torch"]
     if os.geteuid() == 0 and shutil.which("ip", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin"):
         found.append("emulated:1gbit")
@@ -370,7 +370,7 @@ def launchers() -> list[str]:
 
 
 def report(soak: Soak, memory: Memory, left: list[str], minutes: float) -> bool:
-    """Print the table; whether all is well."""
+    """Print the table. Return True if nothing was lost, left or grew."""
     print(
         f"\n{soak.num_runs} runs and {len(soak.faults)} faults in {minutes:.1f} minutes on {', '.join(soak.clusters)}"
     )

@@ -35,7 +35,7 @@ QUIET = {  # Lab asks its users, over the network, whether they want news
 
 
 def eventually(judge: Callable[[], Any], what: str, timeout_s: float = PATIENCE_S, page: Page | None = None) -> Any:
-    """What `judge` says once it is true; asked again and again until then."""
+    """Call `judge` until it returns a true value, and return it."""
     deadline = time.monotonic() + timeout_s
     while not (found := judge()):
         assert time.monotonic() < deadline, f"still not, after {timeout_s:g} s: {what}"

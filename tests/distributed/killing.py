@@ -26,12 +26,12 @@ DEATH_S = 20.0  # the longest wait for that
 
 
 def die() -> None:
-    """End this process now, as the kernel does that is out of memory."""
+    """End this process now, as the kernel does when memory is exhausted."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 class CountsSteps(tiny.FailsAt):
-    """The MLP, which at one step of its training does something."""
+    """The MLP, with an action at one step of its training."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
         super().__init__(None, step)

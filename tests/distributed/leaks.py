@@ -43,7 +43,7 @@ class Snapshot:
 
     @classmethod
     def now(cls) -> Self:
-        """Taken."""
+        """Return the present state."""
         process = psutil.Process()
         ports = {int(item.laddr.port) for item in process.net_connections() if item.status == psutil.CONN_LISTEN}
         threads = frozenset(thread.name for thread in threading.enumerate() if thread.name.startswith("workbench"))

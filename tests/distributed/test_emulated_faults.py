@@ -48,7 +48,7 @@ class Training:
         self._follower = Follower(self.folder)
 
     def num_steps(self) -> int:
-        """That rank 0 has finished."""
+        """Wait until rank 0 has finished."""
         return len(self._follower.poll().metrics.get(0) or [])
 
     def reach(self, step: int) -> None:
@@ -56,7 +56,7 @@ class Training:
         assert self.process.poll() is None, self.process.communicate()
 
     def end(self, timeout_s: float = 90.0) -> tuple[int, str, str]:
-        """Exit status, and what it printed."""
+        """Exit status, and output."""
         said, error = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, said, error
 
@@ -71,7 +71,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 @pytest.fixture(scope="module")
 def expected(network: EmulatedNetwork, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """Of an unbroken run: of two ranks' sum there is but one order, whichever library takes it."""
+    """The result of an unbroken run. A sum of two ranks has only one order, with any library."""
     runs = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBENCH_RUNS", str(runs))
@@ -144,7 +144,7 @@ def test_a_worker_that_was_cut_off_comes_back_to_its_server(network: EmulatedNet
 def test_a_cut_for_good_ends_the_run_which_goes_on_from_its_checkpoint(
     network: EmulatedNetwork, runs: Path, expected: dict[str, Tensor]
 ) -> None:
-    """Within the deadline, with an error that tells a network from a death."""
+    """The run ends within the deadline, with an error that distinguishes a network failure from a death."""
     training = Training(network, runs, "synchronous-sgd", "torch", "--timeout", "4", "--checkpoint-every", "3")
     training.reach(AT_STEP)
     network.cut(1)

@@ -67,7 +67,7 @@ def cluster(start: Callable[[], Cluster]) -> Cluster:
 
 @dataclass
 class Tally:
-    """What became of interrupts."""
+    """The outcomes of interrupts."""
 
     usable: int = 0
     healed: list[str] = field(default_factory=list)  # those after which the cluster said that it must be, and was
@@ -144,7 +144,7 @@ def test_interrupts_at_random_moments_leave_ranks_that_train_again(cluster: Clus
 def test_an_interrupt_while_ranks_are_given_their_work_waits_until_all_have_it(
     cluster: Cluster, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else one would wait for the other, and the notebook would know of neither."""
+    """Otherwise one rank would wait for the other, and the notebook would see no error."""
     before, send = cluster.run, DirectView.apply_async
 
     def interrupted(self: DirectView, *args: Any, **more: Any) -> Any:
@@ -180,7 +180,7 @@ def test_an_answer_that_was_lost_is_told_with_the_way_out(
 
 
 def test_an_interrupt_behind_a_ranks_work_does_not_lose_its_answer(cluster: Cluster, runs: Path) -> None:
-    """It comes when the rank has done all, and its engine is about to say so."""
+    """The interrupt comes when the rank has finished, before its engine reports it."""
 
     def late() -> int:
         from workbench.clusters.engines import remote

@@ -237,7 +237,7 @@ def train_and_kill(runs: Path, *arguments: str, python: Sequence[str] = ()) -> t
 
 @pytest.mark.parametrize("runtime", ["torch", MPI])
 def test_the_command_line_names_the_rank_and_the_signal(runtime: str, runs: Path, no_process_left: None) -> None:
-    """With an interpreter as a user starts it."""
+    """With a new interpreter, as a user starts it."""
     folder, status, said = train_and_kill(
         runs, "synchronous-sgd", "--runtime", runtime, "--steps", "1000000", python=[sys.executable]
     )
@@ -324,7 +324,7 @@ def test_the_command_line_starts_another_process_in_its_place(
 def test_evaluations_that_a_killed_rank_left_are_told_and_made_by_one_command(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a run whose ranks are at steps of their own: rank 0 would have made them at the end."""
+    """Evaluations of a run whose ranks are at different steps: rank 0 would have made them at the end."""
     words = [
         "train",
         "async-sgd",

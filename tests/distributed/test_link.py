@@ -76,12 +76,12 @@ class Done(Handle):
         return True
 
     def wait(self, deadline: Deadline) -> None:
-        """There is nothing to wait for."""
+        """No wait is needed."""
 
 
 @pytest.mark.parametrize(("cold", "seconds"), [(0, 0.01), (2, 0.01), (7, 0.03)])
 def test_a_library_s_first_long_sums_do_not_count(monkeypatch: pytest.MonkeyPatch, cold: int, seconds: float) -> None:
-    """Ways through memory are opened in them: promised against those, everything looks quick."""
+    """The first sums open connections through memory. Compared with them, all predictions would look fast."""
     transport = Cold(cold)
     monkeypatch.setattr(link, "time", SimpleNamespace(perf_counter=lambda: transport.clock_s))
     found = measure_link(transport, lambda what: Deadline(what, lambda: None, 1.0))

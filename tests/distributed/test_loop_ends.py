@@ -39,7 +39,7 @@ PROMPT_S = 90.0  # of a case, on a busy machine; the time-out of the Trainer is 
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict[str, Any]]:
-    """Of all cases, by case and rank."""
+    """The results of all cases, by case and rank."""
     folder: Path = tmp_path_factory.mktemp("ends")
     command = [sys.executable, "-m", "tests.distributed.ends", str(folder), "2", *CASES]
     done = subprocess.run(

@@ -247,7 +247,7 @@ def wide_mlp() -> torch.nn.Module:
 
 @on_real_runtimes
 def test_adam_with_a_schedule_learns(runtime: str) -> None:
-    """A sanity check that needs no oracle: the training data are learnt."""
+    """A check without an oracle: the training data are learnt."""
     how = Settings(
         epochs=40,
         batch_size=4,

@@ -54,7 +54,7 @@ HOW = Settings(steps=STEPS, batch_size=2, timeout_s=20, evaluate_every=0, trace_
 
 
 def and_weights(train: Any, *args: Any) -> torch.Tensor:
-    """What a rank holds at the run's end."""
+    """A rank's parameters at the run's end."""
     train(*args)
     return torch.cat([value.reshape(-1) for value in tiny.remembered_state().values()])
 
@@ -74,7 +74,7 @@ def dies_at_the_door(job: Job, rank: int) -> None:
 def with_another(
     algorithm: Algorithm, comes: Any, how: Settings = HOW, victim: int = VICTIM
 ) -> tuple[dict[int, Outcome], Outcome, Run]:
-    """What became of the ranks that began, and of the one that came later; and the record."""
+    """The outcomes of the first ranks and of the one that joined later; and the record."""
     model = Late if isinstance(algorithm, PartialAllReduce) else Slow
     job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(tiny.Remembered(model)), how)
     dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
@@ -170,7 +170,10 @@ def expected(first_of_two: int, first_of_three: int) -> torch.Tensor:
     ids=str,
 )
 def test_those_that_went_on_as_fewer_are_as_many_again(algorithm: Algorithm, victim: int) -> None:
-    """The synchronous method is from there on what it is on three ranks, momentum and all; rank 0 can be replaced, too."""
+    """From there on the synchronous algorithm equals its run on three ranks, with momentum.
+
+    Rank 0 can be replaced, too.
+    """
     how = replace(STEPS_OF_FEWER, on_failure="stop") if isinstance(algorithm, PartialAllReduce) else STEPS_OF_FEWER
     found, came, run = with_another(algorithm, rejoins, how, victim)
     others = [rank for rank in range(NUM_RANKS) if rank != victim]
@@ -245,7 +248,7 @@ def test_who_is_told_to_ask_again_does(algorithm: Algorithm, monkeypatch: pytest
 
 
 def comes_and_steers(job: Job, rank: int) -> torch.Tensor:
-    """Come, and then say something."""
+    """Join, and then write a command."""
     until_left(job, rank)
     folder = Path(job.folder)
 
@@ -271,7 +274,7 @@ def test_what_was_said_before_it_came_stays_said() -> None:
 
 
 def dies_and_comes(job: Job, rank: int) -> torch.Tensor:
-    """Another process is killed at the door, and then this one comes."""
+    """Another process is killed during its admission, and then this one joins."""
     first = RankPool("torch", 1)
     try:
         first.outcomes([(dies_at_the_door, (job, rank))], may_die=True)
@@ -290,7 +293,7 @@ def test_one_comes_after_one_that_was_killed_at_the_door() -> None:
 
 
 def steers_and_comes(job: Job, rank: int) -> tuple[torch.Tensor, int]:
-    """Say something, and come; and how often this rank then met the others."""
+    """Write a command, and join. Return how often this rank then met the others."""
     until_left(job, rank)
     folder = Path(job.folder)
     write_command(folder, {"set": {"lr": 0.03}})
@@ -344,7 +347,7 @@ def test_one_that_is_killed_at_the_door_is_not_waited_for(algorithm: Algorithm) 
 
 
 def dies_behind_the_door(job: Job, rank: int) -> None:
-    """Come, be let in, and be killed while all measure what their network costs now."""
+    """Join, be admitted, and be killed while all ranks measure their network again."""
     number, hop = [0], link._hop
 
     def die(*args: Any) -> None:

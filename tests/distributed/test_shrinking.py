@@ -84,7 +84,7 @@ def train_shown(job: Job) -> dict[int, Tensor]:
 def train(
     algorithm: Algorithm, victim: int, how: Settings = SHRINKING, drifts: int = -1, runtime: RuntimeName = "torch"
 ) -> tuple[dict[int, Any], Run]:
-    """What became of the others, and the record."""
+    """The outcomes of the others, and the record."""
     job = make_job(runtime, NUM_RANKS, Shown(inner=algorithm, drifts=drifts), PROBLEM, how)
     dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
@@ -121,7 +121,7 @@ def expected(first_of_two: int) -> list[Tensor]:
     ids=str,
 )
 def test_those_that_remain_go_on_as_fewer(algorithm: Algorithm, victim: int, runtime: RuntimeName) -> None:
-    """The synchronous method is from there on what it is on two ranks, momentum and all; rank 0 can be done without too."""
+    """From there on the synchronous algorithm equals its run on two ranks, with momentum. Rank 0 may leave, too."""
     found, run = train(algorithm, victim, runtime=runtime)
     for outcome in found.values():
         assert outcome.error is None, outcome.trace
@@ -186,7 +186,7 @@ _weighed: dict[str, dict[int, float]] = {
 
 
 def samples(gradient: Gradient, ctx: Context) -> float:
-    """How many are in it, in minibatches: its weight is their share of a global batch."""
+    """Number of minibatches in a gradient: its weight is their share of a global batch."""
     return float(gradient.tail()[WEIGHT]) * ctx.num_workers
 
 
@@ -234,7 +234,7 @@ def train_weighed(job: Job) -> tuple[dict[str, dict[int, float]], list[int]]:
 
 
 class DiesAtFirst(tiny.FailsAt):
-    """The MLP, whose process is killed in its first minibatch, when the others have gone on for a while."""
+    """The MLP, whose process is killed in its first minibatch, when the others have taken some steps."""
 
     def __init__(self) -> None:
         super().__init__(None, 0)
@@ -275,7 +275,7 @@ def test_those_who_remain_of_a_quorum_lose_no_gradient(quorum: Any) -> None:
 
 
 class WaitsForADeath(tiny.FailsAt):
-    """The MLP, whose first minibatch lasts until a file is there."""
+    """The MLP, whose first minibatch lasts until a file exists."""
 
     def __init__(self, path: str) -> None:
         super().__init__(None, 0)
@@ -288,7 +288,7 @@ class WaitsForADeath(tiny.FailsAt):
 
 
 def dies_measuring(job: Job) -> None:
-    """Train, and be killed when those that remain measure what their network costs now."""
+    """Train, and be killed when the remaining ranks measure their network again."""
     shrink.measure_link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     run_rank(job)
 

@@ -79,7 +79,7 @@ def outcomes(
     timeout_s: float = 40.0,
     runtime: Literal["torch", "mpi"] = "torch",
 ) -> dict[int, Outcome]:
-    """What became of each rank's call, on processes of their own; a rank that was killed has no outcome."""
+    """The outcome of each rank's call, in separate processes; a killed rank has no outcome."""
     pool = RankPool(runtime, len(calls), outlives=runtime == "mpi")
     try:
         ends = pool.outcomes(calls, timeout_s=timeout_s, may_die=True)
@@ -169,7 +169,7 @@ class StopsAt(tiny.FailsAt):
 
 
 def test_a_stopped_worker_has_not_left() -> None:
-    """The others look for it ten times a second, and wait for it at the end."""
+    """The others check for it ten times a second, and wait for it at the end."""
     job = make_job("torch", NUM_RANKS, AsyncSGD(), tiny.problem(partial(tiny.FailsAt, None, 0)), HOW)
     stopped = replace(job, problem=tiny.problem(partial(StopsAt, AT_STEP, 1.5)))
     found = outcomes([(run_rank, (stopped if rank == VICTIM else job,)) for rank in range(NUM_RANKS)])

@@ -72,7 +72,7 @@ def test_a_sweep_runs_each_cell_once_and_goes_on_where_it_stopped(runs: Path, tm
 @pytest.mark.mpi
 @pytest.mark.timeout(200)
 def test_killed_interrupted_and_too_slow(runs: Path, tmp_path: Path) -> None:
-    """A cell that would take forever: the sweeper is killed, then interrupted, then the cell's time is up."""
+    """A cell without an end: the sweeper is killed, then interrupted, then the cell reaches its time limit."""
     base = {"method": "dear", "runtime": "mpi", "workers": 2, "steps": 10**6, "evaluate_every": 0}
     for number, sign, status in ((0, signal.SIGKILL, -signal.SIGKILL), (1, signal.SIGINT, 130)):
         process = subprocess.Popen(
@@ -145,7 +145,7 @@ def test_a_sweep_of_a_notebook(runs: Path, tmp_path: Path) -> None:
 
 
 def wait_for_steps(runs: Path, number: int, process: subprocess.Popen[str]) -> None:
-    """Until the run of that attempt has taken steps."""
+    """Wait until the run of that attempt has taken steps."""
     deadline = time.monotonic() + 90
     while True:
         assert process.poll() is None, process.communicate()

@@ -35,7 +35,7 @@ WAIT_REPORT_S, BEAT_S = 0.5, 0.1  # in place of ten seconds and one
 
 
 class LateAt(torch.nn.Module):
-    """The MLP, which in the third backward of a rank does something else for a while."""
+    """The MLP, with an action in the third backward of a rank."""
 
     def __init__(self, what: Any) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def stop_myself() -> None:
 
 
 def heard(job: Job) -> tuple[str, BaseException | None]:
-    """On a rank: what it says on its standard error while it trains, and how that ended."""
+    """On a rank: its standard error while it trains, and the outcome."""
     before = detector.BEAT_S, units.WAIT_REPORT_S
     detector.BEAT_S, units.WAIT_REPORT_S = BEAT_S, WAIT_REPORT_S
     error: BaseException | None = None
@@ -73,7 +73,7 @@ def heard(job: Job) -> tuple[str, BaseException | None]:
 def outcomes(
     pool: RankPool, algorithm: Any, what: Any, how: Settings
 ) -> tuple[list[tuple[str, BaseException | None]], Job]:
-    """What the ranks say of a training in which rank 1 is late."""
+    """The ranks' messages in a training in which rank 1 is late."""
     job = make_job(pool.runtime, 2, algorithm, tiny.problem(partial(LateAt, lambda: None)), how)
     late = replace(job, problem=tiny.problem(partial(LateAt, what)))
     found = pool.outcomes([(heard, (job,)), (heard, (late,))])
@@ -198,7 +198,7 @@ def test_a_short_wait_does_not_look_at_the_clock(monkeypatch: pytest.MonkeyPatch
 
 
 def never_joins(job: Job, leaves_word: bool) -> None:
-    """On a rank: it fails before it could join, as one does that cannot read what it was sent."""
+    """On a rank: it fails before it joins, like a rank that cannot read its job."""
     if leaves_word:
         (Path(job.folder) / "ended-00001.json").write_text(
             '{"ename": "KeyboardInterrupt", "evalue": "", "traceback": ""}'

@@ -61,7 +61,7 @@ def test_a_server_keeps_one_too(runtime: str) -> None:
 
 
 def test_it_is_not_the_parameters_themselves() -> None:
-    """So the laws above could fail: one update less is another loss."""
+    """The laws above can fail: with one update less the loss differs."""
     problem = tiny.problem()
     assert by_hand(problem, 3) != pytest.approx(by_hand(problem, 3, STEPS - 1), rel=1e-4)
 

@@ -35,7 +35,7 @@ how = partial(Settings, steps=2, batch_size=2, timeout_s=30)
 
 
 class Broken(Exception):
-    """Of a test's background work."""
+    """An error of a test's background work."""
 
 
 _log: list[str] = []  # what the programs of this process have done
@@ -48,7 +48,7 @@ def breaks() -> Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits(Algorithm):
-    """Starts work that breaks, ends a step, and then waits for the work."""
+    """Starts work that fails, ends a step, and then waits for the work."""
 
     lane: int = 0
     any_of: bool = False
@@ -233,7 +233,7 @@ both = pytest.mark.parametrize("run", [simulate, refer])
 
 @both
 def test_an_error_that_no_program_waits_for_is_named(run: Callable[..., None]) -> None:
-    """Not that the other rank waits forever."""
+    """The other rank does not wait forever."""
 
     def begin(ctx: Context) -> Program:
         if ctx.rank == 0:

@@ -120,7 +120,7 @@ def test_the_mean_is_then_over_the_others() -> None:
 
 
 def test_a_step_in_which_all_gradients_are_left_out_changes_nothing() -> None:
-    """Neither parameters nor momentum."""
+    """Neither parameters nor momentum change."""
     every = tuple(range(23))
     trained = train("simulated", P, SynchronousSGD(), poison.problem(samples=every), how(**SKIP))
     first, *later = trained.parameters[0]
@@ -203,7 +203,7 @@ def test_who_does_not_look_goes_on_until_the_loss_is_no_number() -> None:
 
 
 def test_parameters_that_are_no_numbers_are_not_trained_on() -> None:
-    """To leave every gradient out, forever, would look like training."""
+    """A run that leaves out every gradient would look like training."""
     problem = tiny.problem(loss=lambda output, target: cross_entropy(output, target) * 1e300)
     with pytest.raises(Diverged, match=r"and so are its parameters"):
         train("simulated", P, SynchronousSGD(), problem, how(lr=1e30, optimizer=tiny.sgd, steps=20, **SKIP))
@@ -258,7 +258,7 @@ def test_real_ranks_stop_with_one_error(algorithm: Algorithm, runtime: str) -> N
 
 
 def test_every_variant_is_known_to_send_what_it_sent() -> None:
-    """Nothing that is looked at costs a byte."""
+    """No check sends a byte."""
     for algorithm in variants(P)[::9]:
         runs = [
             train("simulated", P, algorithm, tiny.problem(), how(on_bad_gradient=policy, steps=3)).run

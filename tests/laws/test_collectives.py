@@ -105,7 +105,7 @@ def test_sums_integers_exactly(
 def test_sums_gradients_of_one_bucket_and_of_several(
     collective: Collective, num_ranks: int, seed: int, bucket_bytes: float | None, bucket: int | None
 ) -> None:
-    """And sends the bytes of its closed form, bucket by bucket."""
+    """It also sends the bytes of its closed form, bucket by bucket."""
     layout = build_layout(trainable(tiny.mlp()), bucket_bytes)
     inputs = values(num_ranks, layout.numel, seed)
     whole = gradients(inputs, layout)
@@ -188,7 +188,7 @@ def test_ring_and_direct_send_no_more_than_is_optimal(num_ranks: int, numel: int
 @settings(max_examples=40)
 @given(num_ranks=ranks, numel=lengths, seed=seeds, chunks=st.integers(1, 4), kind=st.sampled_from([Ring, Direct]))
 def test_halves_make_the_whole(num_ranks: int, numel: int, seed: int, chunks: int, kind: type[Ring | Direct]) -> None:
-    """In between, rank r holds block r of the sum."""
+    """Between the halves, rank r has block r of the sum."""
     inputs, bounds = values(num_ranks, numel, seed), block_bounds(numel, num_ranks)
     ring = kind(chunks=chunks)
     assert ring.splits

@@ -232,7 +232,7 @@ class Delayed(Bare):
 @pytest.mark.parametrize("delay", [1, 2, 3, 4])
 @pytest.mark.parametrize("share", [0.05, 0.3, 2.0])
 def test_delayed_bound_by_latency(delay: int, share: float) -> None:
-    """Threads hide latency: t_c / d, until compute is what takes longest."""
+    """Threads hide latency: a step takes t_c / d, until compute takes longest."""
     network = Network(latency_s=2e-3, bandwidth_bytes_per_s=math.inf)
     communication_s = Ring().seconds(160, 4, network)
     ran = simulate(

@@ -52,12 +52,12 @@ def check_equal(algorithm: Algorithm, runtime: str) -> None:
     "algorithm", [item for item in EQUAL if item in representatives() or item in LOSSY], ids=name_of
 )
 def test_real_replicas_are_equal_when_they_should_be(algorithm: Algorithm, runtime: str) -> None:
-    """What a codec loses, all ranks lose. Simulated replicas: `test_replicas.py`."""
+    """All ranks have the same error of a codec. Simulated replicas: `test_replicas.py`."""
     check_equal(algorithm, runtime)
 
 
 def test_replicas_that_never_meet_go_apart() -> None:
-    """So the law above could fail."""
+    """The law above can fail."""
     for algorithm in [item for item in variants() if item.replicas == Replicas.NEVER]:
         trained = train("simulated", 3, algorithm, tiny.problem(), settings())
         assert not torch.equal(trained.parameters[1][-1], trained.final)

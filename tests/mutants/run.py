@@ -50,7 +50,7 @@ SURVIVED, TIMED_OUT = "", "the time limit"
 @final
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant: the test that failed, "" for none, and the seconds that took."""
+    """The outcome of a mutant: the test that failed ("" for none), and the seconds until then."""
 
     mutant: Mutant
     caught_by: str
@@ -176,7 +176,7 @@ def check_unmutated(mutants: list[Mutant], copies: SimpleQueue[Path], jobs: int)
 
 
 def chosen(names: list[str]) -> list[Mutant]:
-    """Those of that name, else those whose names hold it."""
+    """Mutants of that name, else those whose names contain it."""
     found = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     found = found or [mutant for mutant in MUTANTS if any(name in mutant.name for name in names)]
     if not found:
