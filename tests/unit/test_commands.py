@@ -1,4 +1,4 @@
-"""Words to a run under way: written, read, and refused before they are written."""
+"""Commands to a running training: written, read, and refused before they are written."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_an_interrupt_waits_while_peers_count_on_the_rank() -> None:
 
 
 class OfTwo:
-    """The transport of rank 0 of two, and what rank 1 says; all else that a helm needs of its rank."""
+    """The transport of rank 0 of two, and what rank 1 says; all else that a controller needs of its rank."""
 
     rank, num_workers = 0, 2
     has_server_copy = False
