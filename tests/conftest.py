@@ -216,11 +216,11 @@ def mpich() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def forked_starts() -> Iterator[None]:
     """Ranks, engines and cells that this process starts are forked from one that has imported torch."""
-    from tests.distributed.pool import nursery
+    from tests.distributed.pool import fork_server
     from tests.forked import fork_starts
 
     with pytest.MonkeyPatch.context() as patch:
-        fork_starts(patch.setattr, nursery().python, "ranks", "engines", "cells")
+        fork_starts(patch.setattr, fork_server().python, "ranks", "engines", "cells")
         yield
 
 

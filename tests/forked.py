@@ -54,9 +54,9 @@ os._exit(status)
 
 def forked(*arguments: str) -> list[str]:
     """A command that does what this interpreter does with these arguments: `-m MODULE ...` or `-c CODE ...`."""
-    from tests.distributed.pool import nursery
+    from tests.distributed.pool import fork_server
 
-    return [nursery().python, *arguments]
+    return [fork_server().python, *arguments]
 
 
 def write_stand_in(path: Path, address: str) -> None:
@@ -74,12 +74,12 @@ def fork_kernels(folder: Path) -> None:
 
     Returns when a fork takes no time: a kernel's ports are picked before it starts, and another process may take them.
     """
-    from tests.distributed.pool import nursery
+    from tests.distributed.pool import fork_server
 
     subprocess.run(forked("-c", ""), check=True, timeout=100)
     for path in folder.rglob("kernel.json"):
         spec = json.loads(path.read_text())
-        spec["argv"][0] = nursery().python
+        spec["argv"][0] = fork_server().python
         path.write_text(json.dumps(spec))
 
 

@@ -151,7 +151,7 @@ class RankPool:
             world = {"RANKS_FOLDER": str(self._folder), "RANKS_KEY": key.hex()}
             if self.runtime == "torch":
                 for rank in range(self.num_ranks):
-                    nursery().fork({**world, "RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)})
+                    fork_server().fork({**world, "RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)})
             else:
                 self._mpiexec = start_mpi(self.num_ranks, world, self._folder / "log", outlives=self.outlives)
             self._meet(listener)
@@ -250,7 +250,7 @@ def our_environment(env: dict[str, str]) -> dict[str, str]:
     return {**{name: value for name, value in env.items() if name != "WORKBENCH_TEST_MARK"}, **one}
 
 
-class Nursery:
+class ForkServer:
     """A process that has imported everything. It forks ranks, and the processes that stand-ins request.
 
     Attributes:
@@ -259,10 +259,10 @@ class Nursery:
 
     def __init__(self) -> None:
         ours, theirs = Pipe()
-        self._folder = tempfile.mkdtemp(prefix="nursery-")
+        self._folder = tempfile.mkdtemp(prefix="fork_server-")
         self.python, address = str(Path(self._folder, "python")), str(Path(self._folder, "socket"))
         write_stand_in(Path(self.python), address)
-        code = "import sys; from tests.distributed.ranks import nurse; nurse(*map(int, sys.argv[1:]))"
+        code = "import sys; from tests.distributed.ranks import serve_forks; serve_forks(*map(int, sys.argv[1:]))"
         env = our_environment(dict(os.environ))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -283,9 +283,9 @@ class Nursery:
 
 
 @lru_cache(maxsize=1)
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """The session's."""
-    return Nursery()
+    return ForkServer()
 
 
 _shared: dict[tuple[RuntimeName, int], RankPool] = {}
@@ -320,6 +320,6 @@ def close_all() -> None:
     for pool in _shared.values():
         pool.close()
     _shared.clear()
-    if nursery.cache_info().currsize:
-        nursery().close()
-        nursery.cache_clear()
+    if fork_server.cache_info().currsize:
+        fork_server().close()
+        fork_server.cache_clear()

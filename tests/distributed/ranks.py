@@ -93,7 +93,7 @@ def _num_communicators() -> int:
     return handle
 
 
-def nurse(connection_number: int, socket_number: int) -> None:
+def serve_forks(connection_number: int, socket_number: int) -> None:
     """Fork a rank for each world that the test process sends, and a process for each stand-in that calls, until it hangs up."""
     _import_all()  # before the fork, for all
     gc.freeze()
@@ -127,11 +127,11 @@ def nurse(connection_number: int, socket_number: int) -> None:
                 serve_torch(world)
 
 
-def _begin(*of_nursery: Connection | socket.socket) -> None:
+def _begin(*of_fork_server: Connection | socket.socket) -> None:
     """In a process that was just forked."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for end in of_nursery:
+    for end in of_fork_server:
         end.close()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.distributed.pool import nursery
+from tests.distributed.pool import fork_server
 from tests.forked import forked
 from tests.waiting import within
 
@@ -66,7 +66,7 @@ def begin(code: str) -> tuple[subprocess.Popen[str], psutil.Process]:
 
 def address() -> str:
     """Of the process that forks."""
-    return str(Path(nursery().python).with_name("socket"))
+    return str(Path(fork_server().python).with_name("socket"))
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])

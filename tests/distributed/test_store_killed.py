@@ -80,20 +80,20 @@ def test_writers_that_are_killed_at_any_moment_lose_nothing_that_was_done(runs: 
     """Forty SIGKILLs: finished runs are complete; unfinished ones are readable, with the status "killed"."""
     clock, chance = tmp_path / "ledger", random.Random(8)
     command = [sys.executable, "-c", WRITER, str(clock)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
-        assert nursery.stdin and nursery.stdout
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as fork_server:
+        assert fork_server.stdin and fork_server.stdout
         for number in range(NUM_KILLS):
-            nursery.stdin.write("\n")
-            nursery.stdin.flush()
-            pid, before = int(nursery.stdout.readline()), len(os.listdir(runs)) if runs.is_dir() else 0
+            fork_server.stdin.write("\n")
+            fork_server.stdin.flush()
+            pid, before = int(fork_server.stdout.readline()), len(os.listdir(runs)) if runs.is_dir() else 0
             assert within(20, lambda before=before: runs.is_dir() and len(os.listdir(runs)) > before), "it writes a run"
             time.sleep(chance.uniform(0.0, 0.03))
             os.kill(pid, signal.SIGKILL)
-            assert nursery.stdout.readline() == "gone\n"
+            assert fork_server.stdout.readline() == "gone\n"
             if number % 8 == 0:
                 assert list_runs().damaged == (), "a reader at any moment sees whole runs"
-        nursery.stdin.close()
-        assert nursery.wait(20) == 0
+        fork_server.stdin.close()
+        assert fork_server.wait(20) == 0
     done = set(clock.read_text().split())
     age(runs, YOUNG_S + 5)
     listing = list_runs()

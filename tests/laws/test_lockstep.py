@@ -189,9 +189,9 @@ def test_memory_does_not_grow_with_workers(num_micro: int) -> None:
     """At most two gradient buffers for any number of workers: the sum, and one that is added to it."""
     settings = Settings(steps=1, batch_size=4, num_micro=num_micro)
     for workers in (2, 32):
-        cohort = WorkerGroup(
+        group = WorkerGroup(
             SynchronousSGD(), tiny.problem(num_samples=256), settings, workers, COMPUTE, timing_only=False
         )
-        gradient, _, _ = cohort.backward(0, np.zeros(workers))
-        assert isinstance(cohort.replica, Replica) and cohort.replica.pool.num_allocated == num_micro
-        cohort.replica.discard(gradient)
+        gradient, _, _ = group.backward(0, np.zeros(workers))
+        assert isinstance(group.replica, Replica) and group.replica.pool.num_allocated == num_micro
+        group.replica.discard(gradient)

@@ -29,7 +29,7 @@ LOW_RANK: tuple[Selection, ...] = (("tests/unit/test_low_rank.py",),)
 REPLICA: tuple[Selection, ...] = (
     (
         "tests/unit/test_replica.py",
-        "tests/unit/test_updater.py",
+        "tests/unit/test_optimizer_step.py",
         "tests/unit/test_gradients_layout.py",
         "tests/unit/test_buckets.py",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,3 +105,16 @@ def test_a_server_that_does_not_listen_is_ended_all_the_same(monkeypatch: pytest
     server = start_fork_server(dict(os.environ), ["sh", "-c", "exec sleep 1000"])
     server.close()
     assert server.returncode == -signal.SIGKILL
+
+
+def test_a_child_that_no_process_collects_has_ended() -> None:
+    """As in a container whose first process collects no orphans: a zombie keeps its number."""
+
+    class Gone:
+        has_ended, returncode = True, 0
+
+    with subprocess.Popen([sys.executable, "-c", ""]) as zombie:
+        within(10, lambda: psutil.Process(zombie.pid).status() == psutil.STATUS_ZOMBIE)
+        child = Forked(Gone(), 0)  # type: ignore[arg-type]
+        child.pid = zombie.pid
+        assert child.poll() == -signal.SIGTERM

@@ -133,7 +133,7 @@ BOMBS = [
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
     """bomb -> exit status and output of a process that read it: forks of one that has imported, each with its own limit."""
-    nursery = (
+    fork_server = (
         READER.partition("resource.setrlimit")[0]
         + f"""
 import os, signal, json
@@ -163,7 +163,10 @@ for line in sys.stdin:
     import json
 
     with subprocess.Popen(
-        [sys.executable, "-c", f"BODY = {body!r}\n{nursery}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", f"BODY = {body!r}\n{fork_server}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdin and process.stdout
         for what in BOMBS:

@@ -92,8 +92,8 @@ def test_ranks_are_spoken_briefly() -> None:
     assert [label([0, 1], 2), label([0], 1)] == ["[0-1] ", ""]
 
 
-class Desk:
-    """A merger with a clock of our own, and what it showed."""
+class Screen:
+    """A merger with its own clock, and what it has shown."""
 
     def __init__(self, *ranks: int) -> None:
         self.now, self.shown = 0.0, []  # type: ignore[var-annotated]
@@ -108,60 +108,60 @@ class Desk:
 
 
 def test_the_same_line_of_all_is_shown_once_and_at_once() -> None:
-    desk = Desk(0, 1)
-    desk.merger.text(1, "stdout", "begun\nrank 1\n")
-    assert desk.flush() == []
-    desk.merger.text(0, "stdout", "begun\nrank 0\n")
-    assert desk.flush() == [([0, 1], "stdout", "begun"), ([0], "stdout", "rank 0"), ([1], "stdout", "rank 1")]
+    screen = Screen(0, 1)
+    screen.merger.text(1, "stdout", "begun\nrank 1\n")
+    assert screen.flush() == []
+    screen.merger.text(0, "stdout", "begun\nrank 0\n")
+    assert screen.flush() == [([0, 1], "stdout", "begun"), ([0], "stdout", "rank 0"), ([1], "stdout", "rank 1")]
 
 
 def test_a_line_waits_for_the_others_but_not_for_long() -> None:
-    desk = Desk(0, 1, 2)
-    desk.merger.text(2, "stderr", "late?\n")
-    desk.now = HOLD_S / 2
-    desk.merger.text(0, "stderr", "late?\n")
-    assert desk.flush() == []
-    desk.now = HOLD_S
-    assert desk.flush() == [([0, 2], "stderr", "late?")]
+    screen = Screen(0, 1, 2)
+    screen.merger.text(2, "stderr", "late?\n")
+    screen.now = HOLD_S / 2
+    screen.merger.text(0, "stderr", "late?\n")
+    assert screen.flush() == []
+    screen.now = HOLD_S
+    assert screen.flush() == [([0, 2], "stderr", "late?")]
 
 
 def test_a_line_is_shown_whole_and_a_progress_bar_as_it_ended() -> None:
-    desk = Desk(0)
-    desk.merger.text(0, "stdout", "1 of 3\r2 of 3")
-    assert desk.flush() == []
-    desk.merger.text(0, "stdout", "\r3 of 3\nrest")
-    assert desk.flush() == [([0], "stdout", "3 of 3")]
-    desk.merger.ended(0)
-    assert desk.flush() == [([0], "stdout", "rest")]
+    screen = Screen(0)
+    screen.merger.text(0, "stdout", "1 of 3\r2 of 3")
+    assert screen.flush() == []
+    screen.merger.text(0, "stdout", "\r3 of 3\nrest")
+    assert screen.flush() == [([0], "stdout", "3 of 3")]
+    screen.merger.ended(0)
+    assert screen.flush() == [([0], "stdout", "rest")]
 
 
 def test_a_rank_that_ended_is_not_waited_for() -> None:
-    desk = Desk(0, 1)
-    desk.merger.ended(1)
-    desk.merger.text(0, "stdout", "alone\n")
-    assert desk.flush() == [([0], "stdout", "alone")]
+    screen = Screen(0, 1)
+    screen.merger.ended(1)
+    screen.merger.text(0, "stdout", "alone\n")
+    assert screen.flush() == [([0], "stdout", "alone")]
 
 
 def test_objects_that_differ_in_their_address_alone_are_the_same() -> None:
-    desk = Desk(0, 1)
+    screen = Screen(0, 1)
     for rank in (0, 1):
-        desk.merger.display(rank, "result", {"data": {"text/plain": f"<A at 0x7f00000000{rank}0>"}, "metadata": {}})
-    (shown,) = desk.flush()
+        screen.merger.display(rank, "result", {"data": {"text/plain": f"<A at 0x7f00000000{rank}0>"}, "metadata": {}})
+    (shown,) = screen.flush()
     assert shown[0] == [0, 1]
 
 
 def test_nothing_is_lost_and_each_ranks_order_is_kept() -> None:
-    desk = Desk(0, 1)
+    screen = Screen(0, 1)
     said: dict[int, list[str]] = {0: [], 1: []}
     for number in range(200):
         rank = number % 2 if number % 7 else 0
         said[rank].append(f"{rank if number % 3 else 'both'} {number // 2}")
-        desk.merger.text(rank, "stdout", said[rank][-1] + "\n")
-        desk.now += 0.01
-        desk.merger.flush()
-    desk.merger.flush(final=True)
+        screen.merger.text(rank, "stdout", said[rank][-1] + "\n")
+        screen.now += 0.01
+        screen.merger.flush()
+    screen.merger.flush(final=True)
     for rank, lines in said.items():
-        assert [content for group, _, content in desk.shown if rank in group] == lines
+        assert [content for group, _, content in screen.shown if rank in group] == lines
 
 
 # ---------------------------------------------------------------- kernelspecs

@@ -59,15 +59,15 @@ class FakeCluster:
 
     def __init__(self, state: str = "ready", answers: bool = True, name: str = "one") -> None:
         self.state, self.answers, self.id = state, answers, name
-        self.waited, self.fate = False, "there"
+        self.waited, self.ending = False, "there"
         self.asked: list[str] = []
         self.client = [Rank(self) for _ in range(2)]
 
     def stop(self) -> None:
-        self.fate = "stopped"
+        self.ending = "stopped"
 
     def detach(self) -> None:
-        self.fate = "detached"
+        self.ending = "detached"
 
 
 @pytest.fixture
@@ -144,14 +144,14 @@ def test_attached_ranks_are_let_go_for_others_and_end_when_that_is_asked_for(
     for name, argument in (("ranks", "3"), ("launcher", "emulated:1gbit")):
         cluster = given(ranks, monkeypatch, FakeCluster())
         ranks.command(name, argument)
-        assert (cluster.fate, capsys.readouterr().err) == (
+        assert (cluster.ending, capsys.readouterr().err) == (
             "detached",
             "the 2 ranks are detached: %attach one continues with them\n",
         )
     for name in ("restart_ranks", "stop_ranks"):
         cluster = given(ranks, monkeypatch, FakeCluster())
         ranks.command(name, "")
-        assert cluster.fate == "stopped"
+        assert cluster.ending == "stopped"
 
 
 def test_a_name_that_there_is_not_costs_no_ranks(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +162,4 @@ def test_a_name_that_there_is_not_costs_no_ranks(ranks: Ranks, monkeypatch: pyte
     monkeypatch.setattr(clusters, "attach", refuse)
     with pytest.raises(ConfigError, match="no cluster typo"):
         ranks.command("attach", "typo")
-    assert ranks.cluster is cluster and cluster.fate == "there"
+    assert ranks.cluster is cluster and cluster.ending == "there"

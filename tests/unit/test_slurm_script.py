@@ -70,7 +70,7 @@ def test_everything_asked_for_is_in_the_script() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("slurm:partitoin=debug", "did you mean partition=…"),
+        ("slurm:partitoin=debug", r"did you mean partition\?"),
         ("slurm:debug", "'debug' is no option"),
         ("slurm:nodes=2,nodes=3", "nodes is given twice"),
         ("slurm:gpus-per-task=2,gpus-per-rank=2", "gpus-per-rank is given twice"),

@@ -192,6 +192,7 @@ def some(runs: Path) -> list[Path]:
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
+        (["algorithm=pipe-sgd"], [1, 2, 3]),
         (["method=pipe-sgd"], [1, 2, 3]),
         (["method=PipeSGD", "status=finished"], [1, 2]),
         (["method!=pipe-sgd"], [0]),
@@ -237,8 +238,8 @@ def test_since_sweep_sort_and_limit(some: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"where": ["methd=x"]}, "did you mean method"),
-        ({"where": ["method"]}, "key=value"),
+        ({"where": ["algorthm=x"]}, "did you mean algorithm"),
+        ({"where": ["algorithm"]}, "key=value"),
         ({"sort": "acuracy"}, "did you mean accuracy"),
         ({"columns": ["sed"]}, "did you mean seed"),
         ({"since": "yesterday"}, "2d"),
@@ -358,6 +359,24 @@ def test_a_missing_package_is_named_with_the_command(
         export_runs(runs_table().rows, tmp_path, format)
 
 
+@pytest.mark.parametrize(
+    "command", [["runs"], ["runs", "--columns", "run,algorithm,workers"], ["show", "last"]], ids=" ".join
+)
+def test_what_a_person_reads_calls_it_an_algorithm(
+    some: list[Path], command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert "algorithm" in text and not re.search(r"\bmethods?\b", text)
+
+
+@pytest.mark.parametrize("option", ["runs", "show", "train"])
+def test_help_calls_it_an_algorithm(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([option, "--help"])
+    assert not re.search(r"\bmethods?\b(?!\")", capsys.readouterr().out)
+
+
 # ---------------------------------------------------------------- a figure of many
 
 
@@ -367,11 +386,11 @@ def test_parallel_coordinates_show_what_varies_and_the_results(some: list[Path])
 
     figure = plots.parallel(runs_table())
     shown = {axis.label: axis for axis in figure.data[0].dimensions}
-    assert {"method", "workers", "set.width", "accuracy"} <= set(shown)
+    assert {"algorithm", "workers", "set.width", "accuracy"} <= set(shown)
     assert "seed" not in shown and "runtime" not in shown, "the same in all"
     assert list(shown["accuracy"].values) == [row["accuracy"] for row in runs_table()]
-    words = dict(zip(shown["method"].tickvals, shown["method"].ticktext, strict=True))
-    assert [words[value] for value in shown["method"].values] == [row["method"] for row in runs_table()]
+    words = dict(zip(shown["algorithm"].tickvals, shown["algorithm"].ticktext, strict=True))
+    assert [words[value] for value in shown["algorithm"].values] == [row["method"] for row in runs_table()]
     assert len(plots.parallel(list_runs()).data[0].dimensions) == len(shown)
     with pytest.raises(ConfigError, match="no run has 'acc'"):
         plots.parallel(runs_table(), axes=["acc"])

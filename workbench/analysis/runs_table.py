@@ -48,7 +48,10 @@ TEXTS: MappingProxyType[str, Callable[[Any], str]] = MappingProxyType(
         "created": lambda value: str(value)[:19].replace("T", " "),
     }
 )
-TITLES = MappingProxyType({"label": "algorithm", "loss": "test loss", "seconds": "training", "bytes_sent": "sent"})
+ALIASES = MappingProxyType({"algorithm": "method"})  # what a user writes -> the key of records
+TITLES = MappingProxyType(
+    {"label": "algorithm", "method": "algorithm", "loss": "test loss", "seconds": "training", "bytes_sent": "sent"}
+)
 CONDITION = re.compile(r"\s*([\w.-]+?)\s*(!=|>=|<=|==|=|>|<|~)\s*(.*?)\s*")
 ORDER: MappingProxyType[str, Callable[[Any, Any], bool]] = MappingProxyType(
     {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -57,6 +60,25 @@ AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 MOST_TOLD = 8  # failures listed below a table
 RESULTS_NAME = ".results.jsonl"
+
+
+def key_of(name: str) -> str:
+    """Return the key of a row's value from its name on the command line.
+
+    >>> key_of("train-loss"), key_of("algorithm")
+    ('train_loss', 'method')
+    """
+    key = name.replace("-", "_")
+    return ALIASES.get(key, key)
+
+
+def name_of(key: str) -> str:
+    """Return the name of a row's value, for a reader.
+
+    >>> name_of("method"), name_of("workers")
+    ('algorithm', 'workers')
+    """
+    return next((name for name, other in ALIASES.items() if other == key), key)
 
 
 @final
@@ -72,7 +94,7 @@ class Condition:
     def parse(cls, text: str) -> Condition:
         """Parse a condition as written on the command line.
 
-        >>> Condition.parse("workers>=4"), Condition.parse("method=pipe-sgd").value
+        >>> Condition.parse("workers>=4"), Condition.parse("algorithm=pipe-sgd").value
         (Condition(key='workers', sign='>=', value=4), 'pipe-sgd')
 
         Raises:
@@ -83,7 +105,7 @@ class Condition:
             raise ConfigError(
                 f"condition {text!r}: write key=value, or with !=, <, <=, >, >=, or ~ for a part of the text, such as workers>=4"
             )
-        return cls(found[1].replace("-", "_"), "=" if found[2] == "==" else found[2], parse_value(found[3]))
+        return cls(key_of(found[1]), "=" if found[2] == "==" else found[2], parse_value(found[3]))
 
     def holds(self, row: dict[str, Any]) -> bool:
         """Return whether a row meets the condition; a row without the value meets only `!=` and `=none`."""
@@ -119,7 +141,7 @@ def runs_table(
     """Return the runs of a store, one a row; `rows` hold all known values of each.
 
     Args:
-        where: conditions that must all hold, such as "method=pipe-sgd", "workers>=4", "set.width=2", "accuracy>0.9".
+        where: conditions that must all hold, such as "algorithm=pipe-sgd", "workers>=4", "set.width=2", "accuracy>0.9".
         since: only runs since an age, "2d", "3h", or since a date, "2026-11-21".
         sweep: only runs of the sweep with this name.
         sort: a key, ascending; "-accuracy" sorts descending. Runs without the value, or with NaN, come last.
@@ -136,11 +158,11 @@ def runs_table(
     rows = [row_of(run) for run in listing]
     known = sorted({key for row in rows for key in row} | {*BASE, *RESULTS})
     conditions = [*map(Condition.parse, where), *([Condition("sweep", "=", sweep)] if sweep else [])]
-    column_keys = [key.replace("-", "_") for key in columns] or list(SHOWN)
-    sort_key = sort.removeprefix("-").replace("-", "_")
+    column_keys = list(map(key_of, columns)) or list(SHOWN)
+    sort_key = key_of(sort.removeprefix("-"))
     for key in (*(item.key for item in conditions), sort_key, *(column_keys if columns else ())):
         if rows and key not in known:
-            raise unknown("column of the runs", key, known)
+            raise unknown("column of the runs", key, sorted(map(name_of, known)))
     late = [item for item in conditions if item.key in RESULTS]
     early = [item for item in conditions if item.key not in RESULTS]
     moment = _parse_since(since)

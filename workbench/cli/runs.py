@@ -12,12 +12,13 @@ from workbench.errors import ConfigError
 
 ACTIONS = ("list", "export", "remove")
 EXAMPLES = """
-  workbench runs --where method=pipe-sgd status=finished 'workers>=4' --since 2d --sort=-accuracy
+  workbench runs --where algorithm=pipe-sgd status=finished 'workers>=4' --since 2d --sort=-accuracy
   workbench runs --sweep widths --columns run,set.width,seed,accuracy,seconds
   workbench runs export --sweep widths --format parquet --output widths
   workbench runs remove --where status=failed --yes
 
-Keys of conditions and columns are those of --json; settings of the algorithm are set.NAME, such as set.width.
+Keys of conditions and columns are those of --json, and `algorithm`, which --json calls "method". Settings of the algorithm are
+set.NAME, such as set.width.
 Signs are = != < <= > >=, and ~ for "contains".
 """
 
@@ -38,7 +39,7 @@ def add_runs_options(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="CONDITION",
-        help="such as method=pipe-sgd (the algorithm); all conditions must hold",
+        help="such as algorithm=pipe-sgd; all conditions must hold",
     )
     add("--since", metavar="AGE|DATE", help="runs not older than an age (30m, 3h, 2d, 1w) or a date")
     add("--sweep", metavar="NAME", help="runs of this sweep")

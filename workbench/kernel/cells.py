@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import final
 
 from workbench.errors import ConfigError
+from workbench.naming import did_you_mean
 
 COMMANDS = ("ranks", "launcher", "attach", "detach", "status", "restart_ranks", "stop_ranks")
 INSTALLERS = ("pip", "conda", "mamba", "uv")  # above a cell, they run once, in the notebook's own process
@@ -75,9 +75,8 @@ def parse_cell(text: str) -> Cell:
             raise ConfigError("%%rank needs numbers of ranks: %%rank 0, %%rank 0,2 or %%rank 1-3")
         return Cell(tuple(commands), rest, ranks=which)
     word = re.match(r"%%(\w+)", first)
-    if word and difflib.get_close_matches(word[1], ("local", "rank"), cutoff=0.75):
-        near = difflib.get_close_matches(word[1], ("local", "rank"), n=1)[0]
-        raise ConfigError(f"there is no %%{word[1]}: did you mean %%{near}?")
+    if word and (meant := did_you_mean(word[0], ("%%local", "%%rank"), cutoff=0.8)):
+        raise ConfigError(f"there is no {word[0]}: {meant.strip()}")
     body = "\n".join(lines)
     code = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     loads_extensions = bool(code) and all(re.match(r"%(un)?load_ext\b", line) for line in code)

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.analysis.runs_table import RESULTS, add_results, row_of
+from workbench.analysis.runs_table import RESULTS, add_results, key_of, name_of, row_of
 from workbench.analysis.table import Table
 from workbench.errors import ConfigError
 from workbench.plots.style import TEMPLATE, safe
@@ -45,13 +45,13 @@ def parallel(
         raise ConfigError("no runs to show: give some, such as runs_table(sweep=NAME)")
     known = list(dict.fromkeys(name for row in rows for name in row))
     settings = [name for name in (*FIRST, *known) if name in known and name not in UNLIKE and _varies(rows, name)]
-    keys = list(axes) or [
+    keys = list(map(key_of, axes)) or [
         *dict.fromkeys(settings),
         *(name for name in SHOWN_RESULTS if any(row.get(name) is not None for row in rows)),
     ]
     for name in keys:
         if name not in known:
-            raise ConfigError(f"no run has {name!r}: choose among {', '.join(known)}")
+            raise ConfigError(f"no run has {name!r}: choose among {', '.join(map(name_of, known))}")
     values = [row.get(color) for row in rows]
     line: dict[str, Any] = {"color": "#0072B2"}
     if all(isinstance(value, int | float) for value in values) and len(set(values)) > 1:
@@ -83,7 +83,7 @@ def _varies(rows: list[dict[str, Any]], name: str) -> bool:
 def _axis(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     values = [row.get(name) for row in rows]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return {"label": safe(name), "values": values}
+        return {"label": safe(name_of(name)), "values": values}
     numbers = sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
     words = [
         *map(str, numbers),
@@ -92,7 +92,7 @@ def _axis(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     words += [NOTHING] if None in values else []
     places = [words.index(NOTHING if value is None else str(value)) for value in values]
     return {
-        "label": safe(name),
+        "label": safe(name_of(name)),
         "values": places,
         "tickvals": list(range(len(words))),
         "ticktext": [safe(word) for word in words],

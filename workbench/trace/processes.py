@@ -57,12 +57,14 @@ def when_begun(pid: int | None = None) -> dict[str, Any]:
     return {}
 
 
-def is_running(process: psutil.Process) -> bool:
-    """Return True if a process exists and has not ended.
+def is_running(process: psutil.Process | int) -> bool:
+    """Return True if a process, or one with this number, exists and has not ended.
 
     A zombie has ended: without its parent it may never be collected.
     """
     try:
+        if isinstance(process, int):
+            process = psutil.Process(process)
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False

@@ -30,6 +30,7 @@ from typing import Any, NoReturn, final
 import psutil
 
 from workbench.errors import LaunchError
+from workbench.trace.processes import is_running
 
 POLL_S = 0.05  # time between two checks whether a child has ended
 BEGIN_S = 30.0  # limit for a fork
@@ -133,7 +134,7 @@ class Forked:
         if self._server.has_ended and self.returncode is None:
             if not self.pid:
                 self.returncode = self._server.returncode
-            elif not psutil.pid_exists(self.pid):
+            elif not is_running(self.pid):
                 self.returncode = -signal.SIGTERM
         return self.returncode
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
 
 from workbench.errors import ConfigError
+from workbench.naming import did_you_mean
 
 Starter = Literal["mpiexec", "pmix", "pmi2"]
 Place = Literal["here", "job"]
@@ -194,7 +194,6 @@ WITHOUT_TASK_GPUS = ("env", "-u", "SLURM_GPUS_PER_TASK", "-u", "SLURM_TRES_PER_T
 
 def _nearest(name: str) -> str:
     known = [*OWN, *SBATCH]
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f": did you mean {near[0]}=…?"
+    if meant := did_you_mean(name, known, cutoff=0.6):
+        return f": {meant.strip()}"
     return f": there are {', '.join(sorted(known))}, and --NAME for any other option of sbatch"

@@ -70,7 +70,7 @@ def facts_of_run(
     }
 
 
-def check_agreement(facts: Facts, transport: Transport, interpreter: Interpreter) -> list[str]:
+def check_consistency(facts: Facts, transport: Transport, interpreter: Interpreter) -> list[str]:
     """Compare the facts of all ranks. Return notes on allowed differences; rank 0 warns of them.
 
     Raises:

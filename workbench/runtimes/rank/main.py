@@ -32,7 +32,7 @@ from workbench.runtimes.liveness.failure_detector import FailureDetector, lost_c
 from workbench.runtimes.liveness.interrupts import single_interrupt
 from workbench.runtimes.liveness.membership import note_departures
 from workbench.runtimes.liveness.rendezvous import wait_for_all
-from workbench.runtimes.rank.consistency import check_agreement, facts_of_run, share_tensors
+from workbench.runtimes.rank.consistency import check_consistency, facts_of_run, share_tensors
 from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Deadline, SoloTransport, Transport
 from workbench.runtimes.transport.measure_link import measure_link
@@ -293,7 +293,7 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
         known = (
             {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
         )
-        differing = check_agreement(known, transport, interpreter)
+        differing = check_consistency(known, transport, interpreter)
         share_tensors(replica.shared_tensors(), transport, interpreter)
         check_lanes(job.algorithm, settings.progress)
         transport.open_lanes(job.algorithm.requires.num_lanes)

@@ -24,7 +24,7 @@ from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
 from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute, gather_late_passes
 from workbench.runtimes.liveness.failure_detector import FailureDetector
-from workbench.runtimes.rank.consistency import check_agreement, facts_of_layout, share_tensors, versions
+from workbench.runtimes.rank.consistency import check_consistency, facts_of_layout, share_tensors, versions
 from workbench.runtimes.rank.main import cause_of, transport_here
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.runtimes.user_loop.loop_checkpoints import BatchWeights, LoopCheckpoints, Losses, Preview, open_record
@@ -171,7 +171,7 @@ class Trainer:
             check_lanes(algorithm, progress)
             self._transport.open_lanes(algorithm.requires.num_lanes)
             known = {**versions(), "algorithm": str(algorithm), **facts_of_layout(self.replica.layout)}
-            check_agreement(known, self._transport, self._interpreter)
+            check_consistency(known, self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
                 self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)

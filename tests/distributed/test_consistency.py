@@ -19,7 +19,7 @@ from tests.laws.train import make_job, on_real_runtimes
 from workbench.algorithms import AsyncSGD, SynchronousSGD
 from workbench.errors import RankMismatch
 from workbench.program import Algorithm
-from workbench.runtimes.rank import consistency as agreement
+from workbench.runtimes.rank import consistency
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -32,10 +32,10 @@ def run_with(job: Job, what: str) -> dict[str, Any]:
     """On a rank: train, with other software than it has."""
     others: dict[str, Any] = {
         "torch": patch.object(torch, "__version__", "1.13.1+cpu"),
-        "workbench": patch.object(agreement, "package_digest", lambda: "0" * 12),
+        "workbench": patch.object(consistency, "package_digest", lambda: "0" * 12),
         "Python": patch.object(platform, "python_version_tuple", lambda: ("3", "9", "1")),
         "patch of Python": patch.object(platform, "python_version_tuple", lambda: (*platform_version[:2], "77")),
-        "code of the algorithm": patch.object(agreement, "code_digest", lambda *functions: "0" * 12),
+        "code of the algorithm": patch.object(consistency, "code_digest", lambda *functions: "0" * 12),
     }
     with others[what]:
         return run_rank(job)

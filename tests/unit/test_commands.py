@@ -283,7 +283,7 @@ def test_an_interrupt_waits_while_peers_count_on_the_rank() -> None:
 
 
 class OfTwo:
-    """The transport of rank 0 of two, and what rank 1 says; all else that a helm needs of its rank."""
+    """The transport of rank 0 of two, and what rank 1 says; all else that a controller needs of its rank."""
 
     rank, num_workers = 0, 2
     has_server_copy = False

@@ -86,7 +86,9 @@ def test_a_collective_of_the_library_and_messages_wait_for_each_other() -> None:
 
     def collective(_: None) -> None:
         for rank in range(4):
-            net.join("lane 0", (rank, None, lambda came_s: ended.append(net.clock.now_s)), 5.0, lambda values: None)
+            net.join(
+                "lane 0", (rank, None, lambda came_s, error: ended.append(net.clock.now_s)), 5.0, lambda values: None
+            )
 
     message(4)
     net.clock.at(1.0, collective)
