@@ -184,8 +184,7 @@ ASYNCHRONOUS = [
 ]
 
 
-@on_real_runtimes
-@pytest.mark.parametrize("algorithm", ASYNCHRONOUS, ids=name_of)
+@by_turns(ASYNCHRONOUS, turn=1)
 def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_order(
     algorithm: Algorithm, runtime: str
 ) -> None:

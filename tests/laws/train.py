@@ -35,12 +35,12 @@ on_all_runtimes = pytest.mark.parametrize("runtime", ["simulated", "torch", MPI]
 
 
 def by_turns(algorithms: Sequence[Algorithm], turn: int, *, simulated: bool = False) -> pytest.MarkDecorator:
-    """Give each algorithm one real runtime, the next one the other: of algorithm, law and runtime, every two meet.
+    """Give each algorithm one real runtime, and the next one the other: of algorithm, law and runtime, every two meet.
 
-    `test_every_runtime_takes_the_same_steps` has all that do not look at the time on every runtime.
+    For algorithms that another law has on both. `test_every_runtime_takes_the_same_steps` has all that do not look at the time.
 
     Args:
-        turn: 0 or 1. Two laws that are alike have one each.
+        turn: 0 or 1. Two laws that are alike, of the same algorithms, have one each.
         simulated: on simulated workers, too.
     """
     rows = [(algorithm, REAL[(number + turn) % 2]) for number, algorithm in enumerate(algorithms)]
