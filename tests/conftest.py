@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import hypothesis.core
 import psutil
 import pytest
 import torch
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
 from tests.leftovers import Definitions, Picture, peak_bytes
@@ -76,6 +77,13 @@ def pytest_configure(config: pytest.Config) -> None:
         and not os.environ.get("CI")
     ):
         config.pluginmanager.register(SameSeed())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Search for doctests only in files that have some: each worker would spend seconds on the others."""
+    found = yield
+    return [one for one in found if not isinstance(one, DoctestModule) or ">>> " in file_path.read_text()]
 
 
 class SameSeed:

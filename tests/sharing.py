@@ -40,10 +40,21 @@ NETWORKS = (
 
 ALONE_UNIT, NETWORKS_UNIT = "alone", "tests/distributed/ on emulated networks"
 
+# Files of a minute or more: a worker that began one as the last would be alone with it.
+LONG = (
+    "tests/distributed/test_rejoin.py",
+    "tests/distributed/test_killed.py",
+    "tests/distributed/test_cluster.py",
+    "tests/distributed/test_cluster_life.py",
+    "tests/distributed/test_checkpoints.py",
+    "tests/distributed/test_ddp_hooks.py",
+)
+
 # The longest unit comes first. Every second worker begins at the other end, where waiting is least: they meet at short files, and end
 # at about the same time.
 ORDER = (
     NETWORKS_UNIT,
+    *LONG,
     "tests/distributed/",
     "workbench/",
     "tests/unit/",
@@ -71,7 +82,7 @@ def place_of(unit: str) -> int:
 class Sharing(LoadScopeScheduling):
     """xdist's sharing by units of work, from both ends; the unit of those that must be alone waits until one worker is left.
 
-    Units of a folder come in the order in which they were collected, which pytest-randomly draws, and not by their number of tests.
+    Other units of a folder come in the order in which they were collected, which pytest-randomly draws, and not by their number of tests.
     """
 
     def schedule(self) -> None:

@@ -16,9 +16,22 @@ pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytes
 
 PLOTLY, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"
 START, LIVE, WAIT, TIMELINE, BOARD = range(5)
+# A training at full speed would take both cores from the browser.
+BEGIN = """
+import time
+from dataclasses import replace
+import torch
+import workbench as wb
+wb.plots.use_notebook_renderer()
+def slow(output, target):
+    time.sleep(0.01)
+    return torch.nn.functional.cross_entropy(output, target)
+problem = replace(wb.problems.digits_mlp(), loss=slow)
+cluster = wb.Cluster(2)
+"""
 CELLS = (
-    "import workbench as wb\nwb.plots.use_notebook_renderer()\ncluster = wb.Cluster(2)",
-    "run = cluster.train(wb.PipeSGD(), wb.problems.digits_mlp(), epochs=100_000)\nrun",
+    BEGIN.strip(),
+    "run = cluster.train(wb.PipeSGD(), problem, epochs=100_000)\nrun",
     "run.wait();",
     "done = wb.simulate(wb.LayerwiseSGD(), wb.problems.digits_mlp(), workers=2, network='ethernet-1g', steps=6)\nwb.plots.timeline(done)",
     "board = wb.Dashboard(cluster)\nboard",

@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from multiprocessing.connection import Connection, Listener, Pipe, wait
 from pathlib import Path
 from typing import Any, Literal, final
@@ -30,7 +29,7 @@ from typing import Any, Literal, final
 import cloudpickle
 
 from tests.distributed.ranks import GRACE_S, START_S, WHERE_ARE_YOU, Health, Outcome, health
-from tests.forked import forked, write_stand_in
+from tests.forked import write_stand_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,10 +57,11 @@ class RankPool:
     Args:
         runtime: "torch" (one gloo group, met through a file) or "mpi" (under an mpiexec).
         outlives: MPI's ranks are not ended when one of them is killed.
+        compiler: its ranks have imported torch's compiler, as a rank does that makes a DDP model or one of torch's optimizers.
     """
 
-    def __init__(self, runtime: RuntimeName, num_ranks: int, *, outlives: bool = False) -> None:
-        self.runtime, self.num_ranks, self.outlives = runtime, num_ranks, outlives
+    def __init__(self, runtime: RuntimeName, num_ranks: int, *, outlives: bool = False, compiler: bool = False) -> None:
+        self.runtime, self.num_ranks, self.outlives, self.compiler = runtime, num_ranks, outlives, compiler
         self.num_starts = 0
         self.used = False  # since it was last looked at
         self.pids: list[int] = []  # of the ranks, in order of rank
@@ -151,9 +151,10 @@ class RankPool:
             world = {"RANKS_FOLDER": str(self._folder), "RANKS_KEY": key.hex()}
             if self.runtime == "torch":
                 for rank in range(self.num_ranks):
-                    fork_server().fork({**world, "RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)})
+                    fork_server(self.compiler).fork({**world, "RANK": str(rank), "WORLD_SIZE": str(self.num_ranks)})
             else:
-                self._mpiexec = start_mpi(self.num_ranks, world, self._folder / "log", outlives=self.outlives)
+                log = self._folder / "log"
+                self._mpiexec = start_mpi(self.num_ranks, world, log, outlives=self.outlives, compiler=self.compiler)
             self._meet(listener)
 
     def _meet(self, listener: Listener) -> None:
@@ -231,11 +232,13 @@ def _is_gone(pid: int) -> bool:
     return False
 
 
-def start_mpi(num_ranks: int, more: dict[str, str], log: Path, *, outlives: bool = False) -> subprocess.Popen[bytes]:
+def start_mpi(
+    num_ranks: int, more: dict[str, str], log: Path, *, outlives: bool = False, compiler: bool = False
+) -> subprocess.Popen[bytes]:
     """An mpiexec with that many ranks that serve."""
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
-    argv = forked("-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()")
+    argv = [fork_server(compiler).python, "-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()"]
     command, env = mpiexec_command(find_mpi(), num_ranks, argv, outlives=outlives)
     with log.open("wb") as file:
         return subprocess.Popen(
@@ -253,16 +256,20 @@ def our_environment(env: dict[str, str]) -> dict[str, str]:
 class ForkServer:
     """A process that has imported everything. It forks ranks, and the processes that stand-ins request.
 
+    Args:
+        compiler: it has imported torch's compiler, too, which takes another second of a core.
+
     Attributes:
         python: the program of stand-ins: see `forked`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiler: bool) -> None:
         ours, theirs = Pipe()
         self._folder = tempfile.mkdtemp(prefix="fork_server-")
         self.python, address = str(Path(self._folder, "python")), str(Path(self._folder, "socket"))
         write_stand_in(Path(self.python), address)
         code = "import sys; from tests.distributed.ranks import serve_forks; serve_forks(*map(int, sys.argv[1:]))"
+        code = f"import torch._dynamo; {code}" if compiler else code
         env = our_environment(dict(os.environ))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -282,20 +289,25 @@ class ForkServer:
         shutil.rmtree(self._folder)
 
 
-@lru_cache(maxsize=1)
-def fork_server() -> ForkServer:
-    """The session's."""
-    return ForkServer()
+_fork_servers: dict[bool, ForkServer] = {}
 
 
-_shared: dict[tuple[RuntimeName, int], RankPool] = {}
+def fork_server(compiler: bool = False) -> ForkServer:
+    """The session's; one with torch's compiler is another."""
+    if compiler not in _fork_servers:
+        _fork_servers[compiler] = ForkServer(compiler)
+    return _fork_servers[compiler]
 
 
-def shared_pool(runtime: RuntimeName, num_ranks: int) -> RankPool:
+_shared: dict[tuple[RuntimeName, int, bool], RankPool] = {}
+
+
+def shared_pool(runtime: RuntimeName, num_ranks: int, *, compiler: bool = False) -> RankPool:
     """The session's pool of that kind and size."""
-    if (runtime, num_ranks) not in _shared:
-        _shared[runtime, num_ranks] = RankPool(runtime, num_ranks)
-    return _shared[runtime, num_ranks]
+    kind = runtime, num_ranks, compiler
+    if kind not in _shared:
+        _shared[kind] = RankPool(runtime, num_ranks, compiler=compiler)
+    return _shared[kind]
 
 
 def left_behind() -> list[str]:
@@ -320,6 +332,6 @@ def close_all() -> None:
     for pool in _shared.values():
         pool.close()
     _shared.clear()
-    if fork_server.cache_info().currsize:
-        fork_server().close()
-        fork_server.cache_clear()
+    for one in _fork_servers.values():
+        one.close()
+    _fork_servers.clear()

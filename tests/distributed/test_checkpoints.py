@@ -521,7 +521,7 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("forked_starts", "no_process_left")
 @pytest.mark.parametrize("runtime", [pytest.param("mpi", marks=pytest.mark.mpi), "torch"])
 def test_kill_9_of_all_and_resume_is_unbroken(
     runs: Path, processes: list[subprocess.Popen[bytes]], runtime: str

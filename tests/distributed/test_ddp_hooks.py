@@ -142,7 +142,7 @@ def test_lossless_collectives_train_as_plain_ddp(num_ranks: int) -> None:
     def run() -> list[list[Tensor]]:
         return [in_ddp(None), *train_with_each(EXACT, STEPS)]
 
-    per_rank = shared_pool("torch", num_ranks).run(run)
+    per_rank = shared_pool("torch", num_ranks, compiler=True).run(run)
     plain = per_rank[0][0]
     assert relative_error(plain[-1], plain[0]) > 0.1, "nothing was trained: equal parameters would say nothing"
     for position, collective in enumerate(EXACT, start=1):
@@ -153,7 +153,7 @@ def test_lossless_collectives_train_as_plain_ddp(num_ranks: int) -> None:
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_replicas_stay_equal_to_the_bit_with_every_codec_and_the_loss_falls(num_ranks: int) -> None:
     steps = 35
-    per_rank = shared_pool("torch", num_ranks).run(train_with_each, LOSSY, steps)
+    per_rank = shared_pool("torch", num_ranks, compiler=True).run(train_with_each, LOSSY, steps)
     x, y = tiny.data(40)
 
     def loss(parameters: Tensor) -> float:
@@ -172,7 +172,7 @@ def test_a_model_of_16_bit_parameters_is_summed_as_ddp_does_or_in_float32() -> N
         hooks = [None, ddp_hook(), ddp_hook(codec=Linear8()), ddp_hook(collective=PowerSGD(rank=1))]
         return [in_ddp(hook, dtype=torch.bfloat16) for hook in hooks]
 
-    first, second = shared_pool("torch", 2).run(run)
+    first, second = shared_pool("torch", 2, compiler=True).run(run)
     for position in range(4):
         same_on_all([first[position], second[position]])
     assert_same(first[1], first[0], 0)
@@ -192,7 +192,7 @@ def test_a_hook_that_nobody_holds_ends_its_thread() -> None:
         in_ddp(ddp_hook(codec=Linear8()), steps=2)
         return before, within(10, lanes, lambda now: now <= before)
 
-    for before, after in shared_pool("torch", 2).run(run):
+    for before, after in shared_pool("torch", 2, compiler=True).run(run):
         assert after <= before
 
 
@@ -207,7 +207,7 @@ def test_truncation_once_around_is_torchs_bf16_hook() -> None:
         )
         return gradient, ours, theirs
 
-    (first, ours, theirs), (second, *_) = shared_pool("torch", 2).run(run)
+    (first, ours, theirs), (second, *_) = shared_pool("torch", 2, compiler=True).run(run)
     mean = (first + second) / 2
     half = 2.0**-8  # rounding to 8 significant bits errs by so much of the value at most
     bound = (
@@ -241,7 +241,7 @@ def test_power_sgd_is_torchs_step_by_step_from_the_same_first_factor() -> None:
             found.append((gradient, ours(gradient), theirs(gradient)))
         return found
 
-    per_rank = shared_pool("torch", 2).run(run)
+    per_rank = shared_pool("torch", 2, compiler=True).run(run)
     for step, ((first, ours, theirs), (second, *_)) in enumerate(zip(*per_rank, strict=True)):
         mean = (first + second) / 2
         assert relative_error(ours, theirs) < 1e-9, step
@@ -257,7 +257,7 @@ def test_power_sgd_of_a_sum_of_low_rank_is_exact_as_torchs() -> None:
         ours, theirs = (one_gradient(hook, gradient) for hook in hooks)
         return gradient, ours(gradient), [theirs(gradient) for _ in range(3)][-1]
 
-    (first, ours, theirs), (second, *_) = shared_pool("torch", 2).run(run)
+    (first, ours, theirs), (second, *_) = shared_pool("torch", 2, compiler=True).run(run)
     mean = (first + second) / 2
     assert torch.linalg.matrix_rank(mean) == 2
     assert relative_error(ours, mean) < 1e-12
@@ -274,7 +274,7 @@ def test_power_sgd_sees_the_matrix_of_a_parameter_however_it_lies() -> None:
         lies_otherwise = torch.zeros(9, 12, dtype=torch.float64).T
         return gradient, one_gradient(ddp_hook(collective=PowerSGD(rank=1)), lies_otherwise)(gradient)
 
-    gradient, found = shared_pool("torch", 2).run(run)[0]
+    gradient, found = shared_pool("torch", 2, compiler=True).run(run)[0]
     assert relative_error(found, gradient) < 1e-12
 
 
@@ -284,7 +284,7 @@ def test_noise_is_new_at_each_step_and_the_seeds_own() -> None:
         backwards = [one_gradient(ddp_hook(codec=QSGD(levels=3), seed=seed), gradient) for seed in (0, 0, 1)]
         return [[backward(gradient) for _ in range(2)] for backward in backwards]
 
-    first, again, other = shared_pool("torch", 2).run(run)[0]
+    first, again, other = shared_pool("torch", 2, compiler=True).run(run)[0]
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], other[0])
 
@@ -300,7 +300,7 @@ def test_a_part_of_the_ranks_may_be_a_group_of_its_own() -> None:
         ]
         return [in_ddp(hook, group=group) for hook in [None, *hooks]]
 
-    first, nothing, third = shared_pool("torch", 3).run(run)
+    first, nothing, third = shared_pool("torch", 3, compiler=True).run(run)
     assert nothing is None
     for position in range(4):
         same_on_all([first[position], third[position]])
@@ -348,7 +348,7 @@ def test_error_feedback_loses_the_first_step_to_the_new_buckets_and_nothing_afte
                 total.add_(param.grad if step > 0 else 0 * param.grad)
         return applied, states
 
-    per_rank = shared_pool("torch", 2).run(run)
+    per_rank = shared_pool("torch", 2, compiler=True).run(run)
     states = [states for _, states in per_rank]
     parts = [[[number for number, _ in kept["parameters"]] for kept in state["memory"]] for state in states[0]]
     assert parts[0] != parts[1], "the buckets were not cut anew: this test would see nothing"
@@ -392,7 +392,7 @@ def test_a_run_goes_on_from_its_saved_state(collective: Collective) -> None:
         after = one_gradient((again, hook), gradients[0])
         return expected, found + [after(gradient) for gradient in gradients[3:]]
 
-    for expected, found in shared_pool("torch", 2).run(run):
+    for expected, found in shared_pool("torch", 2, compiler=True).run(run):
         assert_same(found, expected, 0)
 
 
@@ -441,7 +441,7 @@ def test_a_run_of_several_buckets_resumes_bit_identically(num_ranks: int) -> Non
     def run() -> list[list[Tensor]]:
         return [[stopped_and_resumed(one, stop) for stop in (None, 4, STEPS - 1)] for one in REMEMBERING]
 
-    for per_rank in shared_pool("torch", num_ranks).run(run):
+    for per_rank in shared_pool("torch", num_ranks, compiler=True).run(run):
         for collective, (whole, *resumed) in zip(REMEMBERING, per_rank, strict=True):
             for found in resumed:
                 assert torch.equal(found, whole), f"{collective}: {relative_error(found, whole):.1e} off"
@@ -457,7 +457,7 @@ def test_a_state_of_another_model_is_refused_in_the_first_step() -> None:
             one_gradient((again, hook), torch.zeros(6, 5))(torch.ones(6, 5))
         return str(caught.value)
 
-    assert "saved with another model" in shared_pool("torch", 2).run(run)[0]
+    assert "saved with another model" in shared_pool("torch", 2, compiler=True).run(run)[0]
 
 
 def test_a_state_of_another_rank_is_refused() -> None:
@@ -467,7 +467,7 @@ def test_a_state_of_another_rank_is_refused() -> None:
             state.load_state_dict({**state.state_dict(), "rank": 1 - dist.get_rank()})
         return str(caught.value)
 
-    assert "saved with rank 1, and not 0" in shared_pool("torch", 2).run(run)[0]
+    assert "saved with rank 1, and not 0" in shared_pool("torch", 2, compiler=True).run(run)[0]
 
 
 # -- failures --------------------------------------------------------------------------------------------------
@@ -504,7 +504,7 @@ def test_a_failure_ends_backward_on_all_ranks_and_names_the_rank() -> None:
         backward = one_gradient(ddp_hook(collective=Failing(), timeout_s=20), gradient)
         return [words_of(backward, gradient) for _ in range(3)]
 
-    first, second = shared_pool("torch", 2).run(run)
+    first, second = shared_pool("torch", 2, compiler=True).run(run)
     assert first[0] == second[0] == "nothing was raised"
     assert "ZeroDivisionError: division by zero" in second[1]
     assert second[2] == "ZeroDivisionError: division by zero"  # at once, and not after waiting for anybody
@@ -523,7 +523,7 @@ def test_a_rank_that_is_killed_is_named() -> None:
             die()
         return [*before, words_of(backward, gradient)]
 
-    with contextlib.closing(RankPool("torch", 3)) as pool:
+    with contextlib.closing(RankPool("torch", 3, compiler=True)) as pool:
         found = pool.outcomes([(run, ())] * 3, may_die=True)
     for rank in (0, 2):
         assert found[rank].error is None, found[rank].trace
@@ -537,7 +537,7 @@ def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_was_said() -> No
         backward = one_gradient(ddp_hook(collective=Ring(), timeout_s=1.0), gradient)
         return words_of(backward, gradient) if dist.get_rank() == 0 else ""
 
-    assert "Stalled: waited 1 s" in shared_pool("torch", 2).run(run)[0]
+    assert "Stalled: waited 1 s" in shared_pool("torch", 2, compiler=True).run(run)[0]
 
 
 def test_what_cannot_be_averaged_is_refused_with_the_fix() -> None:
@@ -547,4 +547,4 @@ def test_what_cannot_be_averaged_is_refused_with_the_fix() -> None:
             model(torch.zeros(2, 5, dtype=torch.int64)).sum().backward()
         return str(caught.value)
 
-    shared_pool("torch", 2).run(run)
+    shared_pool("torch", 2, compiler=True).run(run)

@@ -120,13 +120,13 @@ def train_with_ddp() -> torch.Tensor:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_equal_batches_train_as_one_process_with_all_samples(runtime: str, method: Algorithm) -> None:
-    results = shared_pool(runtime, 2).run(train_with_trainer, method, None, False)
+    results = shared_pool(runtime, 2, compiler=True).run(train_with_trainer, method, None, False)
     assert torch.equal(results[0], results[1])
     torch.testing.assert_close(results[0], train_alone(2, None), rtol=1e-12, atol=1e-14)
 
 
 def test_trains_as_ddp_does() -> None:
-    pool = shared_pool("torch", 2)
+    pool = shared_pool("torch", 2, compiler=True)
     torch.testing.assert_close(
         pool.run(train_with_trainer, SynchronousSGD(), None, False)[0],
         pool.run(train_with_ddp)[0],
@@ -137,14 +137,15 @@ def test_trains_as_ddp_does() -> None:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_counted_unequal_batches_are_weighted_by_their_samples(runtime: str) -> None:
-    results = shared_pool(runtime, 3).run(train_with_trainer, SynchronousSGD(), (5, 1, 0), True)
+    results = shared_pool(runtime, 3, compiler=True).run(train_with_trainer, SynchronousSGD(), (5, 1, 0), True)
     torch.testing.assert_close(results[0], train_alone(3, (5, 1, 0)), rtol=1e-12, atol=1e-14)
     assert torch.equal(results[0], results[2])
 
 
 def test_uncounted_unequal_batches_count_the_same_per_rank() -> None:
     counted, uncounted = (
-        shared_pool("torch", 2).run(train_with_trainer, SynchronousSGD(), (5, 1), count)[0] for count in (True, False)
+        shared_pool("torch", 2, compiler=True).run(train_with_trainer, SynchronousSGD(), (5, 1), count)[0]
+        for count in (True, False)
     )
     assert not torch.allclose(counted, uncounted)
 
@@ -152,7 +153,7 @@ def test_uncounted_unequal_batches_count_the_same_per_rank() -> None:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("width", [2, 3])
 def test_gradients_in_flight_are_applied_at_the_end(runtime: str, width: int) -> None:
-    results = shared_pool(runtime, 2).run(train_with_trainer, PipeSGD(width=width), None, False)
+    results = shared_pool(runtime, 2, compiler=True).run(train_with_trainer, PipeSGD(width=width), None, False)
     torch.testing.assert_close(results[0], train_alone(2, None, delay=width - 1), rtol=1e-12, atol=1e-14)
 
 
@@ -181,7 +182,7 @@ def train_and_settle(sign: Path) -> tuple[list[bool], torch.Tensor]:
 def test_settled_is_when_all_that_was_in_flight_has_come_and_none_of_it_is_applied(
     runtime: str, tmp_path: Path
 ) -> None:
-    (waited, trained), _ = shared_pool(runtime, 2).run(train_and_settle, tmp_path)
+    (waited, trained), _ = shared_pool(runtime, 2, compiler=True).run(train_and_settle, tmp_path)
     assert waited == [True] * NUM_STEPS
     torch.testing.assert_close(trained, train_alone(2, None, delay=1), rtol=1e-12, atol=1e-14)
 
@@ -205,7 +206,7 @@ def step_until_one_fails() -> tuple[str, str, float]:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_one_ranks_exception_ends_the_step_on_all(runtime: str) -> None:
-    outcomes = shared_pool(runtime, 2).run(step_until_one_fails)
+    outcomes = shared_pool(runtime, 2, compiler=True).run(step_until_one_fails)
     assert [name for name, _, _ in outcomes] == ["PeerFailed", "ZeroDivisionError"]
     assert "rank 1" in outcomes[0][1]
     assert "ZeroDivisionError" in outcomes[0][1]
@@ -232,7 +233,7 @@ def step_until_one_is_killed() -> tuple[str, str, float]:
 
 def test_a_rank_that_is_killed_is_named() -> None:
     """In a loop that keeps no record, too."""
-    with contextlib.closing(RankPool("torch", 3)) as pool:
+    with contextlib.closing(RankPool("torch", 3, compiler=True)) as pool:
         found = pool.outcomes([(step_until_one_is_killed, ())] * 3, may_die=True)
     assert isinstance(found[1].error, EOFError | OSError), "it was to be killed"
     for rank in (0, 2):
@@ -254,7 +255,7 @@ def make_unequal_models() -> None:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_unequal_models_are_refused_by_name(runtime: str) -> None:
     with pytest.raises(RankMismatch, match=r"weight: \(2, 3\).*weight: \(3, 3\)"):
-        shared_pool(runtime, 2).run(make_unequal_models)
+        shared_pool(runtime, 2, compiler=True).run(make_unequal_models)
 
 
 def fail_at_construction() -> tuple[str, str, float]:
@@ -272,7 +273,7 @@ def fail_at_construction() -> tuple[str, str, float]:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_an_error_at_construction_releases_the_others(runtime: str) -> None:
-    outcomes = shared_pool(runtime, 2).run(fail_at_construction)
+    outcomes = shared_pool(runtime, 2, compiler=True).run(fail_at_construction)
     assert [name for name, _, _ in outcomes] == ["PeerFailed", "ConfigError"]
     assert "no trainable parameter" in outcomes[0][1]
     assert max(seconds for _, _, seconds in outcomes) < 30  # far below the 120 s of the time-out
@@ -289,7 +290,7 @@ def running_means() -> torch.Tensor:
 
 
 def test_buffers_are_rank_0s_at_the_end() -> None:
-    first, second = shared_pool("torch", 2).run(running_means)
+    first, second = shared_pool("torch", 2, compiler=True).run(running_means)
     assert torch.equal(first, second)
     assert first.max() < 10, "rank 1's inputs are a hundred larger"
 
@@ -305,7 +306,7 @@ def diverge() -> str:
 
 
 def test_a_loss_that_is_no_number_ends_the_loop() -> None:
-    assert all("lower the learning rate" in words for words in shared_pool("torch", 2).run(diverge))
+    assert all("lower the learning rate" in words for words in shared_pool("torch", 2, compiler=True).run(diverge))
 
 
 def record_a_run() -> dict[str, Any]:
@@ -325,9 +326,9 @@ def record_a_run() -> dict[str, Any]:
 def test_a_recorded_loop_leaves_a_run(runs: Any) -> None:
     from workbench.trace.run import Run
 
-    shared_pool("torch", 2).close()  # its ranks must learn of this test's run store
-    first, second = shared_pool("torch", 2).run(record_a_run)
-    shared_pool("torch", 2).close()
+    shared_pool("torch", 2, compiler=True).close()  # its ranks must learn of this test's run store
+    first, second = shared_pool("torch", 2, compiler=True).run(record_a_run)
+    shared_pool("torch", 2, compiler=True).close()
     assert first["folder"] == second["folder"]
     run = Run.load(first["folder"])
     assert sorted(run.metrics) == [0, 1]
@@ -423,7 +424,9 @@ BIG = 1e3
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_bad_gradient_ends_the_run_where_it_is_to(runtime: str) -> None:
-    good, bad = shared_pool(runtime, 2).run(train_with_a_bad_gradient, math.nan, False, {"on_bad_gradient": "stop"})
+    good, bad = shared_pool(runtime, 2, compiler=True).run(
+        train_with_a_bad_gradient, math.nan, False, {"on_bad_gradient": "stop"}
+    )
     where = f"rank 1 is not finite at step {BAD_STEP}: nan in 1 of .* values of {poison.TENSOR}"
     assert re.search(f"^Diverged: the gradient of {where}", bad["said"]), bad["said"]
     assert re.search(f"^PeerFailed: .*{where}", good["said"]), good["said"]
@@ -432,7 +435,9 @@ def test_a_bad_gradient_ends_the_run_where_it_is_to(runtime: str) -> None:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("record", [False, True], ids=["alone", "recorded"])
 def test_a_bad_gradient_is_left_out_of_the_mean(runtime: str, record: bool) -> None:
-    good, bad = shared_pool(runtime, 2).run(train_with_a_bad_gradient, math.inf, record, {"on_bad_gradient": "skip"})
+    good, bad = shared_pool(runtime, 2, compiler=True).run(
+        train_with_a_bad_gradient, math.inf, record, {"on_bad_gradient": "skip"}
+    )
     assert (good["said"], bad["said"], good["skipped"], bad["skipped"], good["words"]) == ("", "", 0, 1, [])
     assert len(bad["words"]) == 1
     assert bad["words"][0].startswith(f"step {BAD_STEP}: a gradient of rank 1 was left out: inf in 1 of ")
@@ -446,7 +451,7 @@ def test_a_bad_gradient_is_left_out_of_the_mean(runtime: str, record: bool) -> N
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_each_ranks_own_gradient_is_clipped(runtime: str) -> None:
     norm = 0.3
-    good, bad = shared_pool(runtime, 2).run(
+    good, bad = shared_pool(runtime, 2, compiler=True).run(
         train_with_a_bad_gradient, BIG, True, {"on_bad_gradient": "clip", "max_grad_norm": norm}
     )
     assert (good["said"], bad["said"], bad["skipped"]) == ("", "", 0)
@@ -531,7 +536,7 @@ def train_in_parts(method: Algorithm, folder: str, part: str) -> dict[str, Any]:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("method", KEPT, ids=str)
 def test_a_loop_goes_on_from_its_checkpoint_to_the_last_bit(runtime: str, method: Algorithm, tmp_path: Path) -> None:
-    pool, folder = shared_pool(runtime, 2), str(tmp_path / "kept")
+    pool, folder = shared_pool(runtime, 2, compiler=True), str(tmp_path / "kept")
     whole = pool.run(train_in_parts, method, "", "whole")
     on_the_way = pool.run(train_in_parts, method, str(tmp_path / "two"), "kept on the way")
     pool.run(train_in_parts, method, folder, "first")
@@ -545,7 +550,7 @@ def test_a_loop_goes_on_from_its_checkpoint_to_the_last_bit(runtime: str, method
 
 
 def test_a_loop_goes_on_from_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
-    pool, method = shared_pool("torch", 2), PipeSGD(width=2)
+    pool, method = shared_pool("torch", 2, compiler=True), PipeSGD(width=2)
     pool.run(train_in_parts, method, str(tmp_path), "kept on the way")
     newest = rank_file_path(tmp_path, 3, 1)
     newest.write_bytes(newest.read_bytes()[:-100])
@@ -561,7 +566,7 @@ def test_a_loop_goes_on_from_the_newest_checkpoint_that_is_whole(tmp_path: Path)
 
 
 def test_a_loop_goes_on_with_other_ranks_where_the_method_allows_it(tmp_path: Path) -> None:
-    two, three = shared_pool("torch", 2), shared_pool("torch", 3)
+    two, three = shared_pool("torch", 2, compiler=True), shared_pool("torch", 3, compiler=True)
     for name, method in (("synchronous", SynchronousSGD()), ("pipe", PipeSGD(width=2))):
         two.run(train_in_parts, method, str(tmp_path / name), "first")
     for row in three.run(train_in_parts, SynchronousSGD(), str(tmp_path / "synchronous"), "rest"):
@@ -603,7 +608,9 @@ def train_and_save_where_one_cannot(folder: str) -> tuple[list[str], int, int]:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_rank_that_cannot_write_is_named_on_all_and_training_goes_on(runtime: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    for said, updates, num_steps in shared_pool(runtime, 2).run(train_and_save_where_one_cannot, str(tmp_path)):
+    for said, updates, num_steps in shared_pool(runtime, 2, compiler=True).run(
+        train_and_save_where_one_cannot, str(tmp_path)
+    ):
         assert re.search("^rank 1 could not write its checkpoint of step 0 .*: earlier ones are valid$", said[0])
         assert (said[1], updates, num_steps) == ("", 2, 2)
 
@@ -674,7 +681,7 @@ def test_evaluating_shows_what_finish_leaves_and_training_continues_bit_identica
             found.append((ends, *train_and_look(method, NUM_STEPS, looks=True)))
         return found
 
-    for rank_found in shared_pool(runtime, 2).run(run):
+    for rank_found in shared_pool(runtime, 2, compiler=True).run(run):
         for method, (ends, end, seen) in zip(IN_FLIGHT, rank_found, strict=True):
             assert torch.equal(end, ends[-1]), f"{method}: looking changed the run"
             for num_steps, expected in zip((1, 3, 4, NUM_STEPS), ends, strict=True):
@@ -724,7 +731,7 @@ def accumulate_with_trainer(method: Algorithm, whole: bool) -> tuple[torch.Tenso
 
 @pytest.mark.parametrize("method", [SynchronousSGD(), LayerwiseSGD(bucket_bytes=64)], ids=str)
 def test_micro_batches_are_ddps_accumulation_and_one_big_batch_and_so_is_the_norm(method: Algorithm) -> None:
-    pool = shared_pool("torch", 2)
+    pool = shared_pool("torch", 2, compiler=True)
     expected, norms = pool.run(accumulate_with_ddp)[0]
     assert max(norms) > 0.2, "nothing was clipped"
     for whole in (False, True):
@@ -750,7 +757,7 @@ def train_scheduled(method: Algorithm) -> torch.Tensor:
 
 def test_dear_is_synchronous_under_a_scheduler_of_the_loops_own() -> None:
     """One cycle changes the learning rate and the momentum at every step."""
-    pool = shared_pool("torch", 2)
+    pool = shared_pool("torch", 2, compiler=True)
     torch.testing.assert_close(
         pool.run(train_scheduled, DeAR(bucket_bytes=64))[0],
         pool.run(train_scheduled, SynchronousSGD())[0],

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.laws import tiny
-from tests.laws.train import on_real_runtimes, train
+from tests.laws.train import by_turns, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, SoftsyncSGD, StaleSynchronousSGD
 from workbench.costs import Compute, Network, SlowMachines
@@ -135,16 +135,14 @@ def test_a_resumed_run_keeps_the_schedule() -> None:
         assert [step for step in after if step not in before] == missing
 
 
-@on_real_runtimes
-@pytest.mark.parametrize(
-    "algorithm",
+@by_turns(
     [
         *(item for item in representatives() if item.requires.servers),
         BackupSGD(dedicated=True),
         AsyncSGD(shards=2),
         PartialAllReduce(),
     ],
-    ids=name_of,
+    turn=1,
 )
 def test_on_real_ranks_too(algorithm: Algorithm, runtime: str) -> None:
     run = train(runtime, 3, algorithm, tiny.problem(), settings()).run

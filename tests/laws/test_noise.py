@@ -31,11 +31,12 @@ from workbench.collectives import Collective, Once, Ring
 from workbench.program import Algorithm
 from workbench.runtimes.reference import ReferenceRuntime
 
-RANKS, SIZES = 3, (40, 60, 50)
-LENGTHS = (8, 16, 32, 64, 128, 256)
-# 150 coordinates give each error to about 1 / sqrt(300) = 6 %; a line through six of them over a factor of 32 then has its slope
-# to about 0.06 / ln(32) * 2 = 0.03, and coordinates of one run are not independent of each other from length to length: twice that.
-SLOPE, TOLERANCE = -0.5, 0.12
+RANKS, SIZES = 3, (400, 600, 500)
+LENGTHS = (8, 16, 32, 64)
+# 1,500 coordinates give each error to about 1 / sqrt(3000) = 1.8 %; a line through four of them over a factor of 8 then has its slope
+# to about 0.018 / ln(8) * 2 = 0.02, and coordinates of one run are not independent of each other from length to length: twice that.
+# The first sum of each fragment of StreamingDiLoCo is of fewer steps than the others: less noise at the shortest length.
+SLOPE, TOLERANCE, TOLERANCE_OF_FRAGMENTS = -0.5, 0.05, 0.1
 
 STOCHASTIC: tuple[Collective, ...] = (
     Ring(codec=QSGD(levels=3)),
@@ -95,7 +96,8 @@ def cases() -> list[Algorithm]:
 def test_the_error_of_the_mean_shrinks_with_the_square_root_of_the_updates(algorithm: Algorithm) -> None:
     found = errors(algorithm)
     slope = float(np.polyfit(np.log(LENGTHS), np.log(found), 1)[0])
-    assert math.isclose(slope, SLOPE, abs_tol=TOLERANCE), (
+    tolerance = TOLERANCE_OF_FRAGMENTS if isinstance(algorithm, StreamingDiLoCo) else TOLERANCE
+    assert math.isclose(slope, SLOPE, abs_tol=tolerance), (
         f"noise: the error of the mean of {LENGTHS} updates of {algorithm} is {[round(error, 5) for error in found]} on rank 0, "
         f"which falls with the power {slope:.2f} of their number and not with -0.5: noise repeats, or its mean is not 0"
     )

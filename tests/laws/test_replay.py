@@ -12,7 +12,7 @@ import torch
 
 from tests.laws import tiny
 from tests.laws.sentences import assert_near, assert_same_rows
-from tests.laws.train import Trained, on_all_runtimes, on_real_runtimes, train
+from tests.laws.train import Trained, by_turns, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import name_of, representatives
 from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, StaleSynchronousSGD
 from workbench.errors import ConfigError, Stalled
@@ -65,10 +65,7 @@ def test_a_replay_is_the_run(algorithm: Algorithm, runtime: str) -> None:
         assert_near(law, replayed.parameters[rank], trained.parameters[rank][-1], 0.0, f"at the end, rank {rank}")
 
 
-@on_real_runtimes
-@pytest.mark.parametrize(
-    "algorithm", [AsyncSGD(), AsyncSGD(shards=2), StaleSynchronousSGD(bound=1), BackupSGD(shards=2)], ids=name_of
-)
+@by_turns([AsyncSGD(), AsyncSGD(shards=2), StaleSynchronousSGD(bound=1), BackupSGD(shards=2)], turn=1)
 def test_a_stopped_run_is_replayed_to_where_it_stopped(algorithm: Algorithm, runtime: str) -> None:
     trained = train(runtime, NUM_RANKS, algorithm, tiny.problem(), settings(steps=12), control=[{"stop": True}])
     assert trained.run.info["status"] == "stopped"

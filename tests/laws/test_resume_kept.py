@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from tests.laws import tiny
 from tests.laws.sentences import assert_near, assert_same_rows
-from tests.laws.train import COMPUTE, NETWORK, on_real_runtimes, train
+from tests.laws.train import COMPUTE, NETWORK, by_turns, on_real_runtimes, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import (
     AdaptiveDelaySGD,
@@ -119,8 +119,7 @@ def forget(folder: str, step: int) -> None:
     Checkpoint(Path(folder), step, 3).rank_file(2).with_suffix(".json").unlink()
 
 
-@on_real_runtimes
-@pytest.mark.parametrize("algorithm", EQUAL, ids=name_of)
+@by_turns(EQUAL, turn=0)
 def test_going_on_from_files_is_unbroken(algorithm: Algorithm, runtime: str) -> None:
     problem, how = HOW["adam, dropout"]
     unbroken = train(runtime, 3, algorithm, problem, how)
@@ -185,8 +184,7 @@ ASYNCHRONOUS = [
 ]
 
 
-@on_real_runtimes
-@pytest.mark.parametrize("algorithm", ASYNCHRONOUS, ids=name_of)
+@by_turns(ASYNCHRONOUS, turn=1)
 def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_order(
     algorithm: Algorithm, runtime: str
 ) -> None:

@@ -14,11 +14,12 @@ from tests.laws.sentences import assert_near
 from tests.laws.train import (
     COMPUTE,
     NETWORK,
+    REAL,
     RUNTIMES,
     Trained,
     assert_same,
+    by_turns,
     on_all_runtimes,
-    on_real_runtimes,
     relative_error,
     train,
 )
@@ -79,12 +80,7 @@ def test_a_stopped_run_goes_on_to_its_end(algorithm: Algorithm) -> None:
         )
 
 
-@on_real_runtimes
-@pytest.mark.parametrize(
-    "algorithm",
-    [*(item for item in representatives() if item.requires.servers), BackupSGD(dedicated=True)],
-    ids=name_of,
-)
+@by_turns([*(item for item in representatives() if item.requires.servers), BackupSGD(dedicated=True)], turn=0)
 def test_on_real_ranks_too(algorithm: Algorithm, runtime: str) -> None:
     """Stopped after a step, and by a command in the run's folder, which finds ranks at different steps."""
     check_stop(runtime, algorithm, settings(), train(runtime, 3, algorithm, tiny.problem(), settings(), stop_after=3))
@@ -151,8 +147,7 @@ def test_one_worker_is_serial_sgd(algorithm: Algorithm) -> None:
         assert_same(found.parameters[0], serial(tiny.problem(), how, 1), ROUNDING)
 
 
-@on_real_runtimes
-@pytest.mark.parametrize("algorithm", [item for item in representatives(1) if item in ONE_WORKER], ids=name_of)
+@by_turns([item for item in representatives(1) if item in ONE_WORKER], turn=1)
 def test_one_real_worker_is_too(algorithm: Algorithm, runtime: str) -> None:
     found = train(runtime, 1, algorithm, tiny.problem(), settings())
     assert_same(found.parameters[0], serial(tiny.problem(), settings(), 1), ROUNDING)
@@ -223,9 +218,11 @@ FEATURES: dict[str, tuple[Problem, Settings]] = {
 @on_all_runtimes
 @pytest.mark.parametrize("feature", FEATURES)
 def test_is_one_process_with_the_whole_batch(feature: str, runtime: str) -> None:
+    """On real ranks with one shard or with two, by turns."""
     problem, how = FEATURES[feature]
     expected = serial(problem, how, 3)
-    for shards in (1, 2):
+    place = list(FEATURES).index(feature)
+    for shards in (1, 2) if runtime == "simulated" else (1 + (place + REAL.index(runtime)) % 2,):
         found = train(runtime, 3, ParameterServerSGD(shards=shards), problem, how)
         for rank in range(3):
             assert_same(found.parameters[rank], expected, ROUNDING)

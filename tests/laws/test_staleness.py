@@ -10,7 +10,7 @@ import pytest
 
 from tests.laws import tiny
 from tests.laws.sentences import assert_same_rows
-from tests.laws.train import COMPUTE, NETWORK, Trained, on_all_runtimes, on_real_runtimes, train
+from tests.laws.train import COMPUTE, NETWORK, Trained, by_turns, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import in_step, name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, Geometric, SoftsyncSGD, StaleSGD, StaleSynchronousSGD, Uniform
 from workbench.costs import Compute, Lognormal, Network
@@ -96,8 +96,7 @@ def test_a_cut_off_is_never_exceeded(cutoff: int) -> None:
     assert any(update["dropped"] for update in run.updates())
 
 
-@on_all_runtimes
-@pytest.mark.parametrize("algorithm", [item for item in representatives() if item.requires.servers], ids=name_of)
+@by_turns([item for item in representatives() if item.requires.servers], turn=1, simulated=True)
 def test_on_servers_it_is_within_what_the_method_says(algorithm: Algorithm, runtime: str) -> None:
     trained = train(runtime, 3, algorithm, tiny.problem(), HOW)
     found = late(trained.run)

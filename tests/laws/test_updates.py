@@ -12,7 +12,7 @@ from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.reference import ddp, serial
 from tests.laws.sentences import assert_equal_ranks
-from tests.laws.train import REAL, RUNTIMES, assert_same, on_all_runtimes, on_real_runtimes, train
+from tests.laws.train import REAL, RUNTIMES, assert_same, by_turns, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import ignores_time, in_step, name_of, representatives, variants
 from workbench.algorithms import ApplyOrder, DeAR, DelayedSGD, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective, Linear, Native, Ring
@@ -47,10 +47,7 @@ def check_equal(algorithm: Algorithm, runtime: str) -> None:
     assert not torch.equal(trained.final, trained.parameters[0][0]), "nothing was learned"
 
 
-@on_real_runtimes
-@pytest.mark.parametrize(
-    "algorithm", [item for item in EQUAL if item in representatives() or item in LOSSY], ids=name_of
-)
+@by_turns([item for item in EQUAL if item in representatives() or item in LOSSY], turn=0)
 def test_real_replicas_are_equal_when_they_should_be(algorithm: Algorithm, runtime: str) -> None:
     """All ranks have the same error of a codec. Simulated replicas: `test_replicas.py`."""
     check_equal(algorithm, runtime)
@@ -96,8 +93,7 @@ def test_synchronous_is_one_process_with_the_whole_batch(runtime: str, optimizer
     assert_same(trained.parameters[0], serial(tiny.problem(), how, 3), ROUNDING, law)
 
 
-@on_all_runtimes
-@pytest.mark.parametrize("algorithm", [*SYNCHRONOUS, PipeSGD(width=2)], ids=name_of)
+@by_turns([*SYNCHRONOUS, PipeSGD(width=2)], turn=1, simulated=True)
 def test_ranks_without_samples_take_part(algorithm: Algorithm, runtime: str) -> None:
     """11 samples in batches of 9: the second batch holds 2, the third rank none."""
     problem, how = tiny.problem(num_samples=11), settings(optimizer=tiny.momentum)
@@ -191,12 +187,7 @@ def test_a_delay_is_a_width_less_one(delay: int) -> None:
     )
 
 
-@on_all_runtimes
-@pytest.mark.parametrize(
-    "algorithm",
-    [item for item in EXACT if item.max_staleness == 0] + [PipeSGD(width=width) for width in (1, 2, 3, 4)],
-    ids=name_of,
-)
+@by_turns([*SYNCHRONOUS, *(PipeSGD(width=width) for width in (1, 2, 3, 4))], turn=0, simulated=True)
 def test_measured_staleness_is_that_of_the_definition(algorithm: Algorithm, runtime: str) -> None:
     """Nothing is applied while the pipeline fills; the first gradient is not stale, the last ones are by K - 1 updates.
 

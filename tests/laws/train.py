@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tests.distributed.pool import shared_pool
 from tests.laws.sentences import assert_near
+from tests.laws.variants import name_of
 from workbench.costs import Compute, Lognormal, Network
 from workbench.ops import EndStep, Program, ReadParameters
 from workbench.problems.base import Problem
@@ -31,6 +32,27 @@ RUNTIMES = ("simulated", *REAL)
 MPI = pytest.param("mpi", marks=pytest.mark.mpi)
 on_real_runtimes = pytest.mark.parametrize("runtime", ["torch", MPI])
 on_all_runtimes = pytest.mark.parametrize("runtime", ["simulated", "torch", MPI])
+
+
+def by_turns(algorithms: Sequence[Algorithm], turn: int, *, simulated: bool = False) -> pytest.MarkDecorator:
+    """Give each algorithm one real runtime, and the next one the other: of algorithm, law and runtime, every two meet.
+
+    For algorithms that another law has on both. `test_every_runtime_takes_the_same_steps` has all that do not look at the time.
+
+    Args:
+        turn: 0 or 1. Two laws that are alike, of the same algorithms, have one each.
+        simulated: on simulated workers, too.
+    """
+    rows = [(algorithm, REAL[(number + turn) % 2]) for number, algorithm in enumerate(algorithms)]
+    rows += [(algorithm, "simulated") for algorithm in algorithms if simulated]
+    return pytest.mark.parametrize(
+        ("algorithm", "runtime"),
+        [
+            pytest.param(*row, id=f"{name_of(row[0])}-{row[1]}", marks=[pytest.mark.mpi] if row[1] == "mpi" else [])
+            for row in rows
+        ],
+    )
+
 
 # An all-reduce of the tiny model takes about as long as a step, and no two steps or ranks take equally long.
 NETWORK = Network(latency_s=0.1, bandwidth_bytes_per_s=1000.0)

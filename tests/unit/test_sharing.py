@@ -17,7 +17,7 @@ pytest.importorskip("xdist", reason="needs pytest-xdist: pip install 'sgd-workbe
 
 from xdist.remote import Producer
 
-from tests.sharing import ALONE, ALONE_UNIT, NETWORKS, NETWORKS_UNIT, Sharing, place_of, unit_of
+from tests.sharing import ALONE, ALONE_UNIT, LONG, NETWORKS, NETWORKS_UNIT, Sharing, place_of, unit_of
 
 ROOT = Path(__file__).parents[2]
 FILES = (
@@ -188,9 +188,18 @@ def test_two_workers_begin_at_both_ends(seed: int) -> None:
     assert unit_of(first[0]) == NETWORKS_UNIT and first[1].startswith("tests/laws/")
 
 
-def test_what_is_held_back_is_there() -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_long_files_come_before_the_others_of_their_folder(seed: int) -> None:
+    names = [f"{path}::test_one" for path in (*LONG, *(f"tests/distributed/test_{letter}.py" for letter in "abcdef"))]
+    Random(seed).shuffle(names)
+    session = Session(names, Random(seed))
+    session.run(1)
+    assert [unit_of(name) for _, name in session.ran[: len(LONG)]] == [*LONG]
+
+
+def test_what_is_named_is_there() -> None:
     """A test that was given another name would share the machine again."""
-    for name in (*ALONE, *NETWORKS):
+    for name in (*ALONE, *NETWORKS, *LONG):
         path, _, test = name.partition("::")
         functions = {
             node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)
