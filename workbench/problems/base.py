@@ -101,6 +101,16 @@ class Problem:
         """Return the size of the training set."""
         return len(self.train_data())  # type: ignore[arg-type]
 
+    def num_parameters(self) -> int:
+        """Return the number of trained values of the model.
+
+        >>> from workbench.problems import digits_softmax
+        >>> digits_softmax().num_parameters()
+        650
+        """
+        with torch.random.fork_rng(devices=[]):
+            return sum(parameter.numel() for parameter in self.model().parameters())
+
 
 def as_dataset(data: Any, what: str) -> Dataset[Any]:
     """Return a map-style data set from a data set, tensors, or a function that returns either."""
