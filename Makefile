@@ -115,6 +115,10 @@ predictions: $(INSTALLED) ## predicted against measured step times on an emulate
 backups: $(INSTALLED) ## the best number of backup workers of 100 machines, from arrival times measured here (ten minutes)
 	$(BIN)/python -m tests.benchmarks.best_backups
 
+.PHONY: tuned-rates
+tuned-rates: $(INSTALLED) ## the best learning rate for each problem, algorithm and delay; only rows that the record lacks (25 minutes for all)
+	$(BIN)/python -m tests.benchmarks.tune_rates
+
 .PHONY: clean
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) $(NEWEST) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
