@@ -119,6 +119,10 @@ backups: $(INSTALLED) ## the best number of backup workers of 100 machines, from
 slept: $(INSTALLED) ## eight real ranks that sleep for their compute, next to the simulator; writes records/slept.json (five minutes of a quiet machine)
 	$(BIN)/python -m tests.benchmarks.slept --write
 
+.PHONY: tuned-rates
+tuned-rates: $(INSTALLED) ## the best learning rate for each problem, algorithm and delay; only rows that the record lacks (25 minutes for all)
+	$(BIN)/python -m tests.benchmarks.tune_rates
+
 .PHONY: clean
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) $(NEWEST) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -1,4 +1,4 @@
-"""Files that come with the package: notebooks and paper cards, in a checkout and in an installed wheel.
+"""Files that come with the package: notebooks, paper cards and tuned learning rates, in a checkout and in an installed wheel.
 
 The environment variable WORKBENCH_SHARE names another folder with `notebooks/` and `papers/` to use instead.
 """
@@ -26,7 +26,7 @@ def version() -> str:
         return "not installed (it runs from its folder)"
 
 
-def shared(kind: Literal["notebooks", "papers", "kernels"]) -> Path:
+def shared(kind: Literal["notebooks", "papers", "kernels", "records"]) -> Path:
     """Return the folder of a kind: in WORKBENCH_SHARE, in an installed package, or next to the package in a checkout.
 
     >>> shared("notebooks").name

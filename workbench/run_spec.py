@@ -19,6 +19,8 @@ from workbench.naming import call_checked, parse_pairs, unknown
 LAUNCHERS = {"torch": "torchrun", "mpi": "mpiexec"}
 OPTION_GROUPS = ("set", "option", "optimizer_set", "compute")  # those that take NAME=VALUE
 
+TUNED = "tuned"  # value of --lr
+
 
 def add_train_options(train: argparse.ArgumentParser) -> None:
     """Add the options of `workbench train`.
@@ -54,7 +56,11 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an argument of the optimizer, such as momentum=0.9",
     )
-    add("--lr", type=float, help="learning rate; the problem's by default")
+    add(
+        "--lr",
+        type=_rate,
+        help="learning rate, or `tuned`: the one of records/tuned-rates.json; the problem's by default",
+    )
     add("--batch-size", type=int, help="samples per worker and step; the problem's by default")
     add("--micro-batches", type=int, default=1, dest="num_micro", help="micro-batches in a step; 1 by default")
     add("--clip-norm", type=float, help="clip the mean gradient to this global norm")
@@ -186,7 +192,7 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
         raise ConfigError(f"--workers {options.workers}: give 1 or more")
     algorithm = algorithms.get(options.method, **parse_pairs(options.set, "--set"))
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
-    settings = _settings(options)
+    problem, settings = _with_tuned_rate(options, here, algorithm, problem, _settings(options))
     if options.runtime == "simulated" and (options.checkpoint_every or options.on_failure != "stop" or options.replace):
         raise ConfigError(
             "--checkpoint-every, --on-failure and --replace are for real ranks: repeat a simulated run from its seed"
@@ -201,6 +207,26 @@ def _trace_steps(text: str) -> int | None:
     return None if text == "all" else int(text)
 
 
+def _rate(text: str) -> float | str:
+    return text if text == TUNED else float(text)
+
+
+def _with_tuned_rate(
+    options: argparse.Namespace, here: str | None, algorithm: Any, problem: Any, settings: Any
+) -> tuple[Any, Any]:
+    """Return problem and settings. For `--lr tuned`, the settings have the tuned number and the problem's note says so."""
+    if options.lr != TUNED:
+        return problem, settings
+    from workbench.problems.tuned_rates import note_of
+    from workbench.runtimes.rank.main import world_here
+
+    workers = options.workers if here is None or options.runtime == "simulated" else world_here()[1]
+    chosen = {"batch_size": settings.batch_size, "optimizer": settings.optimizer}
+    lr = problem.tuned_lr(algorithm, workers=workers, **chosen)
+    notes = [note for note in (problem.note, note_of(problem.name, lr)) if note]
+    return replace(problem, note="; ".join(notes)), replace(settings, lr=lr)
+
+
 def _settings(options: argparse.Namespace) -> Any:
     from workbench.settings import Settings
 
@@ -210,6 +236,8 @@ def _settings(options: argparse.Namespace) -> Any:
     safe = "on_failure on_bad_gradient max_grad_norm divergence_ratio checkpoint_every keep_checkpoints"
     names = [*plain.split(), *safe.split()]
     values = {name: getattr(options, name) for name in names if name != "trace_steps" or hasattr(options, name)}
+    if options.lr == TUNED:
+        del values["lr"]
     compute = compute_of(options.compute, options.stragglers, measured=options.runtime == "simulated")
     return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options), compute=compute)
 

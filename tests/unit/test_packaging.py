@@ -142,7 +142,12 @@ def test_wheel_brings_notebooks_and_papers(installed: Path) -> None:
     found = [Path(line) for line in from_wheel(installed, "python", "-c", code).splitlines()]
     assert all(path.is_file() and path.is_relative_to(installed) for path in found)
     assert {path.name for path in found[1:]} == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
-    for kind in ("notebooks/sizes/*.yaml", "papers/*/claims/*.yaml", "papers/*/records/*.json"):
+    for kind in (
+        "records/tuned-rates.json",
+        "notebooks/sizes/*.yaml",
+        "papers/*/claims/*.yaml",
+        "papers/*/records/*.json",
+    ):
         assert {path.name for path in found[0].parents[1].glob(kind)} == {path.name for path in ROOT.glob(kind)}
 
 

@@ -8,6 +8,7 @@ import itertools
 import os
 import pickle
 import platform
+import re
 import subprocess
 import sys
 from functools import partial
@@ -29,6 +30,7 @@ from workbench.gradients import trainable
 from workbench.problems import digits, image_data, text
 from workbench.problems.base import Problem, Sampler, accuracy, as_dataset, fetch
 from workbench.problems.models import CropAndFlip, Standardise
+from workbench.problems.summaries import SUMMARIES, table
 from workbench.problems.text import TextTransformer, load_library, load_text
 from workbench.problems.torchvision_door import torchvision
 
@@ -204,6 +206,24 @@ def test_functions_and_names_agree() -> None:
     assert "digits_mlp" in dir(problems)
     with pytest.raises(AttributeError, match="digits_lstm"):
         _ = problems.digits_lstm
+
+
+@pytest.mark.parametrize("name", problems.names())
+def test_a_summary_has_the_sizes_of_the_problem(name: str) -> None:
+    summary = SUMMARIES[name]
+    is_here = name.startswith(("digits", "mnist1d", "mnist5k", "text", "library", "wide"))
+    options = {} if is_here or name == "resnet18-synthetic" else {"synthetic": True}
+    problem = problems.get(name, **options)
+    assert summary.parameters == problem.num_parameters()
+    assert options or summary.samples == problem.num_samples()
+
+
+def test_the_list_of_problems_has_sizes_and_loads_no_pytorch() -> None:
+    assert list(SUMMARIES) == list(problems.names())
+    assert max(map(len, table().splitlines())) <= 120
+    code = "import sys; from workbench.cli.main import main; main(['problems']); assert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    assert re.search(r"mnist1d-cnn +5,210 +4,000 +\w", shown)
 
 
 @pytest.mark.parametrize(

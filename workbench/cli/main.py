@@ -235,6 +235,10 @@ def _catalogue(options: argparse.Namespace) -> int:
 
 def _problems(options: argparse.Namespace) -> int:
     from workbench import problems
+    from workbench.problems import summaries
 
-    print(problems.describe(options.name) if options.name else "\n".join(problems.names()))
+    if options.name:
+        print(problems.describe(options.name))
+    else:
+        print(f"{summaries.table()}\n\n`workbench problems NAME` describes one and its options.")
     return 0

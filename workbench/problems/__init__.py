@@ -101,7 +101,7 @@ def get(name: str, **options: Any) -> Problem:
 
 
 def describe(name: str) -> str:
-    """Describe a problem: its function's docstring and options; for `file.py:name` the problem itself.
+    """Describe a problem: its function's docstring, options and tuned rates; for `file.py:name` the problem itself.
 
     Raises:
         ConfigError: unknown name.
@@ -111,7 +111,9 @@ def describe(name: str) -> str:
         return str(get(name))
     function = _load(*REGISTRY[plain])
     options = ", ".join(str(option) for option in inspect.signature(function).parameters.values())
-    return f"{plain}\n\n{inspect.getdoc(function)}\n\nOptions (--option NAME=VALUE): {options or 'none'}"
+    rates = "".join(f"\n  {rate.lr:<8g} {rate}" for rate in _load("tuned_rates", "rates_of")(plain))
+    tuned = f"\n\nTuned learning rates (--lr tuned):{rates}" if rates else ""
+    return f"{plain}\n\n{inspect.getdoc(function)}\n\nOptions (--option NAME=VALUE): {options or 'none'}{tuned}"
 
 
 def _of_file(file: str, name: str, options: dict[str, Any]) -> Problem:

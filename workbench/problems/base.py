@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from workbench.errors import ConfigError
+from workbench.problems import tuned_rates
+from workbench.program import Algorithm
 from workbench.rng import generator
+from workbench.settings import OptimizerFactory
 
 Batch = Any  # the collated items of the data set; (inputs, targets) for the usual losses
 
@@ -100,6 +103,46 @@ class Problem:
     def num_samples(self) -> int:
         """Return the size of the training set."""
         return len(self.train_data())  # type: ignore[arg-type]
+
+    def num_parameters(self) -> int:
+        """Return the number of trained values of the model.
+
+        >>> from workbench.problems import digits_softmax
+        >>> digits_softmax().num_parameters()
+        650
+        """
+        with torch.random.fork_rng(devices=[]):
+            return sum(parameter.numel() for parameter in self.model().parameters())
+
+    def tuned_lr(
+        self,
+        algorithm: Algorithm,
+        *,
+        workers: int,
+        batch_size: int | None = None,
+        optimizer: OptimizerFactory | None = None,
+    ) -> float:
+        """Return the learning rate that was the best of a grid, from `records/tuned-rates.json`.
+
+        Args:
+            algorithm: with exactly the settings of a row; a collective without loss may differ.
+            workers: number of workers.
+            batch_size: samples of a worker in a step; None: the problem's.
+            optimizer: as in `Settings`; None: the problem's. Only its learning rate may differ from the record.
+
+        Raises:
+            ConfigError: no rate was tuned for these; the message names those that there are.
+
+        Example:
+            >>> from workbench import PipeSGD
+            >>> from workbench.problems import mnist1d_cnn
+            >>> mnist1d_cnn().tuned_lr(PipeSGD(width=2), workers=4)
+            0.025
+        """
+        rate = tuned_rates.find_rate(self.name, algorithm, workers, batch_size or self.batch_size)
+        sizes = {"parameters": self.num_parameters(), "samples": self.num_samples()}
+        tuned_rates.check_kind(self.name, optimizer or self.optimizer, sizes)
+        return rate.lr
 
 
 def as_dataset(data: Any, what: str) -> Dataset[Any]:
