@@ -24,8 +24,11 @@ pre { white-space: pre-wrap; background: #f5f6f8; padding: .6rem; margin: .3rem 
 KINDS = {
     "reproduced": "good",
     "same direction at reduced scale": "good",
+    "overshoots": "bad",
     "not reproduced": "bad",
+    "points the other way": "bad",
     "underpowered": "open",
+    "censored": "open",
 }
 
 
