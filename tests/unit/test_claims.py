@@ -327,3 +327,5 @@ def test_an_answer_has_a_number_for_each_field(capsys: pytest.CaptureFixture[str
         answer("{rate}", rate=1.0, ratio=2.0)
     with pytest.raises(ConfigError, match="'rate': give one number for each field"):
         answer("{rate}")
+    with pytest.raises(ConfigError, match="the text has an empty line"):
+        answer("One.\n\nTwo.")

@@ -208,6 +208,32 @@ def test_a_card_prints_answer_and_figure(share: Path) -> None:
     assert f"![Five points near 1.](figures/{NAME}-ones.svg)\n\n*The values.*\n" in card
 
 
+def test_the_answer_of_the_record_is_that_of_the_notebook(share: Path) -> None:
+    path = share / "notebooks" / f"{NAME}.ipynb"
+    content = json.loads(path.read_text())
+    content["cells"][0]["source"] = "# one?\n\n**Answer**: none yet.\n\nMore."
+    path.write_text(json.dumps(content))
+    sha = commit(share)
+    told = {"text": "The value is {mean:.2f}:\n- by the record, {near}.", "numbers": {"mean": [1.0], "near": CLAIM}}
+    record(share, sha, answer=told)
+    update_pages()
+    assert [page.name for page in stale_pages()] == [path.name]
+    assert main(["papers", "table"]) == 0
+    first = "".join(json.loads(path.read_text())["cells"][0]["source"])
+    link = f"[record](../papers/{KEY}/records/{NAME}.ci.2-cores.json)"
+    lines = [
+        "# one?",
+        "",
+        f"**Answer** (size `ci`, {link}). The value is",
+        "1.00:",
+        "- by the record, 1 [0.98, 1.02].",
+        "",
+        "More.",
+    ]
+    assert first.splitlines() == lines
+    assert stale_pages() == [] and check_papers().stale == [], "text is no part of the experiment"
+
+
 def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None:
     readme = share / "papers" / "README.md"
     assert "## Headlines" not in readme.read_text()

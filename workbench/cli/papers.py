@@ -17,7 +17,7 @@ def add_papers_options(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--json", action="store_true", help="print one JSON object per claim")
     listing.set_defaults(command=_list)
     table = actions.add_parser(
-        "table", help="write the generated parts of papers/README.md and of the cards, from claims and records"
+        "table", help="write the generated parts of papers/README.md, cards and notebooks, from claims and records"
     )
     table.add_argument("--check", action="store_true", help="write nothing; fail if a page is not up to date")
     table.set_defaults(command=_table)
@@ -59,14 +59,14 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _table(options: argparse.Namespace) -> int:
-    from workbench.papers.table import stale_pages, update_amendments, update_pages
+    from workbench.papers.table import stale_pages, update_amendments, update_notebooks, update_pages
 
     if options.check:
         stale = stale_pages()
         for page in stale:
             print(f"{page} is not up to date with claims and records: run `workbench papers table`")
         return 1 if stale else 0
-    for path in [*update_amendments(), *update_pages()]:
+    for path in [*update_amendments(), *update_pages(), *update_notebooks()]:
         print(f"written: {path}")
     return 0
 

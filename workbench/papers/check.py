@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,7 +202,7 @@ def _check_pages(root: Path, recorded: set[str], result: Result) -> None:
         _find_stale(result)
         for page in stale_pages():
             result.problems.append(
-                f"{page.relative_to(root)} is not up to date with claims and records: run `workbench papers table`"
+                f"{os.path.relpath(page, root)} is not up to date with claims and records: run `workbench papers table`"
             )
     except ConfigError as error:
         result.problems.append(str(error))

@@ -197,8 +197,10 @@ def answer(text: str, **numbers: float | Sequence[float] | Iterable[float] | Ver
         numbers: a number for each field: a value, values of several seeds, or the verdict that `finding` returned.
 
     Raises:
-        ConfigError: a field has no number, or a number has no field.
+        ConfigError: a field has no number, a number has no field, or the text has an empty line.
     """
+    if "\n\n" in text.strip():
+        raise ConfigError("answer: the text has an empty line: write one paragraph, or lines that begin with '- '")
     fields = {name.partition(".")[0].partition("[")[0] for _, name, _, _ in Formatter().parse(text) if name is not None}
     if fields != set(numbers):
         lone = sorted(fields ^ set(numbers))

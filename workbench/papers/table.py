@@ -1,9 +1,11 @@
-"""Generates parts of `papers/README.md` and of the papers' cards, from claims, records and amendments."""
+"""Generates parts of `papers/README.md`, of the papers' cards and of notebooks, from claims, records and amendments."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
@@ -14,12 +16,14 @@ from workbench.experiments.catalogue import question_of
 from workbench.papers.amendments import Amendment, read_amendments, write_amendments
 from workbench.papers.claims import Claim, Experiment, Origin, Question
 from workbench.papers.plan import keys_with_claims
+from workbench.papers.records import Record
 from workbench.papers.rows import Paper, Row, read_papers, stale_reason
 from workbench.papers.verdicts import MEASURED, Verdict
 from workbench.trace.atomic import write_atomic
 
 BEGIN, END = "<!-- generated: workbench papers table -->", "<!-- end of the generated part -->"
 GENERATED_PART = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)
+ANSWER, WIDTH = "**Answer**", 100  # of a notebook's first cell
 STALE = re.compile(r", stale \((no digest|other parameters|other code)\)|^Stale: .*\n\n", re.MULTILINE)
 HEADLINE_HEAD = ("the paper says", "its number", "measured here", "where", "figure")
 HEAD = ("paper", "claim", "verdict", "measured (expected; paper's)", "spread", "where run", "date")
@@ -48,18 +52,31 @@ def pages() -> dict[Path, str]:
 
 
 def stale_pages() -> list[Path]:
-    """Return the pages that are not up to date with claims, records and amendments.
+    """Return the pages and notebooks that are not up to date with claims, records and amendments.
 
     The mark of a stale record is not compared: it depends on the code, and every change of code would change pages.
     """
+    texts = {**pages(), **answered_notebooks()}
     return [
-        path for path, text in pages().items() if STALE.sub("", path.read_text(encoding="utf-8")) != STALE.sub("", text)
+        path for path, text in texts.items() if STALE.sub("", path.read_text(encoding="utf-8")) != STALE.sub("", text)
     ]
 
 
 def update_pages() -> list[Path]:
     """Write the pages that differ. Return their paths."""
-    changed = {path: text for path, text in pages().items() if path.read_text(encoding="utf-8") != text}
+    return _write(pages())
+
+
+def update_notebooks() -> list[Path]:
+    """Write the notebooks whose answer differs from that of their record. Return their paths.
+
+    This is no part of `workbench reproduce --update`: between two sessions a notebook must stay as it was committed.
+    """
+    return _write(answered_notebooks())
+
+
+def _write(texts: Mapping[Path, str]) -> list[Path]:
+    changed = {path: text for path, text in texts.items() if path.read_text(encoding="utf-8") != text}
     for path, text in changed.items():
         write_atomic(path, text)
     return [*changed]
@@ -240,12 +257,12 @@ def _answer(paper: Paper, name: str, verdicts: Mapping[str, Verdict]) -> list[st
     """The answer in the notebook's deciding record."""
     records = [record for record in paper.records if record.facts["notebook"] == name]
     if not records:
-        return ["**Answer**: not measured yet.", ""]
+        return [f"{ANSWER}: not measured yet.", ""]
     record = records[-1]
     link = f"[record](records/{record.path.name})"
     if record.answer is None:
-        return [f"**Answer**: the {link} has none; see the first cell of the notebook.", ""]
-    return [f"**Answer** (size `{record.size}`, {link}). {record.answer.filled(verdicts).strip()}", ""]
+        return [f"{ANSWER}: the {link} has none; see the first cell of the notebook.", ""]
+    return [f"{ANSWER} (size `{record.size}`, {link}). {record.answer.filled(verdicts).strip()}", ""]
 
 
 def _pictures(key: str, notebook: str) -> list[Path]:
@@ -290,6 +307,48 @@ def _amendments(amendments: Iterable[Amendment]) -> list[str]:
         _line([item.date[:10], f"`{item.commit[:10]}`", item.of, item.entry, item.before, item.after]) for item in late
     ]
     return lines
+
+
+# -- notebooks ---------------------------------------------------------------------------------------------------------
+
+
+def answered_notebooks() -> dict[Path, str]:
+    """Return path -> text of each notebook whose record has an answer, with this answer in its first cell."""
+    papers = read_papers()
+    verdicts = {row.claim.name: row.verdict for paper in papers for row in paper.rows}
+    records: dict[str, list[Record]] = {}
+    for paper in papers:
+        deciding = {str(record.facts["notebook"]): record for record in paper.records}
+        for name, record in deciding.items():
+            if record.answer is not None:
+                records.setdefault(name, []).append(record)
+    found = {}
+    for name, several in records.items():
+        path = resources.notebook(name)
+        found[path] = _with_answer(path, several, verdicts)
+    return found
+
+
+def _with_answer(path: Path, records: Sequence[Record], verdicts: Mapping[str, Verdict]) -> str:
+    """The text of a notebook's file with the answer of its records, which differ in the paper only."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    first = content["cells"][0]
+    paragraphs = "".join(first["source"]).split("\n\n")
+    links = ", ".join(f"[record]({Path(os.path.relpath(record.path, path.parent)).as_posix()})" for record in records)
+    answer = records[0].answer
+    assert answer is not None
+    given = f"{ANSWER} (size `{records[0].size}`, {links}). {answer.filled(verdicts).strip()}"
+    lines = [
+        part
+        for line in given.splitlines()
+        for part in textwrap.wrap(line, WIDTH, break_long_words=False, break_on_hyphens=False)
+    ]
+    places = [place for place, text in enumerate(paragraphs) if text.startswith(ANSWER)]
+    if not places:
+        raise ConfigError(f"{path}: its first cell has no paragraph that begins with {ANSWER}: write one")
+    paragraphs[places[0]] = "\n".join(lines)
+    first["source"] = "\n\n".join(paragraphs).splitlines(keepends=True)
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 # -- Markdown ----------------------------------------------------------------------------------------------------------
