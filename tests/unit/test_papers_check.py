@@ -319,6 +319,12 @@ def test_amendments_are_logged_from_git(share: Path) -> None:
     assert f"| `{sha[:10]}` | {NAME} | ci: scale | (none) | 1.5 |" in card
     commit(share)
     assert check_papers().problems == []
+    edit(share / CLAIMS, "metric: the value", "metric: the value: broken")
+    commit(share)
+    edit(share / CLAIMS, "metric: the value: broken", "metric: the mean")
+    commit(share)
+    last = (amendments_in_git(share / "papers", KEY) or ())[-1]
+    assert (last.entry, last.before, last.after) == ("metric", "the value", "the mean"), "a broken file hides nothing"
     log = share / "papers" / KEY / "amendments.json"
     log.write_text("[]")
     assert not is_complete(share / "papers", KEY), "an edit cannot be left out"

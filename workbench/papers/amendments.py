@@ -100,6 +100,10 @@ def amendments_in_git(papers: Path, key: str) -> tuple[Amendment, ...] | None:
     if commits is None:
         return None
     texts = history.blobs(papers, {blob for commit in commits for pair in commit.changes.values() for blob in pair})
+    for commit in commits:
+        for (kind, _notebook), (old, new) in commit.changes.items():
+            if kind in ("claims", "sizes") and new in texts and not _is_yaml(texts[new]):
+                texts[new] = texts.get(old, "")  # no edit; what mends the file is compared with the version before
     recorded: set[str] = set()
     claimed = {name for commit in commits for kind, name in commit.changes if kind == "claims"}
     found = []
@@ -232,11 +236,16 @@ def _list_of(text: str | None, name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _mapping(text: str) -> Mapping[str, Any]:
-    """The content of a YAML text; empty if an old version cannot be read."""
+    return parse_yaml(text, "an old version")
+
+
+def _is_yaml(text: str) -> bool:
+    """Return True if a version of a file can be read."""
     try:
-        return parse_yaml(text, "an old version")
+        _mapping(text)
     except WorkbenchError:
-        return {}
+        return False
+    return True
 
 
 def _text(value: Any) -> str:
