@@ -238,7 +238,8 @@ def _notebook(paper: Paper, name: str, verdicts: Mapping[str, Verdict]) -> list[
             claim = row.claim
             where = f"[{row.where}]({_record_link(row, '')})" if row.record else row.where
             about = f"{claim.statement} ({claim.source}; {claim.provenance}) `{claim.id}`"
-            lines.append(_line([about, row.word, row.ours, row.expectation, row.spread, where]))
+            expected = row.expectation.removeprefix("expected ")
+            lines.append(_line([about, row.word, row.ours, expected, row.spread, where]))
         lines.append("")
     explained = [row for row in rows if row.claim.explanation]
     if explained:
