@@ -14,7 +14,7 @@ from workbench import resources
 from workbench.cli.main import main
 from workbench.clusters.slurm import batch_job
 from workbench.errors import ConfigError
-from workbench.papers import history
+from workbench.papers import experiment, history
 from workbench.papers.artefact import write_artefact
 from workbench.papers.claims import find_claim
 from workbench.papers.experiment import experiment_digest, source_digest
@@ -189,10 +189,22 @@ def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
     assert (source_digest(other) == source_digest("def f(x):\n    return 2 * x")) is same
 
 
+def test_an_experiment_includes_what_it_imports_from_the_papers(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(experiment, "library_digest", lambda modules: asked.append(modules) or "0")
+    lines = (
+        "from workbench import papers\nfrom workbench.papers import training\nfrom workbench.papers.sums import sum_s\n"
+    )
+    path = write_notebook(share, "23-imports", ("", lines + "from workbench.papers.verdicts import interval"))
+    experiment_digest(path, {}, ["formula"])
+    assert [name for name in asked[0] if name.startswith("papers/")] == ["papers/sums.py", "papers/training.py"]
+
+
 def test_a_message_is_no_code() -> None:
     one = "if x < 0:\n    raise ValueError(f'{x}: give more')"
     assert source_digest(one) == source_digest(one.replace("give more", "too small"))
     assert source_digest(one) != source_digest(one.replace("ValueError", "TypeError"))
+    assert source_digest("%pip list") != source_digest("%pip freeze"), "a magic command is taken as it is"
 
 
 def test_a_session_is_added_to_a_record(share: Path) -> None:

@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigError
 from workbench.papers.findings import RANKS, SLEPT
 from workbench.papers.history import PACKAGE
 
@@ -40,13 +39,14 @@ ON_RANKS = (
     "runtimes/user_loop/ddp_hook.py",
     "clusters/emulated",
 )
+RULES = ("papers/verdicts.py",)  # verdicts follow from the numbers
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Collection[str]) -> str:
     """Return a hash of what makes the numbers of a record.
 
-    It covers the notebook's code, its parameters, and the modules of the package that the numbers depend on. Comments,
+    It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Comments,
     docstrings, type annotations, the layout of code, error messages and text cells do not change it.
 
     Args:
@@ -57,25 +57,26 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
     import nbformat
 
     cells = nbformat.read(notebook, as_version=4).cells  # type: ignore[no-untyped-call]
-    code = [source_digest(cell.source) for cell in cells if cell.cell_type == "code"]
-    what = [code, dict(sorted(parameters.items())), library_digest(tuple(sorted(_rooms(where))))]
+    sources = [cell.source for cell in cells if cell.cell_type == "code"]
+    code = [source_digest(source) for source in sources]
+    modules = {*_rooms(where), *(module for source in sources for module in _experiments_of(source))}
+    what = [code, dict(sorted(parameters.items())), library_digest(tuple(sorted(modules)))]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def source_digest(source: str) -> str:
     """Return a hash of Python code, without comments, docstrings, annotations, layout and error messages.
 
+    Text that is not Python, such as a cell with a magic command, is taken as it is.
+
     >>> source_digest("x = 1  # one") == source_digest("x=1") != source_digest("x = 2")
     True
-
-    Raises:
-        ConfigError: it is not Python.
     """
     try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise ConfigError(f"line {error.lineno} is not Python: {error.msg}") from None
-    return hashlib.sha256("".join(_words(tree)).encode()).hexdigest()[:16]
+        text = "".join(_words(ast.parse(source)))
+    except SyntaxError:
+        text = source
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @cache
@@ -96,6 +97,19 @@ def _rooms(where: Collection[str]) -> set[str]:
     if any(place.removesuffix(SLEPT) in RANKS for place in where):
         rooms |= set(ON_RANKS)
     return rooms
+
+
+def _experiments_of(source: str) -> Iterator[str]:
+    """The modules of `workbench.papers` that a cell imports, which run experiments for it."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workbench.papers"):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            files = [f"{name.removeprefix('workbench.').replace('.', '/')}.py" for name in names]
+            yield from (file for file in files if (PACKAGE / file).is_file() and file not in RULES)
 
 
 def _words(node: Any) -> Iterator[str]:
