@@ -119,8 +119,6 @@ def facts(
         "seconds": 3.0,
         "parameters": {"size": size},
         "command": f"workbench reproduce {name} --size {size}",
-        "notebook_sha256": "0" * 16,
-        "code_sha256": "0" * 16,
         "commit": {"sha": sha, "dirty": False},
         "versions": {},
         "machine": {"cores": 2},

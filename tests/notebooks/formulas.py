@@ -229,6 +229,12 @@ def student(values: Sequence[float]) -> tuple[float, float, float]:
     return float(found.mean()), float(found.mean() - half), float(found.mean() + half)
 
 
+def with_ends(values: Sequence[float]) -> list[float]:
+    """As "1.20 [1.10, 1.30]" has them; the mean alone if the interval has no width."""
+    mean, low, high = student(values) if len(values) > 1 else (values[0],) * 3
+    return [float(mean)] if low == high else [mean, low, high]
+
+
 def with_interval(values: Sequence[float]) -> list[float]:
     """As "1.20 (95 %: 1.10 to 1.30)" has them."""
     mean, low, high = student(values)

@@ -19,6 +19,7 @@ from tests.notebooks.formulas import (
     num_values,
     student,
     updates_of,
+    with_ends,
     with_interval,
 )
 from tests.notebooks.shown import Again, Kept
@@ -201,11 +202,10 @@ def best_backups(names: Names, kept: list[Kept]) -> Again:
     again.text(" updates, ", updates, total, len(seeds), rows)
     again.claim(f"{KEY}backups-cost-no-accuracy", points)
     again.text("By the rule", total, [[one.argmin(), one[0] / one.min()] for one in (main, *others)])
-    slope, limit = np.polyfit(1 / np.array(counts), counted.mean(1), 1)
-    answer = [[limit, 1, slope / limit, with_interval(halved)] if limit > 0 and slope >= 0 else []]
-    answer += [best, total, sorted(one.argmin() for one in own), main[0] / main[best], [one.argmin() for one in others]]
     again.text(
-        "The rule takes", answer, quickest, with_interval(lost), with_interval(told), updates, with_interval(points)
+        "The paper's rule chooses",
+        *(best, total, main[0] / main[best], with_ends(lost), with_ends(told), updates),
+        *(with_ends(points), with_ends(halved)),
     )
     return again
 

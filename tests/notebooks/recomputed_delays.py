@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special, stats
 
-from tests.notebooks.formulas import Array, Names, ends_of, num_values, ring_s, usual_step_s
+from tests.notebooks.formulas import Array, Names, ends_of, num_values, ring_s, usual_step_s, with_ends
 from tests.notebooks.shown import Again, Kept, numbers
 
 KEY = "daily2016leveraging/"
@@ -522,16 +522,13 @@ def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
     sums_s = plain["exposed"] + plain["hidden"]
     told = min(largest, max(1, math.ceil(sums_s / plain["compute"])))
     again.text("local, wide-mlp", names["ranks"], seeds[0], plain["compute"], sums_s, told, now)
-    answer: list[Any] = [max(off), 1, min(before), 1, alone - 1]
-    for every, found in own.items():
-        answer += [every, [[int(found[at]), rule[at]] for at in clear if found[at] != rule[at]]]
-    for d, values in lost.items():
-        answer += [d, values.mean(), 0.95, student(values)[1:], 0]
-    again.text(f"({[*links][int(np.argmax(off))]})", answer, names["ranks"], now - told)
+    far = max(abs(int(own[10][at]) - rule[at]) for at in clear)
+    answer = [max(off), min(before), alone, far, names["ranks"], now - told]
+    again.text("the step of the rule d*", answer, [[d, with_ends(values)] for d, values in lost.items()])
     again.claim(f"{KEY}one-thread-needs-one-step", alone)
     again.claim(f"{KEY}rule-has-the-shortest-step", max(off))
     again.claim(f"{KEY}nothing-smaller-is-as-fast", min(before))
-    again.claim(f"{KEY}adaptive-finds-the-rule", max(abs(int(own[10][at]) - rule[at]) for at in clear))
+    again.claim(f"{KEY}adaptive-finds-the-rule", far)
     again.claim(f"{KEY}delay-costs-accuracy", lost[largest])
     return again
 

@@ -25,6 +25,7 @@ from tests.notebooks.formulas import (
     student,
     times_of,
     usual_step_s,
+    with_ends,
 )
 from tests.notebooks.shown import Again, Kept
 
@@ -433,14 +434,8 @@ def codec_cost(names: Names, kept: list[Kept]) -> Again:
     again.text("Real sums on simulated workers", names["block"], len(seeds))
     p = 4 if 4 in workers else workers[0]
     rates = [[even(name, p, number) for number in range(len(seeds))] for name in hops]
-    answer = [
-        [[np.median(found), min(found), max(found), p] for found in rates],
-        student(longer),
-        4,
-        np.mean(share),
-        off,
-    ]
-    again.text("pays below", answer, [student(found) for found in slopes.values()])
+    answer = [p, [with_ends(found) for found in rates], with_ends(longer), 4, with_ends(share)]
+    again.text("pays below", answer, [with_ends(slopes[kind]) for kind in ("hops", "once", "truncated")])
     return again
 
 

@@ -20,6 +20,7 @@ import nbformat
 
 MIME = "application/vnd.workbench.recomputed+json"
 FINDING = "application/vnd.workbench.finding+json"
+RANKS = ("local ranks", "emulated network", "cluster")  # whose times are of a real clock
 PLOTLY = "application/vnd.plotly.v1+json"
 NUMBER = re.compile(
     r"(?<![\w.^])(?<!\d-)([-+]?)(\d[\d,]*)(\.\d+)?(e[-+]?\d+)?(?:\s?(%|(?:ms|µs|s|kB|MB|GB|B)(?![\w/])))?"
@@ -245,7 +246,8 @@ def wrong_verdicts(executed: Path) -> Iterator[tuple[str, str]]:
                 continue
             finding, text = output.data[FINDING], output.data["text/plain"]
             claim = _claim(finding["claim"])
-            values, exact = finding["values"], claim.get("deterministic", False)
+            clock = claim.get("clock", "real" if finding["where"].partition(",")[0] in RANKS else "none")
+            values, exact = finding["values"], claim.get("deterministic", False) and clock == "none"
             mean, ends = sum(values) / len(values), (min(values), max(values))
             if not exact and len(values) > 1:
                 ends = (
@@ -261,7 +263,9 @@ def wrong_verdicts(executed: Path) -> Iterator[tuple[str, str]]:
                 if not math.isclose(float(written), number, rel_tol=6e-4, abs_tol=1e-12):
                     yield finding["claim"], f"{written} is shown, {number:.6g} follows from its values"
             word = text.partition("\n")[0].partition(": ")[2]
-            if word not in _words(claim, finding["size"], ends, len(values)):
+            caps = sum(finding["censored"]) or sum(value >= claim.get("cap", math.inf) for value in values)
+            words = {"censored"} if caps else _words(claim, finding["size"], (mean, *ends), len(values), exact)
+            if word not in words:
                 yield finding["claim"], f"{word!r} is shown, its interval is {ends}"
 
 
@@ -278,24 +282,47 @@ def _claim(name: str) -> dict[str, Any]:
     return found
 
 
-def _words(claim: dict[str, Any], size: str, ends: tuple[float, float], count: int) -> set[str]:
-    """The verdicts that are possible for an interval and the expected values."""
-    paper = claim.get("scale", "any") == "paper" and size != "full"
-    match claim["reduced" if paper else "expected"]:
-        case {"above": low}:
-            inside, outside = ends[0] > low, ends[1] <= low
-        case {"below": high}:
-            inside, outside = ends[1] < high, ends[0] >= high
-        case {"between": [low, high]}:
-            inside, outside = low <= ends[0] and ends[1] <= high, ends[1] < low or ends[0] > high
-        case {"value": value, **off}:
-            far = off["abs"] if "abs" in off else abs(value) * off["rel"]
-            inside = value - far <= ends[0] and ends[1] <= value + far
-            outside = ends[1] < value - far or ends[0] > value + far
-        case other:
-            raise AssertionError(f"{other} is no expectation")
-    if count < 5 and not claim.get("deterministic", False):
+def _words(claim: dict[str, Any], size: str, found: tuple[float, float, float], count: int, exact: bool) -> set[str]:
+    """The verdicts that are possible for a mean with its interval and the expected values."""
+    if count < 5 and not exact:
         return {"underpowered"}
+    paper = claim.get("scale", "any") == "paper" and size != "full"
+    low, high, strict = _ends(claim["reduced" if paper else "expected"])
+    full_low, full_high, _ = _ends(claim["expected"])
+    mean, least, most = found
+    inside = low < least and most < high if strict else low <= least and most <= high
+    outside = (most <= low or least >= high) if strict else (most < low or least > high)
+    # The value of no effect, and the ends of the paper's own values, nearer and farther.
+    one_end = _ends(claim.get("reduced", claim["expected"]))
+    zero = claim.get("no_effect", next((end for end in one_end[:2] if one_end[2] and end in (0, 1)), None))
+    two_ends = math.isfinite(full_low) and math.isfinite(full_high)
+    if zero is not None and zero <= low:
+        effect = claim.get("effect", full_low if two_ends and zero <= full_low else -math.inf)
+        if least > (high if math.isfinite(high) or not two_ends else full_high):
+            return {"overshoots"}
+        if not inside and (most < zero or (mean < zero and most < effect)):
+            return {"points the other way"}
+    if zero is not None and zero >= high:
+        effect = claim.get("effect", full_high if two_ends and zero >= full_high else math.inf)
+        if most < (low if math.isfinite(low) or not two_ends else full_low):
+            return {"overshoots"}
+        if not inside and (least > zero or (mean > zero and least > effect)):
+            return {"points the other way"}
     if inside:
         return {"same direction at reduced scale" if paper else "reproduced"}
-    return {"not reproduced" if outside or claim.get("deterministic", False) else "underpowered"}
+    return {"not reproduced" if outside or exact else "underpowered"}
+
+
+def _ends(expected: dict[str, Any]) -> tuple[float, float, bool]:
+    """The ends of an expectation, and whether they are excluded."""
+    match expected:
+        case {"above": low}:
+            return low, math.inf, True
+        case {"below": high}:
+            return -math.inf, high, True
+        case {"between": [low, high]}:
+            return low, high, False
+        case {"value": value, **off}:
+            far = off["abs"] if "abs" in off else abs(value) * off["rel"]
+            return value - far, value + far, False
+    raise AssertionError(f"{expected} is no expectation")

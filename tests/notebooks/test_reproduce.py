@@ -138,7 +138,7 @@ def test_a_record_is_kept_and_what_has_one_is_not_done_again(tmp_path: Path) -> 
     assert facts["commit"] == {"sha": git(share, "rev-parse", "HEAD").strip(), "dirty": False}
     text = path.read_text()
     assert os.uname().nodename not in text and str(tmp_path) not in text, "no names of hosts, no paths"
-    assert f"| [{KEY}]({KEY}/card.md) | `20-one-near-one`" in (share / "papers" / "README.md").read_text()
+    assert "is near one (sec. 1) `20-one-near-one` | reproduced |" in (share / "papers" / "README.md").read_text()
     if any(map(shutil.which, ("chromium", "google-chrome", "chromium-browser", "chrome"))):
         assert "one</text>" in (share / "papers" / KEY / "figures" / "20-one-ones.svg").read_text()
         assert "![20-one-ones](figures/20-one-ones.svg)" in (share / "papers" / KEY / "card.md").read_text()
@@ -147,5 +147,34 @@ def test_a_record_is_kept_and_what_has_one_is_not_done_again(tmp_path: Path) -> 
     written = path.stat().st_mtime_ns
     notebook = share / "notebooks" / "20-one.ipynb"
     notebook.write_text(notebook.read_text().replace('near one\\")', 'nearly one\\")'))
+    commit(share)
     _, told = reproduce(share, KEY, "--size", "ci", "--update")
     assert "already recorded" not in told and path.stat().st_mtime_ns > written, "another notebook of that name"
+
+
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
+def test_a_session_is_added_and_the_answer_is_kept(tmp_path: Path) -> None:
+    share = make_share(tmp_path / "share")
+    told = 'papers.answer("The mean is {mean:.3f}.", mean=[scale * (1 + 0.001 * seed) for seed in seeds])'
+    write_notebook(share, "20-one", finding("20-one"), ("told", told))
+    write_claims(share, "20-one")
+    commit(share)
+    path = share / "papers" / KEY / "records" / "20-one.ci.here.json"
+    words = (KEY, "--size", "ci", "--update", "--add-session")
+    _, said = reproduce(share, *words, status=2)
+    assert "20-one has no record at size ci on here: measure the first session without --add-session" in said
+    reproduce(share, *words[:-1])
+    reproduce(share, *words)
+    facts = json.loads(path.read_text())
+    found = facts["findings"]["20-one-near-one"]
+    assert found["sessions"] == [0] * 5 + [1] * 5 and found["values"][:5] == found["values"][5:]
+    assert len(facts["sessions"]) == 2 and facts["sessions"][0]["date"] <= facts["sessions"][1]["date"]
+    assert (
+        "**Answer** (size `ci`, [record](records/20-one.ci.here.json)). The mean is 1.002 [1.000, 1.004]."
+        in (share / "papers" / KEY / "card.md").read_text()
+    )
+    notebook = share / "notebooks" / "20-one.ipynb"
+    notebook.write_text(notebook.read_text().replace("0.001", "0.002"))
+    commit(share)
+    _, said = reproduce(share, *words, status=2)
+    assert "20-one has a record of other code, parameters or expectations" in said

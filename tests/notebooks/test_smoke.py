@@ -45,13 +45,13 @@ def test_a_notebook_runs_at_its_smoke_size_and_tells_of_its_claims(
         )
         job = replace(job, notebook=with_check(job.notebook, tmp_path / "in"))
     how = Reproduction(size="smoke", site=site_name(), output=tmp_path, records=tmp_path / "papers", timeout_s=500.0)
-    outcome = how.one(job, {**how.identify(job, "0"), "commit": None}, pool)
+    outcome = how.one(job, None, pool)
     assert outcome.status == "finished", outcome.error
     assert outcome.executed.stat().st_size < NUM_BYTES
     if again:
         check_shown(outcome.executed)
     else:
         assert [*wrong_verdicts(outcome.executed)] == []
-    found = harvest(outcome.executed)
+    found, _answer = harvest(outcome.executed)
     assert found, "it tells of some claim at every size"
     assert all(find_claim(finding.claim).notebook == name for finding in found)

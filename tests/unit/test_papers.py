@@ -16,7 +16,7 @@ KEYS = sorted(folder.name for folder in shared("papers").iterdir() if folder.is_
 
 THREE = ("chen2016revisiting", "daily2016leveraging", "li2018pipesgd")  # whose experiments are run here
 REPRODUCED = ["Here", "Deviations", "Not said", "Read or recalled", "Symbols"]
-GENERATED = ["Claims", "Experiments", "What reviewers asked", "Figures"]
+GENERATED = ["Results", "Amendments"]
 
 
 def cited() -> dict[str, set[str]]:

@@ -14,8 +14,10 @@ from tests.papers_share import CARD, KEY, commit, facts, finding, git, make_shar
 from workbench.cli.main import main
 from workbench.errors import ConfigError
 from workbench.papers import history
+from workbench.papers.amendments import amendments_in_git, is_complete
 from workbench.papers.check import check_papers
 from workbench.papers.claims import find_claim
+from workbench.papers.experiment import experiment_digest
 from workbench.papers.records import read_record, record_file, write_record
 from workbench.papers.rows import read_paper
 from workbench.papers.table import BEGIN, stale_pages, update_pages
@@ -37,6 +39,9 @@ def share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def record(share: Path, sha: str, **more: Any) -> Path:
     told = facts(NAME, find_claim(CLAIM), sha, **more)
+    where = {found["where"] for found in told["findings"].values()}
+    digest = experiment_digest(share / "notebooks" / f"{NAME}.ipynb", told["parameters"], where)
+    told = {"experiment_sha256": digest, **told}
     return write_record(record_file(share / "papers", KEY, NAME, told["size"], told["site"]), told)
 
 
@@ -178,36 +183,151 @@ def test_the_pages_tell_ours_beside_what_is_expected(share: Path) -> None:
     card = (share / "papers" / KEY / "card.md").read_text()
     assert card.startswith(CARD.partition(BEGIN)[0])
     for words in (
-        "## Experiments",
-        "P-20-one",
-        "## What reviewers asked",
-        f"[{NAME}](../../notebooks/{NAME}.ipynb), cell `answer`",
+        f"### {NAME}: is it one?",
+        f"Notebook [{NAME}](../../notebooks/{NAME}.ipynb).",
+        "- P-20-one, Fig. 1: ones",
+        f"**Answer**: the [record](records/{NAME}.ci.2-cores.json) has none; see the first cell of the notebook.",
+        "- Why one? (review 1; cell `answer`)",
     ):
         assert words in card
     assert stale_pages() == []
+
+
+def test_a_card_prints_answer_and_figure(share: Path) -> None:
+    described = "figures:\n  - {id: ones, caption: 'The values.', alt: 'Five points near 1.'}\nexperiments:"
+    edit(share / CLAIMS, "experiments:", described)
+    figure = share / "papers" / KEY / "figures" / f"{NAME}-ones.svg"
+    figure.parent.mkdir()
+    figure.write_text("<svg/>")
+    told = {"text": "The value is {mean:.2f}; it is {near}.", "numbers": {"mean": [1.0, 1.1, 1.2], "near": CLAIM}}
+    record(share, git(share, "rev-parse", "HEAD").strip(), answer=told)
+    update_pages()
+    card = (share / "papers" / KEY / "card.md").read_text()
+    told_text = "The value is 1.10 [0.85, 1.35]; it is 1 [0.98, 1.02]."
+    assert f"**Answer** (size `ci`, [record](records/{NAME}.ci.2-cores.json)). {told_text}" in card
+    assert f"![Five points near 1.](figures/{NAME}-ones.svg)\n\n*The values.*\n" in card
+
+
+def test_the_answer_of_the_record_is_that_of_the_notebook(share: Path) -> None:
+    path = share / "notebooks" / f"{NAME}.ipynb"
+    content = json.loads(path.read_text())
+    content["cells"][0]["source"] = "# one?\n\n**Answer**: none yet.\n\nMore."
+    path.write_text(json.dumps(content))
+    sha = commit(share)
+    told = {"text": "The value is {mean:.2f}:\n- by the record, {near}.", "numbers": {"mean": [1.0], "near": CLAIM}}
+    record(share, sha, answer=told)
+    update_pages()
+    assert [page.name for page in stale_pages()] == [path.name]
+    assert main(["papers", "table"]) == 0
+    first = "".join(json.loads(path.read_text())["cells"][0]["source"])
+    link = f"[record](../papers/{KEY}/records/{NAME}.ci.2-cores.json)"
+    lines = [
+        "# one?",
+        "",
+        f"**Answer** (size `ci`, {link}). The value is",
+        "1.00:",
+        "- by the record, 1 [0.98, 1.02].",
+        "",
+        "More.",
+    ]
+    assert first.splitlines() == lines
+    assert stale_pages() == [] and check_papers().stale == [], "text is no part of the experiment"
 
 
 def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None:
     readme = share / "papers" / "README.md"
     assert "## Headlines" not in readme.read_text()
     before = find_claim(CLAIM).digest
-    edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true")
+    edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true\n    theirs: exactly 1")
+    edit(share / CLAIMS, "provenance: derived", "provenance: verified")
     assert find_claim(CLAIM).headline and find_claim(CLAIM).digest == before
     update_pages()
-    headlines, _, table = readme.read_text().partition("## All claims")
+    headlines, _, table = readme.read_text().partition("## Counts")
     (row,) = [line for line in headlines.splitlines() if line.startswith(f"| [{KEY}]")]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
-    assert cells[2:] == [
-        "reproduced",
-        "1 [0.98, 1.02]",
-        "0.9 to 1.1",
-        "the value",
-        f"[formula](../notebooks/{NAME}.ipynb)",
+    assert cells == [
+        f"[{KEY}]({KEY}/card.md): the value of {NAME} is near one",
+        "exactly 1",
+        "1 [0.98, 1.02]: **reproduced**",
+        f"[formula]({KEY}/records/{NAME}.ci.2-cores.json), 5 seeds",
+        f"[{NAME}](../notebooks/{NAME}.ipynb)",
     ]
-    assert f"`{NAME}-near-one`" in table
+    assert f"`{NAME}-near-one`" in table and "| statements of the papers | 1 | 1 |" in table
     edit(share / CLAIMS, "headline: true", "headline: yes, it is")
     with pytest.raises(ConfigError, match="headline must be true or false"):
         find_claim(CLAIM)
+
+
+def test_a_headline_that_is_not_measured_says_so(share: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true")
+    (share / RECORD).unlink()
+    update_pages()
+    assert "| none quoted | not measured yet |  |" in (share / "papers" / "README.md").read_text()
+    assert main(["papers", "check"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda told: told.pop("experiment_sha256"), "no digest"),
+        (lambda told: told.update(experiment_sha256="0" * 16), "other code"),
+        (lambda told: told.update(parameters={"size": "smoke"}), "other parameters"),
+    ],
+)
+def test_a_stale_headline_fails_and_other_stale_records_are_named(
+    share: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[dict[str, Any]], object], reason: str
+) -> None:
+    told = json.loads((share / RECORD).read_text())
+    spoil(told)
+    write_record(share / RECORD, told)
+    assert stale_pages() == [], "the mark is not compared"
+    update_pages()
+    page = (share / "papers" / "README.md").read_text()
+    assert f"| reproduced, stale ({reason}) |" in page and f"Stale: 1 of 1 measured claims (1 {reason})." in page
+    assert main(["papers", "check"]) == 0
+    assert f"  {KEY}/records/{RECORD.name}: {reason}\n" in capsys.readouterr().out
+    edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true")
+    update_pages()
+    assert check_papers().problems == []
+    assert main(["papers", "check"]) == 1
+    assert f"headline {CLAIM} is stale ({reason}): measure it again" in capsys.readouterr().out
+
+
+def test_amendments_are_logged_from_git(share: Path) -> None:
+    """Edits before the first record are counted; those after it are printed with their commits."""
+    write_notebook(share, "21-two", finding("21-two"), ci="{scale: 1.0}")
+    write_claims(share, "21-two")
+    commit(share)
+    edit(share / "papers" / KEY / "claims" / "21-two.yaml", "metric: the value", "metric: the first value")
+    commit(share)
+    edit(share / "notebooks" / "sizes" / f"{NAME}.yaml", "ci: {}", "ci: {scale: 1.5}")
+    edit(share / CLAIMS, "[0.9, 1.1]", "[0.5, 1.1]")
+    edit(share / CLAIMS, "statement: the value", "statement: a value")
+    sha = commit(share)
+    found = amendments_in_git(share / "papers", KEY)
+    assert found is not None
+    assert [(item.of, item.entry, item.before, item.after, item.measured) for item in found] == [
+        ("21-two-near-one", "metric", "the value", "the first value", False),
+        (f"{NAME}-near-one", "expected", "{'between': [0.9, 1.1]}", "{'between': [0.5, 1.1]}", True),
+        (NAME, "ci: scale", "(none)", "1.5", True),
+    ]
+    assert any("amendments.json is not that of git's history" in problem for problem in check_papers().problems)
+    record(share, sha, parameters={"scale": 1.5, "size": "ci"})
+    assert main(["papers", "table"]) == 0
+    card = (share / "papers" / KEY / "card.md").read_text()
+    assert "Before it there were 1 edits." in card
+    assert f"| `{sha[:10]}` | {NAME} | ci: scale | (none) | 1.5 |" in card
+    commit(share)
+    assert check_papers().problems == []
+    edit(share / CLAIMS, "metric: the value", "metric: the value: broken")
+    commit(share)
+    edit(share / CLAIMS, "metric: the value: broken", "metric: the mean")
+    commit(share)
+    last = (amendments_in_git(share / "papers", KEY) or ())[-1]
+    assert (last.entry, last.before, last.after) == ("metric", "the value", "the mean"), "a broken file hides nothing"
+    log = share / "papers" / KEY / "amendments.json"
+    log.write_text("[]")
+    assert not is_complete(share / "papers", KEY), "an edit cannot be left out"
 
 
 def test_a_record_is_one_line_a_list(share: Path) -> None:

@@ -14,11 +14,13 @@ from workbench import resources
 from workbench.cli.main import main
 from workbench.clusters.slurm import batch_job
 from workbench.errors import ConfigError
-from workbench.papers import history
+from workbench.papers import experiment, history
 from workbench.papers.artefact import write_artefact
 from workbench.papers.claims import find_claim
+from workbench.papers.experiment import experiment_digest, source_digest
+from workbench.papers.findings import Finding
 from workbench.papers.plan import claimed_notebooks, plan
-from workbench.papers.records import harvest, notebook_digest, only_writer, record_file, write_record
+from workbench.papers.records import findings_of, harvest, only_writer, record_file, write_record
 from workbench.papers.reproduction import refuse_uncommitted
 from workbench.papers.site import machine, site_name, without_paths
 from workbench.papers.sizes import read_sizes, values_at
@@ -114,6 +116,14 @@ def test_claims_are_committed_before_they_are_recorded(share: Path) -> None:
         refuse_uncommitted(jobs, share / "papers")
 
 
+def test_parameters_are_committed_before_they_are_recorded(share: Path) -> None:
+    jobs = plan(KEY, "smoke")
+    path = share / "notebooks" / "sizes" / "20-one.yaml"
+    path.write_text(path.read_text().replace("scale: 2.0", "scale: 3.0"))
+    with pytest.raises(ConfigError, match=r"20-one\.yaml differs from its committed version"):
+        refuse_uncommitted(jobs, share / "papers")
+
+
 def test_a_records_commit_is_dirty_by_code_and_claims_but_not_by_records(share: Path) -> None:
     papers = share / "papers"
     assert history.commit_of(papers) == {"sha": git(share, "rev-parse", "HEAD").strip(), "dirty": False}
@@ -148,17 +158,72 @@ def test_a_site_has_a_name_that_may_be_published(monkeypatch: pytest.MonkeyPatch
     assert without_paths({"folder": "~/data/cifar", "lr": 0.1}) == {"folder": ".../cifar", "lr": 0.1}
 
 
-def test_what_a_notebook_is_does_not_depend_on_its_outputs(share: Path) -> None:
+def test_an_experiment_is_its_code_and_its_parameters(share: Path) -> None:
     path = resources.notebook("20-one")
-    before = notebook_digest(path)
+    given = {"size": "ci"}
+    before = experiment_digest(path, given, ["formula"])
     content = json.loads(path.read_text())
     content["cells"][1] |= {"execution_count": 3, "outputs": [{"output_type": "stream", "name": "stdout", "text": "1"}]}
+    content["cells"][0]["source"] += "\nMore words."
+    content["cells"][1]["source"] += "\n\n# a comment"
     path.write_text(json.dumps(content))
-    assert notebook_digest(path) == before
+    assert experiment_digest(path, given, ["formula"]) == before
+    assert experiment_digest(path, {"size": "full"}, ["formula"]) != before
+    assert experiment_digest(path, given, ["simulated cluster"]) != before, "it depends on the simulator"
     content["cells"][1]["source"] += "\nother: int = 1"
     path.write_text(json.dumps(content))
-    assert notebook_digest(path) != before
-    assert harvest(path) == ()
+    assert experiment_digest(path, given, ["formula"]) != before
+    assert harvest(path) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ('def f(x: float) -> float:\n    """Words."""\n    return 2 * x  # twice', True),
+        ("def f(x):\n    return (\n        2 * x\n    )", True),
+        ("def f(x):\n    return 3 * x", False),
+        ("def f(y):\n    return 2 * y", False),
+    ],
+)
+def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
+    assert (source_digest(other) == source_digest("def f(x):\n    return 2 * x")) is same
+
+
+def test_an_experiment_includes_what_it_imports_from_the_papers(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(experiment, "library_digest", lambda modules: asked.append(modules) or "0")
+    lines = (
+        "from workbench import papers\nfrom workbench.papers import training\nfrom workbench.papers.sums import sum_s\n"
+    )
+    path = write_notebook(share, "23-imports", ("", lines + "from workbench.papers.verdicts import interval"))
+    experiment_digest(path, {}, ["formula"])
+    assert [name for name in asked[0] if name.startswith("papers/")] == ["papers/sums.py", "papers/training.py"]
+
+
+def test_a_message_is_no_code() -> None:
+    one = "if x < 0:\n    raise ValueError(f'{x}: give more')"
+    assert source_digest(one) == source_digest(one.replace("give more", "too small"))
+    assert source_digest(one) != source_digest(one.replace("ValueError", "TypeError"))
+    assert source_digest("%pip list") != source_digest("%pip freeze"), "a magic command is taken as it is"
+
+
+def test_a_session_is_added_to_a_record(share: Path) -> None:
+    name = "20-one-near-one"
+    claims = {name: find_claim(f"{KEY}/{name}")}
+
+    def measured(*values: float, where: str = "local ranks") -> list[Finding]:
+        seeds = tuple(range(len(values)))
+        return [Finding(claim=f"{KEY}/{name}", size="ci", values=values, seeds=seeds, where=where, how="2 ranks")]  # type: ignore[arg-type]
+
+    first = findings_of(KEY, measured(1.0, 1.01, 0.99, 1.0, 1.0), claims)
+    assert "sessions" not in first[name] and first[name]["verdict"] == "reproduced"
+    second = findings_of(KEY, measured(1.2, 1.21, 1.19, 1.2, 1.2), claims, first)
+    third = findings_of(KEY, measured(0.8, 0.81, 0.79, 0.8, 0.8), claims, second)
+    assert third[name]["sessions"] == [0] * 5 + [1] * 5 + [2] * 5
+    assert third[name]["values"][5] == 1.2 and third[name]["seeds"] == [0, 1, 2, 3, 4] * 3
+    assert third[name]["verdict"] == "underpowered", "sessions differ more than seeds"
+    with pytest.raises(ConfigError, match="are not those of the sessions before"):
+        findings_of(KEY, measured(1.0, where="formula"), claims, first)
 
 
 def test_one_writes_at_a_time(tmp_path: Path) -> None:

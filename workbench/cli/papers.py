@@ -17,12 +17,13 @@ def add_papers_options(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--json", action="store_true", help="print one JSON object per claim")
     listing.set_defaults(command=_list)
     table = actions.add_parser(
-        "table", help="write the generated parts of papers/README.md and of the cards, from claims and records"
+        "table", help="write the generated parts of papers/README.md, cards and notebooks, from claims and records"
     )
     table.add_argument("--check", action="store_true", help="write nothing; fail if a page is not up to date")
     table.set_defaults(command=_table)
     check = actions.add_parser(
-        "check", help="check claims, notebooks, records and pages against each other; judge every record again"
+        "check",
+        help="check claims, notebooks, records, amendments and pages against each other; fail if a headline is stale",
     )
     check.set_defaults(command=_check)
 
@@ -45,7 +46,7 @@ def _list(options: argparse.Namespace) -> int:
                 mean = row.verdict.mean if row.record else None
                 about = {
                     "claim": row.claim.name,
-                    "verdict": row.verdict.word,
+                    "verdict": row.word,
                     "mean": mean,
                     "where": row.where,
                     "date": row.date,
@@ -53,20 +54,20 @@ def _list(options: argparse.Namespace) -> int:
                 print(json.dumps({**about, "notebook": row.claim.notebook, "statement": row.claim.statement}))
             else:
                 measured = f" ({row.ours}, {row.expectation}; {row.where})" if row.record else ""
-                print(f"{row.claim.name}: {row.verdict.word}{measured}")
+                print(f"{row.claim.name}: {row.word}{measured}")
     return 0
 
 
 def _table(options: argparse.Namespace) -> int:
-    from workbench.papers.table import stale_pages, update_pages
+    from workbench.papers.table import stale_pages, update_amendments, update_notebooks, update_pages
 
     if options.check:
         stale = stale_pages()
         for page in stale:
             print(f"{page} is not up to date with claims and records: run `workbench papers table`")
         return 1 if stale else 0
-    for page in update_pages():
-        print(f"written: {page}")
+    for path in [*update_amendments(), *update_pages(), *update_notebooks()]:
+        print(f"written: {path}")
     return 0
 
 
@@ -76,11 +77,16 @@ def _check(_: argparse.Namespace) -> int:
     result = check_papers()
     for note in result.notes:
         print(note, file=sys.stderr)
-    for problem in result.problems:
-        print(problem)
-    if not result.problems:
-        print(f"{result.num_claims} claims, {result.num_records} records: all in order")
-    return 1 if result.problems else 0
+    for line in (*result.problems, *result.stale_headlines):
+        print(line)
+    if result.stale:
+        print(f"{len(result.stale)} of {result.num_records} records are stale:")
+        for line in result.stale:
+            print(f"  {line}")
+    if result.problems or result.stale_headlines:
+        return 1
+    print(f"{result.num_claims} claims, {result.num_records} records: all in order")
+    return 0
 
 
 def _artefact(options: argparse.Namespace) -> int:

@@ -40,6 +40,11 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also execute notebooks with a record of the same code, parameters and site",
     )
+    add(
+        "--add-session",
+        action="store_true",
+        help="execute notebooks with a record again, and add the values to the record as those of another session",
+    )
     add("--output", "-o", type=Path, metavar="FOLDER", help="folder to write to; under the run store by default")
     add("--site", help="name of this machine in records; $WORKBENCH_SITE, or its number of cores, by default")
     where = parser.add_mutually_exclusive_group()
@@ -89,6 +94,7 @@ def _execute(options: argparse.Namespace) -> int:
         records=records,
         options=_reproducing_options(options, size, parameters),
         again=options.again,
+        add_session=options.add_session,
         timeout_s=options.timeout,
         say=lambda message: print(message, file=sys.stderr, flush=True),
     )
@@ -112,6 +118,7 @@ def _submit(options: argparse.Namespace, num_ranks: int) -> int:
     for name in ("output", "records"):
         argv += [f"--{name}", str(getattr(options, name).resolve())] if getattr(options, name) is not None else []
     argv += [f"--{name}" for name in ("again", "update") if getattr(options, name)]
+    argv += ["--add-session"] if options.add_session else []
     argv += [word for path in options.file for word in ("--file", str(Path(path).resolve()))]
     argv += [word for pair in options.parameter for word in ("--parameter", pair)]
     return submit_command(options, num_ranks, argv, what="reproduce")

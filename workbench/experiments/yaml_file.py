@@ -79,6 +79,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read ({error.strerror or error}): give the path of a YAML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is no text: give the path of a YAML file") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, path: str) -> dict[str, Any]:
+    """Return the mapping in a YAML text; empty for an empty text.
+
+    Args:
+        text: the text.
+        path: its place, for messages.
+
+    Raises:
+        ConfigError: it is not YAML (the message names line and column), or it is no mapping.
+    """
     if len(text) > MOST_BYTES:
         raise ConfigError(f"{path} is larger than {MOST_BYTES} bytes: split it")
     try:

@@ -14,9 +14,10 @@ from workbench.papers import history
 from workbench.papers.claims import SIZES
 from workbench.papers.plan import claimed_notebooks
 from workbench.papers.records import Record
-from workbench.papers.rows import Paper, Row, number, read_paper
+from workbench.papers.rows import Paper, Row, read_paper
 from workbench.papers.sizes import sizes_file
 from workbench.papers.table import BEGIN, END
+from workbench.papers.verdicts import number
 
 DAY = (1980, 1, 1, 0, 0, 0)  # date of every file in the archive, so that equal content gives equal bytes
 
@@ -186,7 +187,7 @@ def _claim(row: Row) -> str:
         f"- expected: {expected if expected is not None else f'{claim.expected}, only at size full'}",
     ]
     if row.record:
-        lines.append(f"- recorded: {row.ours}, {row.spread} ({row.where}): **{row.verdict.word}**")
+        lines.append(f"- recorded: {row.ours}, {row.spread} ({row.where}): **{row.word}**")
         lines.append(f"- variation to expect: {_variation(row)}")
     else:
         lines.append(f"- recorded: nothing yet: **{row.verdict.word}**")
@@ -198,7 +199,7 @@ def _claim(row: Row) -> str:
 def _variation(row: Row) -> str:
     assert row.record is not None
     values = row.record.facts["findings"][row.claim.id]["values"]
-    if row.claim.deterministic:
+    if row.exact:
         return "none on the same versions"
     return f"single seeds from {number(min(values))} to {number(max(values))}"
 

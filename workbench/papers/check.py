@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,24 +13,35 @@ from workbench.errors import ConfigError
 from workbench.experiments.catalogue import paper_keys, parameters_of
 from workbench.naming import unknown
 from workbench.papers import history
+from workbench.papers.amendments import is_complete
 from workbench.papers.claims import Claim, Claims, Experiment, Question, read_claims
-from workbench.papers.records import Record, read_record
-from workbench.papers.rows import MEASURED
+from workbench.papers.records import Record, judge_finding, read_record
+from workbench.papers.rows import read_papers, stale_reason
 from workbench.papers.sizes import read_sizes
 from workbench.papers.table import GENERATED_PART, stale_pages
-from workbench.papers.verdicts import judge
+from workbench.papers.verdicts import MEASURED
 
 DIGITS = re.compile(r"^['\"]?(digits|synthetic)")  # problems whose data are not those of a paper
-ROW = re.compile(r"^\| \[(\w+)\]\(\w+/card\.md\) \| `([a-z0-9-]+)`: .*?(?<!\\) \| ([a-z ]+) \| ", re.MULTILINE)
+ROW = re.compile(r"^\| \[(\w+)\]\(\w+/card\.md\) \| .*? `([a-z0-9-]+)` \| ([a-z ]+)[,|]", re.MULTILINE)
 
 
 @final
 @dataclass(slots=True)
 class Result:
-    """The result: a line for each problem, and notes about what could not be checked."""
+    """The result.
+
+    Attributes:
+        problems: a line for each problem of claims, notebooks, records, amendments and pages.
+        notes: what could not be checked.
+        stale: the stale records. They are no problem during development, because every change of code makes some.
+        stale_headlines: the headlines whose record is stale. A published page must have none.
+        num_claims, num_records: numbers of claims and records.
+    """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+    stale_headlines: list[str] = field(default_factory=list)
     num_claims: int = 0
     num_records: int = 0
 
@@ -64,6 +76,7 @@ def check_papers() -> Result:
             if with_history:
                 _check_history(record, key, root, result)
             recorded |= {f"{key}/{name}" for name in record.facts["findings"]}
+        _check_amendments(root, key, result)
     _check_pages(root, recorded, result)
     return result
 
@@ -110,7 +123,7 @@ def _check_record(record: Record, key: str, claims: dict[str, Claim], result: Re
                 f"{about}: the expectation of {claim.name} was edited after this record: undo that, or measure again"
             )
             continue
-        word = judge(claim, found["values"], record.size).word
+        word = judge_finding(claim, found, record.size).word
         if found["verdict"] != word:
             result.problems.append(
                 f"{about}: the verdict of {claim.name} is {found['verdict']!r}; by its values it is {word!r}"
@@ -155,18 +168,41 @@ def _check_history(record: Record, key: str, root: Path, result: Result) -> None
             result.problems.append(f"{about}: {key}/{name} had another expectation at the record's commit {sha[:10]}")
 
 
+def _check_amendments(root: Path, key: str, result: Result) -> None:
+    """Check that the amendment log agrees with git's history."""
+    if not is_complete(root, key):
+        result.problems.append(f"{key}/amendments.json is not that of git's history: run `workbench papers table`")
+
+
+def _find_stale(result: Result) -> None:
+    """Name the stale records, and the headlines among their claims."""
+    named: set[Path] = set()
+    for paper in read_papers():
+        for row in paper.rows:
+            reason = stale_reason(row.record) if row.record else ""
+            if row.record is None or not reason:
+                continue
+            about = f"{paper.key}/records/{row.record.path.name}: {reason}"
+            if row.record.path not in named:
+                named.add(row.record.path)
+                result.stale.append(about)
+            if row.claim.headline:
+                result.stale_headlines.append(f"headline {row.claim.name} is stale ({reason}): measure it again")
+
+
 def _check_pages(root: Path, recorded: set[str], result: Result) -> None:
     """Check that no verdict is shown without a record, and that every page is up to date."""
     generated = GENERATED_PART.search((root / "README.md").read_text(encoding="utf-8"))
     for key, name, word in ROW.findall(generated[0] if generated else ""):
-        if word in MEASURED and f"{key}/{name}" not in recorded:
-            result.problems.append(f"README.md: {key}/{name} has the verdict {word!r} without a record")
+        if word.strip() in MEASURED and f"{key}/{name}" not in recorded:
+            result.problems.append(f"README.md: {key}/{name} has the verdict {word.strip()!r} without a record")
     if result.problems:
         return  # pages cannot be right if claims or records are wrong
     try:
+        _find_stale(result)
         for page in stale_pages():
             result.problems.append(
-                f"{page.relative_to(root)} is not up to date with claims and records: run `workbench papers table`"
+                f"{os.path.relpath(page, root)} is not up to date with claims and records: run `workbench papers table`"
             )
     except ConfigError as error:
         result.problems.append(str(error))

@@ -21,12 +21,17 @@ Size = Literal["smoke", "ci", "full"]
 Kind = Literal["exact", "numeric", "ordering", "scaling", "qualitative"]
 Provenance = Literal["verified", "recalled", "derived"]
 Scale = Literal["any", "paper"]
+Clock = Literal["real", "none"]
+Origin = Literal["statement of the paper", "reviewer's question", "own check"]
 
 SIZES: tuple[Size, ...] = get_args(Size)
 CLAIM_KEYS = ("id", "source", "statement", "kind", "metric", "expected", "provenance")
-CLAIM_MORE = ("reduced", "scale", "theirs", "sizes", "needs", "deterministic", "explanation", "headline")
-TEXTS = ("source", "statement", "metric", "needs", "explanation", "theirs")
+TEXTS = ("source", "statement", "metric", "needs", "explanation", "theirs", "figure")
+FLAGS = ("deterministic", "headline", "check")
+NUMBERS = ("no_effect", "effect", "cap")
+CLAIM_MORE = ("reduced", "scale", "theirs", "sizes", "needs", "explanation", "figure", "clock", *FLAGS, *NUMBERS)
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+ASKED = re.compile("review|comment", re.IGNORECASE)
 
 
 @final
@@ -70,6 +75,19 @@ class Expectation:
         """Return True if a value is allowed."""
         return self.low < value < self.high if self.strict else self.low <= value <= self.high
 
+    def nearer_end(self, outside: float) -> float | None:
+        """Return the end next to a value outside; None if an end is infinite, or if the value is inside."""
+        if math.isinf(self.low) or math.isinf(self.high) or self.low < outside < self.high:
+            return None
+        return self.low if outside <= self.low else self.high
+
+    def farther_end(self, outside: float) -> float | None:
+        """Return the end away from a value outside; None if an end is infinite, or if the value is inside."""
+        nearer = self.nearer_end(outside)
+        if nearer is None:
+            return None
+        return self.high if nearer == self.low else self.low
+
     def __str__(self) -> str:
         if self.high == math.inf:
             return f"> {self.low:g}"
@@ -100,9 +118,17 @@ class Claim:
         theirs: the number that the paper prints.
         sizes: the notebook's sizes at which it is tested.
         needs: what is missing here to test it at the paper's scale.
-        deterministic: whether one value is enough; otherwise five or more paired seeds are needed.
+        deterministic: whether one value is enough; otherwise five or more paired seeds are needed. What is measured on
+            a real clock is never deterministic.
         explanation: our explanation if it is not reproduced; pages mark it as untested.
         headline: whether it is among the first results on `papers/README.md`.
+        check: whether it is our own check although a paper or a reviewer is its source: it cannot fail.
+        figure: its figure, a cell of the notebook with the tag `figure-NAME`.
+        clock: "real" if its metric is a time, a rate or a ratio of these on a real clock, "none" if not; None: real if
+            it is measured on ranks.
+        no_effect: the value of no effect; by default that end of an expectation with one end which is 0 or 1.
+        effect: the smallest effect that the paper claims; by default the nearer end of an expectation with two ends.
+        cap: a value that reaches it is censored, because the run ended before.
     """
 
     paper: str
@@ -122,6 +148,18 @@ class Claim:
     deterministic: bool = False
     explanation: str = ""
     headline: bool = False
+    check: bool = False
+    figure: str = ""
+    clock: Clock | None = None
+    no_effect: float | None = None
+    effect: float | None = None
+    cap: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.no_effect is None:
+            object.__setattr__(self, "no_effect", _no_effect_of(self.reduced or self.expected))
+        if self.effect is None and self.no_effect is not None:
+            object.__setattr__(self, "effect", self.expected.nearer_end(self.no_effect))
 
     @property
     def name(self) -> str:
@@ -133,6 +171,25 @@ class Claim:
         if size not in self.sizes:
             return None
         return self.expected if self.scale == "any" or size == "full" else self.reduced
+
+    def most_at(self, size: Size) -> float | None:
+        """Return the end beyond which a value is too much, if the expectation at this size has none.
+
+        It is the farther end of the paper's own values. None if there is none, or if the size has its own.
+        """
+        expected = self.expectation_at(size)
+        if expected is None or self.no_effect is None or (math.isfinite(expected.low) and math.isfinite(expected.high)):
+            return None
+        return self.expected.farther_end(self.no_effect)
+
+    @property
+    def origin(self) -> Origin:
+        """Whether the paper states it, a reviewer asks for it, or it is our own check."""
+        if self.check:
+            return "own check"
+        if self.provenance != "derived":
+            return "statement of the paper"
+        return "reviewer's question" if ASKED.search(self.source) else "own check"
 
     @property
     def digest(self) -> str:
@@ -177,12 +234,25 @@ class Question:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure of a notebook, from the cell with the tag `figure-ID`: its caption, and a text for who cannot see it."""
+
+    paper: str
+    notebook: str
+    id: str
+    caption: str
+    alt: str
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
     """The content of `papers/KEY/claims/`."""
 
     claims: tuple[Claim, ...]
     experiments: tuple[Experiment, ...]
     questions: tuple[Question, ...]
+    figures: tuple[Figure, ...] = ()
 
 
 def read_claims(key: str, papers: Path | None = None) -> Claims:
@@ -201,20 +271,25 @@ def read_claims(key: str, papers: Path | None = None) -> Claims:
     claims: list[Claim] = []
     experiments: list[Experiment] = []
     questions: list[Question] = []
+    figures: list[Figure] = []
     for path in sorted((folder / "claims").glob("*.yaml")):
         content = read_yaml(path)
-        _only(path, content, (), ("experiments", "claims", "questions"))
+        _only(path, content, (), ("experiments", "claims", "questions", "figures"))
         about = {"paper": key, "notebook": path.stem}
         for item in _items(path, content, "experiments"):
             experiments.append(Experiment(**about, **_texts(path, item, ("id", "artefact", "about"))))
         for item in _items(path, content, "questions"):
             questions.append(Question(**about, **_texts(path, item, ("id", "asked", "question", "cell"))))
+        for item in _items(path, content, "figures"):
+            figures.append(Figure(**about, **_texts(path, item, ("id", "caption", "alt"))))
         claims += [_claim(path, item, about) for item in _items(path, content, "claims")]
     for what, names in (("claim", [item.id for item in claims]), ("question", [item.id for item in questions])):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"{folder / 'claims'}: {what} {', '.join(twice)} exists twice: give each its own id")
-    return Claims(claims=tuple(claims), experiments=tuple(experiments), questions=tuple(questions))
+    return Claims(
+        claims=tuple(claims), experiments=tuple(experiments), questions=tuple(questions), figures=tuple(figures)
+    )
 
 
 def find_claim(name: str, papers: Path | None = None) -> Claim:
@@ -234,19 +309,28 @@ def find_claim(name: str, papers: Path | None = None) -> Claim:
     return claims[identity]
 
 
-def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Claim:
+def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, Any]) -> Claim:
     _only(path, item, CLAIM_KEYS, CLAIM_MORE)
     where = f"{path}: claim {item['id']!r}"
-    texts = {name: str(item[name]).strip() for name in TEXTS if name in item}
+    texts: dict[str, Any] = {name: str(item[name]).strip() for name in TEXTS if name in item}
     kind = _word(where, "kind", item["kind"], get_args(Kind))
     provenance = _word(where, "provenance", item["provenance"], get_args(Provenance))
     scale = _word(where, "scale", item.get("scale", "any"), get_args(Scale))
     sizes = tuple(_word(where, "sizes", size, SIZES) for size in listed(item.get("sizes", SIZES)))
     if not isinstance(item["id"], str) or not ID.fullmatch(item["id"]):
         raise ConfigError(f"{where}: an id must consist of a-z, 0-9 and hyphens")
-    for name in ("deterministic", "headline"):
+    for name in FLAGS:
         if not isinstance(item.get(name, False), bool):
             raise ConfigError(f"{where}: {name} must be true or false")
+    numbers: dict[str, Any] = {}
+    for name in NUMBERS:
+        if name in item:
+            if _finite({name: item[name]}) is None:
+                raise ConfigError(f"{where}: {name}={brief(item[name])}: write a number")
+            numbers[name] = float(item[name])
+    clock = _word(where, "clock", item["clock"], get_args(Clock)) if "clock" in item else None
+    if clock == "real" and item.get("deterministic", False):
+        raise ConfigError(f"{where}: what is measured on a real clock is not deterministic: leave one of them out")
     if provenance == "recalled" and "theirs" in item:
         raise ConfigError(
             f"{where}: a recalled number must not be quoted as the paper's: leave out `theirs`, or verify it"
@@ -274,9 +358,18 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, str]) -> Cla
         sizes=cast("tuple[Size, ...]", sizes),
         expected=expected,
         reduced=reduced,
+        clock=cast("Clock | None", clock),
         deterministic=item.get("deterministic", False),
         headline=item.get("headline", False),
+        check=item.get("check", False),
+        **numbers,
     )
+
+
+def _no_effect_of(expectation: Expectation) -> float | None:
+    """The end of an expectation with one end, if it is 0 or 1: the value of no difference, or of the ratio of equals."""
+    ends = [end for end in (expectation.low, expectation.high) if math.isfinite(end)]
+    return ends[0] if len(ends) == 1 and ends[0] in (0, 1) else None
 
 
 def _finite(content: Any) -> Any:

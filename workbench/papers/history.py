@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,24 @@ def git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def blobs(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return hash -> text, for each blob that exists."""
+    asked = "".join(f"{name}\n" for name in sorted(names))
+    command = ["git", "-C", str(folder), "cat-file", "--batch"]
+    try:
+        done = subprocess.run(command, input=asked.encode(), capture_output=True, timeout=GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    found, rest = {}, done.stdout
+    while rest:
+        head, _newline, rest = rest.partition(b"\n")
+        name, *about = head.decode().split(" ")
+        if len(about) == 2:  # else "missing"
+            size = int(about[1])
+            found[name], rest = rest[:size].decode(errors="replace"), rest[size + 1 :]
+    return found
 
 
 def has_history(papers: Path) -> bool:
@@ -52,15 +70,6 @@ def commit_of(papers: Path) -> dict[str, Any] | None:
     sha = (git(papers, "rev-parse", "HEAD") or "").strip()
     status = git(papers, "status", "--porcelain", "--untracked-files=all", "--", ":/", *GENERATED)
     return {"sha": sha, "dirty": bool((status or "").strip())}
-
-
-def code_digest() -> str:
-    """Return a hash of the package's source. Records with the same hash are of the same code."""
-    root = PACKAGE
-    total = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()[:16]
 
 
 def claims_at(papers: Path, key: str, notebook: str, sha: str) -> dict[str, Claim] | None:

@@ -24,8 +24,11 @@ pre { white-space: pre-wrap; background: #f5f6f8; padding: .6rem; margin: .3rem 
 KINDS = {
     "reproduced": "good",
     "same direction at reduced scale": "good",
+    "overshoots": "bad",
     "not reproduced": "bad",
+    "points the other way": "bad",
     "underpowered": "open",
+    "censored": "open",
 }
 
 
@@ -66,7 +69,7 @@ def _verdicts(rows: Sequence[Row], page: Path) -> str:
         cells = [
             _text(claim.paper),
             f'<div class="claim"><code>{_text(claim.id)}</code></div><small>{_text(claim.statement)} ({_text(claim.source)})</small>',
-            f'<span class="word {KINDS.get(row.verdict.word, "none")}">{_text(row.verdict.word)}</span>{why}',
+            f'<span class="word {KINDS.get(row.verdict.word, "none")}">{_text(row.word)}</span>{why}',
             f"{_text(row.ours)}<small>{_text(row.expectation)}</small>",
             _text(row.spread),
             f"{_link(claim.notebook, page)}<small>{_text(row.where)}</small>",

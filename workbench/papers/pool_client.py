@@ -46,12 +46,18 @@ def ranks(num_workers: int, launcher: str = "local") -> Iterator[Cluster]:
         _return(borrowed)
 
 
-def where_of(launcher: str) -> Where:
-    """Return a finding's `where` for ranks of a launcher. In a Slurm job, "local" ranks run on the job's nodes."""
+def where_of(launcher: str, *, slept: bool = False) -> Where:
+    """Return a finding's `where` for ranks of a launcher. In a Slurm job, "local" ranks run on the job's nodes.
+
+    Args:
+        launcher: where the ranks run, as in `Cluster`.
+        slept: whether the ranks sleep their compute time.
+    """
     if launcher.startswith("emulated"):
-        return "emulated network"
-    own = launcher in {"local", "torch"} and not os.environ.get("SLURM_JOB_ID")
-    return "local ranks" if own else "cluster"
+        return "emulated network, slept compute" if slept else "emulated network"
+    if launcher in {"local", "torch"} and not os.environ.get("SLURM_JOB_ID"):
+        return "local ranks, slept compute" if slept else "local ranks"
+    return "cluster, slept compute" if slept else "cluster"
 
 
 def within_reach(launcher: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -15,11 +14,11 @@ from typing import Any, cast, final, get_args
 
 from workbench.errors import ConfigError
 from workbench.papers.claims import SIZES, Claim, Size
-from workbench.papers.findings import MIME, Finding, Where
+from workbench.papers.findings import ANSWER_MIME, MIME, Answer, Finding, Where, on_real_clock
 from workbench.papers.verdicts import Verdict, judge
 from workbench.trace.atomic import write_atomic
 
-IDENTITY = ("notebook_sha256", "code_sha256", "parameters", "size", "site")
+IDENTITY = ("parameters", "size", "site")
 LIST = re.compile(r"\[[^\[\]{}\"]*\]")  # a list of numbers, which is written on one line
 FACTS = ("notebook", "paper", *IDENTITY, "date", "seconds", "command", "commit", "versions", "machine", "findings")
 
@@ -32,7 +31,9 @@ class Record:
     Attributes:
         path: the file.
         facts: a value for each name of FACTS. "findings": id of a claim -> values, seeds, where, how, digest,
-            verdict.
+            verdict; with several sessions also the session of each value; with values that are caps, which ones.
+            More facts: "experiment_sha256", see `experiment_digest`; "answer", the answer of the notebook;
+            "sessions", when each session was measured.
     """
 
     path: Path
@@ -55,10 +56,36 @@ class Record:
         """Sort key: the record with the largest key decides, by size and then by date."""
         return SIZES.index(self.size), self.date
 
+    @property
+    def where(self) -> frozenset[str]:
+        """What its findings were measured on."""
+        return frozenset(str(found["where"]) for found in self.facts["findings"].values())
+
+    @property
+    def answer(self) -> Answer | None:
+        """The answer of the notebook; None if it has none."""
+        given = self.facts.get("answer")
+        if given is None:
+            return None
+        numbers = {name: value if isinstance(value, str) else tuple(value) for name, value in given["numbers"].items()}
+        return Answer(text=given["text"], numbers=numbers)
+
     def verdict(self, claim: Claim) -> Verdict | None:
         """Judge the record's values for a claim by the present rule. None if it has no values for the claim."""
         found = self.facts["findings"].get(claim.id)
-        return judge(claim, found["values"], self.size) if found else None
+        return judge_finding(claim, found, self.size) if found else None
+
+
+def judge_finding(claim: Claim, found: Mapping[str, Any], size: Size) -> Verdict:
+    """Judge a record's finding by the present rule."""
+    return judge(
+        claim,
+        found["values"],
+        size,
+        real_clock=on_real_clock(claim, found["where"]),
+        sessions=found.get("sessions", ()),
+        censored=found.get("censored", ()),
+    )
 
 
 def record_file(root: Path, key: str, notebook: str, size: str, site: str) -> Path:
@@ -66,57 +93,74 @@ def record_file(root: Path, key: str, notebook: str, size: str, site: str) -> Pa
     return root / key / "records" / f"{notebook}.{size}.{site}.json"
 
 
-def notebook_digest(path: Path) -> str:
-    """Return a hash of a notebook's cells: their kinds, sources and tags.
-
-    Executing or saving the notebook does not change it.
-    """
-    import nbformat
-
-    cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
-    what = [(cell.cell_type, cell.source, sorted(cell.metadata.get("tags", []))) for cell in cells]
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-
-
-def harvest(executed: Path) -> tuple[Finding, ...]:
-    """Return the findings in an executed notebook.
+def harvest(executed: Path) -> tuple[tuple[Finding, ...], Answer | None]:
+    """Return the findings in an executed notebook, and its answer.
 
     Raises:
-        ConfigError: there are two findings of one claim.
+        ConfigError: there are two findings of one claim, or two answers.
     """
     import nbformat
 
     cells = nbformat.read(executed, as_version=4).cells  # type: ignore[no-untyped-call]
-    found = [
-        output.data[MIME]
-        for cell in cells
-        if cell.cell_type == "code"
-        for output in cell.get("outputs", [])
-        if MIME in output.get("data", {})
-    ]
+    shown = [output.get("data", {}) for cell in cells if cell.cell_type == "code" for output in cell.get("outputs", [])]
+    found = [data[MIME] for data in shown if MIME in data]
+    answers = [data[ANSWER_MIME] for data in shown if ANSWER_MIME in data]
     names = [item["claim"] for item in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"{executed.stem} has two findings of {', '.join(twice)}: call finding() once for each claim")
-    return tuple(Finding(**{**item, "values": tuple(item["values"]), "seeds": tuple(item["seeds"])}) for item in found)
+    if len(answers) > 1:
+        raise ConfigError(f"{executed.stem} has {len(answers)} answers: call answer() once")
+    findings = []
+    for item in found:
+        about: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in item.items()
+        }
+        findings.append(Finding(**about))
+    return tuple(findings), Answer(**answers[0]) if answers else None
 
 
-def findings_of(key: str, findings: Sequence[Finding], claims: Mapping[str, Claim]) -> dict[str, Any]:
-    """Return id of a claim -> the content of a record, for each finding of a paper."""
-    kept = {}
+def findings_of(
+    key: str, findings: Sequence[Finding], claims: Mapping[str, Claim], before: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return id of a claim -> the content of a record, for each finding of a paper.
+
+    Args:
+        key: key of the paper.
+        findings: the findings of a session.
+        claims: id -> claim of the paper.
+        before: the findings of earlier sessions, as a record has them; the new values follow theirs.
+
+    Raises:
+        ConfigError: an earlier session was measured on something else, or lacks a finding.
+    """
+    kept: dict[str, Any] = {}
     for found in findings:
         paper, _slash, identity = found.claim.partition("/")
         if paper == key:
-            claim = claims[identity]
-            kept[identity] = {
-                "values": list(found.values),
-                "seeds": list(found.seeds),
-                "where": found.where,
-                "how": found.how,
-                "digest": claim.digest,
-                "verdict": judge(claim, found.values, found.size).word,
-            }
+            one: dict[str, Any] = {"values": list(found.values), "seeds": list(found.seeds)}
+            if found.censored:
+                one["censored"] = list(found.censored)
+            one |= {"where": found.where, "how": found.how, "digest": claims[identity].digest}
+            kept[identity] = one
+    if before is not None:
+        if {name: one["where"] for name, one in before.items()} != {name: one["where"] for name, one in kept.items()}:
+            raise ConfigError(f"the findings of {key} are not those of the sessions before: measure all again")
+        kept = {name: _with_session(before[name], one) for name, one in kept.items()}
+    for name, one in kept.items():
+        one["verdict"] = judge_finding(claims[name], one, next(found.size for found in findings)).word
     return kept
+
+
+def _with_session(before: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """A record's finding with the values of one more session."""
+    earlier = before.get("sessions") or [0] * len(before["values"])
+    joined = {name: [*before[name], *new[name]] for name in ("values", "seeds")}
+    if "censored" in before or "censored" in new:
+        joined["censored"] = [
+            cap for one in (before, new) for cap in one.get("censored") or [False] * len(one["values"])
+        ]
+    return {**new, **joined, "sessions": [*earlier, *[max(earlier) + 1] * len(new["values"])]}
 
 
 def read_record(path: Path) -> Record:

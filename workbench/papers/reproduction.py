@@ -6,7 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, final
@@ -17,19 +17,21 @@ from workbench.experiments.notebooks import run_notebook
 from workbench.experiments.record import versions
 from workbench.papers import history
 from workbench.papers.claims import Claim, Size, read_claims
+from workbench.papers.experiment import experiment_digest
 from workbench.papers.plan import Job
 from workbench.papers.rank_pool import RankPool
 from workbench.papers.records import (
     IDENTITY,
+    Record,
     findings_of,
     harvest,
-    notebook_digest,
     only_writer,
     read_record,
     record_file,
     write_record,
 )
 from workbench.papers.site import machine, without_paths
+from workbench.papers.sizes import sizes_file
 from workbench.plots.html import export_html
 
 Status = Literal["finished", "failed", "recorded"]
@@ -72,6 +74,8 @@ class Reproduction:
         records: folder of the records, with the layout of `papers/`.
         options: options of the command that makes the same record again.
         again: whether to execute also notebooks with a record.
+        add_session: whether to execute notebooks with a record again and to add the values to the record, as those of
+            another session.
         timeout_s: limit for each notebook, in seconds.
         say: called with each line of progress.
     """
@@ -82,6 +86,7 @@ class Reproduction:
     records: Path
     options: str = ""
     again: bool = False
+    add_session: bool = False
     timeout_s: float | None = None
     say: Callable[[str], None] = print
 
@@ -95,30 +100,34 @@ class Reproduction:
         papers = resources.shared("papers")
         if self.records.resolve() == papers.resolve():
             refuse_uncommitted(jobs, papers)
-        commit, code = history.commit_of(papers), history.code_digest()
-        identities = [self.identify(job, code) for job in jobs]
-        before = [None if self.again else self._recorded_s(*each) for each in zip(jobs, identities, strict=True)]
+        commit = history.commit_of(papers)
+        before = [None if self.again or self.add_session else self._recorded_s(job) for job in jobs]
+        if self.add_session:
+            for job in jobs:
+                self._refuse_other_experiment(job)
         outcomes: list[Outcome] = []
         pool = RankPool(lambda message: self.say(f"  {message}"))
         apart = self.records.resolve() != self.output.resolve()
         with only_writer(self.output), only_writer(self.records) if apart else nullcontext():
             try:
-                for place, (job, identity) in enumerate(zip(jobs, identities, strict=True)):
+                for place, job in enumerate(jobs):
                     todo = [
                         other for other, seconds in zip(jobs[place:], before[place:], strict=True) if seconds is None
                     ]
                     self.say(f"[{place + 1} of {len(jobs)}] {job.name} ({self.size}){_left(todo, outcomes, self)}")
-                    outcomes.append(self.one(job, {**identity, "commit": commit}, pool, before[place]))
+                    outcomes.append(self.one(job, commit, pool, before[place]))
             finally:
                 pool.close()
         return outcomes
 
-    def one(self, job: Job, identity: dict[str, Any], pool: RankPool, recorded_s: float | None = None) -> Outcome:
+    def one(
+        self, job: Job, commit: Mapping[str, Any] | None, pool: RankPool, recorded_s: float | None = None
+    ) -> Outcome:
         """Execute one notebook with ranks of the pool, and write its records.
 
         Args:
             job: the notebook.
-            identity: the result of `identify`, and the commit; its records contain them.
+            commit: the commit for its records.
             pool: the pool of ranks.
             recorded_s: duration of a recorded execution, in seconds; then nothing is executed.
         """
@@ -142,7 +151,8 @@ class Reproduction:
             seconds = round(time.monotonic() - began, 1)
             export_html(executed, executed.with_suffix(".html"))
             facts = {
-                **identity,
+                **self._identity(job),
+                "commit": commit,
                 "seconds": seconds,
                 "command": f"workbench reproduce {job.name} {self.options}".strip(),
             }
@@ -159,42 +169,68 @@ class Reproduction:
             self.say(f"  {note}")
         return Outcome(status="finished", seconds=seconds, notes=tuple(notes), **about)
 
-    def identify(self, job: Job, code: str) -> dict[str, Any]:
-        """Return what identifies an execution: code, notebook, parameters, size and site."""
-        own = {"notebook_sha256": notebook_digest(job.notebook), "parameters": without_paths(job.parameters)}
-        return {**own, "code_sha256": code, "size": self.size, "site": self.site}
+    def _identity(self, job: Job) -> dict[str, Any]:
+        """Return what identifies an execution, with its code: parameters, size and site."""
+        return {"parameters": without_paths(job.parameters), "size": self.size, "site": self.site}
 
-    def _recorded_s(self, job: Job, identity: Mapping[str, Any]) -> float | None:
-        """Seconds of a recorded execution with the same identity and expectations; None if there is none."""
+    def _recorded_s(self, job: Job) -> float | None:
+        """Seconds of a recorded execution of the same experiment and expectations; None if there is none."""
         seconds = None
         for key in job.papers or ("",):
-            try:
-                facts = read_record(record_file(self.records, key, job.name, self.size, self.site)).facts
-                claims = {claim.id: claim.digest for claim in read_claims(key).claims}
-            except ConfigError:
+            record = self._record_of(job, key)
+            if record is None or not self._is_same_experiment(job, key, record):
                 return None
-            if any(facts[name] != identity[name] for name in IDENTITY):
-                return None
-            if any(claims.get(name) != found["digest"] for name, found in facts["findings"].items()):
-                return None
-            seconds = float(facts["seconds"])
+            seconds = float(record.facts["seconds"])
         return seconds
+
+    def _record_of(self, job: Job, key: str) -> Record | None:
+        try:
+            return read_record(record_file(self.records, key, job.name, self.size, self.site))
+        except ConfigError:
+            return None
+
+    def _is_same_experiment(self, job: Job, key: str, record: Record) -> bool:
+        """Return True if a record has the code, the parameters and the expectations of today."""
+        identity = self._identity(job)
+        if any(record.facts[name] != identity[name] for name in IDENTITY):
+            return False
+        if record.facts.get("experiment_sha256") != experiment_digest(
+            job.notebook, identity["parameters"], record.where
+        ):
+            return False
+        claims = {claim.id: claim.digest for claim in read_claims(key).claims}
+        return all(claims.get(name) == found["digest"] for name, found in record.facts["findings"].items())
+
+    def _refuse_other_experiment(self, job: Job) -> None:
+        """Check that a session can be added to the records of a notebook.
+
+        Raises:
+            ConfigError: a record is missing, or is of other code, parameters or expectations.
+        """
+        for key in job.papers:
+            record = self._record_of(job, key)
+            if record is None or not self._is_same_experiment(job, key, record):
+                what = "no record" if record is None else "a record of other code, parameters or expectations"
+                raise ConfigError(
+                    f"{job.name} has {what} at size {self.size} on {self.site}: measure the first session without --add-session"
+                )
 
     def _record(
         self, job: Job, facts: dict[str, Any], claims: Mapping[str, Mapping[str, Claim]], executed: Path
     ) -> list[str]:
         """Write the records of a notebook's findings. Return notes: verdicts, and claims without a finding."""
-        findings = harvest(executed)
+        findings, answer = harvest(executed)
         notes = []
-        more: dict[str, Any] = {
-            "notebook": job.name,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
-        }
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        session = {"date": date, "seconds": facts["seconds"], "commit": (facts["commit"] or {}).get("sha", "")}
+        more: dict[str, Any] = {"notebook": job.name, "date": date, "machine": machine()}
+        if answer is not None:
+            more["answer"] = asdict(answer)
         more["versions"] = {"python": platform.python_version(), **versions()}
         for key in job.papers:
             own = {name: claim for name, claim in claims[key].items() if claim.notebook == job.name}
-            kept = findings_of(key, findings, claims[key])
+            earlier = self._record_of(job, key) if self.add_session else None
+            kept = findings_of(key, findings, claims[key], earlier.facts["findings"] if earlier else None)
             stray = sorted(set(kept) - set(own))
             if stray:
                 raise ConfigError(
@@ -205,8 +241,15 @@ class Reproduction:
                     notes.append(f"{claim.name}: {kept[name]['verdict']}")
                 elif claim.expectation_at(self.size) is not None:
                     notes.append(f"{claim.name}: the notebook has no finding of it")
+            where = {found["where"] for found in kept.values()}
+            own_facts = {
+                "paper": key,
+                "experiment_sha256": experiment_digest(job.notebook, facts["parameters"], where),
+                "sessions": [*(earlier.facts["sessions"] if earlier else ()), session],
+                "findings": kept,
+            }
             path = record_file(self.records, key, job.name, self.size, self.site)
-            write_record(path, {**facts, **more, "paper": key, "findings": kept})
+            write_record(path, {**facts, **more, **own_facts})
         others = {found.claim.partition("/")[0] for found in findings} - set(job.papers)
         if others:
             raise ConfigError(
@@ -216,20 +259,23 @@ class Reproduction:
 
 
 def refuse_uncommitted(jobs: Sequence[Job], papers: Path) -> None:
-    """Check that expectations are committed before their records are written.
+    """Check that expectations and parameters are committed before their records are written.
 
     Raises:
-        ConfigError: there is no repository, or a file of claims differs from its committed version.
+        ConfigError: there is no repository, or a file of claims, sizes or a notebook differs from its committed
+            version.
     """
     if not history.has_history(papers):
         raise ConfigError(
             f"{papers} is in no git repository, which must show that claims are older than records: leave --update out"
         )
     for job in jobs:
-        for key in job.papers:
-            path = papers / key / "claims" / f"{job.name}.yaml"
+        claims = [papers / key / "claims" / f"{job.name}.yaml" for key in job.papers]
+        for path in (*claims, sizes_file(job.notebook), job.notebook):
             if history.uncommitted(path):
-                raise ConfigError(f"{path} differs from its committed version: commit expectations before you measure")
+                raise ConfigError(
+                    f"{path} differs from its committed version: commit expectations and parameters before you measure"
+                )
 
 
 def _left(jobs: Sequence[Job], outcomes: Sequence[Outcome], how: Reproduction) -> str:

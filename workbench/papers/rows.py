@@ -8,13 +8,25 @@ from pathlib import Path
 from typing import final
 
 from workbench import resources
+from workbench.errors import ConfigError
 from workbench.papers.claims import Claim, Claims, read_claims
+from workbench.papers.experiment import experiment_digest
+from workbench.papers.findings import SLEPT
 from workbench.papers.plan import keys_with_claims
 from workbench.papers.records import Record, read_records
-from workbench.papers.verdicts import Verdict, judge
+from workbench.papers.site import without_paths
+from workbench.papers.sizes import values_at
+from workbench.papers.verdicts import Verdict, judge, number
 
-# Verdicts that need a record.
-MEASURED = ("reproduced", "same direction at reduced scale", "not reproduced", "underpowered")
+# What a finding was measured on -> the clock of its times.
+CLOCKS = {
+    "local ranks": "real ranks",
+    "emulated network": "real ranks, emulated network",
+    "cluster": "real ranks, cluster",
+    "simulated cluster": "virtual time",
+    "one process": "one process",
+    "formula": "formula",
+}
 
 
 @final
@@ -47,19 +59,37 @@ class Row:
         return f"expected {expected}{theirs}"
 
     @property
+    def exact(self) -> bool:
+        """Whether the values have no random error."""
+        return self.claim.deterministic and not self.verdict.num_sessions
+
+    @property
     def interval(self) -> str:
         """The interval that decides, as text; empty for a single deterministic value."""
-        if self.record is None or (self.claim.deterministic and self.verdict.num_values == 1):
+        if self.record is None or (self.exact and self.verdict.num_values == 1):
             return ""
         return f"[{number(self.verdict.low)}, {number(self.verdict.high)}]"
 
     @property
-    def spread(self) -> str:
-        """The interval that decides, and the number of values, as text."""
+    def sample(self) -> str:
+        """The number of values, sessions and caps, as text."""
         if self.record is None:
             return ""
-        kind = "values" if self.claim.deterministic else "seeds"
-        return f"{self.interval}, {self.verdict.num_values} {kind}" if self.interval else "deterministic"
+        if not self.interval:
+            return "deterministic"
+        verdict = self.verdict
+        several = self.exact or verdict.num_sessions > 1
+        parts = [f"{verdict.num_values} {'values' if several else 'seeds'}"]
+        if verdict.num_sessions:
+            parts.append("one session" if verdict.num_sessions == 1 else f"{verdict.num_sessions} sessions")
+        if verdict.num_censored:
+            parts.append(f"{verdict.num_censored} of them a cap")
+        return ", ".join(parts)
+
+    @property
+    def spread(self) -> str:
+        """The interval that decides, and the number of values, sessions and caps, as text."""
+        return f"{self.interval}, {self.sample}" if self.interval else self.sample
 
     @property
     def where(self) -> str:
@@ -74,18 +104,39 @@ class Row:
         return str(self.record.facts["findings"][self.claim.id]["where"]) if self.record else "not run"
 
     @property
+    def clock(self) -> str:
+        """Whether ranks, network and compute are real, emulated or virtual; empty without a record."""
+        if self.record is None:
+            return ""
+        slept = SLEPT if self.kind.endswith(SLEPT) else ""
+        return CLOCKS[self.kind.removesuffix(SLEPT)] + slept
+
+    @property
     def date(self) -> str:
         """Day of the record."""
         return self.record.date[:10] if self.record else ""
 
+    @property
+    def word(self) -> str:
+        """The verdict, and whether its record is stale, as text."""
+        stale = stale_reason(self.record) if self.record else ""
+        return f"{self.verdict.word}, stale ({stale})" if stale else self.verdict.word
 
-def number(value: float) -> str:
-    """Return a number with three digits, as text.
 
-    >>> number(1234.5), number(0.04567), number(1.0)
-    ('1234', '0.0457', '1')
-    """
-    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+def stale_reason(record: Record) -> str:
+    """Return in which way a record is stale: "no digest", "other parameters" or "other code"; empty if it is not."""
+    given = record.facts.get("experiment_sha256")
+    if given is None:
+        return "no digest"
+    try:
+        notebook = resources.notebook(str(record.facts["notebook"]))
+        today = without_paths(values_at(notebook, record.size))
+    except ConfigError:
+        return "other code"
+    own = record.facts["parameters"]
+    if any(own.get(name) != value for name, value in today.items()):
+        return "other parameters"
+    return "" if given == experiment_digest(notebook, own, record.where) else "other code"
 
 
 def row_of(claim: Claim, records: Iterable[Record]) -> Row:

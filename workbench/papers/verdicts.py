@@ -12,49 +12,126 @@ import numpy as np
 from workbench.papers.claims import Claim, Expectation, Size
 
 Word = Literal[
-    "reproduced", "same direction at reduced scale", "not reproduced", "underpowered", "needs hardware", "not run"
+    "reproduced",
+    "same direction at reduced scale",
+    "overshoots",
+    "not reproduced",
+    "points the other way",
+    "underpowered",
+    "censored",
+    "needs hardware",
+    "not run",
 ]
+# Verdicts that need a record.
+MEASURED = (
+    "reproduced",
+    "same direction at reduced scale",
+    "overshoots",
+    "not reproduced",
+    "points the other way",
+    "underpowered",
+    "censored",
+)
+Position = Literal["inside", "beyond", "outside", "other side", "across"]
 LEAST_SEEDS = 5
 LEVEL = 0.95
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean with its interval.
+
+    Attributes:
+        mean: mean of the values; NaN without values.
+        low, high: ends of the interval; NaN without values.
+
+    >>> f"{Estimate(mean=1.19, low=0.86, high=1.52):.1f}", f"{Estimate(mean=5.0, low=5.0, high=5.0)}"
+    ('1.2 [0.9, 1.5]', '5')
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        """The mean, and the interval if it has a width; each number in the given format, with three digits by default."""
+        mean, low, high = (format(value, spec) if spec else number(value) for value in (self.mean, self.low, self.high))
+        return mean if self.low == self.high else f"{mean} [{low}, {high}]"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The verdict on a claim.
 
     Attributes:
+        claim: `PAPER/CLAIM`.
         word: the verdict.
-        mean: mean of the values; NaN without values.
-        low, high: ends of the interval that decides; NaN without values.
+        estimate: the mean of the values, and the interval that decides.
         num_values: number of values.
+        num_sessions: number of sessions that the interval includes; 0 if no real clock was read.
+        num_censored: number of values that are a cap.
     """
 
+    claim: str
     word: Word
-    mean: float
-    low: float
-    high: float
+    estimate: Estimate
     num_values: int
+    num_sessions: int = 0
+    num_censored: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values; NaN without values."""
+        return self.estimate.mean
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval; NaN without values."""
+        return self.estimate.low
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval; NaN without values."""
+        return self.estimate.high
+
+    def __format__(self, spec: str) -> str:
+        """The estimate in the given format."""
+        return format(self.estimate, spec)
 
 
-def judge(claim: Claim, values: Sequence[float], size: Size) -> Verdict:
-    """Judge a claim by its values, one per seed.
+def judge(
+    claim: Claim,
+    values: Sequence[float],
+    size: Size,
+    *,
+    real_clock: bool = False,
+    sessions: Sequence[int] = (),
+    censored: Sequence[bool] = (),
+) -> Verdict:
+    """Judge a claim by its values.
 
-    The interval is Student's 95 % interval of the mean. For a deterministic claim it is from the smallest value
-    to the largest.
+    The interval is Student's 95 % interval of the mean over seeds. On a real clock with several sessions it is that of
+    the mean over sessions. For a deterministic claim it is from the smallest value to the largest; nothing that is
+    measured on a real clock is deterministic.
 
-    - Inside the expectation: reproduced. For a claim about the paper's own scale, at a smaller size: "same direction at
-      reduced scale".
-    - Outside: not reproduced.
-    - Across an end, or with fewer than five seeds: underpowered.
+    - A value is a cap: censored.
+    - Fewer than five values: underpowered.
+    - Else by `position` of the interval. Inside the expectation: reproduced; for a claim about the paper's own scale,
+      at a smaller size, "same direction at reduced scale". Beyond: overshoots. Outside: not reproduced. On the other
+      side: points the other way. Across an end: underpowered.
 
     Args:
         claim: the claim.
-        values: one value per seed.
+        values: one value per seed and session.
         size: size of the notebook.
+        real_clock: whether the values are times, rates or their ratios on a real clock.
+        sessions: the session of each value; all of one session by default.
+        censored: for each value, whether it is a cap; by default, whether it reaches the claim's cap.
 
     Raises:
-        ValueError: a value is not finite.
+        ValueError: a value is not finite, or there are not as many sessions as values.
     """
     if not all(math.isfinite(value) for value in values):
         raise ValueError(
@@ -63,33 +140,144 @@ def judge(claim: Claim, values: Sequence[float], size: Size) -> Verdict:
     expected = claim.expectation_at(size)
     if not values or expected is None:
         word: Word = "needs hardware" if claim.needs and expected is None else "not run"
-        return Verdict(word, math.nan, math.nan, math.nan, len(values))
+        none = Estimate(mean=math.nan, low=math.nan, high=math.nan)
+        return Verdict(claim=claim.name, word=word, estimate=none, num_values=len(values))
+    exact = claim.deterministic and not real_clock
+    chosen = sessions or [0] * len(values)
+    found = estimate(values, chosen if real_clock else (), exact=exact)
+    num_censored = sum(censored) if censored else sum(value >= claim.cap for value in values)
+    if num_censored:
+        word = "censored"
+    elif len(values) < LEAST_SEEDS and not exact:
+        word = "underpowered"
+    else:
+        place = position(found, expected, no_effect=claim.no_effect, most=claim.most_at(size), effect=claim.effect)
+        word = _word(place, exact=exact, whole=claim.scale == "any" or size == "full")
+    return Verdict(
+        claim=claim.name,
+        word=word,
+        estimate=found,
+        num_values=len(values),
+        num_sessions=len(set(chosen)) if real_clock else 0,
+        num_censored=num_censored,
+    )
+
+
+def position(
+    found: Estimate,
+    expected: Expectation,
+    *,
+    no_effect: float | None = None,
+    most: float | None = None,
+    effect: float | None = None,
+) -> Position:
+    """Return where an interval lies.
+
+    - "inside": all of it is expected.
+    - "beyond": all of it is on the far side of the expected values, seen from `no_effect`.
+    - "other side": all of it is on the wrong side of `no_effect`, or its mean is and the interval excludes `effect`.
+    - "outside": all of it is outside, in another way.
+    - "across": none of these.
+
+    Args:
+        found: the mean and its interval.
+        expected: the expected values.
+        no_effect: the value of no effect; None if the expected values have no far side.
+        most: an end beyond which even expected values are too much.
+        effect: the smallest effect that the claim would need.
+
+    >>> position(Estimate(mean=0.8, low=0.7, high=0.9), Expectation.of({"above": 1}), no_effect=1)
+    'other side'
+    >>> position(Estimate(mean=2.1, low=1.9, high=2.3), Expectation.of({"between": [1.2, 1.8]}), no_effect=1)
+    'beyond'
+    """
+    if no_effect is not None and no_effect >= expected.high:  # a decrease is expected: mirror all values
+        return position(
+            Estimate(mean=-found.mean, low=-found.high, high=-found.low),
+            Expectation(-expected.high, -expected.low, expected.strict),
+            no_effect=-no_effect,
+            most=None if most is None else -most,
+            effect=None if effect is None else -effect,
+        )
+    directed = no_effect is not None and no_effect <= expected.low
+    if directed and found.low > (expected.high if most is None else most):
+        return "beyond"
+    if expected.holds(found.low) and expected.holds(found.high):
+        return "inside"
+    if directed and no_effect is not None:
+        excludes_effect = effect is not None and found.mean < no_effect and found.high < effect
+        if found.high < no_effect or excludes_effect:
+            return "other side"
+    apart = found.low > expected.high or found.high < expected.low
+    touching = expected.strict and (found.low >= expected.high or found.high <= expected.low)
+    return "outside" if apart or touching else "across"
+
+
+def estimate(values: Sequence[float], sessions: Sequence[int] = (), *, exact: bool = False) -> Estimate:
+    """Return the mean and its 95 % interval.
+
+    With several sessions these are the mean of the sessions' means and Student's interval with S - 1 degrees of freedom.
+    So the interval includes the variance between sessions. For exact values the interval is from the smallest to the
+    largest.
+
+    Args:
+        values: the values.
+        sessions: the session of each value; all of one session by default.
+        exact: whether the values have no random error.
+
+    >>> print(f"{estimate([1.0, 2.0, 3.0, 4.0, 5.0]):.2f}")
+    3.00 [1.04, 4.96]
+    >>> print(f"{estimate([1.0, 1.1, 2.0, 2.1, 3.0, 3.1], [0, 0, 1, 1, 2, 2]):.2f}")
+    2.05 [-0.43, 4.53]
+
+    Raises:
+        ValueError: there are not as many sessions as values.
+    """
+    if sessions and len(sessions) != len(values):
+        raise ValueError(f"{len(values)} values of {len(sessions)} sessions: give the session of each value")
+    names = sorted(set(sessions))
+    if len(names) > 1 and not exact:
+        means = [
+            float(np.mean([value for value, session in zip(values, sessions, strict=True) if session == name]))
+            for name in names
+        ]
+        return estimate(means)
     mean = float(np.mean(values))
-    low, high = interval(values, claim.deterministic)
-    return Verdict(_word(claim, expected, (low, high), len(values), size), mean, low, high, len(values))
+    if exact or len(values) == 1:
+        return Estimate(mean=mean, low=float(min(values)), high=float(max(values)))
+    from scipy.stats import t
+
+    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
+    return Estimate(mean=mean, low=mean - half, high=mean + half)
 
 
-def interval(values: Sequence[float], deterministic: bool = False) -> tuple[float, float]:
-    """Return the ends of the 95 % interval of the mean; for deterministic values, the smallest and the largest.
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the mean.
 
     >>> [round(end, 2) for end in interval([1.0, 2.0, 3.0, 4.0, 5.0])]
     [1.04, 4.96]
     """
-    from scipy.stats import t
-
-    if deterministic or len(values) == 1:
-        return float(min(values)), float(max(values))
-    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
-    mean = float(np.mean(values))
-    return mean - half, mean + half
+    found = estimate(values)
+    return found.low, found.high
 
 
-def _word(claim: Claim, expected: Expectation, ends: tuple[float, float], num_values: int, size: Size) -> Word:
-    if num_values < LEAST_SEEDS and not claim.deterministic:
-        return "underpowered"
-    inside = [expected.holds(end) for end in ends]
-    if all(inside):
-        return "reproduced" if claim.scale == "any" or size == "full" else "same direction at reduced scale"
-    apart = ends[0] > expected.high or ends[1] < expected.low
-    touching = expected.strict and (ends[0] >= expected.high or ends[1] <= expected.low)
-    return "not reproduced" if apart or touching or claim.deterministic else "underpowered"
+def number(value: float) -> str:
+    """Return a number with three digits, as text.
+
+    >>> number(1234.5), number(0.04567), number(1.0)
+    ('1234', '0.0457', '1')
+    """
+    return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _word(found: Position, *, exact: bool, whole: bool) -> Word:
+    match found:
+        case "inside":
+            return "reproduced" if whole else "same direction at reduced scale"
+        case "beyond":
+            return "overshoots"
+        case "other side":
+            return "points the other way"
+        case "outside":
+            return "not reproduced"
+    return "not reproduced" if exact else "underpowered"

@@ -1,0 +1,137 @@
+"""Which code and parameters an experiment has: a digest that a record keeps, so that a stale record is found."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from workbench.papers.findings import RANKS, SLEPT
+from workbench.papers.history import PACKAGE
+
+# What decides a measured number. Tables, plots, messages and the command line do not.
+SHARED = (
+    "algorithms",
+    "codecs",
+    "collectives",
+    "costs",
+    "replica",
+    "theory",
+    "problems",
+    "analysis",
+    "calibration",
+    "gradients.py",
+    "ops.py",
+    "program.py",
+    "rng.py",
+    "schedules.py",
+)
+SIMULATED = ("runtimes/simulator",)
+ON_RANKS = (
+    "runtimes/execution",
+    "runtimes/transport",
+    "runtimes/rank/training_loop.py",
+    "runtimes/user_loop/trainer.py",
+    "runtimes/user_loop/ddp_hook.py",
+    "clusters/emulated",
+)
+RULES = ("papers/verdicts.py",)  # verdicts follow from the numbers
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Collection[str]) -> str:
+    """Return a hash of what makes the numbers of a record.
+
+    It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Comments,
+    docstrings, type annotations, the layout of code, error messages and text cells do not change it.
+
+    Args:
+        notebook: the notebook.
+        parameters: those that replace the notebook's defaults.
+        where: the `where` of the record's findings.
+    """
+    import nbformat
+
+    cells = nbformat.read(notebook, as_version=4).cells  # type: ignore[no-untyped-call]
+    sources = [cell.source for cell in cells if cell.cell_type == "code"]
+    code = [source_digest(source) for source in sources]
+    modules = {*_rooms(where), *(module for source in sources for module in _experiments_of(source))}
+    what = [code, dict(sorted(parameters.items())), library_digest(tuple(sorted(modules)))]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def source_digest(source: str) -> str:
+    """Return a hash of Python code, without comments, docstrings, annotations, layout and error messages.
+
+    Text that is not Python, such as a cell with a magic command, is taken as it is.
+
+    >>> source_digest("x = 1  # one") == source_digest("x=1") != source_digest("x = 2")
+    True
+    """
+    try:
+        text = "".join(_words(ast.parse(source)))
+    except SyntaxError:
+        text = source
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def library_digest(rooms: tuple[str, ...]) -> str:
+    """Return a hash of the code in folders and files of the package."""
+    total = hashlib.sha256()
+    for room in rooms:
+        place = PACKAGE / room
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            total.update(f"{path.relative_to(PACKAGE)} {source_digest(path.read_text())}\n".encode())
+    return total.hexdigest()[:16]
+
+
+def _rooms(where: Collection[str]) -> set[str]:
+    rooms = set(SHARED)
+    if "simulated cluster" in where:
+        rooms |= set(SIMULATED)
+    if any(place.removesuffix(SLEPT) in RANKS for place in where):
+        rooms |= set(ON_RANKS)
+    return rooms
+
+
+def _experiments_of(source: str) -> Iterator[str]:
+    """The modules of `workbench.papers` that a cell imports, which run experiments for it."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workbench.papers"):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            files = [f"{name.removeprefix('workbench.').replace('.', '/')}.py" for name in names]
+            yield from (file for file in files if (PACKAGE / file).is_file() and file not in RULES)
+
+
+def _words(node: Any) -> Iterator[str]:
+    """The code as words. Empty fields are left out, because Python's versions differ in these."""
+    if isinstance(node, list):
+        yield "["
+        for item in node:
+            yield from _words(item)
+        yield "]"
+        return
+    if not isinstance(node, ast.AST):
+        yield f"{node!r},"
+        return
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        node = ast.Raise(node.exc.func, None)  # without the message
+    yield f"{type(node).__name__}("
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if name in ("annotation", "returns", "type_comment", "kind") or value is None or value == []:
+            continue
+        if name == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            value = value[1:]
+        yield f"{name}="
+        yield from _words(value)
+    yield ")"
