@@ -210,8 +210,9 @@ def other_compute() -> None:
     Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), SynchronousSGD(), compute=compute, timeout_s=10)
 
 
-def test_a_loop_of_your_own_sleeps_and_is_recorded(runs: Any) -> None:
-    pool = RankPool("torch", 2)  # its ranks know this test's run store
+@on_real_runtimes
+def test_a_loop_of_your_own_sleeps_and_is_recorded(runtime: Literal["torch", "mpi"], runs: Any) -> None:
+    pool = RankPool(runtime, 2)  # its ranks know this test's run store
     try:
         in_time, late = pool.run(own_loop, False), pool.run(own_loop, True)
         with pytest.raises(
