@@ -14,7 +14,7 @@ import torch
 
 from tests.distributed import test_rejoin as joining
 from tests.distributed import test_shrinking as shrinking
-from tests.distributed.killing import Slow
+from tests.distributed.killing import Slow, rank_here
 from tests.distributed.pool import RankPool
 from tests.laws import tiny
 from tests.laws.train import assert_same, on_real_runtimes, train
@@ -24,7 +24,7 @@ from workbench.analysis import compare, run_critical_path, run_overlap, run_part
 from workbench.calibration import calibrate
 from workbench.collectives import Ring
 from workbench.costs import Compute, SlowMachines, Uniform
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, RankMismatch
 from workbench.gradients import Layout
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.user_loop.trainer import Trainer
@@ -205,10 +205,22 @@ def own_loop(late: bool) -> tuple[list[float], bool, Run | None]:
     return seconds, any(f"{LATE} in 1e+02 % of the steps" in str(one.message) for one in caught), run
 
 
-def test_a_loop_of_your_own_sleeps_and_is_recorded(runs: Any) -> None:
-    pool = RankPool("torch", 2)  # its ranks know this test's run store
+def other_compute() -> None:
+    """On a rank: only rank 0 sleeps."""
+    model = torch.nn.Linear(3, 1)
+    compute = Compute(forward_s=0.02, backward_s=0.02) if rank_here() == 0 else None
+    Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), SynchronousSGD(), compute=compute, timeout_s=10)
+
+
+@on_real_runtimes
+def test_a_loop_of_your_own_sleeps_and_is_recorded(runtime: Literal["torch", "mpi"], runs: Any) -> None:
+    pool = RankPool(runtime, 2)  # its ranks know this test's run store
     try:
         in_time, late = pool.run(own_loop, False), pool.run(own_loop, True)
+        with pytest.raises(
+            RankMismatch, match=r"compute is '.*backward 20 ms.*' on rank 0, and 'None, seed 0' on rank 1"
+        ):
+            pool.run(other_compute)
     finally:
         pool.close()
     for seconds, _, _ in in_time:

@@ -73,7 +73,7 @@ def test_a_collective_waits_for_messages_and_messages_for_a_collective() -> None
 
     def join(_: None) -> None:
         for rank in (0, 1):
-            net.join("sum", (rank, None, lambda _: ends.append(net.clock.now_s)), 10.0, lambda _: None)
+            net.join("sum", (rank, None, lambda *_: ends.append(net.clock.now_s)), 10.0, lambda _: None)
 
     net.clock.at(0.0, message, "before")
     net.clock.at(1.0, join)

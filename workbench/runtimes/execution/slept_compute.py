@@ -56,14 +56,14 @@ class LatePasses:
         """A sentence for the run's record; "" if no pass was late.
 
         >>> LatePasses(num_passes=200, num_late=3, seconds=0.03).note
-        'compute took longer than the slept time in 1.5 % of the steps (by 10 ms): use longer times, fewer ranks or a smaller model'
+        'compute took longer than the slept time in 1.5 % of the steps (by 10 ms): use longer times, fewer ranks or an idle machine'
         """
         if not self.num_late:
             return ""
         share, late_s = self.num_late / self.num_passes, self.seconds / self.num_late
         return (
             f"compute took longer than the slept time in {100 * share:.2g} % of the steps (by {late_s * 1e3:.2g} ms): "
-            "use longer times, fewer ranks or a smaller model"
+            "use longer times, fewer ranks or an idle machine"
         )
 
 
@@ -81,7 +81,8 @@ class SleptCompute:
     Args:
         compute: seconds and stragglers.
         seed: of the stragglers.
-        rank: whose stragglers. It is the rank's number at the beginning of the run: a slow machine stays slow if ranks are renumbered.
+        rank: whose stragglers. It is the number at the beginning of the run: a slow machine stays slow if ranks are
+            renumbered.
         layout: the gradient's.
         share_of_batch: step -> this rank's samples over those of a full minibatch.
         whole: no bucket leaves before the end of backward.
@@ -125,9 +126,12 @@ class SleptCompute:
         settings = worker.settings
         if settings.compute is None:
             return None
-        share = lambda step: float(worker.sampler.shares(step)[worker.rank])  # noqa: E731 - sampler and rank may be replaced
+
+        def share_of_batch(step: int) -> float:
+            return float(worker.sampler.shares(step)[worker.rank])
+
         layout, whole = worker.replica.layout, settings.max_grad_norm is not None
-        return cls(settings.compute, settings.seed, rank, layout, share, whole=whole)
+        return cls(settings.compute, settings.seed, rank, layout, share_of_batch, whole=whole)
 
     def seconds(self, step: int) -> tuple[float, float]:
         """Return (forward, backward) seconds of a step, with stragglers that do not depend on the clock."""

@@ -171,6 +171,7 @@ class Trainer:
             check_lanes(algorithm, progress)
             self._transport.open_lanes(algorithm.requires.num_lanes)
             known = {**versions(), "algorithm": str(algorithm), **facts_of_layout(self.replica.layout)}
+            known["compute"] = f"{compute}, seed {compute_seed}"
             check_consistency(known, self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
