@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
@@ -191,7 +191,7 @@ def linear_by_the_book(values: Tensor, codec: Linear8, seed: int) -> tuple[np.nd
             part = slice(start, start + (codec.group or size))
             largest = np.abs(narrow[part]).max()
             scale = np.maximum(largest, np.float32(2.0**-119)) if np.isfinite(largest) else np.float32(np.nan)
-            scaled = narrow[part] * (np.float32(127) / scale)
+            scaled = narrow[part] * (np.float32(1) / scale * np.float32(127))  # torch divides a number so
             scaled = np.rint(scaled) if draws is None else np.floor(scaled + draws[part])
             levels[part] = np.nan_to_num(np.clip(scaled, -127, 127)).astype(np.int8)
             decoded[part] = levels[part].astype(np.float32) / np.float32(127) * scale
@@ -214,6 +214,7 @@ def test_truncation_by_the_book(rounding: str, numel: int, seed: int, dtype: tor
 
 @settings(max_examples=100)
 @given(numel=st.integers(0, 300), seed=SEEDS, dtype=DTYPES, tile=st.sampled_from([groups.TILE, 64, 7]))
+@example(numel=117, seed=57, dtype=torch.float32, tile=groups.TILE)  # a value in the middle of two levels
 @pytest.mark.parametrize("group", [None, 1, 3, 64, 100])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_linear_by_the_book(
