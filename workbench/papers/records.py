@@ -17,7 +17,7 @@ from workbench.errors import ConfigError
 from workbench.papers.claims import SIZES, Claim, Size
 from workbench.papers.findings import MIME, Finding, Where
 from workbench.papers.verdicts import Verdict, judge
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 
 IDENTITY = ("notebook_sha256", "code_sha256", "parameters", "size", "site")
 LIST = re.compile(r"\[[^\[\]{}\"]*\]")  # a list of numbers, which is written on one line

@@ -11,7 +11,7 @@ from workbench import resources
 from workbench.errors import ConfigError
 from workbench.papers.claims import Experiment, Question
 from workbench.papers.rows import Paper, Row, read_papers
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 
 BEGIN, END = "<!-- generated: workbench papers table -->", "<!-- end of the generated part -->"
 GENERATED_PART = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)
