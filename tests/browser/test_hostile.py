@@ -18,8 +18,8 @@ from tests.browser.test_figures import BROWSER, EVIL, browse
 from tests.unit.test_security import hostile_run
 from workbench import plots
 from workbench.analysis import compare, run_critical_path, run_overlap
-from workbench.plots.buttons import RunButtons, error_line
 from workbench.plots.html import figure_division
+from workbench.plots.live.buttons import RunButtons, error_line
 
 pytestmark = pytest.mark.browser
 

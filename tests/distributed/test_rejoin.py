@@ -45,7 +45,7 @@ from workbench.runtimes.rank.main import Job, run_rank
 from workbench.runtimes.transport import measure_link as link
 from workbench.runtimes.transport import torch_distributed as torch_dist
 from workbench.settings import Settings
-from workbench.trace.append import open_append
+from workbench.trace.files.append import open_append
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 

@@ -302,7 +302,7 @@ for number in range(40):
 HOLDS = """
 import sys
 from pathlib import Path
-from workbench.trace.lock import locked
+from workbench.trace.files.lock import locked
 with locked(Path(sys.argv[1])):
     print("has it", flush=True)
     input()
@@ -323,7 +323,7 @@ def test_two_writers_of_one_run_lose_nothing_of_each_other(runs: Path) -> None:
 def test_a_writer_that_is_stopped_with_the_lock_holds_nobody_for_ever(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.trace.lock.LOCK_S", 0.2)
+    monkeypatch.setattr("workbench.trace.files.lock.LOCK_S", 0.2)
     folder = new_run({"method": {"name": "M"}})
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

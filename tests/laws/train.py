@@ -220,5 +220,5 @@ def assert_same(
     """
     assert len(found) == len(expected), f"{law}: {len(found)} steps in place of {len(expected)}"
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        if tolerance == 0 or relative_error(ours, theirs) > tolerance:
+        if tolerance == 0 or not relative_error(ours, theirs) <= tolerance:  # also if it is NaN
             assert_near(law, ours, theirs, 0.0, f"after step {step} of 0 to {len(found) - 1}")

@@ -39,7 +39,7 @@ ALLOWED: dict[str, tuple[int, str]] = {
     "experiments/attempts.py": (2, "shown: when an attempt began and ended"),
     "experiments/record.py": (2, "shown: when a notebook began and ended"),
     "papers/reproduction.py": (1, "the date of a record"),
-    "plots/live.py": (1, "shown: how old a row is"),
+    "plots/live/curves.py": (1, "shown: how old a row is"),
     "runtimes/rank/main.py": (1, "an entry of a trace's header that nothing is reckoned from"),
     "runtimes/liveness/membership.py": (1, "shown: when a rank left"),
     "runtimes/liveness/failure_detector.py": (

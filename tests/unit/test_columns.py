@@ -126,7 +126,7 @@ def test_a_line_of_another_form_is_left_to_json(line: str) -> None:
 def assert_read_alike(text: bytes) -> None:
     path = Path("trace-00003.jsonl")
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("read", "text"):
+        for module in ("read", "files.text"):
             patch.setattr(f"workbench.trace.{module}.open_file", lambda _path: io.BytesIO(text))
         fast = read_trace(path, 3)
         patch.setattr("workbench.trace.read.read_columns", lambda _rank, _text: None)

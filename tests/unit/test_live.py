@@ -14,10 +14,10 @@ pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install
 
 from workbench import plots
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.plots import live, recent
-from workbench.plots.buttons import RunButtons
 from workbench.plots.html import PLOTLY
-from workbench.plots.live import status_table
+from workbench.plots.live import curves, timeline
+from workbench.plots.live.buttons import RunButtons
+from workbench.plots.live.curves import status_table
 from workbench.trace import FileRecorder, Run, new_run, update_run
 from workbench.trace.tail import read_tail
 
@@ -220,7 +220,7 @@ def test_why_curves_are_no_longer_drawn_stays_where_they_were(tmp_path: Path, mo
 
     view = plots.LiveCurves()
     view._handle = shown = Display()
-    monkeypatch.setattr(live, "convergence", broken)
+    monkeypatch.setattr(curves, "convergence", broken)
     view.follow(lambda: [Run.load(writer.folder)]).join(20)
     assert view._ended.is_set() and "<b>ValueError:</b> no room" in shown.sent[-1]["text/html"]
 
@@ -255,9 +255,9 @@ def test_the_end_of_a_trace_is_read_without_the_rest(tmp_path: Path) -> None:
 def test_as_many_whole_steps_are_shown_as_can_be_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_sums: int, steps: slice
 ) -> None:
-    monkeypatch.setattr(recent, "MAX_SPANS", 60)
+    monkeypatch.setattr(timeline, "MAX_SPANS", 60)
     writer = Writer(tmp_path, num_sums).steps(40)
-    assert recent.newest_steps(read_tail(writer.folder, 10**9)) == steps
+    assert timeline.newest_steps(read_tail(writer.folder, 10**9)) == steps
     writer.close()
 
 
@@ -286,7 +286,7 @@ def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_pa
 
 
 def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "TAIL_BYTES", 2000)
+    monkeypatch.setattr(timeline, "TAIL_BYTES", 2000)
     writer = Writer(tmp_path, 100).steps(4)
     view = plots.LiveTimeline(writer.folder)
     assert [view.update() for _ in range(3)][-1], "each look reads four times as much"
@@ -301,7 +301,7 @@ def test_what_cannot_be_drawn_is_said_and_ends_nothing(tmp_path: Path, monkeypat
     writer = Writer(tmp_path).steps(5).end()
     view = plots.LiveTimeline(writer.folder)
     view._handle = shown = Display()
-    monkeypatch.setattr(recent, "timelines", broken)
+    monkeypatch.setattr(timeline, "timelines", broken)
     view.settle()
     assert shown.sent == [{"text/html": view.widget.children[0].value}], "and can be seen"
     assert "<b>ValueError:</b> &lt;no room&gt;" in view.widget.children[0].value and view._ended.is_set()

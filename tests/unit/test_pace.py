@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.plots import pace
+from workbench.plots.live import pace
 
 
 @pytest.mark.parametrize(

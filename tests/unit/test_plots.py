@@ -28,12 +28,12 @@ from workbench import plots
 from workbench.analysis.labels import distinct_labels
 from workbench.bench.spans import LATE_RANK, LATE_STEP, write_trace
 from workbench.errors import ConfigError
+from workbench.plots.gantt.layout import FILLED, MAX_BARS, panel
+from workbench.plots.gantt.marks import CLEAR_ARROWS, MAX_ARROWS
+from workbench.plots.gantt.merged_bars import LONG_SHARE, merge_bars
 from workbench.plots.html import PLOTLY, WIDGET, draw_figures
-from workbench.plots.layout import FILLED, MAX_BARS, panel
 from workbench.plots.lines import decimate, moving_average
-from workbench.plots.live import status_table
-from workbench.plots.marks import CLEAR_ARROWS, MAX_ARROWS
-from workbench.plots.merged_bars import LONG_SHARE, merge_bars
+from workbench.plots.live.curves import status_table
 from workbench.plots.prediction import algorithm_of
 from workbench.plots.style import KIND_COLORS
 from workbench.replica.local_training import run_info
@@ -415,7 +415,8 @@ def test_a_window_is_drawn_without_looking_at_each_span_of_the_run(monkeypatch: 
     """Rows are laid span by span of what is small enough to be drawn so, and of no more."""
     seen = []
     monkeypatch.setattr(
-        "workbench.plots.layout.sublanes", lambda table: (seen.append(len(table)), np.zeros(len(table), np.int64))[1]
+        "workbench.plots.gantt.layout.sublanes",
+        lambda table: (seen.append(len(table)), np.zeros(len(table), np.int64))[1],
     )
     run = ring_run(num_steps=2000)
     for window in (slice(10, 12), slice(0, 2000)):

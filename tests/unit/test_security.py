@@ -177,8 +177,8 @@ def shown_texts(value: Any) -> Iterator[str]:
 def test_figures_and_tables_escape_every_name() -> None:
     from workbench import plots
     from workbench.analysis import compare, run_critical_path, run_overlap, run_parts
-    from workbench.plots.buttons import error_line
-    from workbench.plots.live import status_table
+    from workbench.plots.live.buttons import error_line
+    from workbench.plots.live.curves import status_table
 
     run, other = hostile_run(), hostile_run("SynchronousSGD")
     figures = [

@@ -111,7 +111,7 @@ def followed(cluster: Cluster, batch_size: int, rounds: int) -> dict[str, list[f
 
     The browser's part is not included.
     """
-    from workbench.plots.live import INTERVAL_S, LiveCurves
+    from workbench.plots.live.curves import INTERVAL_S, LiveCurves
     from workbench.trace.follow import Follower
 
     handle = _train(cluster, sys.maxsize, batch_size)

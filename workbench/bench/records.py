@@ -14,7 +14,7 @@ from workbench.bench.rows import Row
 from workbench.errors import ConfigError
 from workbench.experiments.record import versions
 from workbench.papers.site import machine
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 
 Moved = Literal["slower", "faster"]
 FACTS = ("bench", "date", "machine", "versions", "rows")

@@ -174,7 +174,7 @@ def measure(folder: str) -> dict[str, float]:
         return result
 
     import workbench.analysis
-    import workbench.plots.gantt  # noqa: F401
+    import workbench.plots.gantt.figures  # noqa: F401
     from workbench import analysis, plots
     from workbench.trace import Run
 

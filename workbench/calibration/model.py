@@ -20,7 +20,7 @@ from workbench.calibration.record import (
 )
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 from workbench.units import GBIT_PER_S
 
 VERSION = 1

@@ -19,11 +19,11 @@ from workbench.dashboard.form import LABEL, WIDE, AlgorithmForm, optional_number
 from workbench.dashboard.session import Choice, Entry, Session
 from workbench.machine import in_notebook
 from workbench.plots import convergence
-from workbench.plots.buttons import RunButtons, answer_while_busy, error_line
 from workbench.plots.lines import X_TITLES
-from workbench.plots.live import LIVE_POINTS, as_data, status_table
-from workbench.plots.moving import MovingFigure
-from workbench.plots.pace import pause_after
+from workbench.plots.live.buttons import RunButtons, answer_while_busy, error_line
+from workbench.plots.live.curves import LIVE_POINTS, as_data, status_table
+from workbench.plots.live.moving_figure import MovingFigure
+from workbench.plots.live.pace import pause_after
 from workbench.problems.base import Problem
 from workbench.run_spec import compute_of
 from workbench.trace.run import Run

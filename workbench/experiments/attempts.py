@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from workbench.experiments.grid import Cell
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 from workbench.trace.processes import process_is_alive, this_process
 
 State = Literal["open", "running", "finished", "failed", "interrupted"]

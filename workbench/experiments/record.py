@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 from workbench.trace.processes import process_is_alive, this_process
 
 PACKAGES = ("sgd-workbench", "torch", "numpy", "ipyparallel", "mpi4py", "papermill", "plotly")

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from workbench.errors import ConfigError
-from workbench.trace.text import open_file
+from workbench.trace.files.text import open_file
 
 MOST_BYTES = 1024 * 1024
 MOST_VALUES = 100_000

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from workbench.papers.reproduction import Outcome
 from workbench.papers.rows import Row, read_papers
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 78rem; padding: 0 1rem; color: #1b1f24; background: #fff; }

@@ -16,7 +16,7 @@ from workbench.errors import ConfigError
 from workbench.papers.claims import SIZES, Claim, Size
 from workbench.papers.findings import ANSWER_MIME, MIME, Answer, Finding, Where, on_real_clock
 from workbench.papers.verdicts import Verdict, judge
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 
 IDENTITY = ("parameters", "size", "site")
 LIST = re.compile(r"\[[^\[\]{}\"]*\]")  # a list of numbers, which is written on one line

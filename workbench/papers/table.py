@@ -19,7 +19,7 @@ from workbench.papers.plan import keys_with_claims
 from workbench.papers.records import Record
 from workbench.papers.rows import Paper, Row, read_papers, stale_reason
 from workbench.papers.verdicts import MEASURED, Verdict
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 
 BEGIN, END = "<!-- generated: workbench papers table -->", "<!-- end of the generated part -->"
 GENERATED_PART = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOTALL)

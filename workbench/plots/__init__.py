@@ -1,6 +1,10 @@
 """Numbers to Plotly figures, live views for JupyterLab, and HTML pages with figures offline.
 
-Names are imported at first use.
+Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `limits`, `prediction`, `fronts`,
+`parallel_axes`. All use `style`. Rooms of their own are `gantt` (the timeline) and `live` (figures that grow while a run
+trains). `html`, `pictures` and `for_nbconvert` write pages and images.
+
+May import `analysis`, `calibration` and what they import. Begin with `lines`. Names are imported at first use.
 """
 
 from importlib import import_module
@@ -9,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
-    from workbench.plots.gantt import timeline, timelines
+    from workbench.plots.gantt.figures import timeline, timelines
     from workbench.plots.html import export_html, use_notebook_renderer
     from workbench.plots.limits import compare_with_limits
     from workbench.plots.lines import convergence, curves
-    from workbench.plots.live import LiveCurves, watch
+    from workbench.plots.live.curves import LiveCurves, watch
+    from workbench.plots.live.timeline import LiveTimeline
     from workbench.plots.overlap import overlap_bars
     from workbench.plots.parallel_axes import parallel
     from workbench.plots.prediction import compare_with_prediction
-    from workbench.plots.recent import LiveTimeline
     from workbench.plots.steps import per_step
     from workbench.plots.studies import curves_of, heat_map, scaling, stacked_bars, step_bars
 
 _HOMES = {  # no module has the name of a function: importing it would hide the function
-    "LiveCurves": "live",
-    "LiveTimeline": "recent",
+    "LiveCurves": "live.curves",
+    "LiveTimeline": "live.timeline",
     "compare_with_limits": "limits",
     "compare_with_prediction": "prediction",
     "convergence": "lines",
@@ -37,10 +41,10 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
     "scaling": "studies",
     "stacked_bars": "studies",
     "step_bars": "studies",
-    "timeline": "gantt",
-    "timelines": "gantt",
+    "timeline": "gantt.figures",
+    "timelines": "gantt.figures",
     "use_notebook_renderer": "html",
-    "watch": "live",
+    "watch": "live.curves",
 }
 
 __all__ = [

@@ -12,7 +12,7 @@ from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
 from workbench.errors import ConfigError
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"

@@ -15,8 +15,8 @@ from workbench.calibration.model import Calibration
 from workbench.calibration.predict import predicted_run
 from workbench.costs import Network
 from workbench.errors import ConfigError
-from workbench.plots.gantt import timelines
-from workbench.plots.layout import step_range
+from workbench.plots.gantt.figures import timelines
+from workbench.plots.gantt.layout import step_range
 from workbench.program import Algorithm
 from workbench.trace.run import Run, as_runs
 

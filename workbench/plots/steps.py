@@ -14,7 +14,7 @@ from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.summary import trace_coverage
 from workbench.analysis.table import seconds
 from workbench.errors import ConfigError
-from workbench.plots.gantt import time_unit
+from workbench.plots.gantt.figures import time_unit
 from workbench.plots.style import BLUE, GREEN, KIND_COLORS, LIGHT_GREY, TEMPLATE, VERMILION, partly, safe
 from workbench.trace.kinds import KINDS
 from workbench.trace.run import Run, as_runs

@@ -1,4 +1,13 @@
-"""Records of runs: spans and metrics, written by ranks, read on one clock."""
+"""Records of runs: spans and metrics, written by ranks, read on one clock.
+
+- A rank writes: `recorder`, with the numbers of `kinds`.
+- The store has a folder for each run: `store`, `info` (run.json), `index`, and `processes` (whether a writer is alive).
+- A reader reads: `run`, from `read`, `columns`, `spans` and `row_checks`. `tail` and `follow` read a run that trains.
+- Other formats: `chrome` writes Chrome's; `from_profiler` and `profile` read torch.profiler's.
+- `files` is a room of its own: how files are written and read safely.
+
+May import `program`, `settings` and what lies below. Only `views` names higher layers (decisions/0033). Begin with `run`.
+"""
 
 import os
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workbench.trace.atomic import atomic_file
+from workbench.trace.files.atomic import atomic_file
 from workbench.trace.links import messages
 from workbench.trace.rows import sublanes
 from workbench.trace.spans import Spans

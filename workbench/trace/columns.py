@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from workbench.trace.files.text import parse_json
 from workbench.trace.kinds import CODES, SPAN
 from workbench.trace.spans import Spans
-from workbench.trace.text import parse_json
 
 WORD = 8  # characters read at once
 COMMAS = 7  # in a line

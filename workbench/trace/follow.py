@@ -8,12 +8,12 @@ from threading import Lock
 from typing import Any, final
 
 from workbench.errors import RunNotFound
+from workbench.trace.files.text import BLOCK_BYTES, LINE_BYTES, open_file
 from workbench.trace.processes import with_true_status
 from workbench.trace.read import metrics_paths, parse_lines
 from workbench.trace.row_checks import is_metrics_row
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
-from workbench.trace.text import BLOCK_BYTES, LINE_BYTES, open_file
 
 LOOK_S = 5.0  # seconds between checks that the run's processes are alive
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
-from workbench.trace.atomic import write_atomic
-from workbench.trace.text import parse_json, whole_lines
+from workbench.trace.files.atomic import write_atomic
+from workbench.trace.files.text import parse_json, whole_lines
 
 FORMAT = 1
 YOUNG_S = 5.0  # a file may change again within the resolution of its time stamp

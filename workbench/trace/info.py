@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import RunNotFound
-from workbench.trace.text import read_json
+from workbench.trace.files.text import read_json
 
 FORMAT = 1  # earlier versions wrote no number; their entries have the same meaning
 KINDS: dict[str, type] = {

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import psutil
 
-from workbench.trace.text import open_file, parse_json
+from workbench.trace.files.text import open_file, parse_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # identifies this start of the machine, on Linux
 SAME_START_S = 1.0  # two processes with one number began further apart than this

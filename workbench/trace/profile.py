@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from workbench.errors import ConfigError
+from workbench.trace.files.text import open_file, parse_json, unpacked
 from workbench.trace.links import COLLECTIVES
 from workbench.trace.spans import Spans
-from workbench.trace.text import open_file, parse_json, unpacked
 
 Event = dict[str, Any]
 Row = tuple[str, str, float, float, int, int, int, int]  # of `Spans.from_rows`

@@ -14,10 +14,10 @@ from typing import Any, final
 import numpy as np
 
 from workbench.trace.columns import read_columns
+from workbench.trace.files.text import open_file, parse_json, read_json, whole_lines
 from workbench.trace.recorder import SpanRow
 from workbench.trace.row_checks import is_event, is_metrics_row, is_trace_row
 from workbench.trace.spans import Spans
-from workbench.trace.text import open_file, parse_json, read_json, whole_lines
 
 
 @final

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, final
 
-from workbench.trace.append import append, cannot_write, create, open_append
+from workbench.trace.files.append import append, cannot_write, create, open_append
 from workbench.trace.kinds import CODES
 
 FLUSH_S = 0.5  # rows older than this are written at the next call, even inside a step

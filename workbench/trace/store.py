@@ -22,13 +22,13 @@ from typing import Any, final
 
 from workbench.errors import ConfigError, RunNotFound, WorkbenchError
 from workbench.naming import did_you_mean
-from workbench.trace.append import cannot_write
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.append import cannot_write
+from workbench.trace.files.atomic import write_atomic
+from workbench.trace.files.lock import locked
 from workbench.trace.index import Index
 from workbench.trace.index import state_of as file_state
 from workbench.trace.info import FORMAT as FORMAT
 from workbench.trace.info import read_info as read_info
-from workbench.trace.lock import locked
 from workbench.trace.processes import OVER as OVER
 from workbench.trace.processes import this_process, with_true_status
 from workbench.trace.recorder import metrics_name

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO, final
 
 from workbench.runtimes.liveness.failure_detector import read_heartbeat, state_of, step_under_way
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 
 SILENT_S = 5.0  # a rank without a heartbeat for this long does not run, or its host cannot be reached
 ROUTINE = "Handling apply_request"  # an engine logs this line for every request

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, final
 
 from workbench.errors import ConfigError
-from workbench.trace.atomic import atomic_file
-from workbench.trace.text import read_json
+from workbench.trace.files.atomic import atomic_file
+from workbench.trace.files.text import read_json
 
 FORMAT = 6  # of a record and its rank file; other formats are refused
 BLOCK = 1 << 20  # bytes read at a time

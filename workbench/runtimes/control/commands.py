@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Any, final
 
-from workbench.trace.text import LINE_BYTES, open_file, parse_value
+from workbench.trace.files.text import LINE_BYTES, open_file, parse_value
 
 Command = dict[str, Any]
 CONTROL_NAME = "control.jsonl"

@@ -27,7 +27,7 @@ from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.deadline import Deadline
 from workbench.runtimes.liveness.failure_detector import read_heartbeat, state_of
 from workbench.runtimes.liveness.membership import Membership
-from workbench.trace.atomic import atomic_file
+from workbench.trace.files.atomic import atomic_file
 from workbench.trace.store import read_info, update_run
 
 WHAT = "all ranks to meet the one that joins"

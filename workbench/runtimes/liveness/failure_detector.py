@@ -22,10 +22,10 @@ from typing import Any, Literal, final
 import psutil
 
 from workbench.runtimes.liveness.watchdog import Watchdog, describe_place
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
+from workbench.trace.files.text import read_json
 from workbench.trace.processes import pid_namespace, start_of, state_of_process
 from workbench.trace.recorder import metrics_name
-from workbench.trace.text import read_json
 
 BEAT_S = 1.0
 LOST_S = 60.0  # without a heartbeat from another host: longer than network file systems cache

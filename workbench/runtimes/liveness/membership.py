@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from workbench.errors import PeerFailed, RunNotFound
 from workbench.runtimes.liveness.failure_detector import FailureDetector, heartbeat_name
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 from workbench.trace.store import read_info, update_run
 
 if TYPE_CHECKING:  # `tolerates_loss` must not import torch

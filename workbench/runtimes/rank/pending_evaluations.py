@@ -20,8 +20,8 @@ from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.replica.local_training import LocalTraining, model_info
 from workbench.settings import Settings
-from workbench.trace.append import append, cannot_write, open_append
-from workbench.trace.atomic import atomic_file
+from workbench.trace.files.append import append, cannot_write, open_append
+from workbench.trace.files.atomic import atomic_file
 from workbench.trace.processes import OVER
 from workbench.trace.recorder import metrics_name, row_text
 from workbench.trace.run import DUE_FOLDER, Run

@@ -14,12 +14,12 @@ from IPython.display import HTML, display
 
 from workbench.analysis.overlap import step_windows
 from workbench.errors import ConfigError, RunNotFound
-from workbench.plots.buttons import error_line
-from workbench.plots.gantt import timelines
-from workbench.plots.layout import MAX_RANKS
-from workbench.plots.live import as_data
-from workbench.plots.moving import MovingFigure
-from workbench.plots.pace import pause_after
+from workbench.plots.gantt.figures import timelines
+from workbench.plots.gantt.layout import MAX_RANKS
+from workbench.plots.live.buttons import error_line
+from workbench.plots.live.curves import as_data
+from workbench.plots.live.moving_figure import MovingFigure
+from workbench.plots.live.pace import pause_after
 from workbench.trace.run import Run
 from workbench.trace.store import OVER, read_info
 from workbench.trace.tail import TAIL_BYTES, read_tail

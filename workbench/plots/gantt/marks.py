@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from workbench.analysis.critical import CriticalPath
 from workbench.analysis.table import num_bytes, percent, seconds
-from workbench.plots.layout import Panel
+from workbench.plots.gantt.layout import Panel
 from workbench.plots.style import BLACK, INK, faded
 from workbench.trace.run import Run
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from workbench.analysis.overlap import step_windows
 from workbench.errors import ConfigError
-from workbench.plots.merged_bars import MergedBars, merge_bars
+from workbench.plots.gantt.merged_bars import MergedBars, merge_bars
 from workbench.trace.kinds import COMPUTE_KINDS, KINDS
 from workbench.trace.rows import sublanes
 from workbench.trace.run import Run
@@ -52,7 +52,7 @@ class Panel:
 
     Attributes:
         table: (N,) span table, with times since the window's begin.
-        merged: the spans of each bar (see `plots.merged_bars`).
+        merged: the spans of each bar (see `merged_bars`).
         bars: the bar of each span of the run; -1 if it is not shown.
         rows: vertical places.
         bounds: step -> its begin on the first rank shown, since the window's begin.

@@ -16,11 +16,11 @@ from IPython.display import HTML, display
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import MISSING, Column, Table, ago, num_bytes, seconds, three_digits
 from workbench.errors import ConfigError
-from workbench.plots.buttons import Action, RunButtons, answer_while_busy, error_line
 from workbench.plots.html import PLOTLY
 from workbench.plots.lines import X_TITLES, convergence
-from workbench.plots.moving import MovingFigure
-from workbench.plots.pace import pause_after
+from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line
+from workbench.plots.live.moving_figure import MovingFigure
+from workbench.plots.live.pace import pause_after
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, as_runs

@@ -14,8 +14,8 @@ from workbench.analysis.labels import distinct_labels
 from workbench.analysis.summary import trace_coverage
 from workbench.analysis.table import num_bytes, seconds
 from workbench.errors import ConfigError
-from workbench.plots.layout import FILLED, MAX_BARS, Panel, panel
-from workbench.plots.marks import arrows, path_line
+from workbench.plots.gantt.layout import FILLED, MAX_BARS, Panel, panel
+from workbench.plots.gantt.marks import arrows, path_line
 from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, ink_on, partly, safe
 from workbench.trace.kinds import KINDS
 from workbench.trace.run import Run, as_runs

@@ -1,0 +1,10 @@
+"""Live views: figures in JupyterLab that grow while a run trains. A plain figure replaces them at its end.
+
+- `curves`: `watch`, and the curves of a training run.
+- `timeline`: the newest steps of a run.
+- `moving_figure`: a figure that is redrawn, also if the browser misses drawings.
+- `pace`: how often it is redrawn.
+- `buttons`: pause, resume and stop.
+
+May import the figures of `plots`, which import nothing of it. Begin with `curves`.
+"""
