@@ -22,7 +22,6 @@ from xdist.workermanage import WorkerController
 ALONE = {
     "tests/distributed/test_leaks.py": "looks for shared memory that nobody uses on the whole machine, where other tests kill ranks",
     "tests/distributed/test_calibrate.py": "foretells the seconds of steps from the seconds of others",
-    "tests/distributed/test_interrupted.py": "interrupts within the second that a training takes on a quiet machine",
     "tests/distributed/test_emulated.py::test_rates_are_those_of_the_slower_end": "measures rates",
     "tests/distributed/test_emulated.py::test_a_rate_up_limits_where_it_is_the_lower": "measures rates",
     "tests/distributed/test_emulated.py::test_latency_is_added_and_the_rate_is_kept": "measures times and rates",

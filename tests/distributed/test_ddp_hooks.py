@@ -152,7 +152,7 @@ def test_lossless_collectives_train_as_plain_ddp(num_ranks: int) -> None:
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_replicas_stay_equal_to_the_bit_with_every_codec_and_the_loss_falls(num_ranks: int) -> None:
-    steps = 35
+    steps = 16
     per_rank = shared_pool("torch", num_ranks, compiler=True).run(train_with_each, LOSSY, steps)
     x, y = tiny.data(40)
 
@@ -164,7 +164,7 @@ def test_replicas_stay_equal_to_the_bit_with_every_codec_and_the_loss_falls(num_
     for position, collective in enumerate(LOSSY):
         same_on_all([found[position] for found in per_rank])
         trajectory = per_rank[0][position]
-        assert loss(trajectory[-1]) < 0.6 * loss(flat(mlp())), collective
+        assert loss(trajectory[-1]) < 0.8 * loss(flat(mlp())), collective
 
 
 def test_a_model_of_16_bit_parameters_is_summed_as_ddp_does_or_in_float32() -> None:

@@ -237,9 +237,10 @@ def train_and_kill(runs: Path, *arguments: str, python: Sequence[str] = ()) -> t
 
 @pytest.mark.parametrize("runtime", ["torch", MPI])
 def test_the_command_line_names_the_rank_and_the_signal(runtime: str, runs: Path, no_process_left: None) -> None:
-    """With a new interpreter, as a user starts it."""
+    """On MPI with a new interpreter, as a user starts it."""
+    python = [sys.executable] if runtime == "mpi" else []
     folder, status, said = train_and_kill(
-        runs, "synchronous-sgd", "--runtime", runtime, "--steps", "1000000", python=[sys.executable]
+        runs, "synchronous-sgd", "--runtime", runtime, "--steps", "1000000", python=python
     )
     assert status == 1
     assert said.startswith("workbench: rank 2's process is gone: killed by signal 9 (SIGKILL) at step "), said
@@ -260,13 +261,13 @@ GOING_ON: list[Any] = [
 @pytest.mark.parametrize("how", GOING_ON, ids=" ".join)
 def test_the_command_line_goes_on_without_a_rank(how: tuple[str, ...], runs: Path, no_process_left: None) -> None:
     folder, status, said = train_and_kill(
-        runs, *how[1:], "--runtime", how[0], "--steps", "600", "--evaluate-every", "0"
+        runs, *how[1:], "--runtime", how[0], "--steps", "400", "--evaluate-every", "0"
     )
     assert status == 0, said
     info = json.loads((folder / "run.json").read_text())
     assert (info["status"], info["result"]["steps"], [row["rank"] for row in info["departures"]]) == (
         "finished",
-        600,
+        400,
         [2],
     )
 
@@ -296,7 +297,7 @@ def test_the_command_line_starts_another_process_in_its_place(
     method: tuple[str, ...], victim: int, runs: Path, no_process_left: None
 ) -> None:
     """The run is paused until it has come, so that it cannot be over before."""
-    command = forked("-m", "workbench", "train", *method, "--replace", "--runtime", "torch", "--steps", "500")
+    command = forked("-m", "workbench", "train", *method, "--replace", "--runtime", "torch", "--steps", "250")
     process = subprocess.Popen(
         [*command, "--workers", "3", "--evaluate-every", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -315,7 +316,7 @@ def test_the_command_line_starts_another_process_in_its_place(
     info = json.loads((folder / "run.json").read_text())
     assert info["status"] == "finished"
     assert [row["rank"] for row in info["departures"]] == [row["rank"] for row in info["joined"]] == [victim]
-    assert Run.load(folder).metrics[victim][-1]["step"] == 499
+    assert Run.load(folder).metrics[victim][-1]["step"] == 249
 
 
 # ---------------------------------------------------------------- evaluations that a killed run left
@@ -337,9 +338,7 @@ def test_evaluations_that_a_killed_rank_left_are_told_and_made_by_one_command(
         "--evaluate-every",
         "20",
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "workbench", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(forked("-m", "workbench", *words), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         assert within(60, lambda: len(list(runs.glob("*/evaluations/step-*.pt"))) >= 3)
         (folder,) = runs.iterdir()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forked import forked
 from tests.waiting import within
 from workbench.cli.main import main
 from workbench.trace.run import Run
@@ -19,19 +19,9 @@ from workbench.trace.store import read_info
 def test_a_run_is_told_other_settings_held_and_ended_from_another_shell(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "workbench",
-        "train",
-        "pipe-sgd",
-        "--runtime",
-        "torch",
-        "--steps",
-        "1000000",
-        "--evaluate-every",
-        "0",
-    ]
+    command = forked(
+        "-m", "workbench", "train", "pipe-sgd", "--runtime", "torch", "--steps", "1000000", "--evaluate-every", "0"
+    )
     process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert within(90, lambda: any(path.stat().st_size > 2000 for path in runs.glob("*/metrics-00001.jsonl"))), (

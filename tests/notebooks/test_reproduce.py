@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
@@ -146,7 +147,9 @@ def test_a_record_is_kept_and_what_has_one_is_not_done_again(tmp_path: Path) -> 
     assert "already recorded" in told
     written = path.stat().st_mtime_ns
     notebook = share / "notebooks" / "20-one.ipynb"
-    notebook.write_text(notebook.read_text().replace('near one\\")', 'nearly one\\")'))
+    changed = nbformat.read(notebook, as_version=4)
+    changed.cells = [cell for cell in changed.cells if "figure-ones" not in cell.metadata.get("tags", [])]
+    nbformat.write(changed, notebook)
     commit(share)
     _, told = reproduce(share, KEY, "--size", "ci", "--update")
     assert "already recorded" not in told and path.stat().st_mtime_ns > written, "another notebook of that name"

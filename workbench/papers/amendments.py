@@ -18,7 +18,7 @@ from workbench import resources
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.yaml_file import parse_yaml
 from workbench.papers import history
-from workbench.trace.atomic import write_atomic
+from workbench.trace.files.atomic import write_atomic
 
 ENTRIES = ("kind", "metric", "expected", "reduced", "scale", "deterministic", "sizes")
 SIZES = ("ci", "full")  # nothing is claimed of the size smoke
