@@ -116,7 +116,7 @@ backups: $(INSTALLED) ## the best number of backup workers of 100 machines, from
 	$(BIN)/python -m tests.benchmarks.best_backups
 
 .PHONY: tuned-rates
-tuned-rates: $(INSTALLED) ## the best learning rate for each problem, algorithm and delay; only rows that the record lacks (25 minutes for all)
+tuned-rates: $(INSTALLED) ## the best learning rate for each problem, algorithm and delay; only rows that the record lacks (some 25 minutes of one core for all)
 	$(BIN)/python -m tests.benchmarks.tune_rates
 
 .PHONY: clean
