@@ -120,7 +120,7 @@ slept: $(INSTALLED) ## eight real ranks that sleep for their compute, next to th
 	$(BIN)/python -m tests.benchmarks.slept --write
 
 .PHONY: tuned-rates
-tuned-rates: $(INSTALLED) ## the best learning rate for each problem, algorithm and delay; only rows that the record lacks (25 minutes for all)
+tuned-rates: $(INSTALLED) ## the best learning rate for each problem, algorithm and delay; only rows that the record lacks (some 25 minutes of one core for all)
 	$(BIN)/python -m tests.benchmarks.tune_rates
 
 .PHONY: clean

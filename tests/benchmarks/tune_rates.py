@@ -3,8 +3,8 @@
     python -m tests.benchmarks.tune_rates [PROBLEM]   # some 25 minutes of one core; writes records/tuned-rates.json
 
 A grid has at least five rates, by factors of 2. The best has the smallest mean test loss at the end of training. A grid is extended
-until the best is inside. The best and its two neighbours have three seeds, the others at least one.
-Rows of the record that exist stay. Delete the ones to measure again.
+until the best is inside. The best, its two neighbours and all rates with a loss near the best have three seeds, the others one.
+Trainings that the record has are not repeated. Delete a row to measure it again.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from workbench.algorithms.staleness import Constant
 from workbench.problems.tuned_rates import changed_settings, without_rate
 from workbench.program import Algorithm
 from workbench.runtimes.rank.fingerprint import data_digest
+from workbench.trace.lock import locked
 
 RECORD = Path(__file__).parents[2] / "records" / "tuned-rates.json"
 SEEDS, WIDTH, MOST_RATES = 3, 5, 12
+NEAR = 1.1  # of the smallest mean loss
 JITTER, NETWORK = 0.3, "ethernet-1g"
 
 
@@ -105,33 +107,44 @@ def mean_loss(tried: dict[str, Any]) -> float:
     return math.inf if None in tried["losses"] else statistics.fmean(tried["losses"])
 
 
-def tune(problem: wb.Problem, algorithm: Algorithm, workers: int, first_lr: float) -> dict[str, Any]:
-    """Return a row of the record."""
-    found: dict[int, dict[str, Any]] = {}
-    staleness: dict[int, list[float]] = {}
+def is_near(tried: dict[str, Any], best: dict[str, Any]) -> bool:
+    """Return True if a rate's loss is so near to the best one that further seeds can make it the best."""
+    return mean_loss(tried) <= NEAR * mean_loss(best)
+
+
+def tune(
+    problem: wb.Problem, algorithm: Algorithm, workers: int, first_lr: float, known: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return a row of the record, with the trainings of the `known` row."""
+    found = {round(math.log2(tried["lr"] / first_lr)): tried for tried in (known["grid"] if known else [])}
+    staleness = known["staleness"] if known else 0.0
 
     def measure(power: int, seeds: int) -> None:
+        nonlocal staleness
         tried = found.setdefault(power, {"lr": first_lr * 2.0**power, "losses": [], "accuracies": []})
         for seed in range(len(tried["losses"]), seeds):
             run = train(problem, algorithm, workers, tried["lr"], seed)
             tried["losses"].append(run and run["loss"])
             tried["accuracies"].append(run and run["accuracy"])
-            staleness.setdefault(power, []).append(run["staleness"] if run else 0.0)
+            staleness = run["staleness"] if run else staleness
 
-    for power in range(-(WIDTH // 2), WIDTH // 2 + 1):
-        measure(power, 1)
+    if not found:
+        for power in range(-(WIDTH // 2), WIDTH // 2 + 1):
+            measure(power, 1)
     while True:
         best = min(sorted(found), key=lambda power: mean_loss(found[power]))
         if len(found) > MOST_RATES:
             raise SystemExit(f"{problem.name}, {algorithm}: the best of {MOST_RATES} rates is at an edge")
-        around = [power for power in (best - 1, best + 1) if power not in found]
-        if around:
-            measure(around[0], 1)
-            continue
-        if all(len(found[power]["losses"]) == SEEDS for power in (best - 1, best, best + 1)):
+        new = [power for power in (best - 1, best + 1) if power not in found]
+        near = [power for power, tried in found.items() if is_near(tried, found[best])]
+        wanted = {best - 1, best, best + 1, *near}
+        few = [power for power in sorted(wanted & found.keys()) if len(found[power]["losses"]) < SEEDS]
+        if new:
+            measure(new[0], 1)
+        elif few:
+            measure(few[0], SEEDS)
+        else:
             break
-        for power in (best - 1, best, best + 1):
-            measure(power, SEEDS)
     return {
         "problem": problem.name,
         "algorithm": type(algorithm).__name__,
@@ -141,7 +154,7 @@ def tune(problem: wb.Problem, algorithm: Algorithm, workers: int, first_lr: floa
         "lr": found[best]["lr"],
         "loss": round(statistics.fmean(found[best]["losses"]), 5),
         "accuracy": round(statistics.fmean(found[best]["accuracies"]), 5),
-        "staleness": round(statistics.fmean(staleness[best]), 2),
+        "staleness": round(staleness, 2),
         "grid": [found[power] for power in sorted(found)],
     }
 
@@ -170,34 +183,45 @@ def planned(only: str) -> Iterator[tuple[str, Algorithm, int, float]]:
                     yield name, algorithm, workers, part * PLANS[name].first_lr
 
 
-def read_rows() -> list[dict[str, Any]]:
-    """Return the record's rows; none if there is no record."""
-    rows: list[dict[str, Any]] = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else []
-    return rows
+def read() -> dict[str, Any]:
+    """Return the record; one without rows if there is none."""
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {"problems": {}, "rows": []}
+    return record
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """Write the record, problem by problem."""
+def write(new: list[dict[str, Any]]) -> None:
+    """Put rows into the record, in the order of the plan. Another process can put others."""
+    plan = [key_of_plan(name, algorithm, workers) for name, algorithm, workers, _ in planned("")]
     how = {"seeds": SEEDS, "network": NETWORK, "stragglers": f"lognormal:{JITTER}", "best": "smallest mean test loss"}
     versions = {"workbench": wb.__version__, "torch": __import__("torch").__version__}
-    names = [name for name in PLANS if any(row["problem"] == name for row in rows)]
-    record = {
-        "how": how,
-        "versions": versions,
-        "problems": {name: describe_problem(wb.problems.get(name)) for name in names},
-        "rows": sorted(rows, key=lambda row: names.index(row["problem"])),
-    }
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    described = {name: describe_problem(wb.problems.get(name)) for name in {row["problem"] for row in new}}
+    with locked(RECORD.parent):
+        record = read()
+        rows = [row for row in record["rows"] if key_of(row) not in map(key_of, new)]
+        rows = sorted([*rows, *new], key=lambda row: plan.index(key_of(row)))
+        described = {**record["problems"], **described}
+        problems = {name: described[name] for name in PLANS if name in described}
+        content = {"how": how, "versions": versions, "problems": problems, "rows": rows}
+        RECORD.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def main(only: str = "") -> None:
     for name, algorithm, workers, first_lr in planned(only):
-        key = [name, type(algorithm).__name__, changed_settings(algorithm), workers]
-        if any([row["problem"], row["algorithm"], row["settings"], row["workers"]] == key for row in read_rows()):
-            continue
-        row = tune(wb.problems.get(name), algorithm, workers, first_lr)
-        write([*read_rows(), row])  # read again: another process can measure other problems
+        key = key_of_plan(name, algorithm, workers)
+        known = next((row for row in read()["rows"] if key_of(row) == key), None)
+        row = tune(wb.problems.get(name), algorithm, workers, first_lr, known)
+        write([row])
         print(*key, f"lr {row['lr']:g}: loss {row['loss']:.3f}, accuracy {100 * row['accuracy']:.1f} %", flush=True)
+
+
+def key_of(row: dict[str, Any]) -> list[Any]:
+    """Return what tells a row from all others."""
+    return [row["problem"], row["algorithm"], row["settings"], row["workers"]]
+
+
+def key_of_plan(problem: str, algorithm: Algorithm, workers: int) -> list[Any]:
+    """Return the same for a row that is planned."""
+    return [problem, type(algorithm).__name__, changed_settings(algorithm), workers]
 
 
 if __name__ == "__main__":
