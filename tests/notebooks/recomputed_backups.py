@@ -593,15 +593,7 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}slow-data-biases", lost)
     again.claim(f"{KEY}softsync-uses-all", kept_more)
     again.claim(f"{KEY}shuffled-shards-cure", shuffled)
-    answer = [
-        b,
-        with_interval(by_chance),
-        held,
-        never,
-        with_interval(lost),
-        with_interval(kept_more),
-        with_interval(shuffled),
-    ]
+    answer = [b, with_ends(by_chance), held, never, with_ends(lost), with_ends(kept_more), with_ends(shuffled)]
     again.text("holds classes of its own", answer)
     return again
 
