@@ -252,11 +252,12 @@ def learning_rate(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}small-rate-worse-in-the-end", points)
     again.claim(f"{KEY}small-rate-sooner-at-easy-target", sooner)
     again.claim(f"{KEY}small-rate-later-at-hard-target", later)
-    mean, low, high = student(points)
-    answer = [small, large, mean, 0.95, low, high, easy, large, with_interval(sooner)]
-    mean, low, high = student(later)
     first = max(rates, key=lambda rate: ends[rate].mean())
-    again.text("ends", answer, hard, mean, large, 0.95, low, high, first, ends[first].mean() / 100, worst)
+    again.text(
+        "A rate of",
+        *(small, large, with_ends(points), easy, large, with_ends(sooner), hard, with_ends(later), large),
+        *(first, ends[first].mean() / 100, worst),
+    )
     return again
 
 
@@ -593,15 +594,7 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}slow-data-biases", lost)
     again.claim(f"{KEY}softsync-uses-all", kept_more)
     again.claim(f"{KEY}shuffled-shards-cure", shuffled)
-    answer = [
-        b,
-        with_interval(by_chance),
-        held,
-        never,
-        with_interval(lost),
-        with_interval(kept_more),
-        with_interval(shuffled),
-    ]
+    answer = [b, with_ends(by_chance), held, never, with_ends(lost), with_ends(kept_more), with_ends(shuffled)]
     again.text("holds classes of its own", answer)
     return again
 

@@ -680,21 +680,11 @@ def delay_theory(names: Names, kept: list[Kept]) -> Again:
         names["workers"],
         [[b, np.mean(found), np.std(found, ddof=1)] for b, found in dropped.items()],
     )
-    mean, low, high = student(shares)
-    answer = [
-        off,
-        0.9,
-        ratio,
-        mean,
-        100 * low,
-        100 * high,
-        student(growth),
-        latest,
-        dearer.mean() * math.sqrt(1 + 2 * latest),
-    ]
-    mean, low, high = student(relative)
+    allowed = math.sqrt(1 + 2 * latest)
     again.text(
-        "Steps are stable", answer, math.sqrt(1 + 2 * latest), backups, names["workers"], mean, 100 * low, 100 * high
+        "steps are stable",
+        *(off, 0.9, ratio, with_ends(shares), with_ends(growth)),
+        *(latest, with_ends(dearer * allowed), allowed, backups, names["workers"], with_ends(relative)),
     )
     again.claim(f"{KEY}stable-where-theory-says", off)
     again.claim(f"{KEY}one-delay-costs-momentum", ratio)

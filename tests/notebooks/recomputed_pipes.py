@@ -554,9 +554,7 @@ def hierarchical_sums(names: Names, kept: list[Kept]) -> Again:
         megabytes[-1] * 1e6,
         quick,
         off,
-        student(ratio),
-        megabytes[-1] * 1e6,
-        [spent[kind] for kind in kinds],
+        with_ends(ratio),
         best,
         hidden,
     ]

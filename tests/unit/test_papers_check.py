@@ -330,6 +330,16 @@ def test_amendments_are_logged_from_git(share: Path) -> None:
     assert not is_complete(share / "papers", KEY), "an edit cannot be left out"
 
 
+def test_within_a_tolerance_a_difference_is_still_named(share: Path) -> None:
+    edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    no_effect: 1")
+    sha = git(share, "rev-parse", "HEAD").strip()
+    assert read_paper(KEY).rows[0].word == "reproduced"
+    record(share, sha, values=(1.05, 1.06, 1.04, 1.05, 1.05))
+    assert read_paper(KEY).rows[0].word == "reproduced, differs from 1"
+    record(share, sha, values=(2.05, 2.06, 2.04, 2.05, 2.05))
+    assert read_paper(KEY).rows[0].word == "not reproduced"
+
+
 def test_a_record_is_one_line_a_list(share: Path) -> None:
     text = (share / RECORD).read_text()
     assert "[1.0, 1.01, 0.99, 1.02, 0.98]" in text and json.loads(text) == read_record(share / RECORD).facts

@@ -118,9 +118,17 @@ class Row:
 
     @property
     def word(self) -> str:
-        """The verdict, and whether its record is stale, as text."""
-        stale = stale_reason(self.record) if self.record else ""
-        return f"{self.verdict.word}, stale ({stale})" if stale else self.verdict.word
+        """The verdict, a difference within its tolerance, and whether its record is stale, as text."""
+        if self.record is None:
+            return self.verdict.word
+        parts: list[str] = [self.verdict.word]
+        none, expected = self.claim.no_effect, self.claim.expectation_at(self.record.size)
+        if none is not None and expected is not None and expected.low < none < expected.high:
+            inside = self.verdict.word in ("reproduced", "same direction at reduced scale")
+            if inside and not self.verdict.low <= none <= self.verdict.high:
+                parts.append(f"differs from {none:g}")
+        stale = stale_reason(self.record)
+        return ", ".join([*parts, f"stale ({stale})"] if stale else parts)
 
 
 def stale_reason(record: Record) -> str:
