@@ -115,6 +115,10 @@ predictions: $(INSTALLED) ## predicted against measured step times on an emulate
 backups: $(INSTALLED) ## the best number of backup workers of 100 machines, from arrival times measured here (ten minutes)
 	$(BIN)/python -m tests.benchmarks.best_backups
 
+.PHONY: slept
+slept: $(INSTALLED) ## eight real ranks that sleep for their compute, next to the simulator; writes records/slept.json (five minutes of a quiet machine)
+	$(BIN)/python -m tests.benchmarks.slept --write
+
 .PHONY: clean
 clean: ## remove the environment, caches and build outputs; runs/ stays
 	rm -rf $(VENV) $(NEWEST) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -25,6 +25,8 @@ from workbench.calibration import calibrate
 from workbench.collectives import Ring
 from workbench.costs import Compute, SlowMachines, Uniform
 from workbench.errors import ConfigError
+from workbench.gradients import Layout
+from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.user_loop.trainer import Trainer
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -55,6 +57,17 @@ def assert_slept(found: list[float], expected: float | list[float]) -> None:
     assert (np.array(found) / wanted).min() < 1.5, f"{found}, and {expected} was asked for"
 
 
+def assert_buckets_leave_in_turn(run: Run, rank: int, layout: Layout, backward_s: float) -> None:
+    """Each bucket's sum begins after its share of backward; in the best step, because a late forward shortens backward."""
+    mine = run.spans.of_rank(rank)
+    sums, backward = (mine.select(kinds=[kind]).table for kind in ("all_reduce", "backward"))
+    assert len(sums) == 4 * len(layout.buckets)
+    begins_s = [float(backward["start_s"][backward["step"] == step].min()) for step in range(4)]
+    for bucket, share in enumerate(COMPUTE.ready_shares(layout)):
+        offsets_s = [row["start_s"] - begins_s[row["step"]] for row in sums if row["bucket"] == bucket]
+        assert max(offsets_s) >= backward_s * share - 0.001, f"bucket {bucket}: {offsets_s}"
+
+
 @on_real_runtimes
 def test_ranks_take_the_seconds_and_compute_the_same(runtime: str) -> None:
     algorithm = LayerwiseSGD(bucket_bytes=200.0)
@@ -62,10 +75,12 @@ def test_ranks_take_the_seconds_and_compute_the_same(runtime: str) -> None:
     real = train(runtime, 2, algorithm, PROBLEM, replace(HOW, compute=None))
     assert_same(slept.parameters[0], real.parameters[0], 0.0, "a rank that sleeps computes what others compute")
     run = slept.run
+    layout = LocalTraining(algorithm, PROBLEM, HOW, 0, 2, torch.device("cpu")).replica.layout
     assert "compute (slept)" in run.spans.lanes and "compute" not in run.spans.lanes
     for rank, factor in ((0, 1.0), (1, 2.0)):
         assert_slept(seconds_of(run, rank, "forward", "backward")[1:], 0.06 * factor)
         assert_slept(seconds_of(run, rank, "apply"), 0.01)
+        assert_buckets_leave_in_turn(run, rank, layout, 0.04 * factor)
 
 
 @on_real_runtimes

@@ -177,7 +177,16 @@ class Delayed(Asked):
     """A rank that always comes 8 ms too late."""
 
     def until(self, end_s: float) -> float:
+        super().until(end_s)
         return 0.008
+
+
+def test_a_rank_that_wakes_late_does_not_delay_what_follows() -> None:
+    found, delayed = slept(worker(0, PLAIN)), Delayed()
+    taken = begin(found, 0, [2, 1], delayed)
+    for phase in ("forward", "backward", "forward", "backward", ""):
+        taken.turn(phase)
+    assert delayed.until_s == pytest.approx([BEGIN_S + end for end in (0.2, 0.2 + 1.4 / 3, 0.3 + 1.4 / 3, 1.0)])
 
 
 def test_late_updates_count_with_the_next_pass_and_those_of_a_server_alone() -> None:

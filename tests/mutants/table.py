@@ -49,6 +49,7 @@ SIMULATED_GENERATIONS: tuple[Selection, ...] = (
 )
 PREDICTIONS: tuple[Selection, ...] = (("tests/unit/test_calibration.py", "-k", "predict"),)
 STREAMS: tuple[Selection, ...] = (("tests/unit/test_streams.py",),)
+SLEPT: tuple[Selection, ...] = (("tests/laws/test_slept_compute.py",),)
 TRAINER: tuple[Selection, ...] = (("tests/unit/test_trainer_alone.py",),)
 CONSERVATION: tuple[Selection, ...] = (("tests/laws/test_conservation.py",),)
 
@@ -1537,6 +1538,71 @@ MUTANTS: tuple[Mutant, ...] = (
         'device="cpu")',
         "a checkpoint's copy to pageable memory overlaps with nothing",
         STREAMS,
+    ),
+    # -- compute that is slept ---------------------------------------------------------------------------------
+    _M(
+        "slept-rank",
+        "runtimes/execution/slept_compute.py",
+        "self._rank + 1)[self._rank]",
+        "self._rank + 1)[0]",
+        "every rank has the stragglers of rank 0",
+        SLEPT,
+    ),
+    _M(
+        "slept-seed",
+        "runtimes/execution/slept_compute.py",
+        "compute.factors(self.seed, step",
+        "compute.factors(0, step",
+        "the stragglers do not depend on the seed",
+        SLEPT,
+    ),
+    _M(
+        "slept-twice",
+        "runtimes/execution/slept_compute.py",
+        "self._until(self._end_s)",
+        "self._until(2 * self._end_s - self._begin_s)",
+        "a rank sleeps twice for each part of a pass",
+        SLEPT,
+    ),
+    _M(
+        "slept-drift",
+        "runtimes/execution/slept_compute.py",
+        "self._begin_s = self._end_s\n        self._end_s = self._slept",
+        "self._begin_s = self._end_s + self._late_s\n        self._end_s = self._slept",
+        "a rank that wakes late delays what follows",
+        SLEPT,
+    ),
+    _M(
+        "slept-bucket",
+        "runtimes/execution/slept_compute.py",
+        "(self._end_s - self._begin_s) * share",
+        "(self._end_s - self._begin_s) * 0.0",
+        "each bucket leaves at the beginning of backward",
+        SLEPT,
+    ),
+    _M(
+        "slept-interrupt",
+        "runtimes/execution/slept_compute.py",
+        "self._end_s += seconds",
+        "self._end_s += 0.0",
+        "communication in the foreground counts as compute",
+        SLEPT,
+    ),
+    _M(
+        "slept-late",
+        "runtimes/execution/slept_compute.py",
+        "if late_s > TOLERANCE",
+        "if late_s > 100 * TOLERANCE",
+        "a late pass is not noted",
+        SLEPT,
+    ),
+    _M(
+        "slept-late-update",
+        "runtimes/execution/slept_compute.py",
+        "self._updates_late_s += late_s",
+        "self._updates_late_s = 0.0",
+        "late updates are not noted",
+        SLEPT,
     ),
     # -- a loop of the user ------------------------------------------------------------------------------------
     _M(
