@@ -36,7 +36,7 @@ def test_a_notebook_with_claims_has_the_form(name: str) -> None:
         "its question comes first"
     )
     records = re.findall(r"\]\((\.\./papers/\S+/records/\S+\.json)\)", cells[0].source)
-    if any((resources.shared("papers") / key / "records").glob(f"{name}.*") for key in claimed_notebooks()[name]):
+    if any(any((resources.shared("papers") / key / "records").glob(f"{name}.*")) for key in claimed_notebooks()[name]):
         assert "**Answer** (size `ci`," in cells[0].source and records, "then the answer of its record"
         assert all((path.parent / record).is_file() for record in records)
     else:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from workbench import problems
 from workbench.algorithms import NoCommunication, SynchronousSGD
@@ -122,13 +123,16 @@ def test_the_order_rotates_with_the_seed_and_each_algorithm_has_its_rate() -> No
             return self
 
     class Cluster:
-        def train(self, algorithm: Any, _problem: Any, *, seed: int, lr: float | None = None) -> Handle:
+        def train(
+            self, algorithm: Any, _problem: Any, *, seed: int = -1, lr: float | None = None, steps: int = 0
+        ) -> Handle:
             calls.append((type(algorithm).__name__, seed, lr))
             return Handle()
 
     methods = {"a": SynchronousSGD(), "b": NoCommunication()}
     found = trials.rotated(Cluster(), methods, None, [5, 6], rates={"b": [0.5]})  # type: ignore[arg-type]
     assert [len(found[name]) for name in methods] == [2, 2]
+    assert calls.pop(0) == ("SynchronousSGD", -1, None), "the warm-up"
     assert [name for name, _, _ in calls] == ["SynchronousSGD", "NoCommunication", "NoCommunication", "SynchronousSGD"]
     assert {(name, lr) for name, _, lr in calls} == {("SynchronousSGD", None), ("NoCommunication", 0.5)}
 
@@ -155,3 +159,18 @@ def test_a_claim_that_is_not_tested_at_a_size_is_named(capsys: pytest.CaptureFix
     tell = trials.Judge(paper="daily2016leveraging", size="smoke", where="local ranks", seeds=[0])
     assert tell("agd-speed-up-on-ranks", [1.0], "how") is None
     assert "is not tested at size smoke" in capsys.readouterr().out
+
+
+def test_rates_are_a_rate_or_a_rate_and_a_momentum() -> None:
+    settings = trials.sgd([0.5, 0.9])
+    optimizer = settings["optimizer"]([torch.nn.Parameter(torch.zeros(1))])
+    assert (optimizer.defaults["lr"], optimizer.defaults["momentum"]) == (0.5, 0.9)
+    with pytest.raises(ConfigError, match="a learning rate, or a learning rate and a momentum"):
+        trials.sgd([1.0, 2.0, 3.0])
+
+
+def test_the_final_accuracy_is_in_per_cent_and_that_of_guessing_after_a_divergence() -> None:
+    problem = problems.get("digits-softmax")
+    found = trials.final_accuracies({"one": SynchronousSGD()}, problem, [0], rates={"one": [0.1]}, workers=2, epochs=1)
+    assert 50 < found["one"][0] < 100
+    assert trials.final_accuracy(None) == 10.0

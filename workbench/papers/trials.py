@@ -34,6 +34,7 @@ from workbench.papers.verdicts import Verdict, interval
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.rank.main import RuntimeName
+from workbench.schedules import linear_to_zero
 from workbench.theory import (
     Backlog,
     BackupChoice,
@@ -167,6 +168,8 @@ def rotated(
 ) -> dict[str, list[Run]]:
     """Train by each algorithm once per seed. The order rotates from seed to seed.
 
+    A short training goes before, because the first one on new ranks opens connections and loads libraries.
+
     Args:
         cluster: the ranks.
         algorithms: name -> algorithm.
@@ -180,6 +183,8 @@ def rotated(
     """
     names = list(algorithms)
     runs: dict[str, list[Run]] = {name: [] for name in names}
+    warm_up = {**settings, **sgd((rates or {}).get(names[0], ())), "steps": SKIPPED}
+    cluster.train(algorithms[names[0]], problem, **warm_up).wait()
     for turn, seed in enumerate(seeds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
@@ -439,6 +444,26 @@ def mean_losses(runs: Sequence[Run], window: int = WINDOW, number: int = 40) -> 
 def final_accuracy(run: Run | None, guessing: float = 10.0) -> float:
     """Return the last test accuracy in per cent; that of guessing for a run that diverged."""
     return guessing if run is None else 100 * float(run.evaluations()[-1]["accuracy"])
+
+
+def final_accuracies(
+    algorithms: Mapping[str, Algorithm],
+    problem: Problem,
+    seeds: Sequence[int],
+    *,
+    rates: Mapping[str, Sequence[float]],
+    workers: int,
+    epochs: int,
+) -> dict[str, list[float]]:
+    """Return each algorithm's last test accuracy in per cent, for each seed, of simulated runs with real gradients.
+
+    The learning rate falls linearly to 0 over the last half of the steps. See `simulated`.
+    """
+    steps = epochs * -(-problem.num_samples() // (problem.batch_size * workers))
+    falling = linear_to_zero(steps, steps // 2)
+    how: dict[str, Any] = {"workers": workers, "compute": slept(1.0), "evaluate_every": 0, "trace_steps": 0}
+    runs = simulated(algorithms, problem, seeds, rates=rates, steps=steps, schedule=falling, **how)
+    return {name: [final_accuracy(run) for run in found] for name, found in runs.items()}
 
 
 def where_of(wire: Wire) -> Where:
