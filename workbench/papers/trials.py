@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 LIBRARIES: Mapping[str, RuntimeName] = {"gloo": "torch", "MPI": "mpi"}
 BURST = "burst=1ms"  # a virtual machine's timers can be late by more than the usual burst
 TIMING_LR = 1e-4  # of trainings whose steps are timed and that need not learn
-SKIPPED = 3  # first steps, in which connections open and a pipeline fills
+SKIPPED = 2  # first steps, in which a pipeline fills
 WINDOW = 5  # steps over which a training loss is averaged
 LAYERS = 5  # inner layers of `equal_layers`
 NUM_INPUTS, NUM_CLASSES = {"digits": 64, "mnist1d": 40}, 10
@@ -373,9 +373,9 @@ def points_table(points: Sequence[Point], names: Sequence[str], caption: str = "
 
 
 def speedup_curves(points: Sequence[Point], name: str) -> dict[str, dict[float, list[float]]]:
-    """Return hosts -> measured m / c -> speed-ups of an algorithm, for `plots.curves_of`."""
+    """Return hosts -> measured m / c -> speed-ups of an algorithm, for a logarithmic axis of `plots.curves_of`."""
     curves: dict[str, dict[float, list[float]]] = {}
-    for point in points:
+    for point in (point for point in points if point.ratio > 0):
         curves.setdefault(f"{name}, {point.wire}", {})[point.ratio] = point.speedups(name)
     return curves
 
