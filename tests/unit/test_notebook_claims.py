@@ -36,8 +36,11 @@ def test_a_notebook_with_claims_has_the_form(name: str) -> None:
         "its question comes first"
     )
     records = re.findall(r"\]\((\.\./papers/\S+/records/\S+\.json)\)", cells[0].source)
-    assert "**Answer** (size `ci`," in cells[0].source and records, "then the answer of its record"
-    assert all((path.parent / record).is_file() for record in records)
+    if any(any((resources.shared("papers") / key / "records").glob(f"{name}.*")) for key in claimed_notebooks()[name]):
+        assert "**Answer** (size `ci`," in cells[0].source and records, "then the answer of its record"
+        assert all((path.parent / record).is_file() for record in records)
+    else:
+        assert "**Answer**: not measured yet." in cells[0].source
     assert "answer" in cells[-1].metadata.get("tags", []), "its answer last"
     assert all(not cell.outputs and cell.execution_count is None for cell in cells if cell.cell_type == "code"), (
         "without outputs"

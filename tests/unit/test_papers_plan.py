@@ -101,6 +101,15 @@ def test_what_reproduces_what(share: Path) -> None:
             plan(size="smoke", **words)  # type: ignore[arg-type]
 
 
+def test_the_notebooks_of_headlines_are_those_that_test_one(share: Path) -> None:
+    with pytest.raises(ConfigError, match="no claim is a headline"):
+        plan("headlines", "smoke")
+    for name in ("22-ranks", "20-one"):
+        path = share / "papers" / KEY / "claims" / f"{name}.yaml"
+        path.write_text(path.read_text().replace("    provenance:", "    headline: true\n    provenance:", 1))
+    assert [job.name for job in plan("headlines", "smoke")] == ["20-one", "22-ranks"]
+
+
 def test_claims_are_committed_before_they_are_recorded(share: Path) -> None:
     jobs = plan(KEY, "smoke")
     refuse_uncommitted(jobs, share / "papers")

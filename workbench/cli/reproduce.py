@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """
   workbench reproduce li2018pipesgd                     # its notebooks at the smallest size
+  workbench reproduce headlines --size ci               # the papers' main results on real ranks
   workbench reproduce all --size ci                     # the same command continues where it stopped
   workbench reproduce all --size ci --update            # in a checkout: write records, figures and pages into papers/
   workbench reproduce all --size full --site lab-8-gpus -f data.yaml
@@ -32,7 +33,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add = parser.add_argument
-    add("name", help="key of a paper, such as chen2016revisiting, a notebook, or all")
+    add("name", help="key of a paper, such as chen2016revisiting, a notebook, headlines, or all")
     add("--claim", metavar="ID", help="only the notebook that tests this claim")
     add("--size", default="smoke", help="smoke (the default), ci or full")
     add(

@@ -11,10 +11,11 @@ from workbench import resources
 from workbench.errors import ConfigError
 from workbench.experiments.catalogue import find_notebook, notebooks_about, paper_keys, parameters_of
 from workbench.naming import unknown
-from workbench.papers.claims import Size, find_claim
+from workbench.papers.claims import Size, find_claim, read_claims
 from workbench.papers.sizes import read_sizes, values_at
 
 ALL = "all"
+HEADLINES = "headlines"
 
 
 @final
@@ -53,13 +54,25 @@ def claimed_notebooks() -> dict[str, tuple[str, ...]]:
     return {name: tuple(found[name]) for name in sorted(found)}
 
 
+def headline_notebooks() -> tuple[Path, ...]:
+    """Return the notebooks that test a claim with `headline: true`.
+
+    Raises:
+        ConfigError: there is no such claim.
+    """
+    claims = [claim for key in keys_with_claims() for claim in read_claims(key).claims if claim.headline]
+    if not claims:
+        raise ConfigError("no claim is a headline: write `headline: true` in a claim, or name a notebook")
+    return tuple(map(resources.notebook, sorted({claim.notebook for claim in claims})))
+
+
 def plan(
     name: str, size: Size, *, claim: str | None = None, parameters: Mapping[str, Any] | None = None
 ) -> tuple[Job, ...]:
     """Return the notebooks to execute. Notebooks that share ranks follow each other.
 
     Args:
-        name: key of a paper, name of a notebook, or "all".
+        name: key of a paper, name of a notebook, "all", or "headlines": the notebooks that test a headline.
         size: the size.
         claim: only the notebook that tests this claim: its id, or PAPER/ID.
         parameters: they override those of the size. Each notebook gets only the parameters that it has.
@@ -96,9 +109,11 @@ def _paths(name: str, claim: str | None, claimed: Mapping[str, tuple[str, ...]])
         if not claimed:
             raise ConfigError("no notebook has claims yet: name a notebook")
         return tuple(map(resources.notebook, claimed))
+    if name == HEADLINES:
+        return headline_notebooks()
     if name in paper_keys():
         own = tuple(resources.notebook(notebook) for notebook, keys in claimed.items() if name in keys)
         return own or notebooks_about(name)
     if Path(name).suffix == ".ipynb" or name in resources.notebooks():
         return (find_notebook(name),)
-    raise unknown("paper or notebook", name, (ALL, *paper_keys(), *resources.notebooks()))
+    raise unknown("paper or notebook", name, (ALL, HEADLINES, *paper_keys(), *resources.notebooks()))

@@ -13,6 +13,7 @@ from workbench.errors import WorkbenchError
 if TYPE_CHECKING:
     from workbench.clusters import Cluster
     from workbench.papers.findings import Where
+    from workbench.runtimes.rank.main import RuntimeName
 
 POOL_VARIABLE = "WORKBENCH_RANKS"  # {"local:4": name of a cluster}: the ranks that a pool lends to notebooks
 
@@ -23,7 +24,7 @@ def pool_key(num_workers: int, launcher: str) -> str:
 
 
 @contextmanager
-def ranks(num_workers: int, launcher: str = "local") -> Iterator[Cluster]:
+def ranks(num_workers: int, launcher: str = "local", runtime: RuntimeName | None = None) -> Iterator[Cluster]:
     """A cluster for a `with` block. It is started and stopped here, unless `workbench reproduce` lends one.
 
     A start takes seconds, so notebooks that are executed one after the other share ranks.
@@ -31,13 +32,14 @@ def ranks(num_workers: int, launcher: str = "local") -> Iterator[Cluster]:
     Args:
         num_workers: number of ranks.
         launcher: where the ranks run, as in `Cluster`: "local", "torch", "emulated:1gbit", ...
+        runtime: "torch" or "mpi"; a pool lends ranks of its default runtime only.
     """
     from workbench.clusters import Cluster
 
     offered = json.loads(os.environ.get(POOL_VARIABLE) or "{}")
-    borrowed = _borrow(offered.get(pool_key(num_workers, launcher)))
+    borrowed = None if runtime else _borrow(offered.get(pool_key(num_workers, launcher)))
     if borrowed is None:
-        with Cluster(num_workers, launcher=launcher, quiet=True) as cluster:
+        with Cluster(num_workers, launcher=launcher, runtime=runtime, quiet=True) as cluster:
             yield cluster
         return
     try:
