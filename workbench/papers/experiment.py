@@ -72,11 +72,12 @@ def source_digest(source: str) -> str:
     >>> source_digest("x = 1  # one") == source_digest("x=1") != source_digest("x = 2")
     True
     """
+    words: list[str] = []
     try:
-        text = "".join(_words(ast.parse(source)))
+        _add_words(ast.parse(source), words)
     except SyntaxError:
-        text = source
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        words = [source]
+    return hashlib.sha256("".join(words).encode()).hexdigest()[:16]
 
 
 @cache
@@ -86,8 +87,13 @@ def library_digest(rooms: tuple[str, ...]) -> str:
     for room in rooms:
         place = PACKAGE / room
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            total.update(f"{path.relative_to(PACKAGE)} {source_digest(path.read_text())}\n".encode())
+            total.update(f"{path.relative_to(PACKAGE)} {_module_digest(path)}\n".encode())
     return total.hexdigest()[:16]
+
+
+@cache
+def _module_digest(path: Path) -> str:
+    return source_digest(path.read_text(encoding="utf-8"))
 
 
 def _rooms(where: Collection[str]) -> set[str]:
@@ -112,26 +118,26 @@ def _experiments_of(source: str) -> Iterator[str]:
             yield from (file for file in files if (PACKAGE / file).is_file() and file not in RULES)
 
 
-def _words(node: Any) -> Iterator[str]:
-    """The code as words. Empty fields are left out, because Python's versions differ in these."""
+def _add_words(node: Any, words: list[str]) -> None:
+    """Append the code as words. Empty fields are left out, because Python's versions differ in these."""
     if isinstance(node, list):
-        yield "["
+        words.append("[")
         for item in node:
-            yield from _words(item)
-        yield "]"
+            _add_words(item, words)
+        words.append("]")
         return
     if not isinstance(node, ast.AST):
-        yield f"{node!r},"
+        words.append(f"{node!r},")
         return
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
         node = ast.Raise(node.exc.func, None)  # without the message
-    yield f"{type(node).__name__}("
+    words.append(f"{type(node).__name__}(")
     for name in node._fields:
         value = getattr(node, name, None)
         if name in ("annotation", "returns", "type_comment", "kind") or value is None or value == []:
             continue
         if name == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             value = value[1:]
-        yield f"{name}="
-        yield from _words(value)
-    yield ")"
+        words.append(f"{name}=")
+        _add_words(value, words)
+    words.append(")")

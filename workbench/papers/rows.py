@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import final
 
 from workbench import resources
 from workbench.errors import ConfigError
-from workbench.papers.claims import Claim, Claims, read_claims
+from workbench.papers.claims import Claim, Claims, Size, read_claims
 from workbench.papers.experiment import experiment_digest
 from workbench.papers.findings import SLEPT
 from workbench.papers.plan import keys_with_claims
 from workbench.papers.records import Record, read_records
 from workbench.papers.site import without_paths
-from workbench.papers.sizes import values_at
+from workbench.papers.sizes import sizes_file, values_at
 from workbench.papers.verdicts import Verdict, judge, number
 
 # What a finding was measured on -> the clock of its times.
@@ -138,13 +140,26 @@ def stale_reason(record: Record) -> str:
         return "no digest"
     try:
         notebook = resources.notebook(str(record.facts["notebook"]))
-        today = without_paths(values_at(notebook, record.size))
-    except ConfigError:
+        edited = tuple(path.stat().st_mtime_ns for path in (notebook, sizes_file(notebook)))
+    except (ConfigError, OSError):
         return "other code"
-    own = record.facts["parameters"]
-    if any(own.get(name) != value for name, value in today.items()):
+    own = json.dumps(record.facts["parameters"], sort_keys=True)
+    same_parameters, today = _today(notebook, edited, record.size, own, record.where)
+    if not same_parameters:
         return "other parameters"
-    return "" if given == experiment_digest(notebook, own, record.where) else "other code"
+    return "" if given == today else "other code"
+
+
+@cache
+def _today(notebook: Path, _edited: tuple[int, ...], size: Size, own: str, where: frozenset[str]) -> tuple[bool, str]:
+    """Whether a record's parameters are those of its size today, and the digest of its experiment today.
+
+    A page asks this for each claim of a record. The answer is kept until the notebook or its sizes are written again.
+    """
+    parameters = json.loads(own)
+    today = without_paths(values_at(notebook, size))
+    same = all(parameters.get(name) == value for name, value in today.items())
+    return same, experiment_digest(notebook, parameters, where)
 
 
 def row_of(claim: Claim, records: Iterable[Record]) -> Row:
