@@ -14,7 +14,7 @@ from workbench import ops
 from workbench.ops import Program
 from workbench.replica.backward import Micro
 from workbench.replica.replica import Replica
-from workbench.runtimes.execution.caller import COMMUNICATION
+from workbench.runtimes.execution.endpoint import COMMUNICATION
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.transport.base import Deadline, Handle, SoloTransport
 from workbench.trace.recorder import NullRecorder

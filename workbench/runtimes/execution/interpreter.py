@@ -20,8 +20,15 @@ from workbench.ops import Program, Request, State, Ticket
 from workbench.program import Context, leaves
 from workbench.replica.backward import Hooks, Micro
 from workbench.replica.replica import Replica
-from workbench.runtimes.execution.caller import COMMUNICATION, Caller, Handler
-from workbench.runtimes.execution.endpoint import Endpoint, RankClock, bucket_of, not_answered
+from workbench.runtimes.execution.endpoint import (
+    COMMUNICATION,
+    Caller,
+    Endpoint,
+    Handler,
+    RankClock,
+    bucket_of,
+    not_answered,
+)
 from workbench.runtimes.execution.progress import ProgressEngine
 from workbench.runtimes.execution.slept_compute import Sleep, SleptCompute, SleptPass
 from workbench.runtimes.execution.tasks import TaskHandle

@@ -26,8 +26,7 @@ from workbench.collectives import flat_of
 from workbench.errors import ConfigError
 from workbench.ops import FREE, Request, Ticket
 from workbench.program import Algorithm, perform
-from workbench.runtimes.execution.caller import Caller
-from workbench.runtimes.execution.endpoint import Endpoint, RankClock
+from workbench.runtimes.execution.endpoint import Caller, Endpoint, RankClock
 from workbench.runtimes.execution.polling import PollingExecutor
 from workbench.runtimes.execution.tasks import LANE_SPINS, FairExecutor, Lane, Task, TaskHandle
 from workbench.runtimes.transport.base import Deadline, Handle, Transport

@@ -12,8 +12,7 @@ from typing import Any, final
 from workbench import ops
 from workbench.errors import ConfigError
 from workbench.ops import Program, Request, Ticket
-from workbench.runtimes.execution.caller import PENDING, Caller
-from workbench.runtimes.execution.endpoint import Endpoint, RankClock
+from workbench.runtimes.execution.endpoint import PENDING, Caller, Endpoint, RankClock
 from workbench.runtimes.transport.base import Deadline, Handle
 from workbench.streams import HOST, Streams
 

@@ -20,8 +20,7 @@ from workbench.gradients import BucketSlice, Gradient, Layout, Slot
 from workbench.ops import AllReduce, Program, Request
 from workbench.program import Context, lower
 from workbench.rng import derive_seed
-from workbench.runtimes.execution.caller import COMMUNICATION, Caller
-from workbench.runtimes.execution.endpoint import Endpoint, RankClock
+from workbench.runtimes.execution.endpoint import COMMUNICATION, Caller, Endpoint, RankClock
 from workbench.runtimes.execution.progress import NUM_TAG_RANGES, TAG_SPAN
 from workbench.runtimes.execution.tasks import LANE_SPINS, Lane, Task, TaskHandle
 from workbench.runtimes.rank.main import cause_of
