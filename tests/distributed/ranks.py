@@ -178,13 +178,13 @@ def serve_mpi() -> None:
 
 
 def _import_all() -> None:
-    """What a training imports, and engines and kernels."""
+    """What a training imports, engines, kernels, and commands that execute notebooks, whose library builds a grammar for a second."""
     import torch
 
     import workbench.runtimes.rank.main  # noqa: F401
 
     torch.set_num_threads(1)
-    for name in ("ipyparallel.engine.app", "ipykernel.kernelapp", "workbench.clusters.engines.options"):
+    for name in ("ipyparallel.engine.app", "ipykernel.kernelapp", "nbclient", "workbench.clusters.engines.options"):
         with suppress(ImportError):  # the extra `notebooks` is not installed
             import_module(name)
 
