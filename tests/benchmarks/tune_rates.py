@@ -26,7 +26,7 @@ from workbench.algorithms.staleness import Constant
 from workbench.problems.tuned_rates import changed_settings, without_rate
 from workbench.program import Algorithm
 from workbench.runtimes.rank.fingerprint import data_digest
-from workbench.trace.lock import locked
+from workbench.trace.files.lock import locked
 
 RECORD = Path(__file__).parents[2] / "records" / "tuned-rates.json"
 SEEDS, WIDTH, MOST_RATES = 3, 5, 12
