@@ -468,7 +468,7 @@ def final_accuracies(
 
 def where_of(wire: Wire) -> Where:
     """Return a finding's `where` for the ranks of this wire."""
-    return pool_client.where_of(wire.launcher)
+    return pool_client.where_of(wire.launcher, slept=True)
 
 
 @final
