@@ -83,7 +83,8 @@ def test_ranks_of_a_fork_server_and_their_ends(tmp_path: Path) -> None:
         assert json.loads(process.stdout.readline()) == {"after": -signal.SIGTERM}
         assert "ranks are forked from is gone" in json.loads(process.stdout.readline())["error"]
         assert process.wait(20) == 0
-    assert not rank.is_running()
+    # In a container nobody may collect a process whose parent was killed.
+    assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
 
 
 def test_there_is_none_where_something_may_have_been_computed() -> None:

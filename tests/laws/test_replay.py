@@ -110,7 +110,7 @@ def test_what_was_not_recorded_cannot_be_replayed() -> None:
     partial_run = replace(
         recorded, info={**recorded.info, "method": run_info(PartialAllReduce(), tiny.problem(), how, "", 1)["method"]}
     )
-    with pytest.raises(ConfigError, match="cannot be replayed: its worker gives"):
+    with pytest.raises(ConfigError, match="cannot be replayed: its worker adds gradients to rounds"):
         replay(partial_run, PartialAllReduce(), tiny.problem(), how)
     for row in ({"number": 1, "set": {"lr": 0.1}, "step": 3}, {"number": 1, "pause": True, "step": 3}):
         with pytest.raises(ConfigError, match=r"was steered.*cannot be replayed"):

@@ -17,7 +17,7 @@ from workbench.experiments.notebooks import run_notebook, tagged_text
 
 NOTEBOOKS = [resources.notebook(name) for name in resources.notebooks()]
 SMALL = {"workers": 2, "epochs": 2, "simulated_workers": 16}
-PARAMETER = re.compile(r"^[a-z_]+: (int|float|str|bool|dict|list\[\w+\]) = .+  # \S.*$")
+PARAMETER = re.compile(r"^[a-z_]+: (int|float|str|bool|dict|(list|dict)\[[\w\[\], ]+\]) = .+  # \S.*$")
 
 pytestmark = pytest.mark.notebooks
 

@@ -258,7 +258,7 @@ def with_interval(values: Sequence[float]) -> str:
     """Return the mean and its 95 % interval as text.
 
     >>> with_interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    '3 [1.04, 4.96]'
+    '3.00 [1.04, 4.96]'
     """
     low, high = interval(values)
     return f"{three_digits(float(np.mean(values)))} [{three_digits(low)}, {three_digits(high)}]"
