@@ -141,6 +141,7 @@ with wb.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), wb.PipeSGD()
         trainer.step(lambda: model(torch.ones(2, 3)).square().mean())
 """
 MEETING = "MASTER_ADDR=host1 MASTER_PORT=29511 "
+FIRST = "--nodelist=host1"  # rank 0 is there, also while its node ends another job
 RANKS = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID exec"
 
 
@@ -151,7 +152,7 @@ def test_own_loop_under_srun_says_how_its_ranks_meet_and_which_has_one_batch_mor
     script, env = f"{sys.executable} {tmp_path / 'own.py'}", {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     said = world.sh(f"srun -n 2 {script}", env=env, timeout_s=100)
     assert said.count("LaunchError: srun started 2 processes") == 2 and "srun --mpi=pmix -n 2" in said and RANKS in said
-    said = world.sh(f"{MEETING} srun -n 2 bash -c '{RANKS} {script}'", env=env, timeout_s=100)
+    said = world.sh(f"{MEETING} srun {FIRST} -n 2 bash -c '{RANKS} {script}'", env=env, timeout_s=100)
     assert "RankMismatch: rank 1 calls finish() after 6 steps, but rank 0 calls finish() after 5 steps" in said
     assert "DistributedSampler" in said
 
