@@ -127,9 +127,8 @@ def _fork_cells(change: Callable[[Any, str, Any], None], python: str) -> None:
 
 def become_forked(caller: socket.socket) -> NoReturn:
     """In the forked process: do what the stand-in was started for."""
-    caller = socket.socket(
-        fileno=fcntl.fcntl(caller.detach(), fcntl.F_DUPFD_CLOEXEC, FIRST_FREE)
-    )  # out of the way of streams
+    # Out of the way of streams
+    caller = socket.socket(fileno=fcntl.fcntl(caller.detach(), fcntl.F_DUPFD_CLOEXEC, FIRST_FREE))
     try:
         _, numbers, _, _ = socket.recv_fds(caller, 1, 4)
         with caller.makefile("rb") as file:

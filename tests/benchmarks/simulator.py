@@ -144,10 +144,11 @@ def beside_simpy(case: str, blocks: dict[str, Callable[[], simpy_programs.Counts
         row["messages_per_s"] = spread(rates[name])
         row["events_per_s"] = spread([counts.events / seconds for seconds, counts in measured])
         if name != "ours":
+            # Ours over this one
             row |= {
                 "ratio": spread(rates["ours"] / rates[name]),
                 "aim": {"ratio": "at least", "value": 1.0},
-            }  # ours over this one
+            }
         rows.append(row)
     return rows
 
@@ -240,9 +241,8 @@ def memory_rows(sizes: Sizes) -> list[Row]:
     rows = []
     for kind in PEAKS:
         found = {}
-        most = (
-            128 if "ring" in kind or "replica" in kind else max(sizes.memory_workers)
-        )  # of these each worker costs more
+        # Of these each worker costs more
+        most = 128 if "ring" in kind or "replica" in kind else max(sizes.memory_workers)
         for workers in dict.fromkeys(min(number, most) for number in sizes.memory_workers):
             command = [sys.executable, "-m", "tests.benchmarks.simulator_cases", kind, str(workers)]
             found[workers] = int(

@@ -318,9 +318,8 @@ class Memory:
     """Bytes of the client and the controllers, looked at all the time."""
 
     clusters: dict[str, Any]
-    samples: dict[tuple[str, int], list[tuple[float, float]]] = field(
-        default_factory=dict
-    )  # (what, process) -> seconds, bytes
+    # (what, process) -> seconds, bytes
+    samples: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
 
     def follow(self) -> None:

@@ -27,9 +27,8 @@ PATIENCE_S = 120.0  # a crowded machine takes its time; nothing waits that long 
 SLOW = "[anywidget] Failed to initialize model"  # said by a browser that was slow, which live figures do not mind
 QUIET = {  # Lab asks its users, over the network, whether they want news
     "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
-    "@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {
-        "windowingMode": "none"
-    },  # cells out of sight are there, too
+    # Cells out of sight are there, too
+    "@jupyterlab/notebook-extension/tracker.jupyterlab-settings": {"windowingMode": "none"},
     "@jupyterlab/docmanager-extension/plugin.jupyterlab-settings": {"autosave": False},
 }
 

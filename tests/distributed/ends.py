@@ -111,9 +111,8 @@ class Case:
     folder: Path
     begin: float
     pids: list[int] = field(default_factory=list)  # in order of rank
-    ends: dict[int, tuple[int, float]] = field(
-        default_factory=dict
-    )  # rank -> exit status (minus a signal's number) and seconds
+    # Rank -> exit status (minus a signal's number) and seconds
+    ends: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def look(self) -> bool:
         """Whether all ranks have ended; those that last too long are killed."""

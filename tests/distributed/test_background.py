@@ -160,9 +160,8 @@ def test_who_never_communicates_can_still_be_stopped(runtime: str) -> None:
     assert max(row["step"] for rank in range(2) for row in trained.rows(rank)) < 10
 
 
-KNOWN: weakref.WeakSet[threading.Thread] = (
-    weakref.WeakSet()
-)  # on a rank: of hooks of other tests that are not collected yet
+# On a rank: of hooks of other tests that are not collected yet
+KNOWN: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def note_background_threads() -> None:

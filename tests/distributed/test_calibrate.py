@@ -98,9 +98,8 @@ def test_a_real_run_is_calibrated_and_its_own_step_is_foretold(runs: Path, tmp_p
     assert 0 < found.line.latency_s.value < 0.1 and 1e7 < 1 / found.line.s_per_byte.value < 1e11
     assert [name for name, *_ in found.line.codecs] == ["truncate16"]
     again = predict(found, wb.SynchronousSGD(), workers=2, draws=0)
-    assert again.usual_s == pytest.approx(
-        told["step_seconds_median"], rel=0.5
-    )  # of a busy machine; what it must not be is another step
+    # Of a busy machine; what it must not be is another step
+    assert again.usual_s == pytest.approx(told["step_seconds_median"], rel=0.5)
     shown = json.loads(workbench("predict", str(file), "--method", "pipe-sgd", "--workers", "2", "--json").stdout)
     assert 0 < shown["step_s"] < 2 * again.step_s
 
@@ -112,9 +111,8 @@ def test_a_ddp_loop_is_calibrated_from_its_profile(profiles: list[Path]) -> None
     assert min(found.pace.forward_s.value, found.pace.backward_s.value, found.pace.update_s.value) > 0
     shares = found.pace.backward_shares
     assert math.isclose(sum(shares), 1.0) and sum(shares[2:4]) > sum(shares[4:])  # of 512 x 512 and of 10 x 512
-    slope = (
-        found.line.s_per_byte
-    )  # on a busy machine it can come out as none, within its error: a megabyte over the loopback takes little
+    # On a busy machine it can come out as none, within its error: a megabyte over the loopback takes little
+    slope = found.line.s_per_byte
     assert 0 < slope.value < 1e-6 and slope.value + 3 * slope.error > 1e-12
     step = predict(found, wb.LayerwiseSGD(bucket_bytes=250_000), workers=2, draws=0)
     events = json.loads(profiles[0].read_text())["traceEvents"]

@@ -149,9 +149,8 @@ def test_ctrl_c_stops_at_a_step_with_a_checkpoint_and_resume_goes_on(runs: Path)
 
 
 def test_joins_the_ranks_of_torchrun(runs: Path) -> None:
-    inner = forked(
-        "-m", "workbench", "train", "layerwise-sgd", "--steps", "4", "--json"
-    )  # the runtime is the launcher's
+    # The runtime is the launcher's
+    inner = forked("-m", "workbench", "train", "layerwise-sgd", "--steps", "4", "--json")
     launcher = [
         sys.executable,
         "-m",

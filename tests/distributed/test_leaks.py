@@ -39,9 +39,8 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder for temporary files, here and in what is started; its name is short, for there will be sockets in it."""
     folder = Path(tempfile.mkdtemp(prefix="wb-"))
     monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setenv(
-        "TORCHINDUCTOR_CACHE_DIR", str(folder / "cache" / "inductor")
-    )  # a cache of torch's own, which is to stay
+    # A cache of torch's own, which is to stay
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache" / "inductor"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield folder

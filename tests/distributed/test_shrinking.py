@@ -130,14 +130,12 @@ def test_those_that_remain_go_on_as_fewer(algorithm: Algorithm, victim: int, run
     assert [row["ranks"] for row in run.info["shrunk"]] == [remain]
     assert [row["rank"] for row in run.info["departures"]] == [victim]
     first, steps = run.info["shrunk"][0]["step"], range(SHRINKING.steps or 0)
-    late = (
-        algorithm.max_staleness
-    )  # a pipeline ends that many more steps without the dead rank's sum, or lacks one that it had begun
+    # A pipeline ends that many more steps without the dead rank's sum, or lacks one that it had begun
+    late = algorithm.max_staleness
     assert late is not None and AT_STEP - late <= first <= AT_STEP + late
     one, other = (found[rank].value for rank in remain)
-    both = (
-        one.keys() & other.keys()
-    )  # in a pipeline one rank may have ended a step more than the other when the third left
+    # In a pipeline one rank may have ended a step more than the other when the third left
+    both = one.keys() & other.keys()
     assert len(both) >= len(steps) - late
     assert all(torch.equal(one[step], other[step]) for step in both), "replicas are equal at every step"
     assert run.folder is not None
@@ -157,9 +155,8 @@ def test_the_lowest_rank_that_remains_is_the_model() -> None:
     assert all(torch.equal(one[step], other[step]) for step in range(AT_STEP, SHRINKING.steps or 0))
 
 
-LONGER = replace(
-    SHRINKING, on_failure="stop", steps=60
-)  # so that a rank that is late for rounds computes enough steps to be killed
+# So that a rank that is late for rounds computes enough steps to be killed
+LONGER = replace(SHRINKING, on_failure="stop", steps=60)
 
 
 def final_of(outcome: Any) -> Tensor:
@@ -178,11 +175,12 @@ def test_a_quorum_goes_on_without_a_rank_unasked(quorum: Any, victim: int) -> No
     assert [len(row["ranks"]) for row in run.info["shrunk"]] == [2]
 
 
+# In this process; what is applied, by round
 _weighed: dict[str, dict[int, float]] = {
     "computed": {},
     "applied": {},
     "left over": {},
-}  # in this process; what is applied, by round
+}
 
 
 def samples(gradient: Gradient, ctx: Context) -> float:

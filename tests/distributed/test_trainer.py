@@ -332,13 +332,14 @@ def test_a_recorded_loop_leaves_a_run(runs: Any) -> None:
     assert first["folder"] == second["folder"]
     run = Run.load(first["folder"])
     assert sorted(run.metrics) == [0, 1]
+    # The first two gradients are taken at the same weights
     assert [row["staleness"] for row in run.metrics[1]] == [
         None,
         0,
         1,
         1,
         1,
-    ]  # the first two gradients are taken at the same weights
+    ]
     assert all(math.isfinite(row["loss"]) for row in run.metrics[0])
     assert (
         {"forward", "backward", "apply", "all_reduce", "wait"}

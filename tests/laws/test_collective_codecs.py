@@ -100,11 +100,12 @@ class Shrinking(Codec):
         return wire.view(torch.float32).to(like.dtype)
 
 
+# Error of one encoding, by the largest
 CODECS: dict[Codec, float] = {
     Half(): 2**-8,
     Bytes(): 1.01 / 127,
     Shrinking(): 2**-7 + 2**-23,
-}  # error of one encoding, by the largest
+}
 EACH_CODEC = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(codec).__name__)
 PLAIN: dict[str, Collective] = {
     "ring": Ring(),

@@ -73,6 +73,7 @@ REMEMBERING = list(
 def algorithms(collective: Collective) -> list[Algorithm]:
     """Every algorithm that sums and takes it, on one lane and on several."""
     mean: dict[str, Any] = {"outer_lr": 1.0, "outer_momentum": 0.0, "nesterov": False}
+    # With a delay, StreamingDiLoCo discards by its rule what was learned under the sum: it owes nothing of that
     found = [
         SynchronousSGD(collective=collective),
         LayerwiseSGD(bucket_bytes=100.0, lanes=2, collective=collective),
@@ -86,7 +87,7 @@ def algorithms(collective: Collective) -> list[Algorithm]:
         StreamingDiLoCo(every=3, fragments=2, collective=collective, **mean),
         EagerDiLoCo(every=2, collective=collective, **mean),
         EagerDiLoCo(every=3, fragments=2, collective=collective, **mean),
-    ]  # with a delay, StreamingDiLoCo discards by its rule what was learned under the sum: it owes nothing of that
+    ]
     return found if collective.calls_library else [*found, PartialAllReduce(quorum="all", collective=collective)]
 
 

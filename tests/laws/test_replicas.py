@@ -42,9 +42,8 @@ PAUSES = (3.0, 1.0, 0.0)
 # ---------------------------------------------------------------- all combinations, and few of them
 
 Kind = type[Algorithm]
-Row = tuple[
-    Kind, str, str, int
-]  # algorithm, collective, codec ("" for none), lanes (1 where the algorithm has no choice)
+# Algorithm, collective, codec ("" for none), lanes (1 where the algorithm has no choice)
+Row = tuple[Kind, str, str, int]
 
 
 @cache

@@ -200,9 +200,8 @@ def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_ord
     simulation = Simulation(algorithm, problem, how, 3, network=free, compute=Compute(forward_s=0.0, backward_s=0.0))
     simulation.cluster.recorded = {rank: behind(trained.run.events[rank], 2) for rank in range(3)}
     parts = [torch.load(checkpoint.rank_file(rank), weights_only=True) for rank in range(3)]
-    simulation.run(
-        resume=[{**part, "method": type(algorithm).__name__} for part in parts]
-    )  # the ranks' was the test's wrapper
+    # The ranks' was the test's wrapper
+    simulation.run(resume=[{**part, "method": type(algorithm).__name__} for part in parts])
     for rank in range(algorithm.roles(3).num_computing):
         law = f"{name_of(algorithm)}: a replay is the run"
         assert_near(

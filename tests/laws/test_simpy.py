@@ -39,9 +39,8 @@ from workbench.runtimes.simulator.worker import shape_of
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
-SLOW = Network(
-    latency_s=1e-3, bandwidth_bytes_per_s=1e4, sum_s_per_byte=3e-5
-)  # a message of the model takes as long as a step
+# A message of the model takes as long as a step
+SLOW = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e4, sum_s_per_byte=3e-5)
 QUICK = Network(latency_s=2e-3, bandwidth_bytes_per_s=1e6)
 STEADY = Compute(forward_s=0.01, backward_s=0.02, update_s=0.003)
 JITTERY = replace(STEADY, stragglers=(Lognormal(sigma=0.6),))
@@ -178,9 +177,8 @@ def machines(*factors: float) -> Compute:
     return replace(STEADY, stragglers=(SlowMachines(factor_of=tuple(enumerate(factors))),))
 
 
-EQUAL = machines(
-    *(1 + 1e-6 * rank for rank in range(7))
-)  # but for this: of two that come at one moment either may be the first
+# But for this: of two that come at one moment either may be the first
+EQUAL = machines(*(1 + 1e-6 * rank for rank in range(7)))
 UNEQUAL = machines(1.31, 2.17, 1.05)
 METHODS = [
     AsyncSGD(),

@@ -264,9 +264,8 @@ def test_the_smallest_useful_delay(hidden_by: int) -> None:
     times = {delay: run(Delayed(delay=delay), steps=24).step_s() for delay in range(1, hidden_by + 2)}
     assert times[hidden_by] == exactly(compute_s) and times[hidden_by + 1] == exactly(compute_s)
     assert hidden_by == 1 or times[hidden_by - 1] > 1.1 * compute_s
-    adaptive = run(
-        AdaptiveDelaySGD(max_delay=hidden_by + 1, adapt_every=12, collective=Ring()), steps=44
-    )  # reports are in the way too
+    # Reports are in the way too
+    adaptive = run(AdaptiveDelaySGD(max_delay=hidden_by + 1, adapt_every=12, collective=Ring()), steps=44)
     assert [row["staleness"] for row in adaptive.run.metrics[0][-8:]] == [hidden_by] * 8
 
 
@@ -302,9 +301,8 @@ def test_delayed_steps_are_stable_up_to_their_limit(width: int, momentum: float)
         how = Settings(steps=steps, optimizer=optimizer)
         simulation = Simulation(PipeSGD(width=width), problem, how, 2, network=FREE_NETWORK, compute=NOTHING)
         losses = [row["loss"] for row in simulation.run().metrics[0] if row.get("loss") is not None]
-        late, end = (
-            math.sqrt(max(losses[at : at + 40])) for at in (steps // 2, steps - 40)
-        )  # the largest of a few swings
+        # The largest of a few swings
+        late, end = (math.sqrt(max(losses[at : at + 40])) for at in (steps // 2, steps - 40))
         grown = (end / late) ** (1 / (steps // 2 - 40))
         assert (grown < 1) == (share < 1)
         assert grown == pytest.approx(theory.spectral_radius(share * limit, width - 1, momentum), rel=0.01)

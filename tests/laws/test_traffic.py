@@ -57,9 +57,8 @@ def test_bytes_are_those_of_the_closed_form(algorithm: Algorithm, runtime: str, 
             ranks = range(num_ranks) if runtime == "simulated" else [rank]  # simulated, rank 0 evaluates for all
             known = [algorithm.bytes_per_step(each, num_ranks, layout_of(algorithm)) or 0.0 for each in ranks]
             assert abs(rows[-1]["bytes_sent"] - STEPS * sum(known)) <= num_ranks
-        counts = [
-            row["bytes_sent"] for row in trained.rows(rank)
-        ]  # evaluations may be made, and their rows written, at the end
+        # Evaluations may be made, and their rows written, at the end
+        counts = [row["bytes_sent"] for row in trained.rows(rank)]
         assert counts == sorted(counts)
 
 

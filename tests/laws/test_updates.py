@@ -100,9 +100,8 @@ def test_ranks_without_samples_take_part(algorithm: Algorithm, runtime: str) -> 
     trained = train(runtime, 3, algorithm, problem, how)
     assert trained.rows(2)[1]["num_samples"] == 0
     assert trained.rows(2)[1]["loss"] is None
-    behind = (
-        slice(1, None) if isinstance(algorithm, DeAR) else slice(None)
-    )  # an update is read one step later, and at the end
+    # An update is read one step later, and at the end
+    behind = slice(1, None) if isinstance(algorithm, DeAR) else slice(None)
     expected = serial(problem, how, 3, delay=algorithm.max_staleness)
     law = f"{name_of(algorithm)}: a rank without samples counts nothing, rank 0 of 3"
     assert_same(trained.parameters[0][behind], expected[: len(expected[behind])], ROUNDING, law)

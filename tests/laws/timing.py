@@ -25,12 +25,13 @@ NETWORK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6, sum_s_per_byte=1e-7
 FREE_NETWORK = Network(latency_s=0.0, bandwidth_bytes_per_s=math.inf)
 NOTHING = Compute(forward_s=0.0, backward_s=0.0)
 SHARES = Compute(forward_s=0.3, backward_s=0.5, update_s=0.2)  # of one second
+# With their tails of 3, buckets that four ranks share equally
 LAYERS = (
     4 * 100 - 3,
     4 * 30 - 3,
     4 * 200 - 3,
     4 * 50 - 3,
-)  # with their tails of 3, buckets that four ranks share equally
+)
 EITHER_DETAIL = pytest.mark.parametrize("detail", ["messages", "formula"])
 exactly: Callable[[Any], Any] = partial(pytest.approx, rel=1e-9)
 

@@ -649,9 +649,8 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     adds = {kind: slow[kind] - plain[kind] for kind in plain}
     bare = {number: step_s(next(given)) for number in more}
     link, num_bytes = names["scaled"], 4 * num_values(names["task"])
-    wire_s = {
-        number: link.latency_s + (num_bytes / number + 8) / link.bandwidth_bytes_per_s for number in more
-    }  # a flag and a count more
+    # A flag and a count more
+    wire_s = {number: link.latency_s + (num_bytes / number + 8) / link.bandwidth_bytes_per_s for number in more}
     told = {number: compute_s + (p + number) * wire_s[number] for number in more}
 
     measured = f"{names['real_workers']} MPI ranks, {names['real_problem']}"

@@ -113,9 +113,8 @@ def final_after(numels: list[int], backward: Any) -> list[tuple[float, float]]:
 def counted(task: Any) -> tuple[float, float, list[tuple[float, float]]]:
     """Operations of an image's forward and backward, which is twice forward but for the first layer, and `final_after` of these."""
     numels, each = forward_operations(task)
-    first = next(
-        at for at, operations in enumerate(each) if operations
-    )  # its weight; then its bias, or a layer that counts nothing
+    # Its weight; then its bias, or a layer that counts nothing
+    first = next(at for at, operations in enumerate(each) if operations)
     weights = [operations if first <= at < first + 2 else 2 * operations for at, operations in enumerate(each)]
     return sum(each), sum(weights), final_after(numels, weights)
 
@@ -162,9 +161,8 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
     seeds, models, machines, devices = names["seeds"], names["models"], names["machines"], names["devices"]
     batch_of, agd = dict(zip(models, names["effective_batches"], strict=True)), ("AGD 1", "AGD 2", "AGD 3")
     rates: dict[Any, dict[str, dict[int, Array]]] = {}
-    left = (
-        item for item in kept if any(item.problem is shape for shape in names["shapes"].values())
-    )  # not what `predict` simulates
+    # Not what `predict` simulates
+    left = (item for item in kept if any(item.problem is shape for shape in names["shapes"].values()))
 
     def rate() -> float:
         """Batches a second of the next run, after its fifth step."""
@@ -574,13 +572,14 @@ def small_minibatch(names: Names, kept: list[Kept]) -> Again:
     again.text("Samples per second", rows)
     answer: list[Any] = [idle, cut, micro, min(beyond.values()), beyond[slowest]]
     for net in nets:
+        # AGD 1
         answer += [
             speedup[net][batch],
             limit[net],
             max(workers, key=lambda p: speedup[net][p]),
             1,
             faster[net].mean(),
-        ]  # AGD 1
+        ]
     again.text(f"({slowest[0]})", answer)
     again.claim(f"{KEY}idle-workers-change-nothing", idle)
     again.claim(f"{KEY}one-sample-a-worker-is-the-same-training", cut)
@@ -639,9 +638,8 @@ def least_loss(task: Any, radius: float, steps: int, seed: int) -> float:
         return found
 
     price = math.exp(optimize.brentq(lambda log: np.linalg.norm(best(math.exp(log))) - radius, -12.0, 2.0, xtol=1e-4))
-    return float(
-        loss(best(price), price)[0] - price / 2 * radius**2
-    )  # of the dual problem, which errs by the square of the price's error
+    # Of the dual problem, which errs by the square of the price's error
+    return float(loss(best(price), price)[0] - price / 2 * radius**2)
 
 
 def delay_theory(names: Names, kept: list[Kept]) -> Again:
@@ -877,9 +875,8 @@ def limitations(names: Names, kept: list[Kept]) -> Again:
     last = [evaluations_of(item.run)[-1][2] for item in kept if "optimizer" not in item.how]
     anew, drawn, sorted_ = np.reshape(last, (3, len(seeds)))
     again = Again(labels=["AGD 1", "AGD 2", "AGD 3"])
-    rows = [
-        [[1] if d else [], d + 1, (d + 1) * num_bytes, (d + 1) * 240e6, d] for d in (0, 0, 1, 2, 3)
-    ]  # 1: of "K - 1 gradients"
+    # 1: of "K - 1 gradients"
+    rows = [[[1] if d else [], d + 1, (d + 1) * num_bytes, (d + 1) * 240e6, d] for d in (0, 0, 1, 2, 3)]
     again.text("Gradient buffers of a worker", rows)
     again.text("SGD, momentum 0", [[mu, largest[d, mu]] for d, mu in largest])
     again.text("AGD 1, ", workers, len(seeds))

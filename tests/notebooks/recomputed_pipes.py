@@ -53,9 +53,8 @@ def operations(name: str) -> float:
     counts: list[float] = []
 
     def count(module: Any, _: Any, output: Any) -> None:
-        counts.append(
-            2 * output[0].numel() * module.weight[0].numel()
-        )  # an output is a sum of as many products as a filter has weights
+        # An output is a sum of as many products as a filter has weights
+        counts.append(2 * output[0].numel() * module.weight[0].numel())
 
     for module in model.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Conv2d):
@@ -93,9 +92,8 @@ def over(codec: Any, values: Any) -> Any:
 def ring_sum(rows: Sequence[Any], codec: Any) -> Any:
     """Of one tensor a rank: block b begins at rank b + 1, is encoded in every hop, and once more when it is whole at rank b."""
     p, size = len(rows), len(rows[0])
-    small, extra = divmod(
-        size + 3, p
-    )  # a bucket ends in three numbers that are not encoded: its weight, a word, a count
+    # A bucket ends in three numbers that are not encoded: its weight, a word, a count
+    small, extra = divmod(size + 3, p)
     cuts = [min(size, block * small + min(block, extra)) for block in range(p + 1)]
     blocks = []
     for block, (begin, end) in enumerate(pairwise(cuts)):
@@ -336,9 +334,8 @@ def timing_model(names: Names, kept: list[Kept]) -> Again:
         sum_s = coded_s(num_bytes[name], p, links[link])
         for share in shares:
             off += [step_s() / (sum_s * (1 + share)) - 1, step_s() / (sum_s * max(1.0, share)) - 1]
-    bound = [step_s() for _ in range(4 * len(segments))][
-        : len(segments)
-    ]  # Pipe-SGD in parts, bound by communication; then the others
+    # Pipe-SGD in parts, bound by communication; then the others
+    bound = [step_s() for _ in range(4 * len(segments))][: len(segments)]
     link, surplus, still = links[networks[-1]], [], []
     for p in workers:
         slow_s, quick_s = step_s(), step_s()
@@ -387,10 +384,11 @@ def codec_cost(names: Names, kept: list[Kept]) -> Again:
     import torch
 
     seeds, workers, few, numel, link = (names[key] for key in ("seeds", "workers", "message_workers", "numel", "link"))
+    # Costs: (rounds, 2)
     codecs, costs = (
         names["codecs"],
         {name: np.array(found) for name, found in names["costs"].items()},
-    )  # costs: (rounds, 2)
+    )
     hops, sums = [name for name in codecs if name in names["pays"]], iter([ends_of(item.run)[-1] / 2 for item in kept])
     ratio = {name: 4 * numel / codec.wire_bytes(numel) for name, codec in codecs.items()}
 

@@ -26,12 +26,13 @@ NUMBER = re.compile(
     r"(?<![\w.^])(?<!\d-)([-+]?)(\d[\d,]*)(\.\d+)?(e[-+]?\d+)?(?:\s?(%|(?:ms|µs|s|kB|MB|GB|B)(?![\w/])))?"
 )
 UNITS = {"%": 0.01, "ms": 1e-3, "µs": 1e-6, "s": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "B": 1.0}
+# Modules that hold the function
 SIMULATORS = (
     "runtimes.simulator.simulate",
     "papers.training",
     "papers.sums",
     "papers.quadratic",
-)  # modules that hold the function
+)
 
 
 class Kept(NamedTuple):
@@ -115,9 +116,8 @@ def tell(notebook: str, names: dict[str, Any], kept: list[Kept]) -> None:
 
     again = NOTEBOOKS[notebook](names, kept)
     facts = {"texts": again.texts, "claims": again.claims, "labels": again.labels, "whole": again.whole}
-    display(
-        {MIME: facts, "text/plain": "(numbers computed again)"}, raw=True
-    )  # text: what a page of the notebook shows of it
+    # Text: what a page of the notebook shows of it
+    display({MIME: facts, "text/plain": "(numbers computed again)"}, raw=True)
 
 
 # -- what is shown -----------------------------------------------------------------------------------------------

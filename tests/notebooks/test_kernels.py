@@ -182,9 +182,8 @@ def test_mistakes_are_one_line(notebook: Notebook) -> None:
 
 def test_rank_0_completes_and_explains_and_half_a_cell_is_not_complete(notebook: Notebook) -> None:
     notebook.cell("a_name_on_ranks = {'key': 1}")
-    deadline = (
-        time.monotonic() + 60
-    )  # the kernel waits for three seconds, in which a crowded machine's rank may not have imported Jedi
+    # The kernel waits for three seconds, in which a crowded machine's rank may not have imported Jedi
+    deadline = time.monotonic() + 60
     while "a_name_on_ranks" not in (matches := notebook.ask("complete", "a_name_on", 9)["matches"]):
         assert time.monotonic() < deadline, matches
     found = notebook.ask("inspect", "a_name_on_ranks", 5)

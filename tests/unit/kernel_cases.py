@@ -19,9 +19,8 @@ CODECS: list[Codec] = [
     Linear8(group=1000),
 ]
 TINY, LARGEST = 2.0**-149, 3.4028234663852886e38
-NANS = torch.tensor(
-    [0x7FC00000, 0x7FFFFFFF, -1, 0x7F800001], dtype=torch.int32
-)  # the next ones would carry into the sign
+# The next ones would carry into the sign
+NANS = torch.tensor([0x7FC00000, 0x7FFFFFFF, -1, 0x7F800001], dtype=torch.int32)
 KINDS = ("plain", "ties", "tiny", "large", "nan", "infinite", "any")
 
 

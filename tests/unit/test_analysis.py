@@ -98,9 +98,8 @@ def test_union_and_measure(drawn: list[tuple[int, int]], until: int) -> None:
 def test_communication_that_runs_into_the_next_step_counts_there() -> None:
     rows = [
         span("forward", 0, 4, 0),
-        span(
-            "all_reduce", 3, 9, 0
-        ),  # 1 s hidden in step 0; 2 s exposed in it, until 6; 2 s hidden in step 1, 1 s exposed
+        # 1 s hidden in step 0; 2 s exposed in it, until 6; 2 s hidden in step 1, 1 s exposed
+        span("all_reduce", 3, 9, 0),
         span("forward", 6, 8, 1),
         span("evaluate", 10, 50, 1),
         span("apply", 50, 51, 1),
@@ -225,9 +224,8 @@ def test_summary_in_numbers_done_in_the_head() -> None:
         "overlap": 0.5,
     }
     near |= {"step_s": 0.1, "compute_s": 0.06, "hidden_s": 0.02, "exposed_s": 0.02, "idle_s": 0.02}
-    assert {key: found[key] for key in near} == pytest.approx(
-        near, rel=0.04
-    )  # the last step's window ends with its last span
+    # The last step's window ends with its last span
+    assert {key: found[key] for key in near} == pytest.approx(near, rel=0.04)
 
 
 def test_the_first_steps_and_gaps_do_not_count_as_usual_steps() -> None:

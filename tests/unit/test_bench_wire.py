@@ -22,9 +22,8 @@ from workbench.clusters.emulated.check import PAYLOAD
 from workbench.errors import ConfigError
 
 WIRE_S = 1.0
-GRADIENT_BYTES = round(
-    WIRE_S * 1e9 / 8 * PAYLOAD
-)  # of two ranks each sends as many bytes as a gradient has: a second at 1 Gbit/s
+# Of two ranks each sends as many bytes as a gradient has: a second at 1 Gbit/s
+GRADIENT_BYTES = round(WIRE_S * 1e9 / 8 * PAYLOAD)
 TIMES = {"compute": 0.5, "forward": 0.2, "codec, 16 bit": 0.1, "codec, 8 bit": 0.3, "synchronous": 1.6, PIPE: 1.05} | {
     "layer-wise, 1 MiB": 1.3,
     "layer-wise, 5 MiB": 1.25,

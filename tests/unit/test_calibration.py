@@ -369,9 +369,8 @@ def test_a_rate_is_scaled_by_the_part_of_it_that_carries_gradients() -> None:
 def test_communication_takes_cores_from_the_compute_it_hides_behind() -> None:
     """Pipe-SGD bound by compute, with a core for each rank: a step takes compute and the core's seconds of its bytes."""
     plain = replace(fitted(), host=replace(fitted().host, cores=2.0), pace=replace(fitted().pace, stragglers=()))
-    costly = replace(
-        plain, host=replace(plain.host, cpu_s_per_byte=4e-7)
-    )  # where it was measured, at a hundredth of the rate
+    # Where it was measured, at a hundredth of the rate
+    costly = replace(plain, host=replace(plain.host, cpu_s_per_byte=4e-7))
     quick = {"workers": 2, "bandwidth_bytes_per_s": 100 * RATE, "cores": "measured", "draws": 0}
     without, beside = (predict(one, wb.PipeSGD(), **quick) for one in (plain, costly))  # type: ignore[arg-type]
     sent = fitted().shapes.num_bytes
@@ -416,13 +415,14 @@ SLOW_WIRE = Network(latency_s=1e-9, bandwidth_bytes_per_s=1e6)  # a sum takes lo
 @pytest.mark.parametrize(
     ("method", "workers", "cores", "part", "expected"),
     [
+        # Of two cores 1.2 are taken: 0.8 for a hop's end
         (
             wb.SynchronousSGD(),
             4,
             2.0,
             0.4,
             Slowness(compute=2.0, wire=1.0, hop=1.25),
-        ),  # of two cores 1.2 are taken: 0.8 for a hop's end
+        ),
         (wb.SynchronousSGD(), 4, 2.0, 0.8, Slowness(compute=2.0, wire=1.6, hop=2.0)),
         (wb.SynchronousSGD(), 2, 8.0, 0.8, Slowness()),
     ],

@@ -122,12 +122,13 @@ def test_the_interval_of_sessions_is_that_of_their_means() -> None:
         ({"above": 1}, (1.1, 1.3), {"no_effect": 1}, "inside"),
         ({"above": 1}, (0.7, 0.9), {"no_effect": 1}, "other side"),
         ({"above": 1}, (0.9, 1.3), {"no_effect": 1}, "across"),
+        # Its mean is below 1, but the effect asked for is unknown
         (
             {"above": 1},
             (0.8, 1.1),
             {"no_effect": 1},
             "across",
-        ),  # its mean is below 1, but the effect asked for is unknown
+        ),
         ({"above": 1}, (0.8, 1.1), {"no_effect": 1, "effect": 1.2}, "other side"),  # it excludes that effect
         ({"above": 1}, (0.8, 1.1), {"no_effect": 1, "effect": 1.05}, "across"),
         ({"above": 1}, (0.95, 1.1), {"no_effect": 1, "effect": 1.2}, "across"),  # its mean is above 1

@@ -138,9 +138,8 @@ def run_notebook(*args: Any, **options: Any) -> Path:
     return run_notebook(*args, **options)
 
 
-QUIET = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::ResourceWarning"
-)  # papermill's and its kernel client's own
+# Papermill's and its kernel client's own
+QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 
 
 @QUIET

@@ -237,9 +237,8 @@ class Slow(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         forward_s, backward_s, a_sample_s = self.seconds
         more = a_sample_s * len(value)
-        return Busy.apply(
-            value * self.weight, self.spend, forward_s + more, backward_s + 2 * more
-        )  # its backward, then the weight's
+        # Its backward, then the weight's
+        return Busy.apply(value * self.weight, self.spend, forward_s + more, backward_s + 2 * more)
 
 
 class Chain(nn.Module):

@@ -23,11 +23,12 @@ NAME, CLASS = "halves-sgd", "HalvesSGD"
 CHEAP = f"test_halves or {CLASS} and not (torch or mpi or real or every_runtime)"
 LAWS = ("tests/laws", "tests/unit/test_halves.py")
 TABLES = ("tests/unit/test_catalogue.py", "tests/unit/test_papers.py")
+# To collect all laws once more takes longer than to run these
 SEE_IT = (
     "tests/laws/test_updates.py",
     "tests/laws/test_replicas.py",
     "tests/unit/test_halves.py",
-)  # to collect all laws once more takes longer than to run these
+)
 COMMANDS = """
 import sys
 import workbench

@@ -314,9 +314,8 @@ def test_other_settings_leave_no_step_out_and_move_no_stop(
     start = generation(algorithm, stop_after=stop_after)
     start = replace(start, sync_point=first_sync_point(start, 0)).following(after(-1))
     end = STEPS if stop_after is None else stop_after + 1
-    where = (
-        step if algorithm is PIPE else min(step + 1, end - 1)
-    )  # asynchronous ranks take one more step before they meet
+    # Asynchronous ranks take one more step before they meet
+    where = step if algorithm is PIPE else min(step + 1, end - 1)
     given = agreed(where, other, any_left=where + 1 < start.end_of_run)
     steps, _, outcome = walk(start, {step: given, where: given})
     stops = end < STEPS or (algorithm is PIPE and stop_after is not None)

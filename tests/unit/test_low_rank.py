@@ -117,9 +117,8 @@ def test_it_is_what_torch_does_step_by_step(
     way, ranks = PowerSGD(rank=rank, error_feedback=feedback), contexts(num_ranks, layout, seed=11)
     state = hook.PowerSGDState(None, rank, 2, min_compression_rate=1, use_error_feedback=feedback)
     state.iter = 2
-    compressed = [
-        slot for slot in piece.slots if slot in way.matrices(piece)
-    ]  # torch takes them in the bucket's order, as we do
+    # Torch takes them in the bucket's order, as we do
+    compressed = [slot for slot in piece.slots if slot in way.matrices(piece)]
     for slot in compressed:
         factor = torch.randn(
             way.factor_shape(slot, "q"), generator=torch.Generator().manual_seed(slot.index), dtype=dtype

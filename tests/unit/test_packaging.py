@@ -170,9 +170,8 @@ def test_wheel_lets_plain_nbconvert_draw_figures(installed: Path) -> None:
     shown = nbformat.v4.new_output("display_data", data)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("figure", outputs=[shown, shown])])
     nbformat.write(notebook, installed / "figures.ipynb")
-    templates = str(
-        Path(sysconfig.get_path("data"), "share", "jupyter")
-    )  # nbconvert's own, which is not installed there
+    # Nbconvert's own, which is not installed there
+    templates = str(Path(sysconfig.get_path("data"), "share", "jupyter"))
     code = f"import os; os.environ['JUPYTER_PATH'] = {templates!r}; from nbconvert.nbconvertapp import main; main()"
     from_wheel(installed, "python", "-c", code, "--to", "html", "figures.ipynb")
     page = (installed / "figures.html").read_text()

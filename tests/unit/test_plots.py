@@ -246,9 +246,8 @@ def test_a_timeline_draws_every_span_of_its_steps_once_in_milliseconds() -> None
     bars = bars_of(figure)
     forwards = sorted(bar for bar in bars if bar[0] == "forward")
     np.testing.assert_allclose([bar[1] for bar in forwards], [0, 0.2, 10, 10.2, 20, 20.2, 30], atol=1e-6)
-    np.testing.assert_allclose(
-        [bar[2] for bar in forwards], [2, 2, 2, 2, 2, 2, 0.2], atol=1e-6
-    )  # rank 1 ends 0.2 ms after rank 0
+    # Rank 1 ends 0.2 ms after rank 0
+    np.testing.assert_allclose([bar[2] for bar in forwards], [2, 2, 2, 2, 2, 2, 0.2], atol=1e-6)
     assert len(bars) == 2 * 3 * 6 + 1
     assert figure.layout.xaxis.title.text == "time (ms)"
     assert [note.text for note in figure.layout.annotations] == ["<b>PipeSGD</b>", "step 20", "step 21", "step 22"]
@@ -619,9 +618,8 @@ def test_many_steps_share_bars_that_are_their_means() -> None:
 def test_overlap_bars_add_up_to_the_step() -> None:
     figure = plots.overlap_bars([make_run(), make_run("SynchronousSGD"), empty_run()])
     parts = {bar.name: list(bar.x) for bar in figure.data}
-    assert parts["computation alone"][0] == pytest.approx(
-        7 - 3, rel=1e-6
-    )  # ms: sent from 3 to 6.5, computed from 0 to 6 and 8 to 9
+    # Ms: sent from 3 to 6.5, computed from 0 to 6 and 8 to 9
+    assert parts["computation alone"][0] == pytest.approx(7 - 3, rel=1e-6)
     assert parts["hidden communication"][0] == pytest.approx(3) and parts["exposed communication"][0] == pytest.approx(
         0.5
     )

@@ -35,9 +35,8 @@ def test_no_dimension_sees_itself_or_what_comes_after(channels: int, side: int) 
         for row in range(side)
         for column in range(side)
     ]
-    place = torch.tensor(order).reshape(
-        channels, side, side
-    )  # of each dimension in the order in which they are foretold
+    # Of each dimension in the order in which they are foretold
+    place = torch.tensor(order).reshape(channels, side, side)
     scores = model(image)
     seen = 0
     for colour, row, column in itertools.product(range(channels), range(side), range(side)):

@@ -44,9 +44,8 @@ def test_what_missed_its_margin_is_known() -> None:
 def test_a_row_is_found_again() -> None:
     found = simulate(entries()[0], seed=0)
     assert found["loss"] == pytest.approx(REFERENCE["losses"][0], rel=1e-4)
-    num_values = (
-        REFERENCE["bytes_per_step"] / 4 / (2 * 3 / 4)
-    )  # a ring of 4 ranks sends 2 (p - 1) / p of the gradient, 4 bytes a value
+    # A ring of 4 ranks sends 2 (p - 1) / p of the gradient, 4 bytes a value
+    num_values = REFERENCE["bytes_per_step"] / 4 / (2 * 3 / 4)
     assert found["bytes_per_step"] == REFERENCE["bytes_per_step"] and 17226 < num_values < 17240, (
         "of one rank, and not of the cluster"
     )

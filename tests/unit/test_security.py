@@ -31,6 +31,7 @@ OBJECTS = {
     "send_object_list",
     "recv_object_list",
 }
+# Mpi4py's lower-case ones
 MPI_PICKLES = {
     "allgather",
     "bcast",
@@ -41,7 +42,7 @@ MPI_PICKLES = {
     "sendrecv",
     "isend",
     "irecv",
-}  # mpi4py's lower-case ones
+}
 
 FRAMES = "its connections carry frames of bytes between a process and its own child, and no objects: see `_call`"
 ALLOWED = {  # each with its reason

@@ -157,9 +157,8 @@ for number in range(20):
 
 def test_writers_and_readers_at_once_lose_nothing(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four processes, each making runs and listing all: every listing holds what its process has made so far."""
-    code = (
-        "import workbench.trace.index as index; index.YOUNG_S = -1.0\n" + WRITER
-    )  # the cache is written at every listing
+    # The cache is written at every listing
+    code = "import workbench.trace.index as index; index.YOUNG_S = -1.0\n" + WRITER
     processes = [
         subprocess.Popen(forked("-c", code, str(number)), stderr=subprocess.PIPE, text=True) for number in range(4)
     ]

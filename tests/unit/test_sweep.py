@@ -162,11 +162,12 @@ def test_a_cell_is_claimed_once_and_taken_over_only_from_who_is_gone(tmp_path: P
     assert mine is not None
     assert claim(tmp_path, "test", cell, 0) is None, "somebody else had it"
     assert is_alive(mine)
+    # Its number is another's now
     dead = {
         **mine.record,
         "process_started": 1.0,
         "process_begun": ["an earlier start of the machine", 1.0],
-    }  # its number is another's now
+    }
     for record, seconds_ago, alive in (
         (dead, 0, False),
         ({**mine.record, "host": "elsewhere"}, 0, True),

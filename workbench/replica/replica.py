@@ -228,9 +228,8 @@ class Replica:
         """Return each slot's part of one of the pool's buffers."""
         views = self._views.get(id(flat))
         if views is None:  # the pool keeps its buffers alive, so ids are unique
-            views = self._views[id(flat)] = [
-                slot.view(flat).data for slot in self.layout.slots
-            ]  # `.data`: each has its own version counter
+            # `.data`: each has its own version counter
+            views = self._views[id(flat)] = [slot.view(flat).data for slot in self.layout.slots]
         return views
 
     def _watch(self, indices: Iterable[int]) -> None:

@@ -45,9 +45,8 @@ class ServerCopy:
         self._schedule = schedule
         self._updaters: dict[int, Updater] = {}  # bucket -> its updater, made at its first update
         self.updates = [0] * len(layout.buckets)
-        self.progress = [0.0] * len(
-            layout.buckets
-        )  # steps of the run that the updates complete: see `runtimes.execution.evaluation_schedule`
+        # Steps of the run that the updates complete: see `runtimes.execution.evaluation_schedule`
+        self.progress = [0.0] * len(layout.buckets)
         self.control_seen = 0
         self._lr: float | None = None  # set during the run
         self.guard: GradientGuard | None = None  # checks sums before they are applied

@@ -120,9 +120,8 @@ def record_schedule(work: Request | Program) -> CommSchedule | None:
                 instructions.append((SEND, num_slots, to, tag, size_of(value)))
             case ops.Recv(source, like, tag, False) if source != ops.ANY:
                 instructions.append((RECEIVE, num_slots, source, tag, size_of(like)))
-                answer = Message(
-                    source, like if like.is_contiguous() else like.new_empty(like.numel())
-                )  # an expanded byte is not contiguous
+                # An expanded byte is not contiguous
+                answer = Message(source, like if like.is_contiguous() else like.new_empty(like.numel()))
             case ops.Wait(ticket) if ticket.key in slots:
                 instructions.append((WAIT, slots[ticket.key], 0, 0, None))
                 answer = ticket.value

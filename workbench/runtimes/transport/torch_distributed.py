@@ -129,9 +129,8 @@ class TorchTransport(Transport):
         self.enter_thread()
         # NCCL's limit comes after ours. A limit on gloo would close connections that a late rank needs to learn why others left.
         limit = timedelta(seconds=timeout_s + NCCL_GRACE_S) if backend == "nccl" and timeout_s is not None else None
-        self._some: dict[str, Any] = (
-            {} if among is None else {"ranks": self._ranks, "use_local_synchronization": True}
-        )  # ranks outside `among` do not call it
+        # Ranks outside `among` do not call it
+        self._some: dict[str, Any] = {} if among is None else {"ranks": self._ranks, "use_local_synchronization": True}
         self._limit, self._timeout_s = limit, timeout_s
         self._meeting: Meeting | None = None  # makes groups after ranks have left or joined
         self._numbers: list[int] | None = None  # position in a group -> rank, if they differ

@@ -34,9 +34,8 @@ class GradientSum:
         self._plain = replica.precision == "fp32" and all(slot.dtype == layout.dtype for slot in layout.slots)
         self._parameters: list[Any] = replica.parameters
         self._flat = torch.zeros(layout.numel if self._plain else 0, dtype=layout.dtype)
-        self._views = (
-            [slot.view(self._flat).data for slot in layout.slots] if self._plain else []
-        )  # `.data`: each view counts its own versions
+        # `.data`: each view counts its own versions
+        self._views = [slot.view(self._flat).data for slot in layout.slots] if self._plain else []
         self._versions = [view._version for view in self._views]
         self._shares: list[float] = []  # of the gradients that autograd added here, since the last `end`
         self._used = [0] * len(self._parameters)  # number of those gradients with each parameter
