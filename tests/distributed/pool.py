@@ -155,7 +155,12 @@ class RankPool:
             else:
                 log = self._folder / "log"
                 self._mpiexec = start_mpi(self.num_ranks, world, log, outlives=self.outlives, compiler=self.compiler)
-            self._meet(listener)
+            try:
+                self._meet(listener)
+            except PoolDied:
+                listener.close()  # its file lies in the folder that goes
+                self.close()
+                raise
 
     def _meet(self, listener: Listener) -> None:
         """Wait for every rank to connect; on a thread, because `accept` has no time-out."""
@@ -176,10 +181,8 @@ class RankPool:
                 connection = met.get(timeout=0.1)
             except queue.Empty:
                 if time.monotonic() > deadline or (self._mpiexec is not None and self._mpiexec.poll() is not None):
-                    printed = self._printed()
-                    self.close()
                     raise PoolDied(
-                        f"the ranks of the {self.runtime} pool did not start. They printed:\n{printed}"
+                        f"the ranks of the {self.runtime} pool did not start. They printed:\n{self._printed()}"
                     ) from None
                 continue
             rank, pid = connection.recv()
@@ -240,10 +243,10 @@ def start_mpi(
 
     argv = [fork_server(compiler).python, "-c", "from tests.distributed.ranks import serve_mpi; serve_mpi()"]
     command, env = mpiexec_command(find_mpi(), num_ranks, argv, outlives=outlives)
+    # Open MPI's files of one user lie in one folder, which an mpiexec that ends removes while another starts.
+    env = our_environment({**env, **more, "PRTE_MCA_prte_tmpdir_base": str(log.parent)})
     with log.open("wb") as file:
-        return subprocess.Popen(
-            command, env=our_environment({**env, **more}), stdin=subprocess.DEVNULL, stdout=file, stderr=file
-        )
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
 
 def our_environment(env: dict[str, str]) -> dict[str, str]:
