@@ -32,6 +32,8 @@ SIMULATORS = (
     "papers.training",
     "papers.sums",
     "papers.quadratic",
+    "papers.regret",
+    "papers.shapes",
 )
 
 
