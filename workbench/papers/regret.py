@@ -79,7 +79,7 @@ class RegressionInBall:
         for _ in range(BEST_STEPS):
             optimizer.zero_grad()
             loss = weights @ torch.nn.functional.cross_entropy(model(images), labels, reduction="none")
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
         return float(loss.detach())
 

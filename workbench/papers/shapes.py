@@ -109,7 +109,7 @@ class Shape:
         flops_per_s: float,
         *,
         update_bytes_per_s: float = math.inf,
-        stragglers: Stragglers | tuple[Stragglers, ...] = (),
+        stragglers: tuple[Stragglers, ...] = (),
     ) -> Compute:
         """Return the compute of a worker.
 

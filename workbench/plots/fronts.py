@@ -41,7 +41,7 @@ def front(
         look = {"mode": "markers", "marker": {"size": 11, "color": color, "symbol": symbol}, "hovertemplate": hover}
         figure.add_scatter(x=[mean[0]], y=[mean[1]], error_x=bars[0], error_y=bars[1], name=safe(name), **look)
     figure.update_xaxes(title=safe(x), rangemode="tozero")
-    figure.update_yaxes(title=safe(y), **({"type": "log"} if losses else {}))
+    figure.update_yaxes(title=safe(y), **({"type": "log", "dtick": "D2"} if losses else {}))
     legend_below(figure, HEIGHT, ["front", *algorithms])
     return figure
 
