@@ -109,15 +109,15 @@ def test_codecs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "parameters", "fix"),
     [
-        ("10-scaling", {"workers": [8, 2]}, "each larger than the one before"),
-        ("10-scaling", {"steps": 1}, "two steps"),
+        ("10-scaling", {"workers": [8, 2]}, "each value larger than the one before"),
+        ("10-scaling", {"steps": 1}, "steps=1: give 2 or more"),
         ("10-scaling", {"networks": ["ethernet-11g"]}, "did you mean"),
         (
             "11-interconnect",
             {"two_level": ["8x nvlink-3 + ethernet-100g"], "workers": 12},
-            "makes no full hosts of 12 workers",
+            "makes full hosts of 12 workers",
         ),
-        ("11-interconnect", {"networks": ["2x nvlink-3 + ethernet-1g"]}, "put it into two_level"),
+        ("11-interconnect", {"networks": ["2x nvlink-3 + ethernet-1g"]}, "put hosts of several ranks into two_level"),
         ("11-interconnect", {"every": 20}, "more than twice"),
         ("12-stragglers", {"spreads": [0.3, 1.5]}, "below 1"),
         ("12-stragglers", {"checked": [100]}, "backups of fewer than total"),
