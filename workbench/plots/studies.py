@@ -194,7 +194,7 @@ def stacked_bars(
             title=f"time of {of} ({unit})", range=[0, longest_s * factor * 1.04 or 1], nticks=5, **place
         )
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
-    figure.update_annotations(font={"size": 13})
+    figure.update_annotations(font={"size": 12})
     figure.update_layout(
         template=TEMPLATE, title=safe(title), barmode="stack", bargap=0.3, legend={"traceorder": "normal"}
     )
@@ -253,8 +253,8 @@ def heat_map(
 
 
 def _wrapped(value: Any) -> str:
-    """Wrap a label into lines of about twelve letters."""
-    return "<br>".join(textwrap.wrap(safe(value), 13, break_long_words=False)) or " "
+    """Wrap a label into lines of at most twelve letters."""
+    return "<br>".join(textwrap.wrap(safe(value), 12, break_long_words=False)) or " "
 
 
 def log_axis(values: Sequence[float]) -> dict[str, Any]:
