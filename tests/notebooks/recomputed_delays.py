@@ -516,7 +516,7 @@ def small_minibatch(names: Names, kept: list[Kept]) -> Again:
         net: (fixed_s + batch * sample_s) / (fixed_s + sample_s + ring_s(num_bytes, batch, links[net])) for net in nets
     }
     speedup = {net: {p: step_s[net, 0][1] / each for p, each in step_s[net, 0].items()} for net in nets}
-    again = Again(labels=nets)
+    again = Again(labels=[*nets, "AGD 1"])
     again.text("the lines coincide", batch)
     again.text("the rest is idle", batch, batch)
     rows = []
