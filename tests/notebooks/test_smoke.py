@@ -14,7 +14,7 @@ from tests.notebooks.shown import check_shown, with_check, wrong_verdicts
 from workbench.papers.claims import find_claim
 from workbench.papers.plan import claimed_notebooks
 from workbench.papers.rank_pool import RankPool
-from workbench.papers.records import harvest
+from workbench.papers.records import read_findings
 from workbench.papers.reproduction import Reproduction
 from workbench.papers.site import site_name
 
@@ -52,6 +52,6 @@ def test_a_notebook_runs_at_its_smoke_size_and_tells_of_its_claims(
         check_shown(outcome.executed)
     else:
         assert [*wrong_verdicts(outcome.executed)] == []
-    found, _answer = harvest(outcome.executed)
+    found, _answer = read_findings(outcome.executed)
     assert found, "it tells of some claim at every size"
     assert all(find_claim(finding.claim).notebook == name for finding in found)

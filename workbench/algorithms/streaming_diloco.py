@@ -14,7 +14,7 @@ from workbench.algorithms.outer_optimizer import (
     OuterOptimizer,
     average,
     check_whole,
-    has_turn,
+    is_due,
     sum_flat,
 )
 from workbench.collectives import Collective, Native
@@ -97,7 +97,7 @@ class StreamingDiLoCo(OuterAlgorithm):
                 if fragment.summing is not None and num_done >= fragment.due:
                     yield from self._finish_turn(fragment)
             for number, fragment in enumerate(fragments):
-                if has_turn(number, len(fragments), self.every, num_done):
+                if is_due(number, len(fragments), self.every, num_done):
                     yield from self._begin_turn(fragment, step)
             yield EndStep(step, state=StreamingState.of(fragments, due=tuple(fragment.due for fragment in fragments)))
         for fragment in fragments:

@@ -57,7 +57,7 @@ def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
 
 def notes_of(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     """Return the footnotes of a table of runs: failures, evaluated parameters, meanings of columns, learning rates."""
-    found = [f"{label}: {run.trouble}" for run, label in zip(runs, labels, strict=True) if run.trouble]
+    found = [f"{label}: {run.failure_summary}" for run, label in zip(runs, labels, strict=True) if run.failure_summary]
     found += [f"{label}: {run.waiting}" for run, label in zip(runs, labels, strict=True) if run.waiting]
     found += [
         f"{label}: {run.evaluated}."

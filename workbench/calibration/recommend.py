@@ -20,7 +20,7 @@ from workbench.errors import ConfigError
 from workbench.program import Algorithm
 
 SHORT_STEPS = 12  # steps of a simulation that is only used for the ranking
-AS_GOOD = 1.02  # within this factor, the algorithm that changes the numbers least wins
+EQUAL_WITHIN = 1.02  # within this factor, the algorithm that changes the numbers least wins
 RUNNERS_UP = 3
 
 
@@ -206,7 +206,8 @@ def _in_order(found: list[tuple[float, Algorithm]]) -> list[Algorithm]:
     """Return the one of the best that changes the numbers least, then the others, quickest first."""
     ordered = sorted(found, key=lambda item: item[0])
     plainest = min(
-        (item for item in ordered if item[0] <= ordered[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0])
+        (item for item in ordered if item[0] <= ordered[0][0] * EQUAL_WITHIN),
+        key=lambda item: (_change(item[1]), item[0]),
     )[1]
     return [plainest, *(one for _, one in ordered if one is not plainest)]
 

@@ -207,9 +207,9 @@ class Once(Collective):
         piece.tail.copy_(_split(arrived[last], piece.tail)[0])
         outcome = outcome_of(piece.tail, piece.body, piece.spans)
         if residual is not None and left is not None:
-            self._settle(ctx, piece, outcome, residual, left, share)
+            self._update_residual(ctx, piece, outcome, residual, left, share)
         if owners is not None and unsent is not None:
-            outcome.settle(owners, unsent, share, begin=block_bounds(piece.body.numel(), p)[rank])
+            outcome.update_residual(owners, unsent, share, begin=block_bounds(piece.body.numel(), p)[rank])
 
     def _gather(self, ctx: Context, piece: Piece) -> Program:
         """Send every rank's encoded value to every rank; all sum in the same order."""
@@ -223,7 +223,7 @@ class Once(Collective):
         piece.body.copy_(total)
         _sum_tails(piece.tail, arrived)
         if residual is not None:
-            self._settle(ctx, piece, outcome_of(piece.tail, piece.body, piece.spans), residual, left, share)
+            self._update_residual(ctx, piece, outcome_of(piece.tail, piece.body, piece.spans), residual, left, share)
 
     def _integers(self, ctx: Context, piece: Piece, codec: SummableCodec) -> Program:
         """Take the largest of each scale over the ranks, by one sum; then sum the integers."""
@@ -255,7 +255,7 @@ class Once(Collective):
             total = yield AllReduce(integers, self.inner)
             body.copy_((yield Local("decode", piece.nbytes, partial(codec.decode_shared, total, scale, p, body))))
             if residual is not None:
-                self._settle(ctx, piece, outcome_of(piece.tail, body, piece.spans), residual, left, share)
+                self._update_residual(ctx, piece, outcome_of(piece.tail, body, piece.spans), residual, left, share)
 
     # -- parts of them -----------------------------------------------------------------------------------------
 
@@ -295,12 +295,12 @@ class Once(Collective):
             )
         return residual
 
-    def _settle(
+    def _update_residual(
         self, ctx: Context, piece: Piece, outcome: Outcome, residual: Tensor, left: Tensor | None, share: float | Tensor
     ) -> None:
         """Update the residual after the sum."""
         assert left is not None
-        outcome.settle(residual, left, share)
+        outcome.update_residual(residual, left, share)
         if piece.total_weight is None:
             remember_weight(ctx, piece.name, piece.tail, share)
 

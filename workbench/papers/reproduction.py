@@ -24,8 +24,8 @@ from workbench.papers.records import (
     IDENTITY,
     Record,
     findings_of,
-    harvest,
     only_writer,
+    read_findings,
     read_record,
     record_file,
     write_record,
@@ -219,7 +219,7 @@ class Reproduction:
         self, job: Job, facts: dict[str, Any], claims: Mapping[str, Mapping[str, Claim]], executed: Path
     ) -> list[str]:
         """Write the records of a notebook's findings. Return notes: verdicts, and claims without a finding."""
-        findings, answer = harvest(executed)
+        findings, answer = read_findings(executed)
         notes = []
         date = datetime.now(UTC).isoformat(timespec="seconds")
         session = {"date": date, "seconds": facts["seconds"], "commit": (facts["commit"] or {}).get("sha", "")}

@@ -15,7 +15,7 @@ from workbench.gradients import Layout, build_layout, trainable
 from workbench.machine import num_cores
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
 from workbench.program import Algorithm, Replicas, defaults_of, settings_of
-from workbench.replica.backward import Micro
+from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
 from workbench.replica.optimizer_step import uncompiled
 from workbench.replica.replica import Replica, evaluation_mode
@@ -62,7 +62,7 @@ class LocalTraining:
             if not module.training:  # the constructor may freeze parts (BatchNorm), not the whole
                 module.train()
 
-    def minibatch(self, step: int, rank: int | None = None) -> list[Micro]:
+    def minibatch(self, step: int, rank: int | None = None) -> list[MicroBatch]:
         """Return this rank's micro-batches of a step, or another rank's; none if it has no samples in it.
 
         Also seeds dropout for that rank and step.
@@ -79,9 +79,9 @@ class LocalTraining:
         parts = torch.tensor_split(indices, self.settings.num_micro) if self.settings.num_micro > 1 else (indices,)
         return [self._micro(part) for part in parts if len(part)]
 
-    def _micro(self, indices: Tensor) -> Micro:
+    def _micro(self, indices: Tensor) -> MicroBatch:
         batch = to_device(fetch(self._data, indices), self.device)
-        return Micro(
+        return MicroBatch(
             lambda: self.problem.batch_loss(self._forward, batch),
             len(indices) / self.sampler.global_batch,
             len(indices),

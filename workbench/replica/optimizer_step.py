@@ -16,8 +16,8 @@ from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.settings import ScheduleFactory
 
-_SET_APART = ("add_param_group", "load_state_dict", "state_dict")  # methods that torch excludes from its compiler
-_KEPT_OUT = "__dynamo_disable"  # attribute in which torch notes the replacement
+_NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict")  # methods that torch excludes from its compiler
+_DISABLED_ATTRIBUTE = "__dynamo_disable"  # attribute in which torch notes the replacement
 
 
 def compiler_is_loaded() -> bool:
@@ -33,17 +33,17 @@ def uncompiled() -> Iterator[None]:
     """
     marked = []
     if not compiler_is_loaded():
-        for name in _SET_APART:
+        for name in _NOT_COMPILED:
             function = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-            if function is not None and not hasattr(function, _KEPT_OUT):
-                setattr(function, _KEPT_OUT, function)
+            if function is not None and not hasattr(function, _DISABLED_ATTRIBUTE):
+                setattr(function, _DISABLED_ATTRIBUTE, function)
                 marked.append(function)
     try:
         yield
     finally:
         for function in marked:
             with suppress(AttributeError):
-                delattr(function, _KEPT_OUT)
+                delattr(function, _DISABLED_ATTRIBUTE)
 
 
 def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | None:
@@ -71,7 +71,7 @@ SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 
 
 @final
-class Updater:
+class OptimizerWrapper:
     """An optimizer with its schedule and clipping. `step` uses the gradients in the parameters' `.grad`.
 
     Args:
@@ -115,7 +115,7 @@ class Updater:
         """Record the optimizer's present settings for the update with this step's gradient, which may come later."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # no warning of a schedule before the first update
         self.of_step[step] = [
-            {name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups
+            {name: _copied(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups
         ]
 
     def step(self, bucket: int | None, lr_scale: float, of: int = -1) -> None:
@@ -227,7 +227,7 @@ class Updater:
             self._schedule.load_state_dict(state["schedule"])
 
 
-def _own(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """Copy a value that a schedule may change in place."""
     return value.clone() if isinstance(value, Tensor) else value
 
@@ -267,7 +267,7 @@ def check_optimizer(
 
 # torch's wrappers
 WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"})
-AFTER = "unfreeze and add parameters first, and make the Trainer after that"
+FREEZE_FIX = "unfreeze and add parameters first, and make the Trainer after that"
 
 
 def check_not_wrapped(model: nn.Module) -> None:
@@ -351,7 +351,7 @@ class TrainedParameters:
         for place, param in self._held():
             if param.requires_grad and id(param) not in self._laid_out:
                 raise ConfigError(
-                    f"the optimizer got {self._name(place, param)} after the Trainer was made, which lays out gradients once: {AFTER}"
+                    f"the optimizer got {self._name(place, param)} after the Trainer was made, which lays out gradients once: {FREEZE_FIX}"
                 )
         self._refresh(list(self._model.parameters()))
 
@@ -365,4 +365,4 @@ class TrainedParameters:
             if place
             else "a parameter"
         )
-        return f"{what} was unfrozen after the Trainer was made, which lays out gradients once: {AFTER}"
+        return f"{what} was unfrozen after the Trainer was made, which lays out gradients once: {FREEZE_FIX}"

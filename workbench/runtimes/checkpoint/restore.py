@@ -17,7 +17,7 @@ from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
 from workbench.runtimes.checkpoint.files import (
     Checkpoint,
-    Damaged,
+    CorruptFile,
     complete_checkpoints,
     lacks_record,
     run_name_of,
@@ -119,7 +119,7 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
                 found["notes"] += filter(None, [note])
                 found["runs"] += filter(None, [run_name_of(checkpoint.rank_file(rank))])
                 saved = part if num_ranks == ctx.num_workers else None
-            except Damaged as error:
+            except CorruptFile as error:
                 found["damaged"].append(str(error))
         everyone = agree(found)
         # Several ranks read rank 0's file.

@@ -206,7 +206,9 @@ class ProgressEngine:
         """End the threads. Work in progress is abandoned."""
         for lane in self._lanes.values():
             lane.close()
-        self._answer = _nobody  # drop the interpreter's method: the cycle would keep the library's sockets open
+        self._answer = (
+            _refuse_after_end  # drop the interpreter's method: the cycle would keep the library's sockets open
+        )
 
 
 def _is_long(work: Request) -> bool:
@@ -217,7 +219,7 @@ def _is_long(work: Request) -> bool:
     return flat.device.type == "cpu" and flat.numel() * flat.element_size() >= LONG_BYTES
 
 
-def _nobody(request: Request, caller: Caller | None) -> Any:  # noqa: ARG001 - the signature of `answer`
+def _refuse_after_end(request: Request, caller: Caller | None) -> Any:  # noqa: ARG001 - the signature of `answer`
     raise RuntimeError(f"{type(request).__name__} was asked for after the end of the run")
 
 

@@ -112,9 +112,7 @@ class Task(Caller):
     def _found(self, position: int) -> bool:
         value = self.endpoint.finish(self._tickets[position]) if position >= 0 else None
         if self._any:
-            self._clock.recorder.event(
-                {"strand": self.endpoint.task, "wait_any": self._num_waits, "position": position}
-            )
+            self._clock.recorder.event({"task": self.endpoint.task, "wait_any": self._num_waits, "position": position})
             self._num_waits += 1
             self._reply = None if position < 0 else (position, value)
         else:

@@ -17,7 +17,7 @@ from workbench.program import Context, can_lose
 from workbench.replica.local_training import LocalTraining, share_cores
 from workbench.runtimes.checkpoint.rank_state import unpack_state
 from workbench.runtimes.control.commands import write_command
-from workbench.runtimes.control.controller import ASK_AGAIN, RunController
+from workbench.runtimes.control.controller import RETRY_JOIN, RunController
 from workbench.runtimes.elastic.admission import COUNTS, JoinState, all_have_met, num_join_requests, place_of
 from workbench.runtimes.elastic.grow import begin_joined
 from workbench.runtimes.elastic.policy import can_be_replaced
@@ -157,7 +157,7 @@ def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]
     deadline = Deadline("the run to reach a sync point", lambda: _over(folder), timeout_s)
     number = -1
     while number < 0 or not (path := folder / FOLDER / f"{place_of(rank, number)}.pt").exists():
-        if number < 0 or (refused := _answer(folder, rank, number)) == ASK_AGAIN:
+        if number < 0 or (refused := _answer(folder, rank, number)) == RETRY_JOIN:
             number = num_join_requests(folder, rank)
             write_command(folder, {"join": rank})
         elif refused:

@@ -17,7 +17,7 @@ from workbench.gradients import Gradient, block_bounds
 from workbench.ops import Message, PeerLeft, Ticket
 from workbench.runtimes.execution.endpoint import bucket_of, not_lowered, size_of
 from workbench.runtimes.simulator.comm_schedule import CommSchedule, SchedulePlayer
-from workbench.runtimes.simulator.fabric import LEFT
+from workbench.runtimes.simulator.fabric import SENDER_LEFT
 from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess, complete
 from workbench.runtimes.transport.mailbox import STAMP_BYTES
 
@@ -72,7 +72,7 @@ def _received(receiving: tuple[SimProcess, ops.Recv, float, Ticket | None], send
     process, request, begin_s, ticket = receiving
     worker, cluster = process.worker, process.cluster
     message: Message | PeerLeft
-    if load is LEFT:
+    if load is SENDER_LEFT:
         worker.recorder.events.append({"left": sender, "seconds": cluster.clock.now_s, "tag": request.tag})
         message = PeerLeft(sender)
     else:
