@@ -267,7 +267,8 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
         name = key.strip().replace("-", "_")
         if name in parsed:
             raise ConfigError(
-                f"{option} {name}: given twice, as {shorten(parsed[name])} and as {shorten(parse_value(value))}: give it once"
+                f"{option} {name}: given twice, as {shorten(parsed[name])} and as {shorten(parse_value(value))}: give "
+                "it once"
             )
         parsed[name] = parse_value(value)
     return parsed

@@ -260,7 +260,8 @@ def compute_of(seconds: Sequence[str], stragglers: Sequence[str], *, measured: b
     if not arguments:
         if distributions and not measured:
             raise ConfigError(
-                "stragglers multiply the seconds of compute: give these too, such as --compute backward_s=0.07, or simulate"
+                "stragglers multiply the seconds of compute: give these too, such as --compute backward_s=0.07, or "
+                "simulate"
             )
         return None
     if "stragglers" in arguments:

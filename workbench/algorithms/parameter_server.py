@@ -108,7 +108,8 @@ class ServerAlgorithm(Algorithm, ABC):
     def check(self, num_ranks: int) -> None:
         if self.dedicated and num_ranks <= self.shards:
             raise ConfigError(
-                f"{self.shards} dedicated servers on {num_ranks} ranks leave no rank to compute: start more ranks, or use dedicated=False"
+                f"{self.shards} dedicated servers on {num_ranks} ranks leave no rank to compute: start more ranks, or "
+                "use dedicated=False"
             )
 
     def server_of(self, shard: int, num_ranks: int) -> int:

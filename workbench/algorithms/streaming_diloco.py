@@ -71,7 +71,8 @@ class StreamingDiLoCo(OuterAlgorithm):
         check_whole("delay", self.delay, 0)
         if self.delay > self.every:
             raise ConfigError(
-                f"delay={self.delay}: a fragment's outer step must end before its next turn: use at most every={self.every}"
+                f"delay={self.delay}: a fragment's outer step must end before its next turn: use at most "
+                f"every={self.every}"
             )
         if not 0 <= self.mix <= 1:
             raise ConfigError(f"mix={self.mix}: give the share of a rank's own parameters, from 0 to 1")

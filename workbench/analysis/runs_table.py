@@ -103,7 +103,8 @@ class Condition:
         found = CONDITION.fullmatch(text)
         if not found:
             raise ConfigError(
-                f"condition {text!r}: write key=value, or with !=, <, <=, >, >=, or ~ for a part of the text, such as workers>=4"
+                f"condition {text!r}: write key=value, or with !=, <, <=, >, >=, or ~ for a part of the text, such as "
+                "workers>=4"
             )
         return cls(key_of(found[1]), "=" if found[2] == "==" else found[2], parse_value(found[3]))
 

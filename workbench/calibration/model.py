@@ -189,7 +189,8 @@ class Calibration:
         """Make a calibration from `as_record`."""
         if isinstance(record, dict) and "traceEvents" in record:
             raise ConfigError(
-                f"{name} is a trace by torch.profiler, not a calibration: make one with `workbench calibrate {name} --batch-size N "
+                f"{name} is a trace by torch.profiler, not a calibration: make one with `workbench calibrate {name} "
+                "--batch-size N "
                 "-o calibration.json`, and give that file"
             )
         if not isinstance(record, dict) or record.get("version") != VERSION:
@@ -215,7 +216,8 @@ class Calibration:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{name} is a damaged calibration ({type(error).__name__}: {error}): make it again with `workbench calibrate`"
+                f"{name} is a damaged calibration ({type(error).__name__}: {error}): make it again with `workbench "
+                "calibrate`"
             ) from error
 
 

@@ -191,7 +191,8 @@ def predict_at(
     """Predict under the conditions of `make_setting`."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
-            f"algorithm={algorithm!r}: give an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}"
+            f"algorithm={algorithm!r}: give an algorithm, such as PipeSGD(width=2); there are "
+            f"{', '.join(algorithm_names())}"
         )
     steps = affordable_steps(calibration, algorithm, setting, steps)
     heavy = messages_per_step(calibration, algorithm, setting) * steps > MAX_SIMULATED_MESSAGES

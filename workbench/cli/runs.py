@@ -141,7 +141,8 @@ def _remove(table: Any, options: argparse.Namespace) -> int:
     alive = [row["run"] for row in table if row["status"] not in ENDED and row["status"] not in named]
     if alive:
         raise ConfigError(
-            f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, select it with --where status=running"
+            f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, select it with --where "
+            "status=running"
         )
     if not options.yes:
         for row in table:

@@ -30,7 +30,8 @@ def check_steerable(folder: Path, what: str) -> dict[str, Any]:
         raise ConfigError(f"{what}: the run {folder.name} is over ({info['status']}): start another one")
     if info.get("runtime") == "simulated":
         raise ConfigError(
-            f"{what}: the run {folder.name} is simulated, and its settings are its inputs: simulate again with other settings"
+            f"{what}: the run {folder.name} is simulated, and its settings are its inputs: simulate again with other "
+            "settings"
         )
     return info
 

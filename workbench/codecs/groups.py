@@ -22,7 +22,8 @@ def check_group(group: Any) -> None:
     """Raise `ConfigError` unless it is a number of values or None."""
     if group is not None and (not isinstance(group, int) or isinstance(group, bool) or group < 1):
         raise ConfigError(
-            f"group={group!r}: give the number of values that share a scale, 1 or more, or None for one scale for each message"
+            f"group={group!r}: give the number of values that share a scale, 1 or more, or None for one scale for each "
+            "message"
         )
 
 

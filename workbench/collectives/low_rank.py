@@ -98,7 +98,8 @@ class PowerSGD(Collective):
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         if not isinstance(value, Gradient):
             raise ConfigError(
-                "PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum it with its inner"
+                "PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum it with its "
+                "inner"
             )
         for piece, flat in value.slices():
             matrices = self.matrices(piece)

@@ -86,7 +86,8 @@ class Once(Collective):
     def __post_init__(self) -> None:
         if not isinstance(self.codec, Codec | ErrorFeedback):
             raise ConfigError(
-                f"codec={self.codec!r}: give a codec, such as Linear8(), or ErrorFeedback(codec=...); for none, use its inner sum"
+                f"codec={self.codec!r}: give a codec, such as Linear8(), or ErrorFeedback(codec=...); for none, use "
+                "its inner sum"
             )
         check_choice("spread", self.spread, ("encoded", "raw", "gather", None))
         check_inner(self.inner)
@@ -291,7 +292,8 @@ class Once(Collective):
             residual = ctx.memory[name] = torch.zeros_like(like)
         if residual.shape != like.shape or residual.dtype != like.dtype:
             raise ConfigError(
-                f"{name} has {residual.numel()} values from an earlier step, but this sum has {like.numel()}: keep the layout"
+                f"{name} has {residual.numel()} values from an earlier step, but this sum has {like.numel()}: keep the "
+                "layout"
             )
         return residual
 

@@ -346,7 +346,8 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, Any]) -> Cla
         raise ConfigError(f"{where}: {error}") from None
     if scale == "paper" and reduced is None and not texts.get("needs"):
         raise ConfigError(
-            f"{where}: it is about the paper's scale: write in `reduced` what smaller sizes can show, or in `needs` what is missing"
+            f"{where}: it is about the paper's scale: write in `reduced` what smaller sizes can show, or in `needs` "
+            "what is missing"
         )
     return Claim(
         **about,

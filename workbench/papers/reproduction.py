@@ -212,7 +212,8 @@ class Reproduction:
             if record is None or not self._is_same_experiment(job, key, record):
                 what = "no record" if record is None else "a record of other code, parameters or expectations"
                 raise ConfigError(
-                    f"{job.name} has {what} at size {self.size} on {self.site}: measure the first session without --add-session"
+                    f"{job.name} has {what} at size {self.size} on {self.site}: measure the first session without "
+                    "--add-session"
                 )
 
     def _record(

@@ -187,9 +187,12 @@ class Accumulation:
             raise _too_early(slot)
         if self.late and slot.bucket in self.late:
             raise ConfigError(
-                f"{slot.name} was used before its update was applied, because its module ran no hook in the forward pass. "
-                "Where torch.compile made the forward pass, give the Trainer what it made: Trainer(torch.compile(model), ...), or call "
-                "model.compile(). Where another module uses the parameter, call its own module. Or use an algorithm that updates before "
+                f"{slot.name} was used before its update was applied, because its module ran no hook in the forward "
+                "pass. "
+                "Where torch.compile made the forward pass, give the Trainer what it made: "
+                "Trainer(torch.compile(model), ...), or call "
+                "model.compile(). Where another module uses the parameter, call its own module. Or use an algorithm "
+                "that updates before "
                 "the forward pass (LayerwiseSGD)"
             )
         self._fired.add(index)
@@ -252,14 +255,16 @@ class Accumulation:
 def _used_twice(slot: Slot) -> ConfigError:
     return ConfigError(
         f"the gradient of {slot.name} arrived twice in one backward: reentrant activation checkpointing does that. "
-        "Pass use_reentrant=False to torch.utils.checkpoint. So does a DistributedDataParallel that the step's function calls: "
+        "Pass use_reentrant=False to torch.utils.checkpoint. So does a DistributedDataParallel that the step's "
+        "function calls: "
         "call the model inside"
     )
 
 
 def _too_early(slot: Slot) -> ConfigError:
     return ConfigError(
-        f"{slot.name} got a gradient before the loss was known: return the sum of all losses, and leave backward() to the step"
+        f"{slot.name} got a gradient before the loss was known: return the sum of all losses, and leave backward() to "
+        "the step"
     )
 
 

@@ -169,7 +169,8 @@ class GradientGuard:
         broken = self._broken()
         if broken:
             raise Diverged(
-                f"{fault}, and so are its parameters ({broken[0]}): leaving gradients out does not help. {self._advice()}"
+                f"{fault}, and so are its parameters ({broken[0]}): leaving gradients out does not help. "
+                f"{self._advice()}"
             )
         self._found.append(Finding(self.rank, found))
 
@@ -307,7 +308,8 @@ class DeferredCheck:
         fault = self._find_fault()
         if self._policy == "stop":
             raise Diverged(
-                f"the gradient of rank {self.rank} at step {self._step} cannot be used: {fault}. {self._advice()}; {SKIP_HINT}"
+                f"the gradient of rank {self.rank} at step {self._step} cannot be used: {fault}. {self._advice()}; "
+                f"{SKIP_HINT}"
             )
         return Finding(self.rank, fault)
 
@@ -379,11 +381,13 @@ class LossWatch:
         first = self._first.setdefault(rank, value)
         if first <= 0:
             raise ConfigError(
-                f"divergence_ratio={self._ratio:g} needs a first loss above 0, and that of rank {rank} is {first:g}: leave it out"
+                f"divergence_ratio={self._ratio:g} needs a first loss above 0, and that of rank {rank} is {first:g}: "
+                "leave it out"
             )
         if value > self._ratio * first:
             raise Diverged(
-                f"the loss of rank {rank} is {value:g} at step {step}, more than {self._ratio:g} times its first loss {first:g} "
+                f"the loss of rank {rank} is {value:g} at step {step}, more than {self._ratio:g} times its first loss "
+                f"{first:g} "
                 f"(divergence_ratio): training diverged. {advice}"
             )
 

@@ -247,7 +247,8 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
             optimizer = (settings.optimizer or problem.optimizer)(parameters)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
-                "optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)"
+                "optimizer= takes a function from parameters to a torch.optim optimizer, such as "
+                "functools.partial(torch.optim.SGD, lr=0.1)"
             )
         if settings.lr is not None:
             for group in optimizer.param_groups:
@@ -276,11 +277,13 @@ def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
     """Refuse settings that an algorithm with servers does not support."""
     if algorithm.requires.servers and settings.clip_norm is not None:
         raise ConfigError(
-            "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own clip_norm if it has one"
+            "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own "
+            "clip_norm if it has one"
         )
     if algorithm.requires.servers and settings.precision == "fp16":
         raise ConfigError(
-            "fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use precision='bf16'"
+            "fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use "
+            "precision='bf16'"
         )
     split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
     if algorithm.requires.servers and settings.ema_decay is not None and split:

@@ -93,7 +93,8 @@ class OptimizerWrapper:
         self._schedule = schedule(optimizer) if schedule else None
         if isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ConfigError(
-                "ReduceLROnPlateau needs the loss at each step: use a schedule that depends on the number of updates only"
+                "ReduceLROnPlateau needs the loss at each step: use a schedule that depends on the number of updates "
+                "only"
             )
         self._uncompiled_step = _uncompiled_step(optimizer)
         self._clip_norm = clip_norm
@@ -250,18 +251,21 @@ def check_optimizer(
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty):
         raise ConfigError(
-            f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given gradients"
+            f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given "
+            "gradients"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError("SparseAdam takes sparse gradients only, but summed gradients are dense: use Adam")
     whole = "an algorithm that applies the whole gradient (SynchronousSGD(), LayerwiseSGD(apply='all'), PipeSGD())"
     if applies_buckets and clip_norm is not None:
         raise ConfigError(
-            f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or no clip_norm"
+            f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or no "
+            "clip_norm"
         )
     if applies_buckets and precision == "fp16":
         raise ConfigError(
-            f"fp16 loss scaling needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or precision='bf16'"
+            f"fp16 loss scaling needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or "
+            "precision='bf16'"
         )
 
 
@@ -276,8 +280,10 @@ def check_not_wrapped(model: nn.Module) -> None:
         for kind in type(module).__mro__:
             if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
                 raise ConfigError(
-                    f"the model is wrapped in torch's {kind.__name__}, which sums gradients over ranks itself: give the Trainer the model "
-                    "inside (model.module) and call that one in the step's function, or make the Trainer instead of the wrapper"
+                    f"the model is wrapped in torch's {kind.__name__}, which sums gradients over ranks itself: give "
+                    "the Trainer the model "
+                    "inside (model.module) and call that one in the step's function, or make the Trainer instead of "
+                    "the wrapper"
                 )
 
 
@@ -311,8 +317,10 @@ class TrainedParameters:
         for place, param in self._held():
             if param.requires_grad and id(param) not in self._laid_out:
                 raise ConfigError(
-                    f"the optimizer's {self._name(place, param)} is not the model's, and only the model's gradients are averaged over the "
-                    "ranks: give the Trainer one module that holds all parameters, such as nn.ModuleList([model, criterion])"
+                    f"the optimizer's {self._name(place, param)} is not the model's, and only the model's gradients "
+                    "are averaged over the "
+                    "ranks: give the Trainer one module that holds all parameters, such as nn.ModuleList([model, "
+                    "criterion])"
                 )
         self._refresh([param for _, param in named])
 
@@ -351,7 +359,8 @@ class TrainedParameters:
         for place, param in self._held():
             if param.requires_grad and id(param) not in self._laid_out:
                 raise ConfigError(
-                    f"the optimizer got {self._name(place, param)} after the Trainer was made, which lays out gradients once: {FREEZE_FIX}"
+                    f"the optimizer got {self._name(place, param)} after the Trainer was made, which lays out "
+                    f"gradients once: {FREEZE_FIX}"
                 )
         self._refresh(list(self._model.parameters()))
 

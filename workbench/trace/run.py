@@ -37,7 +37,8 @@ def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
     for item in found:
         if not isinstance(item, Run):
             raise ConfigError(
-                f"{item!r} is not a run: give runs, such as [run_a, run_b]. With Trainer(record=True), finish() returns one"
+                f"{item!r} is not a run: give runs, such as [run_a, run_b]. With Trainer(record=True), finish() "
+                "returns one"
             )
     return found
 

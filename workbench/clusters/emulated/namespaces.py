@@ -102,7 +102,8 @@ def private_mounts(hosts: list[dict[str, Any]]) -> None:
         mount("proc", "/proc", "proc")
     except OSError as error:
         raise Refused(
-            f"/proc cannot be mounted ({error}): the container hides parts of it; run as root, or outside of the container"
+            f"/proc cannot be mounted ({error}): the container hides parts of it; run as root, or outside of the "
+            "container"
         ) from None
     mount("tmpfs", "/dev/shm", "tmpfs", data="mode=1777")
     Path(PLACE).mkdir()

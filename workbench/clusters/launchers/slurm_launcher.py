@@ -266,14 +266,17 @@ class StepLauncher(MPILauncher):
         settled += ["controller"] if self.options.controller == "job" else []
         if settled:
             raise ConfigError(
-                f"this process is in Slurm's job {self.allocation.job}, and ranks start in it. A running job cannot change "
+                f"this process is in Slurm's job {self.allocation.job}, and ranks start in it. A running job cannot "
+                "change "
                 f"{', '.join(settled)}: leave out (launcher='slurm'), or start outside of a job"
             )
         most = max(self.allocation.num_ranks, sum(self.allocation.nodes))
         if num_ranks > most:
             raise ConfigError(
-                f"{num_ranks} ranks in Slurm's job {self.allocation.job}, which has {len(self.allocation.nodes)} nodes with "
-                f"{sum(self.allocation.nodes)} CPUs: start at most {most}, or request more with `salloc --ntasks={num_ranks}`"
+                f"{num_ranks} ranks in Slurm's job {self.allocation.job}, which has {len(self.allocation.nodes)} nodes "
+                "with "
+                f"{sum(self.allocation.nodes)} CPUs: start at most {most}, or request more with `salloc "
+                f"--ntasks={num_ranks}`"
             )
 
     def controller_ip(self) -> str:

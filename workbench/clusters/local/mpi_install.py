@@ -245,7 +245,8 @@ def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = 
         else:
             rule = "one per core, because oversubscribe is off"
         raise ConfigError(
-            f"{num_ranks} ranks on {cores} cores: at most {limit} here ({rule}). The simulated runtime has no such limit: "
+            f"{num_ranks} ranks on {cores} cores: at most {limit} here ({rule}). The simulated runtime has no such "
+            "limit: "
             "use --runtime simulated, wb.simulate, or ranks of a cluster"
         )
 

@@ -144,7 +144,8 @@ class Slurm:
             raise ConfigError(f"{num_ranks!r} ranks: give a whole number, 1 or more")
         if self.nodes is not None and num_ranks < self.nodes:
             raise ConfigError(
-                f"{num_ranks} ranks on {self.nodes} nodes: each node needs a rank; set nodes={num_ranks}, or use more ranks"
+                f"{num_ranks} ranks on {self.nodes} nodes: each node needs a rank; set nodes={num_ranks}, or use more "
+                "ranks"
             )
 
     def options(self, num_ranks: int) -> list[str]:

@@ -272,7 +272,8 @@ class Failures(Stragglers):
             start_s = failures[number] + self.repair_s
             number += 1
         raise ConfigError(
-            f"{self}: work of {seconds:g} s is not done after {MAX_FAILURES} failures in a row: give a longer mean_between_s"
+            f"{self}: work of {seconds:g} s is not done after {MAX_FAILURES} failures in a row: give a longer "
+            "mean_between_s"
         )
 
 

@@ -142,7 +142,8 @@ def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tu
     last = steps.stop if steps.stop is not None else highest + 1
     if steps.step not in (None, 1) or not np.any((numbers >= first) & (numbers < last)):
         raise ConfigError(
-            f"{steps}: run {name} has a trace of steps {lowest} to {highest}; ask for some of those, such as slice({lowest}, {highest + 1})"
+            f"{steps}: run {name} has a trace of steps {lowest} to {highest}; ask for some of those, such as "
+            f"slice({lowest}, {highest + 1})"
         )
     return first, last
 

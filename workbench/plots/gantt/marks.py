@@ -102,7 +102,10 @@ def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
         share = percent(float(lengths_s[place]) / whole_s[step])
         kind = found.kind_names[place].replace("_", "-") if len(found.step) < MAX_PIECES else "piece"
         text += [
-            f"<b>critical path</b> of step {step}: {kind} on rank {rank}, {seconds(float(lengths_s[place]))}, {share} of the step"
+            (
+                f"<b>critical path</b> of step {step}: {kind} on rank {rank}, {seconds(float(lengths_s[place]))}, {share} "
+                "of the step"
+            )
         ] * 2
     return go.Scatter(
         x=xs,

@@ -158,7 +158,8 @@ def verify_rank_file(path: Path) -> None:
     number, rank = record.get("format", 0), int(path.stem.rpartition("-")[2])
     if not isinstance(number, int) or record.get("rank", rank) != rank:
         raise CorruptFile(
-            f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it belongs to another rank file"
+            f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it belongs to another rank "
+            "file"
         )
     if number != FORMAT:
         fix = (

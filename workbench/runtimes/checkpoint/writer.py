@@ -96,7 +96,8 @@ class CheckpointWriter:
             notes = [note for one in reports for note in one[1:]]
             if (slowest_s := max(one[0] for one in reports)) > POLL_S:
                 notes.append(
-                    f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise checkpoint_every"
+                    f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise "
+                    "checkpoint_every"
                 )
         if notes and self._transport.rank == 0:
             update_run(self._folder, notes=[*read_info(self._folder).get("notes", []), *dict.fromkeys(notes)])

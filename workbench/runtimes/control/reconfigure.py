@@ -71,7 +71,8 @@ def changed(
         )
     if _laid_out(new, num_ranks) != _laid_out(algorithm, num_ranks):
         raise ConfigError(
-            f"{_format_changes(changes)} would change the layout of gradients, or how they are applied: start another run"
+            f"{_format_changes(changes)} would change the layout of gradients, or how they are applied: start another "
+            "run"
         )
     return new, None if lr is None else float(lr)
 
@@ -135,7 +136,8 @@ def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
         meant = did_you_mean(name, can, cutoff=0.6)
         if algorithm.restart != Restart.ANYWHERE:
             raise ConfigError(
-                f"{name} of {class_name}: only lr can change while it runs, because it has more than worker programs. stop() it first"
+                f"{name} of {class_name}: only lr can change while it runs, because it has more than worker programs. "
+                "stop() it first"
             )
         why = (
             "cannot change while it runs: ranks began with it"

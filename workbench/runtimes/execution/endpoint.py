@@ -362,7 +362,8 @@ def not_answered(request: Request) -> TypeError:
 def not_lowered(request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> TypeError:
     """Return the error for a sum that names a collective, which the library cannot take."""
     return TypeError(
-        f"{type(request).__name__} names {request.collective}, which a runtime replaces by messages first: use program.lower"
+        f"{type(request).__name__} names {request.collective}, which a runtime replaces by messages first: use "
+        "program.lower"
     )
 
 

@@ -219,8 +219,10 @@ class Interpreter(Caller):
             assert request.on_bucket is not None
             if self._is_elsewhere():
                 raise ConfigError(
-                    f"{self.transport.library} has no MPI_THREAD_MULTIPLE, and on a GPU backward calls from its own thread: "
-                    "use an algorithm that takes the gradient whole, such as SynchronousSGD or PipeSGD, or an MPI with threads"
+                    f"{self.transport.library} has no MPI_THREAD_MULTIPLE, and on a GPU backward calls from its own "
+                    "thread: "
+                    "use an algorithm that takes the gradient whole, such as SynchronousSGD or PipeSGD, or an MPI with "
+                    "threads"
                 )
             if slept is not None:
                 assert bucket.bucket is not None

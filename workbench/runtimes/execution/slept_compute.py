@@ -104,7 +104,8 @@ class SleptCompute:
     ) -> None:
         if layout.device.type != "cpu":
             raise ConfigError(
-                "compute= sleeps on ranks that compute on a CPU, and this one has a GPU: leave compute out, or hide the GPU"
+                "compute= sleeps on ranks that compute on a CPU, and this one has a GPU: leave compute out, or hide "
+                "the GPU"
             )
         self.late = LatePasses()
         self.compute, self.seed, self._rank = compute, seed, rank

@@ -171,7 +171,8 @@ class Task(Caller):
     def collective(self, operation: Callable[[Any], Any], request: Request) -> Any:
         if not self._sums:
             raise ConfigError(
-                "NCCL may deadlock if threads of a rank begin sums on several lanes, because each rank may begin them in another "
+                "NCCL may deadlock if threads of a rank begin sums on several lanes, because each rank may begin them "
+                "in another "
                 "order: use lanes=1 (max_delay=1), or sum over Send and Recv, for example with inner=Ring()"
             )
         return operation(request)

@@ -73,7 +73,8 @@ class Deadline:
         waited = now - self._held() - self._begin
         if self._timeout_s is not None and waited > self._timeout_s:
             raise Stalled(
-                f"waited {waited:.0f} s for {self._whole}{self._absent()}: a rank is gone, much slower, or asks for something else. "
+                f"waited {waited:.0f} s for {self._whole}{self._absent()}: a rank is gone, much slower, or asks for "
+                "something else. "
                 "Raise timeout_s if it is only slow"
             )
 

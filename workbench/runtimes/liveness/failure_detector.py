@@ -46,7 +46,8 @@ KINDS: dict[str, Any] = {
 }
 # Errors after a peer's death: of gloo, of torch.distributed's store, and of a fault-tolerant MPI.
 CONNECTION = re.compile(
-    r"(?i)Connection (reset|closed|refused|was lost)|Broken pipe|Socket (Timeout|closed)|pair closure|failed to (recv|send)|got 0 bytes"
+    r"(?i)Connection (reset|closed|refused|was lost)|Broken pipe|Socket (Timeout|closed)|pair closure|failed to "
+    r"(recv|send)|got 0 bytes"
     r"|ERR_PROC_FAILED"
 )
 

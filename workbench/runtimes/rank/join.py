@@ -54,7 +54,8 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
     num_ranks = int(read_info(folder)["num_workers"])
     if job.runtime != "torch" or not can_be_replaced(job.algorithm, job.settings.on_failure, rank, num_ranks):
         raise ConfigError(
-            f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not continue without rank {rank}: resume it instead"
+            f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not continue without rank {rank}: resume it "
+            "instead"
         )
     worker = LocalTraining(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
     times = _wait_until_left(folder, rank, timeout_s)
@@ -78,7 +79,8 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
             members.accept(ranks)
         if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
             raise PeerFailed(
-                f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not come. Try again"
+                f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not come. Try "
+                "again"
             )
         return as_rank(transport, detector, step, leave, partial(_train, job, worker, transport, detector, saved, step))
 
@@ -141,7 +143,8 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
             times += 1
         if row is not None and state_of(row) != "gone":
             raise ConfigError(
-                f"rank {rank} of the run {folder.name} is alive (process {row['pid']} on {row['host']}): no process can take its place"
+                f"rank {rank} of the run {folder.name} is alive (process {row['pid']} on {row['host']}): no process "
+                "can take its place"
             )
         if times:
             return times

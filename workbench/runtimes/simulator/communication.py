@@ -95,7 +95,8 @@ def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigEr
     flat, like = load[0], request.like
     if flat.numel() != like.numel() or flat.dtype != like.dtype:
         return ConfigError(
-            f"rank {rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, which sent {flat.numel()} of {flat.dtype}"
+            f"rank {rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, which sent "
+            f"{flat.numel()} of {flat.dtype}"
         )
     assert load[2] == request.stamped, f"rank {sender} and rank {rank} do not agree on whether a message has a stamp"
     return None
@@ -249,7 +250,8 @@ def _flats(values: list[Any]) -> list[torch.Tensor]:
     for rank, flat in enumerate(flats):
         if flat.numel() != numel or flat.dtype != dtype:
             raise ConfigError(
-                f"all ranks give a collective values of one size and type: rank 0 has {numel} elements of {dtype}, rank {rank} has "
+                f"all ranks give a collective values of one size and type: rank 0 has {numel} elements of {dtype}, "
+                f"rank {rank} has "
                 f"{flat.numel()} of {flat.dtype}"
             )
     return flats

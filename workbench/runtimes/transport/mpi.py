@@ -329,8 +329,10 @@ def _check_not_alone() -> None:
         if started and started != MPI.COMM_WORLD.Get_size():
             library = MPI.Get_library_version().split(",")[0].strip()
             raise LaunchError(
-                f"{started} ranks were started, but this one sees {MPI.COMM_WORLD.Get_size()}: the launcher and {library}, "
-                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or set MPI4PY_LIBMPI to the "
+                f"{started} ranks were started, but this one sees {MPI.COMM_WORLD.Get_size()}: the launcher and "
+                f"{library}, "
+                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or set MPI4PY_LIBMPI to "
+                "the "
                 "launcher's library. "
                 "Under srun: --mpi=pmix for Open MPI and --mpi=pmi2 for MPICH"
             )

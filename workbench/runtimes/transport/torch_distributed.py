@@ -171,7 +171,8 @@ class TorchTransport(Transport):
         if not self._on_default_group or dist.is_initialized():
             return ""
         return (
-            "the default process group was destroyed while this rank was training: call torch.distributed.destroy_process_group() "
+            "the default process group was destroyed while this rank was training: call "
+            "torch.distributed.destroy_process_group() "
             "after the Trainer's `with` block, or after finish(), on every rank"
         )
 

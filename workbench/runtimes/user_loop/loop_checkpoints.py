@@ -171,7 +171,8 @@ class LoopCheckpoints:
         steps = [int(text) for text in self._gather(str(end.step), "all ranks to keep a checkpoint")]
         if len(set(steps)) > 1:
             raise ConfigError(
-                f"ranks have finished steps {steps}, and a checkpoint is of one step: save on all ranks after the same step"
+                f"ranks have finished steps {steps}, and a checkpoint is of one step: save on all ranks after the same "
+                "step"
             )
         self._run = self._run or self._gather(secrets.token_hex(8), "all ranks to keep a checkpoint")[0]
         rank, num_workers = self._ctx.rank, self._ctx.num_workers
@@ -359,7 +360,8 @@ def check_unscaled(loss: Tensor) -> None:
         factor = getattr(node, "_saved_other", None) if node.name() == "MulBackward0" else None
         if isinstance(factor, Tensor) and not factor.ndim and not factor.requires_grad and _scaler_of(factor):
             raise ConfigError(
-                "the loss was scaled by a GradScaler, and its gradients would be applied scaled: return the loss itself, "
+                "the loss was scaled by a GradScaler, and its gradients would be applied scaled: return the loss "
+                "itself, "
                 "and give the Trainer precision='fp16', which scales the loss and unscales the gradients"
             )
         if len(nodes) < NUM_NODES:

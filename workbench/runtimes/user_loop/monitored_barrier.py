@@ -30,7 +30,8 @@ FIXES = {
     "load": "call load() on every rank, before its first step",
     "evaluating": "enter evaluating() on every rank after the same step, and not under `if rank == 0`",
     "finish": (
-        "give every rank the same number of batches (DistributedSampler(drop_last=True)), or call step(None) on a rank that has no more"
+        "give every rank the same number of batches (DistributedSampler(drop_last=True)), or call step(None) on a rank "
+        "that has no more"
     ),
 }
 

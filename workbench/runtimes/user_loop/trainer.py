@@ -115,7 +115,8 @@ class Trainer:
             raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
         if algorithm.requires.servers:
             raise ConfigError(
-                f"{type(algorithm).__name__} keeps parameters on servers, and a Trainer steps your model on all ranks together: "
+                f"{type(algorithm).__name__} keeps parameters on servers, and a Trainer steps your model on all ranks "
+                "together: "
                 "use `workbench train`, Cluster.train or simulate for it"
             )
         self._transport = transport_here(timeout_s)
@@ -390,7 +391,8 @@ class Trainer:
         elif not self._finished:
             if isinstance(error, ValueError) and "default process group twice" in str(error):
                 error.add_note(
-                    "The Trainer made the default process group, since there was none. Call init_process_group before the Trainer is made, "
+                    "The Trainer made the default process group, since there was none. Call init_process_group before "
+                    "the Trainer is made, "
                     "or leave the call out."
                 )
             self._fail(error)
@@ -413,7 +415,8 @@ class Trainer:
         # A GPU would wait.
         if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):
             raise Diverged(
-                f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
+                f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now "
+                f"{self.replica.lr:g})"
             )
         if self._folder is not None:
             seconds = self._interpreter.clock.now() - self._evaluated_s
