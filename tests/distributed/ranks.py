@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 START_S = 100.0  # importing torch on all ranks at once, on a busy machine
 GRACE_S = 5.0  # from being asked to leave to being killed
-# Of commands, ranks, engines, kernels, and of commands that execute notebooks, whose library builds a grammar for a second.
+# Of commands, ranks, engines, kernels, and of commands that execute notebooks.
 COMMON = (
     "numpy.ma",
     "torch.utils.flop_counter",
@@ -202,6 +202,7 @@ def _prepare() -> None:
     from workbench.runtimes.rank.fingerprint import package_digest
 
     torch.set_num_threads(1)
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # nbclient's library would build a grammar for a second
     for name in COMMON:
         import_module(name)
     for name in OF_NOTEBOOKS:
