@@ -5,7 +5,8 @@
 A small interpreter without imports stands in for the forked process. It has the process's place in the tree, its group and its
 session, passes signals on, and ends as the process does. When it is killed, the process ends, and its session with it.
 
-Not for tests of how a process begins, of what is inherited besides streams, folder and environment, or of other namespaces.
+Not for tests of how a process begins, or of what is inherited besides streams, folder and environment. On an emulated network, for
+processes of all hosts, a fork server must run on one of them.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def become_forked(caller: socket.socket) -> NoReturn:
         os.close(number)
     os.setsid()
     _leave_with(caller)
+    _enter_host_of(caller)
     os.chdir(told["folder"])
     os.environ.clear()
     os.environ.update(told["environment"])
@@ -159,6 +161,20 @@ def become_forked(caller: socket.socket) -> NoReturn:
         os.close(number)
     sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or os.cpu_count())
     _end(_status(*told["command"]))
+
+
+def _enter_host_of(caller: socket.socket) -> None:
+    """Join the network and the host name of the stand-in, which may be on another host of an emulated network."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return  # not on Linux
+    pid = int.from_bytes(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+    for kind in ("net", "uts"):
+        theirs, ours = f"/proc/{pid}/ns/{kind}", f"/proc/self/ns/{kind}"
+        if os.readlink(theirs) != os.readlink(ours):
+            fd = os.open(theirs, os.O_RDONLY)
+            if ctypes.CDLL(None, use_errno=True).setns(fd, 0) != 0:
+                raise OSError(ctypes.get_errno(), f"{theirs} cannot be entered")
+            os.close(fd)
 
 
 def _leave_with(caller: socket.socket) -> None:
