@@ -192,7 +192,10 @@ def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -
     if _longer:
         _definitions.changes()
         _longer = False
-    torch.manual_seed(random.getrandbits(63))
+    seed = (
+        torch.manual_seed if _gpu() else torch.default_generator.manual_seed
+    )  # the first also records stacks for CUDA
+    seed(random.getrandbits(63))
     yield
     torch.set_num_threads(1)  # a training of one rank takes all cores, by design
     _largest = max(_largest, (peak_bytes(), request.node.nodeid), key=lambda one: one[0])

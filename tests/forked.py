@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable
@@ -154,6 +155,7 @@ def become_forked(caller: socket.socket) -> NoReturn:
     os.chdir(told["folder"])
     os.environ.clear()
     os.environ.update(told["environment"])
+    tempfile.tempdir = None  # it is looked up again: TMPDIR may be another
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = paths
     for stream, number in zip(told["streams"], numbers, strict=True):
