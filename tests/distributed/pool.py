@@ -40,8 +40,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 LOOK_S = 20.0  # for ranks to say how they are; what still runs in them is a fault of its own
 
 # More than these, and ranks are ended. Torch's cost a fork, and groups have threads that wake a hundred times a second; MPI's cost seconds.
-MOST_GROUPS = {"torch": 0, "mpi": 60}
-MOST_BYTES = 1200 << 20
+MAX_GROUPS = {"torch": 0, "mpi": 60}
+MAX_BYTES = 1200 << 20
 
 peak_bytes = 0  # the most memory that a rank of any pool had
 
@@ -69,7 +69,7 @@ class RankPool:
         self._connections: list[Connection] = []
         self._folder: Path | None = None
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 110.0) -> list[Any]:
         """The results of `function(*args)` on every rank, in order of rank.
 
         Raises:
@@ -85,7 +85,7 @@ class RankPool:
             raise first.error
         return [outcome.value for outcome in outcomes]
 
-    def outcomes(self, calls: Sequence[Call], timeout_s: float = 60.0, *, may_die: bool = False) -> list[Outcome]:
+    def outcomes(self, calls: Sequence[Call], timeout_s: float = 110.0, *, may_die: bool = False) -> list[Outcome]:
         """What became of each rank's own call; a rank's error is an outcome like another, and so is its end if it `may_die` (EOFError)."""
         if not self._alive():
             self.close()
@@ -136,7 +136,7 @@ class RankPool:
         peak_bytes = max(peak_bytes, *(one.peak_bytes for one in found))
         name = f"of the {self.runtime} pool of {self.num_ranks}"
         lines = [f"rank {rank} {name}: {line}" for rank, one in enumerate(found) for line in one.left]
-        worn = any(one.num_groups > MOST_GROUPS[self.runtime] or one.peak_bytes > MOST_BYTES for one in found)
+        worn = any(one.num_groups > MAX_GROUPS[self.runtime] or one.peak_bytes > MAX_BYTES for one in found)
         if lines or worn:
             self.close()
         return lines

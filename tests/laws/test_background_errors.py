@@ -17,7 +17,7 @@ from workbench import ops
 from workbench.errors import ConfigError, PeerFailed
 from workbench.ops import FREE, Program, Start
 from workbench.program import Algorithm, Card, Context, perform
-from workbench.replica.backward import Micro
+from workbench.replica.backward import MicroBatch
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.deadline import Deadline
@@ -126,8 +126,10 @@ def test_it_is_raised_where_it_is_waited_for(runtime: str, lane: int, any_of: bo
 def test_it_is_raised_where_it_is_waited_for_on_ranks(runtime: str, lane: int) -> None:
     job = make_job(runtime, 2, Waits(lane=lane), tiny.problem(test=None), how())
     found = run_on_ranks(on_a_rank, job, 2)
-    assert [log for _, log in found] == [["step ended"]] * 2
-    assert "Broken" in [name for name, _ in found]
+    own = [log for name, log in found if name == "Broken"]
+    assert own and own == [["step ended"]] * len(own)
+    # A rank that is told of the other's error may be told before its own step ends.
+    assert all(name in ("Broken", "PeerFailed") and "continued" not in log for name, log in found)
 
 
 def on_a_rank(job: Job, num_ranks: int) -> tuple[str, list[str]] | None:
@@ -184,7 +186,7 @@ def test_an_error_of_the_librarys_sum_is_raised_there_too(progress: str) -> None
 def interpret(begin: Begin, progress: str, transport: SoloTransport | None = None) -> None:
     model = nn.Linear(2, 1)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    micro = Micro(lambda: model(torch.ones(3, 2)).mean(), 0.5, 3)
+    micro = MicroBatch(lambda: model(torch.ones(3, 2)).mean(), 0.5, 3)
     interpreter = Interpreter(
         transport or SoloTransport(), replica, NullRecorder(), lambda _: [micro], timeout_s=10.0, progress=progress
     )

@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
 
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -134,7 +135,8 @@ class DDPHook:
         saved = {number: tuple(shape) for signature in self._cut for number, *shape in signature}
         if saved != {number: tuple(param.shape) for number, (param, _) in parts.items()}:
             raise ConfigError(
-                "the state of the hook was saved with another model, or with other parameters frozen: load it with the same"
+                "the state of the hook was saved with another model, or with other parameters frozen: load it with the "
+                "same"
             )
         for index, signature in enumerate(self._cut):
             pairs = [parts[number] for number, *_ in signature]
@@ -191,9 +193,10 @@ class DDPHook:
         if self._error is None:
             self._error = error
             if not isinstance(error, PeerFailed):
-                self._transport.announce_failure(
-                    f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}"
-                )
+                with suppress(RuntimeError):  # the process that holds the store is gone
+                    self._transport.announce_failure(
+                        f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}"
+                    )
         return error
 
     # -- memory of codecs --------------------------------------------------------------------------------------
