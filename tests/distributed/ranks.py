@@ -35,6 +35,7 @@ COMMON = (
     "workbench.analysis",
     "workbench.cli.main",
     "workbench.problems.digits",
+    "workbench.runtimes.rank.join",
     "workbench.runtimes.rank.main",
     "workbench.runtimes.simulator.simulate",
 )
