@@ -125,7 +125,8 @@ def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
     steps = [row["step"] for row in run.metrics[VICTIM]]
     assert 0 < first < SOON_STEPS, "behind rank 0's last step, which may have been slower than the one that was killed"
     assert steps[:AT_STEP] == [*range(AT_STEP)], "what the dead one had written stands"
-    assert steps[-1] == SOON_STEPS - 1
+    backup = isinstance(algorithm, BackupSGD)  # the last updates do not wait for a late worker
+    assert steps[-1] == SOON_STEPS - 1 or (backup and steps[-1] >= first)
     sent = [row["bytes_sent"] for row in run.metrics[VICTIM]]
     assert sent == sorted(sent), "the bytes of a rank, whichever process has it"
     assert not run.damaged
@@ -134,8 +135,7 @@ def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
             "all end with the same parameters"
         )
         by = Counter(source for update in run.updates() for source in update["sources"])
-        dropped = isinstance(algorithm, BackupSGD) and algorithm.backups
-        assert by[VICTIM] > (0 if dropped else (SOON_STEPS - first) * 0.9)
+        assert by[VICTIM] > (0 if backup else (SOON_STEPS - first) * 0.9)
         if isinstance(algorithm, AsyncSGD):
             assert by == {0: SOON_STEPS, VICTIM: AT_STEP + SOON_STEPS - first, 2: SOON_STEPS}, (
                 "its gradients are used, each once"

@@ -259,7 +259,7 @@ def test_a_job_that_fails_says_why(world: SlurmWorld, tmp_path: Path) -> None:
 INSIDE = """
 import json, sys
 from workbench.clusters import Cluster
-from workbench.clusters.slurm.queue import ask
+from workbench.clusters.slurm.queue import run_slurm
 from workbench.errors import ConfigError
 refused = []
 for n, words in ((99, "slurm"), (2, "slurm:partition=debug")):
@@ -269,7 +269,7 @@ for n, words in ((99, "slurm"), (2, "slurm:partition=debug")):
         refused.append(str(error))
 with Cluster(2, launcher=sys.argv[1], quiet=True) as cluster:
     hosts = [rank["host"] for rank in cluster.ranks]
-    print("SEEN" + json.dumps([hosts, cluster.client.ids, ask("squeue", "-h", "-o", "%i").split(), refused]))
+    print("SEEN" + json.dumps([hosts, cluster.client.ids, run_slurm("squeue", "-h", "-o", "%i").split(), refused]))
 """
 
 
@@ -344,13 +344,13 @@ ELSEWHERE = """
 import json, os, sys, time
 from pathlib import Path
 import workbench as wb
-from workbench.clusters.slurm.queue import ask
+from workbench.clusters.slurm.queue import run_slurm
 cluster = wb.attach(sys.argv[1], quiet=True)
 run = cluster.run
 steps = lambda: [row["step"] for row in run.run.steps()]
 while not steps():
     time.sleep(0.1)
-ask("scancel", "--batch", "--signal=USR1", sys.argv[2])  # what --signal=B:USR1@60 does near the end
+run_slurm("scancel", "--batch", "--signal=USR1", sys.argv[2])  # what --signal=B:USR1@60 does near the end
 run.wait(60)
 seen = {"status": run.status, "saved": sorted(path.name for path in run.folder.glob("checkpoint-*")), "state": cluster.state}
 seen["complete"] = steps() == list(range(len(steps())))
