@@ -727,7 +727,7 @@ def other_networks(names: Names, kept: list[Kept]) -> Again:
     again.text("One core here", names["measured_batch"], speed, timed.backward_s / timed.forward_s, when)
     took = {(name, link): [next(steps) for _ in range(5)] for name in models for link in links}
     gains = {place: [of[0] / each for each in of[1:]] for place, of in took.items()}
-    again.text("Speed-up over SGD: ", p, names["tflops"], [*gains.values()])
+    again.text("Speed-up over SGD: ", p, names["tflops"], [of[:3] for of in gains.values()])
     rows, shares = [], []
     for (name, link), of in took.items():
         num_bytes, compute_s = 4 * sum(numels[name]), sum(forward[name]) * batch / rate
