@@ -47,7 +47,7 @@ def test_steady_machines_need_no_backup_and_slow_ones_one_each() -> None:
     for backups, seconds in ((1, 3.0), (2, 1.0)):
         run = stragglers.timed(BackupSGD(backups=backups), slow, workers=6, steps=4, mean=1.0)
         assert stragglers.steps_s(run, 4) == pytest.approx(seconds)
-        assert stragglers.share_of_ranks([run], [0]) == (0.0 if backups == 2 else pytest.approx(0.2, abs=0.2))
+        assert stragglers.share_of_ranks([run], [0, 1]) == pytest.approx(0.2 if backups == 1 else 0.0)
 
 
 def test_carried_stragglers_and_overhead_change_the_rule() -> None:
@@ -68,10 +68,6 @@ def test_a_distribution_of_staleness_has_the_mean_that_was_asked_for(kind: str) 
 
 def test_asynchronous_workers_make_p_updates_in_the_time_of_a_gradient() -> None:
     run = stragglers.timed(AsyncSGD(), Lognormal(sigma=0.2), workers=5, steps=60, mean=Lognormal(sigma=0.2).mean)
-    rates = stragglers.gradient_rates(run)
-    assert (
-        stragglers.update_interval_s(run) == pytest.approx(0.2, rel=0.05) == pytest.approx(rates["interval"], rel=0.1)
-    )
-    assert rates["gradients"] == pytest.approx(5, rel=0.1)
+    assert stragglers.update_interval_s(run) == pytest.approx(0.2, rel=0.05)
     assert stragglers.steady_staleness(run).mean() == pytest.approx(4, rel=0.05)
     assert stragglers.used_share([run]) == 1.0

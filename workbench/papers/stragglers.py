@@ -255,24 +255,6 @@ def update_interval_s(run: Run, skip: float = 0.1) -> float:
     return float((ends[-1] - ends[0]) / (len(ends) - 1))
 
 
-def gradient_rates(run: Run) -> dict[str, float]:
-    """Return the time between updates, gradients used per unit of time, and mean and largest staleness.
-
-    Times are those of the middle half of the updates, when all workers run.
-    """
-    changes = run.updates()
-    stale = [value for change in changes for value in change["staleness"]]
-    middle = changes[len(changes) // 4 : 3 * len(changes) // 4 + 1]
-    length_s = middle[-1]["seconds"] - middle[0]["seconds"]
-    used = sum(len(change["staleness"]) for change in middle[1:])
-    return {
-        "interval": length_s / (len(middle) - 1),
-        "gradients": used / length_s,
-        "stale": float(np.mean(stale)),
-        "stalest": max(stale),
-    }
-
-
 def steady_staleness(run: Run, skip: float = 0.2) -> NDArray[np.int64]:
     """Return the staleness of the gradients of one shard that takes one for each update, without the first and last `skip`."""
     found = np.array([change["staleness"][0] for change in run.updates()], np.int64)
