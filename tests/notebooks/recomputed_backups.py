@@ -247,7 +247,7 @@ def learning_rate(names: Names, kept: list[Kept]) -> Again:
 
 def generative(names: Names, kept: list[Kept]) -> Again:
     seeds, workers, horizon, rates = (names[key] for key in ("seeds", "workers", "horizon", "rates"))
-    untrained = math.log(names["levels"])
+    untrained = math.log(names["task"].model().levels)
     given = iter([item.run for item in kept])
 
     def best(run: Any) -> list[tuple[float, float]]:
