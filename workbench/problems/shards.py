@@ -52,8 +52,14 @@ def main_classes(labels: Sequence[int], shards: Sequence[Sequence[int]], share: 
 
 
 def of_classes(problem: Problem, classes: Sequence[int]) -> Problem:
-    """Return the same problem, judged only on the test samples of these classes."""
-    data = problem.test_data()
+    """Return the same problem, judged only on the test samples of these classes.
+
+    Raises:
+        ConfigError: the problem has no test set.
+    """
+    data: Any = problem.test_data()
+    if data is None:
+        raise ConfigError(f"{problem.name} has no test set: give a problem with one")
     places = [place for place, (_, label) in enumerate(data) if int(label) in {*classes}]
     return replace(problem, test=partial(Subset, data, places))
 
