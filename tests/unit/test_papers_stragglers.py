@@ -9,7 +9,7 @@ from workbench.algorithms import AsyncSGD, BackupSGD
 from workbench.costs import Constant, Lognormal, SlowMachines
 from workbench.errors import ConfigError
 from workbench.papers import stragglers
-from workbench.papers.stragglers import BackupRule
+from workbench.papers.backup_rule import BackupRule, idle_shares, iterations_of
 from workbench.theory import fit_iterations
 
 pytestmark = pytest.mark.notebooks
@@ -32,7 +32,7 @@ def test_workers_that_do_not_draw_independently_are_refused() -> None:
 
 
 def test_counts_that_no_law_fits_are_interpolated() -> None:
-    rising = stragglers.iterations_of({10: 100.0, 20: 120.0})  # more gradients, more updates
+    rising = iterations_of({10: 100.0, 20: 120.0})  # more gradients, more updates
     assert rising(15) == pytest.approx(110.0)
     assert rising(5) == pytest.approx(200.0), "as many gradients in all"
 
@@ -40,7 +40,7 @@ def test_counts_that_no_law_fits_are_interpolated() -> None:
 def test_steady_machines_need_no_backup_and_slow_ones_one_each() -> None:
     rule = BackupRule(machines=20, iterations=PAPER, drawn=40)
     steady = rule.best(Constant())
-    assert steady.backups == 0 and stragglers.idle_shares(steady) == pytest.approx((0.0, 0.0))
+    assert steady.backups == 0 and idle_shares(steady) == pytest.approx((0.0, 0.0))
     assert rule.step_s(Constant(), [0, 3]) == pytest.approx({0: 1.0, 3: 1.0})
     assert rule.machine_seconds(Constant(), [0, 5]) == pytest.approx({0: 1.0, 5: 1.25}), "paid, and of no use"
     slow = SlowMachines(factor_of={0: 3.0, 1: 3.0})
