@@ -111,6 +111,7 @@ def injected_staleness(names: Names, kept: list[Kept]) -> Again:
     rows = [[[mean], constant[mean]] for mean in means] + [[[kind_mean], others[kind]] for kind in kinds]
     rows += [[[last], abrupt], [[0, names["late_lr"]], slow]]
     table = [[entry, _targets_row(found, [target], steps)] for entry, found in rows]
+    again.text("Updates to", target)
     again.text("updates, means of", steps, seeds, table)
     for mean in {20, 50} & {*means}:
         again.claim(f"{KEY}error-at-staleness-{mean}", more[mean])
