@@ -135,7 +135,8 @@ class DDPHook:
         saved = {number: tuple(shape) for signature in self._cut for number, *shape in signature}
         if saved != {number: tuple(param.shape) for number, (param, _) in parts.items()}:
             raise ConfigError(
-                "the state of the hook was saved with another model, or with other parameters frozen: load it with the same"
+                "the state of the hook was saved with another model, or with other parameters frozen: load it with the "
+                "same"
             )
         for index, signature in enumerate(self._cut):
             pairs = [parts[number] for number, *_ in signature]
