@@ -63,7 +63,7 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, IntArr
     return found
 
 
-def mean_by_layer(staleness: Sequence[Mapping[int, Whole]]) -> dict[int, list[float]]:
+def mean_by_layer(staleness: Sequence[Mapping[int, IntArray]]) -> dict[int, list[float]]:
     """Return layer, counted from the input -> mean staleness in each run, if every layer is a bucket.
 
     Bucket 0 is the layer next to the output, whose gradient is computed first.

@@ -130,7 +130,7 @@ def _frame(panels: Sequence[Panel], title: str) -> go.Figure:
         template=TEMPLATE,
         height=inner + top + BOTTOM,
         margin={"t": top, "b": BOTTOM},
-        title={"text": safe(title), "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 12}},
+        title={"text": escape_text(title), "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 12}},
         barmode="overlay",
         bargap=0,
         hovermode="closest",
