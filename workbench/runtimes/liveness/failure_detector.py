@@ -271,6 +271,10 @@ class FailureDetector:
             None,
         )
 
+    def departed(self) -> list[int]:
+        """Return the ranks that took part and have left in an orderly way, as far as this rank has watched them."""
+        return sorted(peer for peer in self._known if not self._path(peer).exists())
+
     def diagnose(self, announced: Callable[[], str | None]) -> str | None:
         """Return why a connection ended: which rank is gone, or what a peer announced. Waits `DIAGNOSIS_S` for either.
 

@@ -125,8 +125,7 @@ def cause_of(error: BaseException, transport: Transport, detector: FailureDetect
     diagnosis = detector.diagnose(transport.peer_failure)
     if diagnosis is None:
         return error
-    with suppress(RuntimeError):  # the process that holds the store is gone
-        transport.announce_failure(diagnosis)
+    transport.announce_failure(diagnosis)
     return PeerFailed(diagnosis)
 
 

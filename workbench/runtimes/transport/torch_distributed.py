@@ -342,7 +342,8 @@ class TorchTransport(Transport):
         self._meeting, self._store, self._key, self._fans = meeting, meeting.store, FAILURE_KEY, {}
 
     def announce_failure(self, reason: str) -> None:
-        self._store.set(self._key, reason[:4000])
+        with suppress(RuntimeError):  # the process that holds the store is gone
+            self._store.set(self._key, reason[:4000])
 
     def arrive(self, number: int, text: str) -> None:
         # A text that differs from the first is kept too: the rank that wrote the first may have left and not check
