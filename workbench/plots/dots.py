@@ -56,7 +56,7 @@ def dot_plot(
         )
     if reference is not None:
         figure.add_vline(x=reference, line={"color": GREY, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title=escape_text(x), **({"type": "log", "dtick": "D2"} if log_x else {}))
+    figure.update_xaxes(title=escape_text(x), **({"type": "log"} if log_x else {}))
     names = [f"{escape_text(name)} " for name in values]
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.5, -0.5], ticks="")
     figure.update_layout(height=FRAME_PIXELS + ROW_PIXELS * len(names))

@@ -95,7 +95,7 @@ def legend_below(figure: go.Figure, height: int, names: Iterable[str]) -> None:
 def escape_text(name: Any) -> str:
     """Escape text for a figure: Plotly interprets a part of HTML in names.
 
-    >>> safe("<script>")
+    >>> escape_text("<script>")
     '&lt;script&gt;'
     """
     return html.escape(str(name), quote=False)
