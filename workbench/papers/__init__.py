@@ -1,7 +1,7 @@
 """Claims of papers, the measurements here, and the verdicts, in `papers/KEY/`: from claims to pages.
 
-In a notebook, `ranks` provides a cluster, `finding` reports the values that it measured for a claim, and `answer` its
-text with its numbers.
+In a notebook, `require` checks a parameter, `ranks` provides a cluster, `finding` reports the values that it measured
+for a claim, and `answer` its text with its numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ _NAMES = MappingProxyType(
         "ranks": "workbench.papers.pool_client",
         "where_of": "workbench.papers.pool_client",
         "within_reach": "workbench.papers.pool_client",
+        "require": "workbench.papers.parameters",
         "finding": "workbench.papers.findings",
         "answer": "workbench.papers.findings",
         "Claim": "workbench.papers.claims",
