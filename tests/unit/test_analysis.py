@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from workbench.analysis import Table, compare, overlap, summary, time_to_accuracy, time_to_loss
 from workbench.analysis.overlap import measure_before, union
-from workbench.analysis.summary import step_seconds
+from workbench.analysis.summary import mean_step_s, step_seconds, typical_window
 from workbench.analysis.table import Column, num_bytes, percent, seconds
+from workbench.errors import ConfigError
 from workbench.trace import MemoryRecorder, Run, Spans
 from workbench.trace.kinds import COMMUNICATION_KINDS, COMPUTE_KINDS
 
@@ -311,3 +312,22 @@ def test_tables_write_units() -> None:
     assert str(table).splitlines()[2].split() == ["1.23", "ms", "\N{EN DASH}", "\N{EN DASH}"]
     assert [num_bytes(value) for value in (0, 999, 1000, 2.5e9)] == ["0 B", "999 B", "1.00 kB", "2.50 GB"]
     assert len(table) == 1 and table[0]["a"] == 0.00123
+
+
+def steps_that_end_at(*ends_s: float) -> Run:
+    row = {"samples": 0, "bytes_sent": 0, "staleness": None, "loss": None, "num_samples": 0}
+    return Run(info={}, metrics={0: [{**row, "step": step, "seconds": end_s} for step, end_s in enumerate(ends_s)]})
+
+
+def test_mean_seconds_of_the_steps_after_the_first_ones() -> None:
+    assert mean_step_s(steps_that_end_at(10.0, 11.0, 13.0, 17.0), 1) == 3.0
+    with pytest.raises(ConfigError, match="give at least 5"):
+        mean_step_s(steps_that_end_at(1.0, 2.0, 3.0, 4.0), 3)
+
+
+def test_the_typical_window_is_neither_the_quickest_nor_the_slowest() -> None:
+    run = steps_that_end_at(9.0, 10.0, 16.0, 18.0, 21.0)  # steps of 1, 6, 2 and 3 s after the first
+    assert typical_window(run, 1) == slice(3, 4), "the lower of two in the middle"
+    assert typical_window(run, 2) == slice(1, 3), "7, 8 and 5 s"
+    with pytest.raises(ConfigError, match="no 5"):
+        typical_window(run, 5)

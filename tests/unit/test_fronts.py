@@ -30,3 +30,9 @@ def test_the_figure_has_a_point_a_method_and_a_line_through_the_best() -> None:
     assert list(first.y) == [0.6]
     assert abs(first.error_x.array[0] - 1.0) < 1e-12
     assert second.name == "b"
+
+
+def test_of_losses_the_lower_are_better() -> None:
+    points = {"quick": [(1.0, 0.5)], "good": [(2.0, 0.1)], "beaten": [(3.0, 0.2)]}
+    figure = front(points, title="t", x="s", y="error", losses=True)
+    assert list(figure.data[0].x) == [1.0, 2.0] and figure.layout.yaxis.type == "log"

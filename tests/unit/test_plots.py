@@ -306,6 +306,8 @@ def test_timelines_share_one_axis_and_one_legend() -> None:
     assert figure.layout.xaxis.matches == "x2" and figure.layout.xaxis2.title.text == "time (ms)"
     titles = [note.text for note in figure.layout.annotations if note.text.startswith("<b>")]
     assert titles == ["<b>PipeSGD</b>", "<b>SynchronousSGD</b>"]
+    titled = plots.timelines([make_run(), make_run("SynchronousSGD")], slice(5, 7), title="two <runs>")
+    assert titled.layout.title.text == "two &lt;runs&gt;" and titled.layout.height > figure.layout.height
 
 
 drawn_spans = st.lists(

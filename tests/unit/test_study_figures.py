@@ -131,3 +131,12 @@ def test_bars_of_steps_are_as_long_as_the_steps() -> None:
             assert sum(bar.x[position] for bar in bars) == pytest.approx(step_ms, rel=1e-3)
             assert bars[0].x[position] == pytest.approx(3.0, rel=1e-6)
     assert [bar.x[0] for bar in figure.data if bar.xaxis == "x2"] == [0.0] * 4, "who is not in a group has no bar there"
+
+
+def test_a_dot_plot_has_a_row_an_entry_with_its_repetitions_and_interval() -> None:
+    figure = plots.dot_plot({"a": [1.0, 3.0], "b": [5.0]}, intervals={"a": (0.5, 3.5)}, title="t", x="s", reference=1.0)
+    first, mean, second, lone = figure.data
+    assert list(first.x) == [1.0, 3.0] and list(first.y) == pytest.approx([-0.16, 0.16])
+    assert list(mean.x) == [2.0] and mean.error_x.array[0] == mean.error_x.arrayminus[0] == 1.5
+    assert list(second.x) == list(lone.x) == [5.0] and lone.error_x.array[0] == 0, "no interval"
+    assert list(figure.layout.yaxis.ticktext) == ["a ", "b "] and figure.layout.shapes[0].x0 == 1.0

@@ -18,7 +18,7 @@ from workbench.analysis.summary import (
     time_to_accuracy,
     time_to_loss,
 )
-from workbench.analysis.table import Table
+from workbench.analysis.table import Table, tabulate
 
 __all__ = [
     "Comparison",
@@ -39,6 +39,7 @@ __all__ = [
     "runs_table",
     "staleness_by_bucket",
     "summary",
+    "tabulate",
     "time_to_accuracy",
     "time_to_loss",
 ]

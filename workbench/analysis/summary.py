@@ -15,6 +15,7 @@ from workbench.analysis.labels import distinct_labels
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.parts import Parts, parts
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
+from workbench.errors import ConfigError
 from workbench.trace.run import Run, as_runs
 
 WARM_UP_SHARE, WARM_UP_STEPS = 10, 10  # the first tenth of the steps, at most ten, is the warm-up
@@ -117,6 +118,29 @@ def step_seconds(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
         gaps = [later[1] - earlier[1] for earlier, later in pairwise(ends) if later[0] == earlier[0] + 1]
         found.extend(gaps[max(num_warm_up(len(ends)) - 1, 0) :])
     return np.array(found)
+
+
+def mean_step_s(run: Run, skip: int) -> float:
+    """Return the mean seconds of a step after the first `skip` + 1. A step ends when its slowest rank ends it.
+
+    Raises:
+        ConfigError: the run has no more steps.
+    """
+    ends_s = [row["seconds"] for row in run.steps()][skip:]
+    if len(ends_s) < 2:
+        raise ConfigError(f"{len(run.steps())} steps: give at least {skip + 2}")
+    return float((ends_s[-1] - ends_s[0]) / (len(ends_s) - 1))
+
+
+def typical_window(run: Run, count: int) -> slice:
+    """Return `count` consecutive steps whose time is the median of all such windows after the warm-up, for a figure."""
+    ends_s = [row["seconds"] for row in run.steps()]
+    first = num_warm_up(len(ends_s))
+    lengths_s = {step: ends_s[step + count - 1] - ends_s[step - 1] for step in range(first, len(ends_s) - count + 1)}
+    if not lengths_s or count < 1 or first < 1:
+        raise ConfigError(f"{len(ends_s)} steps: no {count} after the first one")
+    begin = sorted(lengths_s, key=lambda step: lengths_s[step])[(len(lengths_s) - 1) // 2]
+    return slice(begin, begin + count)
 
 
 def time_to(run: Run, y: Literal["accuracy", "test_loss"], target: float) -> dict[str, Any] | None:

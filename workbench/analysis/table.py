@@ -150,3 +150,22 @@ class Table:
         body = "".join(f"<tr>{''.join(cell.format(html.escape(text)) for text in line)}</tr>" for line in self.cells())
         notes = "".join(f"<p style='margin: 2px 8px'><small>{html.escape(note)}</small></p>" for note in self.footnotes)
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+
+
+def tabulate(
+    rows: Sequence[dict[str, Any]], caption: str = "", **columns: str | tuple[str, Callable[[Any], str]]
+) -> Table:
+    """Return a table from the keys of its rows.
+
+    Args:
+        rows: exact values.
+        caption: its title.
+        columns: key -> title, or title and format.
+
+    >>> print(tabulate([{"method": "PipeSGD", "step_s": 0.0125}], method="algorithm", step_s=("step", seconds)))
+    algorithm   step
+    ---------  -------
+    PipeSGD    12.5 ms
+    """
+    shown = tuple(Column(key, *([title] if isinstance(title, str) else title)) for key, title in columns.items())
+    return Table(rows, shown, caption=caption)

@@ -1,6 +1,6 @@
 """Numbers to Plotly figures, live views for JupyterLab, and HTML pages with figures offline.
 
-Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `limits`, `prediction`, `fronts`,
+Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `dots`, `limits`, `prediction`, `fronts`,
 `parallel_axes`. All use `style`. Rooms of their own are `gantt` (the timeline) and `live` (figures that grow while a run
 trains). `html`, `pictures` and `for_nbconvert` write pages and images.
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import ConfigError
 
 if TYPE_CHECKING:
+    from workbench.plots.dots import dot_plot
     from workbench.plots.gantt.figures import timeline, timelines
     from workbench.plots.html import export_html, use_notebook_renderer
     from workbench.plots.limits import compare_with_limits
@@ -33,6 +34,7 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
     "convergence": "lines",
     "curves": "lines",
     "curves_of": "studies",
+    "dot_plot": "dots",
     "export_html": "html",
     "heat_map": "studies",
     "overlap_bars": "overlap",
@@ -55,6 +57,7 @@ __all__ = [
     "convergence",
     "curves",
     "curves_of",
+    "dot_plot",
     "export_html",
     "heat_map",
     "overlap_bars",

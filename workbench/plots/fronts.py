@@ -14,19 +14,22 @@ HEIGHT = 440
 SYMBOLS = ("circle", "diamond", "square", "x")
 
 
-def front(algorithms: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x: str, y: str) -> go.Figure:
+def front(
+    algorithms: Mapping[str, Sequence[tuple[float, float]]], *, title: str, x: str, y: str, losses: bool = False
+) -> go.Figure:
     """Draw a point and a bar over repetitions for each algorithm, and the Pareto front of the means.
 
     Args:
         algorithms: name -> (cost, gain) of every repetition.
         title, x, y: titles of the figure and its axes; less of x and more of y is better.
+        losses: y is a loss or an error: less is better, and the axis is logarithmic.
     """
     figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
     means = {
         name: (float(np.mean([cost for cost, _ in of])), float(np.mean([gain for _, gain in of])))
         for name, of in algorithms.items()
     }
-    best = pareto_front(means)
+    best = pareto_front({name: (cost, -gain if losses else gain) for name, (cost, gain) in means.items()})
     line = {"color": GREY, "width": 1.5, "dash": "dot", "shape": "hv"}
     figure.add_scatter(
         x=[means[name][0] for name in best], y=[means[name][1] for name in best], mode="lines", line=line, name="front"
@@ -38,7 +41,7 @@ def front(algorithms: Mapping[str, Sequence[tuple[float, float]]], *, title: str
         look = {"mode": "markers", "marker": {"size": 11, "color": color, "symbol": symbol}, "hovertemplate": hover}
         figure.add_scatter(x=[mean[0]], y=[mean[1]], error_x=bars[0], error_y=bars[1], name=safe(name), **look)
     figure.update_xaxes(title=safe(x), rangemode="tozero")
-    figure.update_yaxes(title=safe(y))
+    figure.update_yaxes(title=safe(y), **({"type": "log"} if losses else {}))
     legend_below(figure, HEIGHT, ["front", *algorithms])
     return figure
 

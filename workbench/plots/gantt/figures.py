@@ -22,6 +22,7 @@ from workbench.trace.run import Run, as_runs
 
 ROW_PIXELS = 27
 TOP, GAP, BOTTOM = 96, 46, 64  # pixels above, between and below panels
+TITLE = 34  # pixels more above the legend for a title
 LABEL_SHARE = 0.06  # share of the axis: a step closer to the last numbered one has no number
 MARKED_STEPS = 50  # with more steps, only numbered ones have a line
 LABELLED_BARS = 1500  # with more bars, they have no numbers
@@ -61,6 +62,7 @@ def timelines(
     links: bool = True,
     critical: bool = False,
     names: Sequence[str] | None = None,
+    title: str = "",
 ) -> go.Figure:
     """Draw the timelines of several runs below each other, on one time axis.
 
@@ -71,6 +73,7 @@ def timelines(
         steps: as for `timeline`; or a list with one entry for each run.
         ranks, links, critical: as for `timeline`.
         names: titles of the runs; None: their algorithms, and what distinguishes them.
+        title: title of the figure, above the legend.
 
     Raises:
         ConfigError: there are no runs, or a trace holds none of these steps; the message says which it holds.
@@ -88,7 +91,7 @@ def timelines(
     panels = [panel(run, window, chosen, MAX_BARS // len(runs)) for run, window in zip(runs, windows, strict=True)]
     longest_s = max(item.length_s for item in panels)
     unit, factor = time_unit(longest_s)
-    figure = _frame(panels)
+    figure = _frame(panels, title)
     seen: set[str] = set()
     shapes, notes = list[Any](), list[Any]()
     for number, (run, item, label) in enumerate(zip(runs, panels, labels, strict=True), 1):
@@ -112,16 +115,18 @@ def timelines(
     return figure
 
 
-def _frame(panels: Sequence[Panel]) -> go.Figure:
+def _frame(panels: Sequence[Panel], title: str) -> go.Figure:
     """Make an empty figure with an axis for each panel, as high as its rows."""
+    top = TOP + bool(title) * TITLE
     heights = [item.rows.ends[-1] * ROW_PIXELS for item in panels]
     inner = sum(heights) + GAP * (len(panels) - 1)
     spacing = GAP / inner if len(panels) > 1 else 0
     figure = make_subplots(rows=len(panels), cols=1, shared_xaxes=True, row_heights=heights, vertical_spacing=spacing)
     figure.update_layout(
         template=TEMPLATE,
-        height=inner + TOP + BOTTOM,
-        margin={"t": TOP, "b": BOTTOM},
+        height=inner + top + BOTTOM,
+        margin={"t": top, "b": BOTTOM},
+        title={"text": safe(title), "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 12}},
         barmode="overlay",
         bargap=0,
         hovermode="closest",
