@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -258,16 +259,28 @@ def _wrapped(value: Any) -> str:
 
 
 def log_axis(values: Sequence[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with ticks at these values; with more than ten, at the powers of ten."""
+    """Return a logarithmic axis with ticks at these values; with more than ten, at round values."""
     if len(values) > 10:
-        return {"type": "log", "dtick": 1}
+        return _round_ticks(min(values), max(values))
     return {"type": "log", "tickvals": list(values), "ticktext": [f"{value:,.6g}" for value in values]}
 
 
 def _log_y(curves: Mapping[str, Series]) -> dict[str, Any]:
-    """Return ticks at powers of ten only, if there are several."""
+    """Return a logarithmic axis with round ticks."""
     found = np.concatenate([np.ravel(np.asarray(list(series.values()), float)) for series in curves.values() if series])
-    return {"type": "log", "dtick": 1} if found.max() >= 30 * found.min() else {"type": "log"}
+    return _round_ticks(float(found.min()), float(found.max()))
+
+
+def _round_ticks(low: float, high: float) -> dict[str, Any]:
+    """Return a logarithmic axis with ticks at powers of ten; at 1, 2, 5, 10, ... if it spans less than two of them."""
+    if not 0 < low <= high < 100 * low:
+        return {"type": "log", "dtick": 1}
+    first = math.floor(math.log10(low))
+    steps = [float(f"{step}e{power}") for power in range(first, first + 4) for step in (1, 2, 5)]
+    ticks = [step for step in steps if 0.9 * low <= step <= 1.1 * high]
+    if len(ticks) < 2:
+        return {"type": "log"}
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,.6g}" for tick in ticks]}
 
 
 def _lines(curves: Mapping[str, Series], hover: str, *, legend: bool = True) -> list[go.Scatter]:
