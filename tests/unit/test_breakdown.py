@@ -14,7 +14,7 @@ from workbench.costs import Network
 from workbench.papers.breakdown import breakdown, codec_share
 from workbench.papers.simulated_steps import compute_of, gradient_bytes, simulated_steps
 from workbench.program import Algorithm
-from workbench.theory import all_reduce_s, codec_s
+from workbench.theory import all_reduce_s
 from workbench.trace.run import Run
 
 LINK = Network(latency_s=1e-4, bandwidth_bytes_per_s=1e8, encode_s_per_byte=1e-9, decode_s_per_byte=5e-10)
@@ -44,7 +44,8 @@ def test_a_codec_takes_its_seconds_and_saves_what_the_wire_saves() -> None:
     run, plain = traced(SynchronousSGD(collective=ring), 0.01), traced(SynchronousSGD(collective=Ring()), 0.01)
     found, size = codec_share(run, plain, STEADY), gradient_bytes(TASK)
     sum_s, plain_s = all_reduce_s(ring, size, 4, LINK), all_reduce_s(Ring(), size, 4, LINK)
-    assert found["codec_s"] == pytest.approx(codec_s(ring, size, 4, LINK), rel=0.05)
+    # A rank encodes 4 blocks of a quarter, and decodes 7: in each of 6 hops, and its own at the end.
+    assert found["codec_s"] == pytest.approx(size / 4 * (4 * 1e-9 + 7 * 5e-10), rel=0.01)
     assert found["share"] == pytest.approx(found["codec_s"] / (0.01 + sum_s), rel=0.01)
     assert found["saved"] == pytest.approx((plain_s - sum_s) / (0.01 + plain_s), rel=0.02)
     free = replace(LINK, encode_s_per_byte=0.0, decode_s_per_byte=0.0)
