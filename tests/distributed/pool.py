@@ -69,7 +69,7 @@ class RankPool:
         self._connections: list[Connection] = []
         self._folder: Path | None = None
 
-    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 110.0) -> list[Any]:
         """The results of `function(*args)` on every rank, in order of rank.
 
         Raises:
@@ -85,7 +85,7 @@ class RankPool:
             raise first.error
         return [outcome.value for outcome in outcomes]
 
-    def outcomes(self, calls: Sequence[Call], timeout_s: float = 60.0, *, may_die: bool = False) -> list[Outcome]:
+    def outcomes(self, calls: Sequence[Call], timeout_s: float = 110.0, *, may_die: bool = False) -> list[Outcome]:
         """What became of each rank's own call; a rank's error is an outcome like another, and so is its end if it `may_die` (EOFError)."""
         if not self._alive():
             self.close()

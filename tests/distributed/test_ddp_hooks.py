@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.futures import Future
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,6 +43,7 @@ from workbench.collectives import (
 )
 from workbench.errors import ConfigError
 from workbench.ops import Local, Program
+from workbench.runtimes.execution.tasks import TaskHandle
 from workbench.runtimes.user_loop.ddp_hook import ddp_hook
 
 SMALL_MB = 0.0003  # cuts the tiny model's six tensors into two buckets, otherwise before and after the first step
@@ -529,6 +531,26 @@ def test_a_rank_that_is_killed_is_named() -> None:
         assert found[rank].error is None, found[rank].trace
         assert found[rank].value[:2] == ["nothing was raised"] * 2
         assert "PeerFailed: rank 1's process is gone" in found[rank].value[2]
+
+
+def test_a_bucket_ends_with_its_error_if_the_store_went_away_with_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 holds the store. After the end of its process nothing can be announced, and backward must still end."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        state, _ = ddp_hook(collective=Ring())
+
+        def gone(*_: object) -> None:
+            raise dist.DistNetworkError("Broken pipe")
+
+        monkeypatch.setattr(state._transport, "announce_failure", gone)
+        handle, future = TaskHandle(), Future[Tensor]()
+        handle.error = dist.DistNetworkError("Connection reset by peer")
+        state._end(handle, future, torch.zeros(1), 0)
+        with pytest.raises(RuntimeError, match="Connection reset by peer"):
+            future.wait()
+        state.close()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_was_said() -> None:

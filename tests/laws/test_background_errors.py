@@ -126,8 +126,10 @@ def test_it_is_raised_where_it_is_waited_for(runtime: str, lane: int, any_of: bo
 def test_it_is_raised_where_it_is_waited_for_on_ranks(runtime: str, lane: int) -> None:
     job = make_job(runtime, 2, Waits(lane=lane), tiny.problem(test=None), how())
     found = run_on_ranks(on_a_rank, job, 2)
-    assert [log for _, log in found] == [["step ended"]] * 2
-    assert "Broken" in [name for name, _ in found]
+    own = [log for name, log in found if name == "Broken"]
+    assert own and own == [["step ended"]] * len(own)
+    # A rank that is told of the other's error may be told before its own step ends.
+    assert all(name in ("Broken", "PeerFailed") and "continued" not in log for name, log in found)
 
 
 def on_a_rank(job: Job, num_ranks: int) -> tuple[str, list[str]] | None:

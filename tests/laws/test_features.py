@@ -187,6 +187,7 @@ def float_mlp() -> torch.nn.Module:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_a_compiled_module_takes_the_same_steps() -> None:
     """On the ranks of one runtime: compiling is the module's affair, not the runtime's."""
     from torch._inductor.cpp_builder import get_cpp_compiler

@@ -179,7 +179,8 @@ def run_on_ranks(function: Callable[..., Any], job: Job, num_ranks: int) -> list
     Fewer MPI ranks than three are a part of the three.
     """
     size = max(num_ranks, 3) if job.runtime == "mpi" else num_ranks
-    return shared_pool(job.runtime, size).run(function, job, num_ranks)[:num_ranks]
+    timeout_s = max(110.0, 2 * job.settings.timeout_s)
+    return shared_pool(job.runtime, size).run(function, job, num_ranks, timeout_s=timeout_s)[:num_ranks]
 
 
 def run_job(job: Job, num_ranks: int) -> dict[str, Any] | None:

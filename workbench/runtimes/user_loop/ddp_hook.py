@@ -3,6 +3,7 @@
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
 
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -191,9 +192,10 @@ class DDPHook:
         if self._error is None:
             self._error = error
             if not isinstance(error, PeerFailed):
-                self._transport.announce_failure(
-                    f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}"
-                )
+                with suppress(RuntimeError):  # the process that holds the store is gone
+                    self._transport.announce_failure(
+                        f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}"
+                    )
         return error
 
     # -- memory of codecs --------------------------------------------------------------------------------------
