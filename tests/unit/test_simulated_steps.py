@@ -32,11 +32,13 @@ def test_a_step_takes_c_plus_m_or_the_longer(share: float) -> None:
 
 
 def test_a_pipeline_that_still_fills_is_left_out() -> None:
-    compute = compute_of(SUM_S / 2)
-    run = simulated_steps(PipeSGD(width=2), TASK, workers=4, network=LINK, compute=compute, steps=12)
-    ends = [row["seconds"] for row in run.steps()]
-    found = simulated_step_s(PipeSGD(width=2), TASK, workers=4, network=LINK, compute=compute, steps=12, filled=4)
-    assert found == pytest.approx((ends[-1] - ends[4]) / 7)
+    how = {"workers": 4, "network": LINK, "compute": compute_of(SUM_S / 2), "steps": 12}
+    warmed = PipeSGD(width=2, warmup_steps=3)
+    ends = [row["seconds"] for row in simulated_steps(warmed, TASK, **how).steps()]  # type: ignore[arg-type]
+    for filled in (0, 4):
+        found = simulated_step_s(warmed, TASK, filled=filled, **how)
+        assert found == pytest.approx((ends[-1] - ends[filled]) / (11 - filled))
+    assert (ends[-1] - ends[0]) / 11 != pytest.approx((ends[-1] - ends[4]) / 7, rel=0.01), "the warm-up counts in one"
 
 
 def test_one_worker_is_late_once() -> None:

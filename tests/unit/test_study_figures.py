@@ -27,6 +27,20 @@ def test_bars_of_parts_are_stacked_in_seconds() -> None:
         plots.stacked_bars({}, title="none")
 
 
+def test_groups_of_bars_have_their_own_axes_or_one_scale() -> None:
+    groups = {"short": {"ring": {"wire": 0.001}}, "long": {"ring": {"wire": 0.1}}}
+    own, one = (plots.stacked_bars(groups, title="sums", one_scale=same) for same in (False, True))
+    assert own.data[0].x[0] == pytest.approx(1000) and own.layout.xaxis.range != own.layout.xaxis2.range
+    assert [trace.x[0] for trace in one.data] == pytest.approx([1.0, 100.0])
+    assert one.layout.xaxis.range == one.layout.xaxis2.range
+
+
+def test_four_groups_of_bars_are_two_by_two() -> None:
+    figure = plots.stacked_bars({str(number): {"ring": {"wire": 1.0}} for number in range(4)}, title="sums")
+    assert [title.text for title in figure.layout.annotations] == [f"<b>{number}</b>" for number in range(4)]
+    assert figure.layout.xaxis.domain == figure.layout.xaxis3.domain != figure.layout.xaxis2.domain
+
+
 def test_speed_ups_are_over_one_worker_s_share_of_the_best_mean_rate() -> None:
     figure = plots.scaling(RATES)
     assert lines(figure, "x") == {
