@@ -26,7 +26,7 @@ of a rank, beyond parameters and optimizer. K: width of a pipeline. d: delay in 
 parameters; their bytes are those of a rank that is also a worker. N, b: gradients that an update uses, and that it drops.
 H: steps between two averages. P: fragments of the parameters. t_c, t_compute: seconds of an all-reduce, and of a step's compute."""
 
-TIED = "\N{NO-BREAK SPACE}"  # keeps text in parentheses on one line
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps text in parentheses on one line
 CODED = 1_000_000  # number of values for which a codec's bytes are shown
 
 FIND: MappingProxyType[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], Callable[..., Any]]]] = (
@@ -243,7 +243,10 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
     1  one two
        three
     """
-    tied = [[re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", TIED), cell) for cell in row] for row in rows]
+    tied = [
+        [re.sub(r"\([^()]*\)", lambda found: found[0].replace(" ", NO_BREAK_SPACE), cell) for cell in row]
+        for row in rows
+    ]
     body, widths = tied, _widths([head, *tied], width)
     if sum(widths) + 2 * (len(widths) - 1) > width:
         body, widths = [list(row) for row in rows], _widths([head, *rows], width)
@@ -258,7 +261,7 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
                 (cell[line] if line < len(cell) else "").ljust(column)
                 for cell, column in zip(cells, widths, strict=True)
             ]
-            lines.append("  ".join(words).replace(TIED, " ").rstrip())
+            lines.append("  ".join(words).replace(NO_BREAK_SPACE, " ").rstrip())
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.units import GB, GIB, KB, KIB, MB, MIB
 
-MOST_WORD = 4096  # longest text of an argument or a name, in characters
+MAX_NAME_LENGTH = 4096  # longest text of an argument or a name, in characters
 SIZES = {"kb": KB, "mb": MB, "gb": GB, "kib": KIB, "mib": MIB, "gib": GIB}
 
 
@@ -30,7 +30,7 @@ def kebab(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
-def same_word(one: str, other: str) -> bool:
+def same_name(one: str, other: str) -> bool:
     """Return whether two names are the same but for case, hyphens and underscores: a class's and the command line's.
 
     >>> same_word("DiLoCo", "diloco"), same_word("PipeSGD", "pipe-sgd"), same_word("PipeSGD", "pipe")
@@ -39,7 +39,7 @@ def same_word(one: str, other: str) -> bool:
     return re.sub("[-_]", "", one).lower() == re.sub("[-_]", "", other).lower()
 
 
-def brief(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Return a value for a message, shortened if it is long.
 
     >>> brief("width"), len(brief("x" * 10**6))
@@ -67,7 +67,7 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: floa
         most: how many names at most.
         cutoff: how similar they must be, from 0 to 1.
     """
-    near = get_close_matches(name[:MOST_WORD], list(known), n=most, cutoff=cutoff)
+    near = get_close_matches(name[:MAX_NAME_LENGTH], list(known), n=most, cutoff=cutoff)
     return f"did you mean {' or '.join(near)}? " if near else ""
 
 
@@ -79,7 +79,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
     """
     names = list(known)
     meant = did_you_mean(name, names, most=2)
-    return ConfigError(f"no {what} is called {brief(name)}: {meant}There are {', '.join(names) or 'none'}")
+    return ConfigError(f"no {what} is called {shorten(name)}: {meant}There are {', '.join(names) or 'none'}")
 
 
 def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -> Any:
@@ -104,10 +104,10 @@ def call_checked(what: str, make: Callable[..., Any], options: dict[str, Any]) -
             if option not in valid:
                 meant = did_you_mean(option, valid)
                 raise ConfigError(
-                    f"{what} has no option {brief(option)}: {meant}It takes {', '.join(valid) or 'none'}"
+                    f"{what} has no option {shorten(option)}: {meant}It takes {', '.join(valid) or 'none'}"
                 ) from None
         raise ConfigError(
-            f"{what}({', '.join(f'{key}={brief(value)}' for key, value in options.items())}): {error}"
+            f"{what}({', '.join(f'{key}={shorten(value)}' for key, value in options.items())}): {error}"
         ) from error
 
 
@@ -160,7 +160,7 @@ def check_kinds(what: str, make: Callable[..., Any], options: dict[str, Any]) ->
         if not kinds or any(isinstance(kind, type) and kind not in (bool, int, float, str, NoneType) for kind in kinds):
             continue
         if not any(_is(value, kind) for kind in kinds):
-            raise ConfigError(f"{what}: {option}={brief(value)}: give {', or '.join(describe_kinds(kinds))}")
+            raise ConfigError(f"{what}: {option}={shorten(value)}: give {', or '.join(describe_kinds(kinds))}")
 
 
 def _is(value: Any, kind: Any) -> bool:
@@ -184,7 +184,7 @@ def parse_value(text: str) -> Any:
     size = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([kmg]i?b)", plain.lower())
     if size:
         return float(size[1]) * SIZES[size[2]]
-    if len(plain) > MOST_WORD:
+    if len(plain) > MAX_NAME_LENGTH:
         return plain
     try:
         with warnings.catch_warnings():
@@ -216,7 +216,7 @@ def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
         ConfigError: the expression has another form, or calls a name that is not in `classes`.
     """
     try:
-        if len(text) > MOST_WORD:
+        if len(text) > MAX_NAME_LENGTH:
             raise ValueError("it is too long")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -234,7 +234,7 @@ def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
         RecursionError,
     ) as error:
         raise ConfigError(
-            f"{brief(text)} cannot be read as a setting ({error}): write it as in Ring(chunks=2)"
+            f"{shorten(text)} cannot be read as a setting ({error}): write it as in Ring(chunks=2)"
         ) from None
 
 
@@ -263,11 +263,12 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise ConfigError(f"{option} {brief(pair)}: write it as name=value, for example {option} width=2")
+            raise ConfigError(f"{option} {shorten(pair)}: write it as name=value, for example {option} width=2")
         name = key.strip().replace("-", "_")
         if name in parsed:
             raise ConfigError(
-                f"{option} {name}: given twice, as {brief(parsed[name])} and as {brief(parse_value(value))}: give it once"
+                f"{option} {name}: given twice, as {shorten(parsed[name])} and as {shorten(parse_value(value))}: give "
+                "it once"
             )
         parsed[name] = parse_value(value)
     return parsed

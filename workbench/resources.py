@@ -14,7 +14,7 @@ from workbench.errors import ConfigError
 from workbench.naming import unknown
 
 PACKAGE = Path(__file__).resolve().parent
-OWN = "WORKBENCH_SHARE"
+SHARE_VARIABLE = "WORKBENCH_SHARE"
 DISTRIBUTION = "sgd-workbench"
 
 
@@ -32,7 +32,7 @@ def shared(kind: Literal["notebooks", "papers", "kernels", "records"]) -> Path:
     >>> shared("notebooks").name
     'notebooks'
     """
-    own: list[Path] = [Path(os.environ[OWN]).resolve() / kind] if os.environ.get(OWN) else []
+    own: list[Path] = [Path(os.environ[SHARE_VARIABLE]).resolve() / kind] if os.environ.get(SHARE_VARIABLE) else []
     for folder in (*own, PACKAGE / "_share" / kind, PACKAGE.parent / kind):
         if folder.is_dir():
             return folder

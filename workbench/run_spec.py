@@ -128,7 +128,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
 
 
-class _Refusing(argparse.ArgumentParser):
+class _RaisingParser(argparse.ArgumentParser):
     """A parser that raises an exception, where argparse would end the process."""
 
     def error(self, message: str) -> NoReturn:
@@ -136,7 +136,7 @@ class _Refusing(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Refusing(prog="workbench train", add_help=False, allow_abbrev=False)
+    parser = _RaisingParser(prog="workbench train", add_help=False, allow_abbrev=False)
     add_train_options(parser)
     return parser
 
@@ -260,7 +260,8 @@ def compute_of(seconds: Sequence[str], stragglers: Sequence[str], *, measured: b
     if not arguments:
         if distributions and not measured:
             raise ConfigError(
-                "stragglers multiply the seconds of compute: give these too, such as --compute backward_s=0.07, or simulate"
+                "stragglers multiply the seconds of compute: give these too, such as --compute backward_s=0.07, or "
+                "simulate"
             )
         return None
     if "stragglers" in arguments:

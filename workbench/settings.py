@@ -136,7 +136,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and (not callable(value) or isinstance(value, torch.optim.Optimizer)):
                 raise ConfigError(
-                    f"{name}={value!r}: give a function that returns it, such as functools.partial(torch.optim.SGD, lr=0.1)"
+                    f"{name}={value!r}: give a function that returns it, such as functools.partial(torch.optim.SGD, "
+                    "lr=0.1)"
                 )
         if self.ema_decay is not None and not (isinstance(self.ema_decay, int | float) and 0 <= self.ema_decay < 1):
             raise ConfigError(
@@ -203,7 +204,8 @@ def check_guard(on_bad_gradient: str, max_grad_norm: float | None) -> None:
         )
     if on_bad_gradient == "ignore" and max_grad_norm is not None:
         raise ConfigError(
-            "max_grad_norm limits good gradients, and on_bad_gradient='ignore' does not check them: use 'clip' or 'skip'"
+            "max_grad_norm limits good gradients, and on_bad_gradient='ignore' does not check them: use 'clip' or "
+            "'skip'"
         )
 
 

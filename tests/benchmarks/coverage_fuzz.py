@@ -52,7 +52,7 @@ def records(modules: Any) -> Callable[[bytes], None]:
         for checkpoint in kept.complete_checkpoints(folder):
             try:
                 kept.run_name_of(checkpoint.rank_file(0)), kept.verify_rank_file(checkpoint.rank_file(0))
-            except (kept.Damaged, modules["errors"].WorkbenchError):
+            except (kept.CorruptFile, modules["errors"].WorkbenchError):
                 continue
 
     return read

@@ -45,8 +45,8 @@ CALIBRATED_AT = (2, "200mbit")
 RATES = ("100mbit", "200mbit", "400mbit", "800mbit")
 HOSTS = (2, 4)
 CALIBRATION_STEPS = 40
-SECONDS_EACH = 7.0  # of measured training, at least LEAST_STEPS
-LEAST_STEPS, MOST_STEPS = 8, 40
+SECONDS_EACH = 7.0  # of measured training, at least MIN_STEPS
+MIN_STEPS, MAX_STEPS = 8, 40
 WAIT_S = 240.0
 UNSEEN = (
     "Calibrations, predictions and measurements are all of one session, after the model was last changed. Other measurements of the same "
@@ -251,7 +251,7 @@ def run_all(folder: Path, models: list[str]) -> None:
 
 
 def steps_for(step_s: float) -> int:
-    return int(min(MOST_STEPS, max(LEAST_STEPS, SECONDS_EACH / step_s)))
+    return int(min(MAX_STEPS, max(MIN_STEPS, SECONDS_EACH / step_s)))
 
 
 def describe(run: Run) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from workbench.runtimes.rank.fingerprint import data_digest
 from workbench.trace.files.lock import locked
 
 RECORD = Path(__file__).parents[2] / "records" / "tuned-rates.json"
-SEEDS, WIDTH, MOST_RATES = 3, 5, 12
+SEEDS, WIDTH, MAX_RATES = 3, 5, 12
 NEAR = 1.1  # of the smallest mean loss
 JITTER, NETWORK = 0.3, "ethernet-1g"
 
@@ -133,8 +133,8 @@ def tune(
             measure(power, 1)
     while True:
         best = min(sorted(found), key=lambda power: mean_loss(found[power]))
-        if len(found) > MOST_RATES:
-            raise SystemExit(f"{problem.name}, {algorithm}: the best of {MOST_RATES} rates is at an edge")
+        if len(found) > MAX_RATES:
+            raise SystemExit(f"{problem.name}, {algorithm}: the best of {MAX_RATES} rates is at an edge")
         new = [power for power in (best - 1, best + 1) if power not in found]
         near = [power for power, tried in found.items() if is_near(tried, found[best])]
         wanted = {best - 1, best, best + 1, *near}

@@ -36,7 +36,7 @@ def parts() -> list[str]:
     buttons = RunButtons(refuse)
     buttons.stop.click()
     shown = [compare(runs)._repr_html_(), run_overlap(runs[0])._repr_html_(), run_critical_path(runs[0])._repr_html_()]
-    shown += [live._status.value, buttons._said.value, error_line(RuntimeError(EVIL))]
+    shown += [live._status.value, buttons._error.value, error_line(RuntimeError(EVIL))]
     figures = [
         live.static(),
         plots.curves(runs, "steps"),

@@ -40,8 +40,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 LOOK_S = 20.0  # for ranks to say how they are; what still runs in them is a fault of its own
 
 # More than these, and ranks are ended. Torch's cost a fork, and groups have threads that wake a hundred times a second; MPI's cost seconds.
-MOST_GROUPS = {"torch": 0, "mpi": 60}
-MOST_BYTES = 1200 << 20
+MAX_GROUPS = {"torch": 0, "mpi": 60}
+MAX_BYTES = 1200 << 20
 
 peak_bytes = 0  # the most memory that a rank of any pool had
 
@@ -136,7 +136,7 @@ class RankPool:
         peak_bytes = max(peak_bytes, *(one.peak_bytes for one in found))
         name = f"of the {self.runtime} pool of {self.num_ranks}"
         lines = [f"rank {rank} {name}: {line}" for rank, one in enumerate(found) for line in one.left]
-        worn = any(one.num_groups > MOST_GROUPS[self.runtime] or one.peak_bytes > MOST_BYTES for one in found)
+        worn = any(one.num_groups > MAX_GROUPS[self.runtime] or one.peak_bytes > MAX_BYTES for one in found)
         if lines or worn:
             self.close()
         return lines

@@ -41,7 +41,7 @@ from workbench.runtimes.checkpoint import writer as keeper
 from workbench.runtimes.checkpoint.files import (
     FORMAT,
     Checkpoint,
-    Damaged,
+    CorruptFile,
     complete_checkpoints,
     rank_file_path,
     record_path,
@@ -79,7 +79,7 @@ def test_a_part_is_what_was_written_or_says_what_is_wrong(tmp_path: Path) -> Non
         (None, "is not there"),
     ):
         path.write_bytes(damage) if damage else path.unlink()
-        with pytest.raises(Damaged, match=words):
+        with pytest.raises(CorruptFile, match=words):
             verify_rank_file(path)
     record = write(tmp_path, 3).with_suffix(".json")
     for number, fix in (
@@ -90,7 +90,7 @@ def test_a_part_is_what_was_written_or_says_what_is_wrong(tmp_path: Path) -> Non
         with pytest.raises(ConfigError, match=f"format {number}, this version reads format {FORMAT}: {fix}"):
             verify_rank_file(path)
     record.write_text('{"form')
-    with pytest.raises(Damaged, match="cannot be read"):
+    with pytest.raises(CorruptFile, match="cannot be read"):
         verify_rank_file(path)
 
 

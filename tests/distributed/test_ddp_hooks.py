@@ -533,21 +533,44 @@ def test_a_rank_that_is_killed_is_named() -> None:
         assert "PeerFailed: rank 1's process is gone" in found[rank].value[2]
 
 
-def test_a_bucket_ends_with_its_error_if_the_store_went_away_with_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_has_ended_is_named_with_the_fix() -> None:
+    """As if it had fewer batches. Nobody failed, and gloo reports only a lost connection."""
+
+    def run() -> str:
+        gradient = torch.ones(10, dtype=torch.float64)
+        state, hook = ddp_hook(collective=Ring(), timeout_s=20)
+        backward = one_gradient((state, hook), gradient)
+        for _ in range(2):
+            assert words_of(backward, gradient) == "nothing was raised"
+        if dist.get_rank() == 1:
+            state.close()
+            die()
+        return words_of(backward, gradient)
+
+    with contextlib.closing(RankPool("torch", 2, compiler=True)) as pool:
+        found = pool.outcomes([(run, ())] * 2, may_die=True)
+    assert found[0].error is None, found[0].trace
+    expected = "PeerFailed: rank 1 has ended, and rank 0 is at step 2: give every rank the same number of batches"
+    assert expected in found[0].value
+
+
+def test_a_failure_is_kept_if_the_store_went_away_with_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 holds the store. After the end of its process nothing can be announced, and backward must still end."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         state, _ = ddp_hook(collective=Ring())
 
-        def gone(*_: object) -> None:
-            raise dist.DistNetworkError("Broken pipe")
+        class Gone:
+            def set(self, *_: object) -> None:
+                raise dist.DistNetworkError("Broken pipe")
 
-        monkeypatch.setattr(state._transport, "announce_failure", gone)
+        monkeypatch.setattr(state._transport, "_store", Gone())
         handle, future = TaskHandle(), Future[Tensor]()
-        handle.error = dist.DistNetworkError("Connection reset by peer")
+        handle.error = ZeroDivisionError("division by zero")
         state._end(handle, future, torch.zeros(1), 0)
-        with pytest.raises(RuntimeError, match="Connection reset by peer"):
+        with pytest.raises(ZeroDivisionError):
             future.wait()
+        monkeypatch.undo()
         state.close()
     finally:
         dist.destroy_process_group()

@@ -88,7 +88,7 @@ def test_a_cable_can_be_pulled_and_put_in_again(network: EmulatedNetwork) -> Non
     assert "refused" in told(network, 0, probe)
     network.cut(1)
     assert "timed out" in told(network, 0, probe)
-    network.mend("host1")
+    network.reconnect("host1")
     assert "refused" in told(network, 0, probe)
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_cut_is_told(network: EmulatedNetwork) -> None:
     with pytest.raises(ConfigError, match="no host 7"):
         network.cut(7)
     with pytest.raises(ConfigError, match="no host 'switch'"):
-        network.mend("switch")
+        network.reconnect("switch")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_run_goes_on_behind_it(
     there = training.num_steps()
     time.sleep(CUT_S)
     assert training.num_steps() <= there + 1, "it was not held up"
-    network.mend(1) if fault == "cut" else network.set_rate(1, "100mbit")
+    network.reconnect(1) if fault == "cut" else network.set_rate(1, "100mbit")
     assert training.end()[0] == 0
     assert same(training.weights(), expected)
     info = Run.load(training.folder).info
@@ -135,7 +135,7 @@ def test_a_worker_that_was_cut_off_comes_back_to_its_server(network: EmulatedNet
     training.reach(AT_STEP)
     network.cut(1)
     time.sleep(CUT_S)
-    network.mend(1)
+    network.reconnect(1)
     assert training.end()[0] == 0
     run = Run.load(training.folder)
     assert run.info["status"] == "finished" and "departures" not in run.info
@@ -157,7 +157,7 @@ def test_a_cut_for_good_ends_the_run_which_goes_on_from_its_checkpoint(
     assert "is the network between them cut, or slow?" in error, error
     assert Run.load(training.folder).info["status"] == "failed"
     assert f"--resume {training.folder.name} continues from it" in error
-    network.mend(1)
+    network.reconnect(1)
     again = Training(network, runs, "synchronous-sgd", "torch", "--resume", training.folder.name)
     status, said, error = again.end()
     assert status == 0, error

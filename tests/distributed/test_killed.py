@@ -101,7 +101,7 @@ def test_a_host_that_went_away_is_found_by_its_silence(tmp_path: Path, monkeypat
 
     If one of its ranks is heard, or this rank takes a step, the host is not gone.
     """
-    monkeypatch.setattr(detector, "BEAT_S", 0.05)
+    monkeypatch.setattr(detector, "HEARTBEAT_S", 0.05)
     paths = [elsewhere(tmp_path, rank) for rank in (1, 2)]
     said: list[str] = []
     step = [7]

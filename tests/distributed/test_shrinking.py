@@ -37,7 +37,7 @@ from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Backward, Discard, EndStep, Program, ReadParameters, WriteParameters
 from workbench.problems.base import Sampler, fetch
 from workbench.program import Algorithm, Context
-from workbench.replica.backward import Micro
+from workbench.replica.backward import MicroBatch
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.runtimes.elastic import shrink
@@ -220,7 +220,7 @@ _dealt: list[int] = []  # and of all whose gradients it has computed
 def train_weighed(job: Job) -> tuple[dict[str, dict[int, float]], list[int]]:
     minibatch = LocalTraining.minibatch
 
-    def noting(self: LocalTraining, step: int, rank: int | None = None) -> list[Micro]:
+    def noting(self: LocalTraining, step: int, rank: int | None = None) -> list[MicroBatch]:
         sampler, mine = self.sampler, self.rank if rank is None else rank
         first = sampler.samples_before(step) + sum(sampler.share_size(step, other) for other in range(mine))
         _begun[:] = range(first, first + sampler.share_size(step, mine))

@@ -56,19 +56,19 @@ def train_on_two_nodes(runs: str) -> dict[str, Any]:
     os.environ["WORKBENCH_RUNS"] = runs
     from workbench.algorithms import SynchronousSGD
     from workbench.clusters import Cluster
-    from workbench.clusters.slurm.queue import ask
+    from workbench.clusters.slurm.queue import run_slurm
     from workbench.problems import digits_mlp
 
     words = "slurm:partition=debug,account=physics,time=00:30:00,nodes=2,gpus-per-task=1"
     with Cluster(2, launcher=words, quiet=True) as cluster:
-        job = ask("squeue", "-h", "-o", "%i").split()
+        job = run_slurm("squeue", "-h", "-o", "%i").split()
         seen: dict[str, Any] = {"ids": cluster.client.ids, "ranks": cluster.ranks, "jobs": job}
-        seen["shown"] = ask("scontrol", "show", "job", job[0])
+        seen["shown"] = run_slurm("scontrol", "show", "job", job[0])
         run = cluster.train(SynchronousSGD(), digits_mlp(), steps=5).wait(120)
         seen["run"] = (run.status, sorted(run.run.metrics), run.summary()["steps"])
         security = next(Path(os.environ["XDG_CACHE_HOME"]).glob("workbench/clusters/*/security/*-engine.json"))
         seen["engine"] = json.loads(security.read_text())
-    seen["left"] = ask("squeue", "-h", "-o", "%i").split()
+    seen["left"] = run_slurm("squeue", "-h", "-o", "%i").split()
     return seen
 
 
@@ -275,7 +275,7 @@ def cells_on_ranks(prefix: str) -> dict[str, Any]:
     from jupyter_client.manager import KernelManager
 
     from workbench.cli.main import main
-    from workbench.clusters.slurm.queue import ask
+    from workbench.clusters.slurm.queue import run_slurm
 
     assert main(["kernels", "install", "--prefix", prefix]) == 0
     os.environ["JUPYTER_PATH"] = str(Path(prefix, "share", "jupyter"))
@@ -297,7 +297,7 @@ def cells_on_ranks(prefix: str) -> dict[str, Any]:
             "import os; print(rank, 'on', os.uname().nodename)",
         ):
             client.execute_interactive(cell, timeout=90, output_hook=hear)
-        return {"said": "".join(said), "jobs": ask("squeue", "-h", "-o", "%D %l").splitlines()}
+        return {"said": "".join(said), "jobs": run_slurm("squeue", "-h", "-o", "%D %l").splitlines()}
     finally:
         client.stop_channels()
         manager.shutdown_kernel()
@@ -316,14 +316,14 @@ def trained_and_detached(runs: str) -> tuple[str, str]:
     os.environ["WORKBENCH_RUNS"] = runs
     from workbench.algorithms import SynchronousSGD
     from workbench.clusters import Cluster
-    from workbench.clusters.slurm.queue import ask
+    from workbench.clusters.slurm.queue import run_slurm
     from workbench.clusters.slurm.request import Slurm
     from workbench.problems import digits_mlp
 
     cluster = Cluster(2, runtime="torch", launcher=Slurm(controller="job", time_limit="30", nodes=2), quiet=True)
     try:
         cluster.train(SynchronousSGD(), digits_mlp(), steps=1_000_000)
-        return cluster.id, ask("squeue", "-h", "-o", "%i").strip()
+        return cluster.id, run_slurm("squeue", "-h", "-o", "%i").strip()
     finally:
         cluster.detach()
 

@@ -32,7 +32,7 @@ from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 from workbench.trace import FileRecorder, Run, list_runs, new_run, update_run
 from workbench.trace.processes import SILENT_S, YOUNG_S
-from workbench.trace.store import LEFT_S, RESERVE_NAME, read_info, write_info
+from workbench.trace.store import DRAFT_LIFETIME_S, RESERVE_NAME, read_info, write_info
 
 NUM_KILLS = 40
 NUM_STEPS = 8
@@ -184,9 +184,9 @@ def test_what_killed_writers_leave_beside_the_runs_is_removed_by_the_next(runs: 
     for name in (".new-abc", ".removed-run-12"):
         (runs / name).mkdir()
         (runs / name / "run.json").write_text("{}")
-        age(runs / name, LEFT_S + 60)
+        age(runs / name, DRAFT_LIFETIME_S + 60)
     (runs / ".index.jsonl.12ab.tmp").write_text("")
-    age(runs / ".index.jsonl.12ab.tmp", LEFT_S + 60)
+    age(runs / ".index.jsonl.12ab.tmp", DRAFT_LIFETIME_S + 60)
     (runs / ".new-young").mkdir()
     other = new_run({"method": {"name": "M"}})
     assert {path.name for path in runs.iterdir()} == {kept.name, other.name, ".new-young"}

@@ -31,7 +31,7 @@ from workbench.runtimes.rank.main import Job, run_rank
 from workbench.settings import Settings
 
 HOW = Settings(steps=4, batch_size=1, timeout_s=60)
-WAIT_REPORT_S, BEAT_S = 0.5, 0.1  # in place of ten seconds and one
+WAIT_REPORT_S, HEARTBEAT_S = 0.5, 0.1  # in place of ten seconds and one
 
 
 class LateAt(torch.nn.Module):
@@ -51,14 +51,14 @@ class LateAt(torch.nn.Module):
 
 
 def stop_myself() -> None:
-    time.sleep(3 * BEAT_S)  # so that it is known where
+    time.sleep(3 * HEARTBEAT_S)  # so that it is known where
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def heard(job: Job) -> tuple[str, BaseException | None]:
     """On a rank: its standard error while it trains, and the outcome."""
-    before = detector.BEAT_S, units.WAIT_REPORT_S
-    detector.BEAT_S, units.WAIT_REPORT_S = BEAT_S, WAIT_REPORT_S
+    before = detector.HEARTBEAT_S, units.WAIT_REPORT_S
+    detector.HEARTBEAT_S, units.WAIT_REPORT_S = HEARTBEAT_S, WAIT_REPORT_S
     error: BaseException | None = None
     with redirect_stderr(io.StringIO()) as said:
         try:
@@ -66,7 +66,7 @@ def heard(job: Job) -> tuple[str, BaseException | None]:
         except (PeerFailed, Stalled) as caught:
             error = caught
         finally:
-            detector.BEAT_S, units.WAIT_REPORT_S = before
+            detector.HEARTBEAT_S, units.WAIT_REPORT_S = before
     return said.getvalue(), error
 
 
@@ -125,7 +125,7 @@ def stops_inside(job: Job) -> None:
     """On a rank: rank 1 stops after the barrier, when the others are already in the library's call."""
     from workbench.runtimes.transport import mpi
 
-    detector.BEAT_S, units.WAIT_REPORT_S = BEAT_S, WAIT_REPORT_S
+    detector.HEARTBEAT_S, units.WAIT_REPORT_S = HEARTBEAT_S, WAIT_REPORT_S
     number, to_host = [0], mpi.MpiTransport._to_host
 
     def counting(self: Any, flat: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from workbench import ops
 from workbench.errors import ConfigError, PeerFailed
 from workbench.ops import FREE, Program, Start
 from workbench.program import Algorithm, Card, Context, perform
-from workbench.replica.backward import Micro
+from workbench.replica.backward import MicroBatch
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.deadline import Deadline
@@ -186,7 +186,7 @@ def test_an_error_of_the_librarys_sum_is_raised_there_too(progress: str) -> None
 def interpret(begin: Begin, progress: str, transport: SoloTransport | None = None) -> None:
     model = nn.Linear(2, 1)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    micro = Micro(lambda: model(torch.ones(3, 2)).mean(), 0.5, 3)
+    micro = MicroBatch(lambda: model(torch.ones(3, 2)).mean(), 0.5, 3)
     interpreter = Interpreter(
         transport or SoloTransport(), replica, NullRecorder(), lambda _: [micro], timeout_s=10.0, progress=progress
     )

@@ -120,7 +120,7 @@ PLAIN: dict[str, Collective] = {
     "auto": Auto(),
 }
 EACH = pytest.mark.parametrize("plain", PLAIN.values(), ids=PLAIN.keys())
-MOST_ENCODINGS = 3  # of the whole sum: as a block, by a leader, and once to spare
+MAX_ENCODINGS = 3  # of the whole sum: as a block, by a leader, and once to spare
 seeds = st.integers(0, 2**32 - 1)
 shapes = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), min_size=1, max_size=3)
 
@@ -163,7 +163,7 @@ def check(results: list[Tensor], inputs: np.ndarray, layout: Layout, error: floa
     assert_equal_ranks("replicas do not drift apart", results, "in the sum")
     got, exact = results[0].double().numpy(), inputs.sum(0)
     assert np.array_equal(got[tail], exact[tail]), "tails are summed exactly"
-    encodings = p - 1 + MOST_ENCODINGS
+    encodings = p - 1 + MAX_ENCODINGS
     largest = np.abs(inputs).sum(0)[~tail].max(initial=0)
     bound = encodings * error * (1 + error) ** encodings * largest + 1e-5 * largest
     assert np.abs(got - exact)[~tail].max(initial=0) <= (bound if p > 1 else 0)

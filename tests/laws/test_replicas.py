@@ -27,7 +27,7 @@ from tests.laws.sentences import assert_equal_ranks
 from tests.laws.variants import SETTINGS, find_algorithms, name_of, representatives, runs_on
 from workbench import codecs, collectives
 from workbench.algorithms import AsyncSGD, BackupSGD, DiLoCo, EagerDiLoCo, PipeSGD, StreamingDiLoCo, SynchronousSGD
-from workbench.algorithms.parameter_server import REPLY, ServerPort, stamp_of
+from workbench.algorithms.parameter_server import REPLY_TAG, ServerPort, stamp_of
 from workbench.codecs import Codec
 from workbench.collectives import Collective, Hierarchical, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
@@ -334,7 +334,7 @@ def test_a_server_that_answers_one_rank_otherwise_breaks_it(monkeypatch: pytest.
         packed = yield PackParameters(port.shard, server_copy=True)
         packed.flat[0] += 1e-9 * (source == 2)
         port._sending[source] = yield Start(
-            Send(source, packed.flat, tag=REPLY + port.shard, stamp=stamp_of(version, flags))
+            Send(source, packed.flat, tag=REPLY_TAG + port.shard, stamp=stamp_of(version, flags))
         )
         return packed
 

@@ -216,8 +216,8 @@ def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_ord
 def behind(events: list[dict[str, Any]], place: int) -> list[dict[str, Any]]:
     """The rows that a rank recorded after the checkpoint of that place, its programs numbered from there."""
     cut = next(number for number, row in enumerate(events) if row.get("place") == place)
-    before = max((row.get("strand", 0) for row in events[:cut]), default=0)
-    return [{**row, "strand": row["strand"] - before} if row.get("strand", 0) > 0 else row for row in events[cut + 1 :]]
+    before = max((row.get("task", 0) for row in events[:cut]), default=0)
+    return [{**row, "task": row["task"] - before} if row.get("task", 0) > 0 else row for row in events[cut + 1 :]]
 
 
 @on_real_runtimes

@@ -14,7 +14,7 @@ from tests.notebooks.shown import check_shown, with_check, wrong_verdicts
 from workbench.papers.claims import find_claim, read_claims
 from workbench.papers.plan import claimed_notebooks
 from workbench.papers.rank_pool import RankPool
-from workbench.papers.records import harvest
+from workbench.papers.records import read_findings
 from workbench.papers.reproduction import Reproduction
 from workbench.papers.site import site_name
 
@@ -52,7 +52,7 @@ def test_a_notebook_runs_at_its_smoke_size_and_tells_of_its_claims(
         check_shown(outcome.executed)
     else:
         assert [*wrong_verdicts(outcome.executed)] == []
-    found, answer = harvest(outcome.executed)
+    found, answer = read_findings(outcome.executed)
     claims = [claim for key in claimed_notebooks()[name] for claim in read_claims(key).claims if claim.notebook == name]
     tested = any(claim.expectation_at("smoke") for claim in claims)
     assert found if tested else answer, "it tells of each claim that its size can test, or at least answers"

@@ -10,7 +10,16 @@ from scipy.stats import ttest_1samp
 
 from workbench.errors import ConfigError
 from workbench.papers.claims import SIZES, Claim, Expectation, find_claim, read_claims
-from workbench.papers.findings import ANSWER_MIME, MIME, Answer, Finding, Shown, ShownAnswer, answer, on_real_clock
+from workbench.papers.findings import (
+    ANSWER_MIME,
+    MIME,
+    Answer,
+    Finding,
+    FindingOutput,
+    ShownAnswer,
+    answer,
+    on_real_clock,
+)
 from workbench.papers.verdicts import Estimate, estimate, interval, judge, position
 
 YAML = """
@@ -293,7 +302,7 @@ def test_an_edited_expectation_has_another_digest() -> None:
 
 
 def test_a_finding_is_shown_with_its_verdict_and_kept_as_json() -> None:
-    shown = Shown(
+    shown = FindingOutput(
         claim({"above": 1}),
         Finding(claim="p/c", size="ci", values=(1.2,) * 5, seeds=(0, 1, 2, 3, 4), where="local ranks", how="2 <ranks>"),
     )

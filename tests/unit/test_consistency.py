@@ -17,7 +17,7 @@ from workbench.algorithms import SynchronousSGD
 from workbench.gradients import build_layout, trainable
 from workbench.resources import PACKAGE
 from workbench.runtimes.rank import fingerprint
-from workbench.runtimes.rank.consistency import MAY_DIFFER, compare, facts_of_run, versions
+from workbench.runtimes.rank.consistency import NOTED_DIFFERENCES, compare, facts_of_run, versions
 from workbench.runtimes.rank.fingerprint import code_digest, data_digest, package_digest
 from workbench.settings import Settings
 
@@ -63,7 +63,7 @@ def test_a_run_says_what_explains_the_rest_first() -> None:
     problem = tiny.problem()
     data = (problem.train_data(), problem.test_data())
     found = facts_of_run(SynchronousSGD(), problem, Settings(steps=3), build_layout(trainable(tiny.mlp())), data)
-    assert list(found)[:3] == ["workbench", "torch", "build of torch"] and set(MAY_DIFFER) <= set(found)
+    assert list(found)[:3] == ["workbench", "torch", "build of torch"] and set(NOTED_DIFFERENCES) <= set(found)
     assert (
         found["samples"] == "23"
         and found["setting steps"] == "3"
@@ -93,7 +93,7 @@ def test_one_other_number_is_other_data() -> None:
 
 
 def test_of_data_too_large_some_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "MOST_BYTES", 100)
+    monkeypatch.setattr(fingerprint, "MAX_BYTES", 100)
     monkeypatch.setattr(fingerprint, "NUM_ROWS", 3)
     x, y = tiny.data()
     plain, other = data_digest(TensorDataset(x, y)), x.clone()

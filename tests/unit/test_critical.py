@@ -18,7 +18,7 @@ from workbench.collectives import Ring
 from workbench.costs import Compute, Network, SlowMachines
 from workbench.trace import Run, Spans
 from workbench.trace.kinds import CODES
-from workbench.trace.links import meetings, messages
+from workbench.trace.links import collective_numbers, messages
 
 Row = tuple[str, str, float, float, int, int, int, int]
 Piece = tuple[int, str, float, float]
@@ -399,7 +399,7 @@ def test_collectives_are_met_by_step_bucket_and_order() -> None:
         span("all_reduce", 6, 9, bucket=0),
     ]
     table = joined(first, second).table
-    groups = meetings(table)
+    groups = collective_numbers(table)
     pairs = {tuple(table["start_s"][groups == group].tolist()) for group in set(groups.tolist()) - {-1}}
     assert pairs == {(0, 6), (1, 4), (2, 5), (3,)} and groups[6] == -1
 

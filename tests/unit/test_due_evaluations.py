@@ -15,7 +15,7 @@ from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.rank.pending_evaluations import PendingEvaluations, evaluate_left, evaluated
 from workbench.settings import Settings
 from workbench.trace.recorder import FileRecorder
-from workbench.trace.run import DUE_FOLDER, Run
+from workbench.trace.run import PENDING_FOLDER, Run
 from workbench.trace.store import new_run, update_run
 
 PROBLEM = problems.get("digits-softmax")
@@ -50,17 +50,17 @@ def begin(tmp_path: Path, steps: range) -> tuple[Path, list[dict[str, object]]]:
 
 def test_snapshots_lie_in_the_folder_and_not_in_memory(tmp_path: Path) -> None:
     folder, right = begin(tmp_path, range(1, 6))
-    assert len(list((folder / DUE_FOLDER).iterdir())) == 5
+    assert len(list((folder / PENDING_FOLDER).iterdir())) == 5
     due = PendingEvaluations(folder)
     assert list(vars(due)) == ["_folder"], "nothing else is held"
     found = []
     for number, (row, snapshot) in enumerate(due.take()):
-        assert len(list((folder / DUE_FOLDER).iterdir())) == 5 - number, (
+        assert len(list((folder / PENDING_FOLDER).iterdir())) == 5 - number, (
             "a file goes once its evaluation has been recorded"
         )
         found.append(evaluated(a_worker(), row, snapshot))
     assert found == right and len({row["evaluation"]["loss_sum"] for row in found}) == 5
-    assert not (folder / DUE_FOLDER).exists()
+    assert not (folder / PENDING_FOLDER).exists()
 
 
 def test_a_failed_run_keeps_what_was_evaluated_and_says_how_to_get_the_rest(tmp_path: Path) -> None:
@@ -76,7 +76,9 @@ def test_a_failed_run_keeps_what_was_evaluated_and_says_how_to_get_the_rest(tmp_
     run = Run.load(folder)
     assert [row["step"] for row in run.evaluations()] == [1, 2]
     (note,) = run.info["notes"]
-    assert note == run.waiting == f"3 evaluations wait in {DUE_FOLDER}/: `workbench evaluate {folder.name}` makes them"
+    assert (
+        note == run.waiting == f"3 evaluations wait in {PENDING_FOLDER}/: `workbench evaluate {folder.name}` makes them"
+    )
     with pytest.raises(ConfigError, match="run of AsyncSGD"):
         evaluate_left(folder, SynchronousSGD(), PROBLEM)
     assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 3
@@ -90,9 +92,9 @@ def test_a_failed_run_keeps_what_was_evaluated_and_says_how_to_get_the_rest(tmp_
 def test_a_draft_of_a_killed_writer_is_no_evaluation(tmp_path: Path) -> None:
     folder, _ = begin(tmp_path, range(1, 3))
     update_run(folder, status="killed")
-    (folder / DUE_FOLDER / "step-00000007.tmp").write_bytes(b"half")
+    (folder / PENDING_FOLDER / "step-00000007.tmp").write_bytes(b"half")
     assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 2
-    assert not (folder / DUE_FOLDER).exists()
+    assert not (folder / PENDING_FOLDER).exists()
 
 
 def test_no_evaluation_is_made_twice_nor_of_another_model_nor_beside_the_run_itself(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_damaged_learning_rate_has_a_label() -> None:
 def test_a_failed_run_looks_failed() -> None:
     run = failed(simulated(SynchronousSGD()))
     words = "failed after step 5: rank 1: mat1 and mat2 shapes cannot be multiplied"
-    assert run.trouble == words
+    assert run.failure_summary == words
     assert words in repr(run)
     table = compare([run, simulated(AsyncSGD())])
     assert words in str(table)
@@ -115,7 +115,7 @@ def test_the_list_of_runs_says_what_failed(tmp_path: Path) -> None:
 
 def test_a_run_that_did_not_fail_has_no_trouble() -> None:
     run = simulated(SynchronousSGD())
-    assert run.trouble == ""
+    assert run.failure_summary == ""
     assert not curves([run]).layout.annotations
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workbench import ops
 from workbench.ops import Program
-from workbench.replica.backward import Micro
+from workbench.replica.backward import MicroBatch
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import COMMUNICATION
 from workbench.runtimes.execution.interpreter import Interpreter
@@ -79,7 +79,7 @@ REQUESTS: list[ops.Request] = [
 def heard() -> Iterator[tuple[Heard, Interpreter]]:
     model, transport = nn.Linear(2, 1), Heard()
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    micro = Micro(lambda: model(torch.ones(3, 2)).mean(), 0.5, 3)
+    micro = MicroBatch(lambda: model(torch.ones(3, 2)).mean(), 0.5, 3)
     interpreter = Interpreter(transport, replica, NullRecorder(), lambda _: [micro], timeout_s=10.0)
     yield transport, interpreter
     interpreter.close()

@@ -19,7 +19,6 @@ from workbench.runtimes.control.generations import (
     Agree,
     Agreed,
     AnswerRequests,
-    AskAgain,
     BeginGeneration,
     Boundary,
     Checkpoint,
@@ -33,6 +32,7 @@ from workbench.runtimes.control.generations import (
     Pause,
     ProgramEnded,
     RequestsAnswered,
+    RetryJoin,
     StepEnded,
     Stop,
     decide,
@@ -157,7 +157,7 @@ LEFT: list[Row] = [
      [BeginGeneration(generation(WIDER, num_ranks=2, first_step=5, end_step=30, num_steps=30, sync_point=30))]),
     ("a rank left while a process waited to join", generation(PIPE, waiting=WAITS, end_step=6),
      MembersLeft(step=4, algorithm=PIPE, num_ranks=2, num_steps=STEPS),
-     [AskAgain(1), BeginGeneration(generation(PIPE, num_ranks=2, first_step=5))]),
+     [RetryJoin(1), BeginGeneration(generation(PIPE, num_ranks=2, first_step=5))]),
 ]  # fmt: skip
 
 ASYNCHRONOUS: list[Row] = [
@@ -216,8 +216,8 @@ def test_only_the_last_instruction_is_an_outcome_or_leads_to_another_boundary(
     before: Generation, boundary: Boundary, instructions: list[Instruction]
 ) -> None:
     *first, last = decide(before, boundary)
-    assert all(isinstance(one, Evaluate | KeepForEvaluation | Checkpoint | AskAgain) for one in first)
-    assert not isinstance(last, Evaluate | KeepForEvaluation | Checkpoint | AskAgain)
+    assert all(isinstance(one, Evaluate | KeepForEvaluation | Checkpoint | RetryJoin) for one in first)
+    assert not isinstance(last, Evaluate | KeepForEvaluation | Checkpoint | RetryJoin)
 
 
 def test_other_settings_are_another_object_and_not_unequal_ones() -> None:

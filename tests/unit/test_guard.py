@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workbench.errors import ConfigError, Diverged
 from workbench.gradients import USED, WEIGHT, Gradient
-from workbench.replica.backward import Hooks, Micro
+from workbench.replica.backward import Hooks, MicroBatch
 from workbench.replica.gradient_guard import GradientGuard, LossWatch, entries_of
 from workbench.replica.replica import Replica
 from workbench.settings import Settings
@@ -43,8 +43,8 @@ def loss_of(model: nn.Module, factor: float = 1.0) -> Tensor:
 
 def backward(replica: Replica, factor: float = 1.0, hooks: Hooks | None = None, share: float = 0.25) -> Gradient:
     torch.manual_seed(0)
-    micros = [Micro(partial(loss_of, replica.model, factor), share, 5)]
-    return replica.backward(7, micros, hooks or Hooks())[0]
+    micro_batches = [MicroBatch(partial(loss_of, replica.model, factor), share, 5)]
+    return replica.backward(7, micro_batches, hooks or Hooks())[0]
 
 
 def entries(replica: Replica, loss: float | None = 1.0) -> dict[str, Any]:

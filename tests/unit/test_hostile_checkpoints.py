@@ -1,4 +1,4 @@
-"""Damaged and forged checkpoints: skipped or refused with the file's name; no code in them is ever run."""
+"""Corrupt and forged checkpoints: skipped or refused with the file's name; no code in them is ever run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint import restore
 from workbench.runtimes.checkpoint.files import (
     FORMAT,
-    Damaged,
+    CorruptFile,
     complete_checkpoints,
     rank_file_path,
     record_path,
@@ -184,7 +184,7 @@ def test_garbage_with_a_checksum_is_named_and_passed_over(
     monkeypatch.chdir(tmp_path)
     make, words = GARBAGE[kind]
     path = put(folder, make(good(folder)))
-    with pytest.raises(Damaged, match=words) as caught:
+    with pytest.raises(CorruptFile, match=words) as caught:
         verify_rank_file(path), read_rank_file(path)
     assert str(path) in str(caught.value) and len(str(caught.value)) < 1000
     assert not (tmp_path / "harmed").exists()
@@ -221,7 +221,7 @@ def test_where_all_are_garbage_it_is_refused(folder: Path) -> None:
     ],
 )
 def test_a_record_that_cannot_be_is_damage(folder: Path, facts: dict[str, Any], words: str) -> None:
-    with pytest.raises(Damaged, match=words):
+    with pytest.raises(CorruptFile, match=words):
         verify_rank_file(put(folder, packed(good(folder)), **facts))
 
 
@@ -240,7 +240,7 @@ def test_what_is_no_file_is_damage(folder: Path, how: str) -> None:
     path.unlink()
     {"pipe": lambda: os.mkfifo(path), "folder": path.mkdir, "loop": lambda: path.symlink_to(path)}[how]()
     for read in (verify_rank_file, read_rank_file):
-        with pytest.raises(Damaged, match="no file"):
+        with pytest.raises(CorruptFile, match="no file"):
             read(path)
 
 
@@ -310,11 +310,11 @@ def test_parts_of_two_runs_are_no_checkpoint(tmp_path: Path, trained: Path) -> N
 
 
 def refused(path: Path) -> dict[str, Any]:
-    """What the part holds; `ConfigError` in place of `Damaged`, which is our own reader's to catch."""
+    """What the part holds; `ConfigError` in place of `CorruptFile`, which is our own reader's to catch."""
     try:
         verify_rank_file(path)
         return read_rank_file(path)
-    except Damaged as error:
+    except CorruptFile as error:
         raise ConfigError(str(error)) from error
 
 
@@ -333,7 +333,7 @@ def test_parts(place: Path, trained: Path, data: st.DataObject) -> None:
         warnings.simplefilter("ignore")  # what a library thinks of it goes to the log
         assert refused(path)["method"]
     if how == "old" and content != rank_file_path(trained, NEWEST, 0).read_bytes():
-        with pytest.raises(Damaged):
+        with pytest.raises(CorruptFile):
             verify_rank_file(path)
 
 

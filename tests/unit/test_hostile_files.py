@@ -84,7 +84,7 @@ TRACE: list[Any] = [
     ["recv", "comm", 0.1, 0.3, 0, 0, 40, 1],
 ]
 EVENTS: list[Any] = [
-    {"strand": 0, "any": 0, "source": 1},
+    {"task": 0, "any": 0, "source": 1},
     {"update": 0, "bucket": 0, "seconds": 0.1, "staleness": [0], "sources": [0]},
 ]
 
@@ -262,9 +262,7 @@ def test_words_to_a_run(folder: Path, said: bytes) -> None:
 
 
 def test_a_word_cannot_pass_for_an_entry_of_the_record(tmp_path: Path) -> None:
-    (tmp_path / "control.jsonl").write_bytes(
-        lines([{"stop": 1, "strand": 7, "step": -1}, {"pause": True, "number": 99}])
-    )
+    (tmp_path / "control.jsonl").write_bytes(lines([{"stop": 1, "task": 7, "step": -1}, {"pause": True, "number": 99}]))
     reader = CommandReader(tmp_path)
     reader.poll()
     assert reader.commands == [{}, {"pause": True}]

@@ -130,11 +130,11 @@ def test_a_local_cell_has_copies_of_rank_0(ranks: Ranks, monkeypatch: pytest.Mon
 
 def test_rank_0_is_asked_only_while_it_is_free(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = given(ranks, monkeypatch, FakeCluster())
-    assert ranks.ask(lambda: "completed") == "completed"
+    assert ranks.call_on_rank0(lambda: "completed") == "completed"
     cluster.waited = False
     for state in ("training", "lost", "starting"):
         cluster.state = state
-        assert ranks.ask(lambda: "completed") is None and not cluster.waited
+        assert ranks.call_on_rank0(lambda: "completed") is None and not cluster.waited
 
 
 def test_attached_ranks_are_let_go_for_others_and_end_when_that_is_asked_for(

@@ -108,7 +108,7 @@ def test_what_a_button_cannot_do_is_one_line_beside_it() -> None:
     buttons = RunButtons(refuse)
     buttons.stop.click()
     assert not buttons.stop.disabled and buttons.stop.description == "Stop"
-    assert "<b>ConfigError:</b> &lt;this&gt; cannot be stopped</span>" in buttons._said.value
+    assert "<b>ConfigError:</b> &lt;this&gt; cannot be stopped</span>" in buttons._error.value
 
 
 def test_a_paused_run_is_named_so_in_the_view(tmp_path: Path) -> None:

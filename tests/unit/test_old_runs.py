@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
+from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
 from workbench.trace.run import Run
 
 RUNS = sorted((Path(__file__).parent / "old_runs").iterdir())
@@ -28,3 +29,9 @@ def test_an_old_run_is_shown(folder: Path) -> None:
     for view in (run.overlap, run.critical_path, run.parts, run.timeline, run.per_step, run.curves):
         assert view() is not None
     assert label in str(wb.compare([run]))
+
+
+def test_an_old_run_has_the_answers_of_each_task() -> None:
+    events = Run.load(Path(__file__).parent / "old_runs" / "asyncsgd").events
+    recorded = RecordedAnswers(events[0], rank=0, task=1)
+    assert [recorded.source() for _ in range(9)] == [0, 0, 0, 0, 1, 1, 1, 1, -1]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from workbench.gradients import build_layout, trainable
-from workbench.replica.optimizer_step import Updater, uncompiled
+from workbench.replica.optimizer_step import OptimizerWrapper, uncompiled
 
 LAMBDA = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: 1 / (1 + update))
 TRAINS = """
@@ -38,16 +38,16 @@ def compiler_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def updater(optimizer: Any, schedule: Any = None) -> Updater:
+def wrapped(optimizer: Any, schedule: Any = None) -> OptimizerWrapper:
     model = nn.Linear(3, 2)
     for param in model.parameters():
         nn.init.constant_(param, 0.5)
     named = trainable(model)
     made = optimizer(model.parameters())
-    return Updater(made, [param for _, param in named], build_layout(named), schedule=schedule, clip_norm=None)
+    return OptimizerWrapper(made, [param for _, param in named], build_layout(named), schedule=schedule, clip_norm=None)
 
 
-def steps(of: Updater, num: int) -> None:
+def steps(of: OptimizerWrapper, num: int) -> None:
     for step in range(num):
         for param in of._parameters:
             param.grad = torch.full_like(param, 0.1 * step - 0.25)
@@ -65,7 +65,7 @@ def test_a_training_does_not_import_the_compiler() -> None:
 @pytest.mark.usefixtures("compiler_unseen")
 def test_nor_does_a_checkpoint() -> None:
     with uncompiled():
-        here = updater(torch.optim.SGD)
+        here = wrapped(torch.optim.SGD)
     here.load(deepcopy(here.state()))
 
 
@@ -83,12 +83,12 @@ def test_nor_does_a_checkpoint() -> None:
 )
 def test_its_steps_are_torchs_own(optimizer: Any, schedule: Any, request: pytest.FixtureRequest) -> None:
     """Bit-identical; and torch's schedules do not warn that no step was taken."""
-    theirs = updater(partial(optimizer, lr=0.1), schedule)
+    theirs = wrapped(partial(optimizer, lr=0.1), schedule)
     theirs._uncompiled_step = None
     steps(theirs, 4)
     request.getfixturevalue("compiler_unseen")
     with uncompiled():
-        ours = updater(partial(optimizer, lr=0.1), schedule)
+        ours = wrapped(partial(optimizer, lr=0.1), schedule)
     seen: list[str] = []
     ours.optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     ours.optimizer.register_step_post_hook(lambda *_: seen.append("after"))
@@ -111,7 +111,7 @@ def test_a_step_that_somebody_has_replaced_is_taken(monkeypatch: pytest.MonkeyPa
 
     made = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
     made.step = MethodType(counted, made)  # type: ignore[method-assign]
-    for here in (updater(Counting), updater(lambda _: made)):
+    for here in (wrapped(Counting), wrapped(lambda _: made)):
         monkeypatch.setattr("workbench.replica.optimizer_step.compiler_is_loaded", lambda: False)
         here.step(None, 1.0)
     assert taken == ["class", "instance"]

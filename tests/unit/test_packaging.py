@@ -215,16 +215,20 @@ def test_mpich_wheel_lives_beside_open_mpi(mpich: dict[str, str]) -> None:
 def test_a_type_checker_reads_the_types_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     """`py.typed` is in the wheel: without it, mypy takes nothing from an installed package."""
     (tmp_path / "program.py").write_text(
-        "from workbench.theory import Iterations\n\n"
+        "import workbench as wb\nfrom workbench.theory import Iterations\n\n"
         "found = Iterations(limit=1000.0, critical_workers=50.0)\nsteps: float = found(25)\n"
         'Iterations(limit="many", critical_workers=50.0)\nwords: str = found(25)\n'
+        "wb.PipeSGD(width=2)\nwb.PipeSGD(widht=2)\nwb.PipeSDG()\n"
     )
     # Checking these takes minutes, and the program does not use them.
-    large = "[mypy-torch.*,numpy.*,scipy.*,plotly.*,mpi4py.*]\nfollow_imports = skip\n"
-    (tmp_path / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\n{large}")
+    ours = ["analysis", "clusters", "dashboard", "papers", "plots", "problems", "runtimes", "trace"]
+    large = ["torch", "numpy", "scipy", "plotly", "mpi4py", *(f"workbench.{name}" for name in ours)]
+    skipped = f"[mypy-{','.join(f'{name}.*' for name in large)}]\nfollow_imports = skip\n"
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\n{skipped}")
     python = ("--python-executable", str(installed / "bin" / "python"))
     command = [sys.executable, "-m", "mypy", *python, "--cache-dir", str(tmp_path / "cache"), "program.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     errors = [line for line in done.stdout.splitlines() if ": error:" in line]
     found = [(line.split(":")[1], line.rsplit("[")[-1].rstrip("]")) for line in errors]
-    assert found == [("5", "arg-type"), ("6", "assignment")], done.stdout + done.stderr
+    expected = [("6", "arg-type"), ("7", "assignment"), ("9", "call-arg"), ("10", "attr-defined")]
+    assert found == expected, done.stdout + done.stderr

@@ -20,7 +20,7 @@ from workbench.papers.claims import find_claim
 from workbench.papers.experiment import experiment_digest, source_digest
 from workbench.papers.findings import Finding
 from workbench.papers.plan import claimed_notebooks, plan
-from workbench.papers.records import findings_of, harvest, only_writer, record_file, write_record
+from workbench.papers.records import findings_of, only_writer, read_findings, record_file, write_record
 from workbench.papers.reproduction import refuse_uncommitted
 from workbench.papers.site import machine, site_name, without_paths
 from workbench.papers.sizes import read_sizes, values_at
@@ -182,7 +182,7 @@ def test_an_experiment_is_its_code_and_its_parameters(share: Path) -> None:
     content["cells"][1]["source"] += "\nother: int = 1"
     path.write_text(json.dumps(content))
     assert experiment_digest(path, given, ["formula"]) != before
-    assert harvest(path) == ((), None)
+    assert read_findings(path) == ((), None)
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,6 @@ def test_a_photograph_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for file in (tmp_path / "train/cat").iterdir():
         file.unlink()
     data = problems.imagenet_alexnet(folder=tmp_path)
-    problems.imagenet.photographs.cache_clear()
+    problems.imagenet.image_files.cache_clear()
     with pytest.raises(DataMissing, match="cat"):
         data.train_data()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, USED, Gradient, whole
-from workbench.replica.backward import SMALL_BYTES, Hooks, LossScale, Micro
+from workbench.replica.backward import SMALL_BYTES, Hooks, LossScale, MicroBatch
 from workbench.replica.replica import Replica
 from workbench.replica.server_copy import ServerCopy
 
@@ -35,8 +35,8 @@ class Products(nn.Module):
 X = torch.tensor([[1.0, 10.0, 100.0], [3.0, 30.0, 300.0]])
 
 
-def micro(model: nn.Module, x: Tensor = X, share: float = 1.0) -> Micro:
-    return Micro(lambda: model(x), share, len(x))
+def micro(model: nn.Module, x: Tensor = X, share: float = 1.0) -> MicroBatch:
+    return MicroBatch(lambda: model(x), share, len(x))
 
 
 def values(gradient: Gradient) -> dict[str, float]:
@@ -63,8 +63,8 @@ def test_micro_batches_add_up_to_their_batch() -> None:
     model = Products(uses_c=True)
     replica = Replica(model, sgd(model.parameters()), bucket_bytes=0)
     phases: list[str] = []
-    micros = [micro(model, X[:1], 0.5), micro(model, X[1:], 0.5)]
-    gradient, loss = replica.backward(0, micros, Hooks(phases.append))
+    micro_batches = [micro(model, X[:1], 0.5), micro(model, X[1:], 0.5)]
+    gradient, loss = replica.backward(0, micro_batches, Hooks(phases.append))
     assert values(gradient) == {"a": 2.0, "b": 20.0, "c": 200.0}
     assert float(loss) == 222.0
     assert phases == ["forward", "backward", "forward", "backward", ""]
@@ -110,8 +110,10 @@ def test_buckets_are_handed_over_once_in_order_and_final(bucket_bytes: float | N
     replica = Replica(model, sgd(model.parameters()), bucket_bytes=bucket_bytes)
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     handed: list[tuple[Gradient, Tensor]] = []
-    micros = [micro(model, part, len(part) / 6) for part in x.tensor_split(num_micro)]
-    gradient, _ = replica.backward(0, micros, Hooks(bucket=lambda bucket: handed.append((bucket, bucket.flat.clone()))))
+    micro_batches = [micro(model, part, len(part) / 6) for part in x.tensor_split(num_micro)]
+    gradient, _ = replica.backward(
+        0, micro_batches, Hooks(bucket=lambda bucket: handed.append((bucket, bucket.flat.clone())))
+    )
     assert [bucket.bucket for bucket, _ in handed] == list(range(len(replica.layout.buckets)))
     for bucket, then in handed:
         assert torch.equal(bucket.flat, then), "written after it was handed over"
@@ -137,7 +139,7 @@ def test_a_bucket_starts_inside_backward() -> None:
     replica = Replica(model, sgd(model.parameters()), bucket_bytes=0)
     order: list[str] = []
     model[0].weight.register_hook(lambda grad: order.append("gradient of 0.weight"))
-    micro_batch = Micro(lambda: model(torch.ones(2, 3)).square().mean(), 1.0, 2)
+    micro_batch = MicroBatch(lambda: model(torch.ones(2, 3)).square().mean(), 1.0, 2)
     replica.backward(
         0,
         [micro_batch],
@@ -169,7 +171,7 @@ def test_an_exception_in_forward_leaves_nothing_behind() -> None:
         raise KeyError("label")
 
     with pytest.raises(KeyError):
-        replica.backward(0, [micro(model, share=0.5), Micro(fails, 0.5, 1)], Hooks())
+        replica.backward(0, [micro(model, share=0.5), MicroBatch(fails, 0.5, 1)], Hooks())
     assert float(model.a.grad) == 5.0
     gradient, _ = replica.backward(0, [micro(model)], Hooks())
     assert values(gradient) == {"a": 2.0, "b": 20.0, "c": 0.0}
@@ -194,7 +196,7 @@ def test_a_closed_replica_lets_the_module_go() -> None:
 def test_a_loss_that_is_no_scalar_with_a_graph(loss: Callable[[nn.Module], Any], words: str) -> None:
     model = Products()
     with pytest.raises(ConfigError, match=words):
-        Replica(model, sgd(model.parameters())).backward(0, [Micro(lambda: loss(model), 1.0, 2)], Hooks())
+        Replica(model, sgd(model.parameters())).backward(0, [MicroBatch(lambda: loss(model), 1.0, 2)], Hooks())
 
 
 # -- small parameters, whose gradients arrive without a call ---------------------------------------------------
@@ -226,7 +228,7 @@ def handed_over(
     seen: list[Tensor] = []
     for step in range(steps):
         hooks = Hooks(bucket=lambda bucket: seen.append(bucket.flat.clone()), tick=(lambda: None) if called else None)
-        gradient, _ = replica.backward(step, [Micro(lambda: loss(model), 0.3, 5)], hooks)
+        gradient, _ = replica.backward(step, [MicroBatch(lambda: loss(model), 0.3, 5)], hooks)
         seen.append(gradient.flat.clone())
         replica.apply(gradient)
         seen.append(replica.read_parameters())
@@ -263,7 +265,7 @@ def test_a_thousand_small_parameters_are_one_call(bucket: Callable[[Gradient], N
         return reduce(torch.add, model, torch.zeros(8)).square().sum()
 
     for step in range(2):
-        gradient, _ = replica.backward(step, [Micro(loss, 1.0, 1)], Hooks(bucket=bucket))
+        gradient, _ = replica.backward(step, [MicroBatch(loss, 1.0, 1)], Hooks(bucket=bucket))
         assert float(gradient.tail()[USED:].sum()) == 1000
         replica.apply(gradient)
     assert sum(bool(param._post_accumulate_grad_hooks) for param in model) == 1
@@ -292,7 +294,7 @@ def test_a_bucket_whose_small_gradients_come_late_is_handed_over_when_they_are_t
     model["c_late"].register_post_accumulate_grad_hook(lambda param: order.append("late"))
     for step in range(2):
         order.clear()
-        replica.backward(step, [Micro(loss, 1.0, 4)], Hooks(bucket=got))
+        replica.backward(step, [MicroBatch(loss, 1.0, 4)], Hooks(bucket=got))
         assert order[:2] == ["early", "late"], "the one that is watched comes first"
         if step == 0:
             assert order[2:] == late_first
@@ -316,7 +318,7 @@ def test_a_small_gradient_that_comes_twice_is_refused(behind: bool, by_bucket: b
 
     handed: list[Gradient] = []
     with pytest.raises(ConfigError, match=r"b arrived twice.*use_reentrant=False"):
-        replica.backward(0, [Micro(loss, 1.0, 1)], Hooks(bucket=handed.append if by_bucket else None))
+        replica.backward(0, [MicroBatch(loss, 1.0, 1)], Hooks(bucket=handed.append if by_bucket else None))
     assert len(handed) == (behind and by_bucket)
     assert all(param.grad is None for param in model.parameters())
 
@@ -331,7 +333,7 @@ def test_a_backward_of_the_loss_closures_own_is_refused(name: str) -> None:
         return model(torch.ones(3))
 
     with pytest.raises(ConfigError, match=f"{name} got a gradient before the loss was known: return the sum"):
-        replica.backward(0, [Micro(loss, 1.0, 1)], Hooks())
+        replica.backward(0, [MicroBatch(loss, 1.0, 1)], Hooks())
 
 
 # -- updates ---------------------------------------------------------------------------------------------------
@@ -410,7 +412,7 @@ def test_bucket_by_bucket_in_any_order_is_the_whole(optimizer: Callable[..., tor
         replica = Replica(model, optimizer(groups), bucket_bytes=0 if by_bucket else None, applies_buckets=by_bucket)
         for step in range(4):
             x = torch.randn(5, 3, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-            gradient, _ = replica.backward(step, [Micro(lambda x=x: model(x).square().mean(), 1.0, 5)], Hooks())
+            gradient, _ = replica.backward(step, [MicroBatch(lambda x=x: model(x).square().mean(), 1.0, 5)], Hooks())
             if by_bucket:
                 for index in (2, 0, 3, 1):
                     assert replica.apply(gradient.bucket_view(index)) == 0
@@ -592,8 +594,8 @@ def test_a_gradient_that_comes_twice_is_refused() -> None:
         return x.sum()
 
     with pytest.raises(ConfigError, match=r"(weight|bias) arrived twice.*use_reentrant=False"):
-        replica.backward(0, [Micro(lambda: loss(True), 1.0, 1)], Hooks())
-    replica.backward(0, [Micro(lambda: loss(False), 1.0, 1)], Hooks())
+        replica.backward(0, [MicroBatch(lambda: loss(True), 1.0, 1)], Hooks())
+    replica.backward(0, [MicroBatch(lambda: loss(False), 1.0, 1)], Hooks())
 
 
 # -- a server's copy -------------------------------------------------------------------------------------------
@@ -613,4 +615,4 @@ def test_a_server_takes_the_learning_rate_that_is_set(before: int) -> None:
         server_copy.apply(gradient, 1.0)
     assert server_copy.lr == 0.5
     assert float(server_copy.parameters[0].detach()) == pytest.approx(1 - 2 * (0.1 * before + 0.5 * (2 - before)))
-    assert replica.updater.optimizer.param_groups[0]["lr"] == 0.5
+    assert replica.optimizer_wrapper.optimizer.param_groups[0]["lr"] == 0.5

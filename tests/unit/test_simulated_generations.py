@@ -158,7 +158,7 @@ def test_a_replay_is_stopped_where_the_record_says(
     announced: dict[int, int], last: list[int], status: str, every: int | None
 ) -> None:
     simulated = simulation(ALONE, checkpoint_every=every)
-    simulated.cluster.recorded = {rank: [{"strand": 0, "control": step}] for rank, step in announced.items()}
+    simulated.cluster.recorded = {rank: [{"task": 0, "control": step}] for rank, step in announced.items()}
     run = simulated.run()
     assert [steps_of(run, rank)[-1] for rank in range(WORKERS)] == last
     assert run.info["status"] == status

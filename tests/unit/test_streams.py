@@ -39,7 +39,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import EndStep, Program, Value
 from workbench.program import Algorithm, Context, leaves, lower
-from workbench.replica.backward import Micro
+from workbench.replica.backward import MicroBatch
 from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
 from workbench.replica.server_copy import ServerCopy
@@ -53,7 +53,7 @@ from workbench.runtimes.transport import mailbox, torch_distributed
 from workbench.runtimes.transport.base import Deadline, Handle, SoloTransport
 from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.runtimes.transport.torch_distributed import TorchTransport, agreed_backend, backend_of
-from workbench.runtimes.transport.torch_handles import PointHandle, Waiters
+from workbench.runtimes.transport.torch_handles import PointHandle, WaiterThreads
 from workbench.settings import Settings
 from workbench.streams import Streams
 from workbench.trace.recorder import NullRecorder
@@ -250,7 +250,7 @@ def watched(streams: ModelOfStreams, algorithm: Algorithm, monkeypatch: pytest.M
     monkeypatch.setattr(Mailbox, "take", take)
     monkeypatch.setattr(replica, "apply", applied)
     data = torch.randn(8, 5)
-    micro = [Micro(lambda: model(data).square().mean(), 1.0, 8)]
+    micro = [MicroBatch(lambda: model(data).square().mean(), 1.0, 8)]
     return Watched(Interpreter(transport, replica, NullRecorder(), lambda step: micro, timeout_s=20.0), replica)
 
 
@@ -567,7 +567,7 @@ def test_a_message_is_copied_to_the_device_by_the_thread_that_asks_for_it() -> N
         def wait(self) -> None:
             """It has come."""
 
-    waiters = Waiters()
+    waiters = WaiterThreads()
     handle = PointHandle(Work(), torch.zeros(1), 0, Target(), None, waiters)  # type: ignore[arg-type]  # all that is used of it
     assert handle.event.wait(20)
     assert copying == []

@@ -209,7 +209,7 @@ def test_a_server_that_died_is_replaced_and_its_cell_told(runs: Path, monkeypatc
 
 def test_a_long_cell_is_heard_of(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody on another machine would take over a cell whose file is not touched."""
-    monkeypatch.setattr(sweeper, "BEAT_S", 0.0)
+    monkeypatch.setattr(sweeper, "HEARTBEAT_S", 0.0)
     ages = []
 
     def watch(progress: sweeper.Progress) -> None:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from workbench.errors import PeerFailed, Stalled
 from workbench.runtimes.liveness.deadline import Deadline
-from workbench.runtimes.transport.torch_handles import Waiters, wait_inside
+from workbench.runtimes.transport.torch_handles import WaiterThreads, wait_inside
 
 
 class Work:
@@ -36,7 +36,7 @@ def deadline() -> Deadline:
 
 
 def test_a_thread_that_may_waits_in_the_library_itself() -> None:
-    waiters, work = Waiters(), Work()
+    waiters, work = WaiterThreads(), Work()
     handle = waiters.watch(work, torch.zeros(1), 1)
     work.end.set()
     handle.wait_inside(deadline())
@@ -48,7 +48,7 @@ def test_a_thread_that_may_waits_in_the_library_itself() -> None:
 
 
 def test_whoever_looks_or_must_hear_of_failures_has_another_thread_wait() -> None:
-    waiters = Waiters()
+    waiters = WaiterThreads()
     for ask in ("poll", "wait"):
         work = Work()
         handle = waiters.watch(work, torch.zeros(1), 1)
@@ -66,7 +66,7 @@ def test_whoever_looks_or_must_hear_of_failures_has_another_thread_wait() -> Non
 
 def test_one_thread_waits_and_no_other() -> None:
     """The library would wake one of two, and leave the other waiting."""
-    waiters, work = Waiters(), Work()
+    waiters, work = WaiterThreads(), Work()
     handle = waiters.watch(work, torch.zeros(1), 1)
     assert not handle.poll()
     assert work.begun.wait(10)
@@ -78,7 +78,7 @@ def test_one_thread_waits_and_no_other() -> None:
 
 def test_what_nobody_waits_for_is_brought_to_its_end() -> None:
     """A send whose handle is dropped: its memory must not go before its bytes have."""
-    waiters, work = Waiters(), Work()
+    waiters, work = WaiterThreads(), Work()
     handle = waiters.watch(work, torch.zeros(1), 1)
     del handle
     assert work.begun.wait(10)
@@ -100,7 +100,7 @@ class Slow(list[threading.Thread]):
 
 def test_threads_that_ask_at_once_each_have_one_that_waits() -> None:
     """A lane, a server and the foreground begin at the same time, when no waiter is there yet."""
-    waiters, works = Waiters(), [Work() for _ in range(4)]
+    waiters, works = WaiterThreads(), [Work() for _ in range(4)]
     waiters._threads = Slow()
     handles = [waiters.watch(work, torch.zeros(1), 1) for work in works]
     with ThreadPoolExecutor(len(works)) as pool:
@@ -114,7 +114,7 @@ def test_threads_that_ask_at_once_each_have_one_that_waits() -> None:
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_what_went_wrong_is_raised_where_it_is_waited_for(inside: bool) -> None:
-    waiters, work = Waiters(), Work("Connection closed by peer")
+    waiters, work = WaiterThreads(), Work("Connection closed by peer")
     handle = waiters.watch(work, torch.zeros(1), 1)
     work.end.set()
     with pytest.raises(RuntimeError, match="closed by peer"):

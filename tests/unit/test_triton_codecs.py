@@ -65,7 +65,7 @@ def translated(name: str, **constants: Any) -> str:
         (place,): [["tt.divisibility", 16]] for place, kind in enumerate(signature.values()) if kind != "constexpr"
     }
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(triton_kernels.HOW))
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(triton_kernels.LAUNCH_OPTIONS))
     assert made.asm["cubin"]
     return str(made.asm["ptx"])
 

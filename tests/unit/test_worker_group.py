@@ -11,15 +11,15 @@ import pytest
 from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
 from workbench.costs import Compute, SlowMachines, free
-from workbench.runtimes.simulator.lockstep.worker_group import KEPT_ENDS, Sent
+from workbench.runtimes.simulator.lockstep.worker_group import NUM_KEPT_ENDS, SentBytes
 from workbench.runtimes.simulator.simulate import run_simulation
 from workbench.settings import Settings
 
 
 def test_bytes_are_counted_by_each_workers_own_time_in_a_run_of_any_length() -> None:
     """A sum that ends at the moment of a step's end counts; one that ends later does not, though it was begun."""
-    sent, rows = Sent(), []
-    for number in range(3 * KEPT_ENDS):
+    sent, rows = SentBytes(), []
+    for number in range(3 * NUM_KEPT_ENDS):
         row: dict[str, Any] = {"number": number}
         sent.note(row, np.array([number + 1.0, number + 0.5]))
         sent.book(number + 1.0, 2.5)
@@ -33,7 +33,7 @@ def test_a_row_costs_the_same_in_a_long_run() -> None:
     """It was looked up among all the sums there had been: 25 times as long after 8,000 as after 100."""
 
     def seconds(num_ends: int) -> float:
-        sent = Sent()
+        sent = SentBytes()
         for number in range(num_ends):
             sent.book(float(number), 1.0)
         took = []

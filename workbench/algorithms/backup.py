@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, final
 from workbench.algorithms.parameter_server import (
     DROPPED,
     FINAL,
-    LATE,
+    LATE_FLAGS,
     ServerAlgorithm,
     ServerPort,
     WorkerPort,
@@ -158,7 +158,7 @@ class BackupSGD(ServerAlgorithm):
             replies = yield from port.push_pull(step, versions)
             known.update(versions)
             ended(versions, replies)
-            yield EndStep(step, state=state_of(known), dropped=not LATE.isdisjoint(replies.values()))
+            yield EndStep(step, state=state_of(known), dropped=not LATE_FLAGS.isdisjoint(replies.values()))
 
 
 def ParameterServerSGD(*, shards: int = 1, dedicated: bool = False) -> BackupSGD:  # noqa: N802 - named as a class

@@ -67,7 +67,8 @@ class DeAR(CollectiveAlgorithm):
             isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0
         ):
             raise ConfigError(
-                f"bucket_bytes={self.bucket_bytes}: give a size in bytes, 0 for a message for each parameter, None for one message"
+                f"bucket_bytes={self.bucket_bytes}: give a size in bytes, 0 for a message for each parameter, None for "
+                "one message"
             )
 
     @property

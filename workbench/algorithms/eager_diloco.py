@@ -15,7 +15,7 @@ from workbench.algorithms.outer_optimizer import (
     OuterOptimizer,
     average,
     check_whole,
-    has_turn,
+    is_due,
     sum_flat,
 )
 from workbench.collectives import Collective, Native
@@ -95,7 +95,7 @@ class EagerDiLoCo(OuterAlgorithm):
             yield Apply((yield Backward(step)), local=True)
             num_done = step + 1
             for number, fragment in enumerate(fragments):
-                if has_turn(number, len(fragments), self.every, num_done):
+                if is_due(number, len(fragments), self.every, num_done):
                     yield from self._take_turn(ctx, fragment, step)
             yield EndStep(step, state=EagerState.of(fragments, own=tuple(fragment.own for fragment in fragments)))
         for fragment in fragments:

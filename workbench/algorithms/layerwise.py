@@ -66,7 +66,8 @@ class LayerwiseSGD(CollectiveAlgorithm):
             isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0
         ):
             raise ConfigError(
-                f"bucket_bytes={self.bucket_bytes}: give a size in bytes, 0 for a message for each parameter, None for one message"
+                f"bucket_bytes={self.bucket_bytes}: give a size in bytes, 0 for a message for each parameter, None for "
+                "one message"
             )
         if not isinstance(self.lanes, int) or self.lanes < 1:
             raise ConfigError(
@@ -74,7 +75,8 @@ class LayerwiseSGD(CollectiveAlgorithm):
             )
         if self.order == SendOrder.PRIORITY and self.collective.calls_library:
             raise ConfigError(
-                f"order='priority' chooses the next message to send, and {self.collective} may use the library's own all-reduce, "
+                f"order='priority' chooses the next message to send, and {self.collective} may use the library's own "
+                "all-reduce, "
                 "which is one piece: use Ring()"
             )
         if self.order == SendOrder.PRIORITY and self.lanes != 1:

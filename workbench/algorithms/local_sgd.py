@@ -46,8 +46,10 @@ class LocalSGD(CollectiveAlgorithm):
             raise ConfigError(f"after={self.after}: give the number of synchronous steps at the beginning, 0 or more")
         if self.collective.exact != self.collective:
             raise ConfigError(
-                f"LocalSGD averages parameters, and {self.collective} loses part of the sum: to average differences from a "
-                f"common anchor, which may be compressed, use DiLoCo(every={self.every}, outer_lr=1.0, outer_momentum=0.0, "
+                f"LocalSGD averages parameters, and {self.collective} loses part of the sum: to average differences "
+                "from a "
+                f"common anchor, which may be compressed, use DiLoCo(every={self.every}, outer_lr=1.0, "
+                "outer_momentum=0.0, "
                 f"nesterov=False, collective={self.collective}); otherwise use {self.collective.exact}"
             )
 

@@ -40,12 +40,12 @@ from workbench.ops import (
 )
 from workbench.program import Algorithm, Buckets, Context, Elasticity, Replicas, Requirements, Roles
 
-REPLY = 500  # pushes of shard j have tag j, replies have tag REPLY + j
+REPLY_TAG = 500  # pushes of shard j have tag j, replies have tag REPLY_TAG + j
 STAMP_BYTES = 8
 LAST = FINAL = 1  # a worker's last push; a server's last reply
 NO_GRADIENT = 2  # of a worker's only push, if it has no step to take: the message is no gradient
 DROPPED = 2  # of a reply: the push came too late
-LATE = frozenset((DROPPED, FINAL | DROPPED))
+LATE_FLAGS = frozenset((DROPPED, FINAL | DROPPED))
 
 
 def stamp_of(version: int, flags: int = 0) -> int:
@@ -108,7 +108,8 @@ class ServerAlgorithm(Algorithm, ABC):
     def check(self, num_ranks: int) -> None:
         if self.dedicated and num_ranks <= self.shards:
             raise ConfigError(
-                f"{self.shards} dedicated servers on {num_ranks} ranks leave no rank to compute: start more ranks, or use dedicated=False"
+                f"{self.shards} dedicated servers on {num_ranks} ranks leave no rank to compute: start more ranks, or "
+                "use dedicated=False"
             )
 
     def server_of(self, shard: int, num_ranks: int) -> int:
@@ -167,7 +168,7 @@ class WorkerPort:
             Recv(
                 algorithm.server_of(shard, ctx.num_workers),
                 like=like_of(ctx.layout, shard),
-                tag=REPLY + shard,
+                tag=REPLY_TAG + shard,
                 stamped=True,
             )
             for shard in range(len(ctx.layout.buckets))
@@ -222,7 +223,7 @@ def take_steps(algorithm: ServerAlgorithm, ctx: Context, clip_norm: float | None
     port, versions = WorkerPort(algorithm, ctx, clip_norm), fresh(ctx)
     for step in ctx.steps():
         replies = yield from port.push_pull(step, versions, LAST * ctx.is_last(step))
-        yield EndStep(step, state=state_of(versions), dropped=not LATE.isdisjoint(replies.values()))
+        yield EndStep(step, state=state_of(versions), dropped=not LATE_FLAGS.isdisjoint(replies.values()))
     if ctx.num_steps is not None and ctx.first_step >= ctx.num_steps:
         yield from _leave(algorithm, ctx, versions)
 
@@ -241,7 +242,7 @@ def _leave(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -
         message = yield Recv(
             algorithm.server_of(shard, ctx.num_workers),
             like=like_of(ctx.layout, shard),
-            tag=REPLY + shard,
+            tag=REPLY_TAG + shard,
             stamped=True,
         )
         yield UnpackParameters(Gradient(message.value, ctx.layout, -1, split(message.stamp)[0], shard))
@@ -348,7 +349,7 @@ class ServerPort:
             yield Wait(before)  # the worker has pushed since, so it has received that reply
         packed = yield PackParameters(self.shard, server_copy=True)
         self._sending[source] = yield Start(
-            Send(source, packed.flat, tag=REPLY + self.shard, stamp=stamp_of(version, flags))
+            Send(source, packed.flat, tag=REPLY_TAG + self.shard, stamp=stamp_of(version, flags))
         )
         return packed
 

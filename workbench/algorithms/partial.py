@@ -86,7 +86,8 @@ class PartialAllReduce(CollectiveAlgorithm):
         check_collective(self.collective)
         if self.collective.calls_library:
             raise ConfigError(
-                f"{self.collective} may use the library's own all-reduce, which cannot run next to other messages of a rank: "
+                f"{self.collective} may use the library's own all-reduce, which cannot run next to other messages of a "
+                "rank: "
                 "use Ring(), or give it inner=Ring()"
             )
         quorum = self.quorum
@@ -97,7 +98,8 @@ class PartialAllReduce(CollectiveAlgorithm):
         )
         if isinstance(quorum, bool) or not legal:
             raise ConfigError(
-                f"quorum={quorum!r}: give a number of ranks, a share of them above 0.0 and up to 1.0, or {', '.join(Quorum)}"
+                f"quorum={quorum!r}: give a number of ranks, a share of them above 0.0 and up to 1.0, or "
+                f"{', '.join(Quorum)}"
             )
         if self.collective.keeps_residual and not self._is_synchronous:
             raise ConfigError(
@@ -155,7 +157,8 @@ class PartialAllReduce(CollectiveAlgorithm):
     def worker(self, ctx: Context) -> Program:
         if ctx.num_steps is None:
             raise ConfigError(
-                "PartialAllReduce must know its number of steps when it begins, and a Trainer does not: train a Problem with "
+                "PartialAllReduce must know its number of steps when it begins, and a Trainer does not: train a "
+                "Problem with "
                 "Settings(steps=...), or use an algorithm whose ranks take their steps together, such as SynchronousSGD"
             )
         assert ctx.layout is not None

@@ -57,7 +57,8 @@ class SerialSGD(Algorithm):
     def check(self, num_ranks: int) -> None:
         if num_ranks != 1:
             raise ConfigError(
-                f"serial SGD on {num_ranks} ranks: it is the reference on 1; use PipeSGD(width={self.delay + 1}) on several"
+                f"serial SGD on {num_ranks} ranks: it is the reference on 1; use PipeSGD(width={self.delay + 1}) on "
+                "several"
             )
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:

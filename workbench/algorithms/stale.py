@@ -55,7 +55,8 @@ class StaleSGD(CollectiveAlgorithm):
         check_collective(self.collective)
         if not isinstance(self.staleness, Staleness):
             raise ConfigError(
-                f"staleness={self.staleness!r}: give a distribution, such as Constant(4), Uniform(0, 8) or Geometric(20)"
+                f"staleness={self.staleness!r}: give a distribution, such as Constant(4), Uniform(0, 8) or "
+                "Geometric(20)"
             )
         if not isinstance(self.ramp_steps, int) or self.ramp_steps < 0:
             raise ConfigError(

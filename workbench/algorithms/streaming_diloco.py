@@ -14,7 +14,7 @@ from workbench.algorithms.outer_optimizer import (
     OuterOptimizer,
     average,
     check_whole,
-    has_turn,
+    is_due,
     sum_flat,
 )
 from workbench.collectives import Collective, Native
@@ -71,7 +71,8 @@ class StreamingDiLoCo(OuterAlgorithm):
         check_whole("delay", self.delay, 0)
         if self.delay > self.every:
             raise ConfigError(
-                f"delay={self.delay}: a fragment's outer step must end before its next turn: use at most every={self.every}"
+                f"delay={self.delay}: a fragment's outer step must end before its next turn: use at most "
+                f"every={self.every}"
             )
         if not 0 <= self.mix <= 1:
             raise ConfigError(f"mix={self.mix}: give the share of a rank's own parameters, from 0 to 1")
@@ -97,7 +98,7 @@ class StreamingDiLoCo(OuterAlgorithm):
                 if fragment.summing is not None and num_done >= fragment.due:
                     yield from self._finish_turn(fragment)
             for number, fragment in enumerate(fragments):
-                if has_turn(number, len(fragments), self.every, num_done):
+                if is_due(number, len(fragments), self.every, num_done):
                     yield from self._begin_turn(fragment, step)
             yield EndStep(step, state=StreamingState.of(fragments, due=tuple(fragment.due for fragment in fragments)))
         for fragment in fragments:

@@ -67,7 +67,8 @@ def bucket_times(run: Run) -> BucketTimes:
     sums = sums[sums["bucket"] >= 0]
     if not len(sums):
         raise ConfigError(
-            f"run {run.id} has no sums by bucket in its trace: run LayerwiseSGD with the library's all-reduce, and set trace_steps"
+            f"run {run.id} has no sums by bucket in its trace: run LayerwiseSGD with the library's all-reduce, and set "
+            "trace_steps"
         )
     steps = np.unique(sums["step"])
     steps = steps[num_warm_up(len(steps)) :]

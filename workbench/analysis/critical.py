@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from workbench.analysis.overlap import Floats, Steps, step_windows
 from workbench.analysis.table import Column, Table, percent, seconds, slept_words
 from workbench.trace.kinds import CODES, COMPUTE_KINDS, KINDS
-from workbench.trace.links import COLLECTIVES, meetings
+from workbench.trace.links import COLLECTIVES, collective_numbers
 from workbench.trace.spans import Spans, step_bounds
 
-NOTHING = "nothing"  # kind of a piece without a recorded span
-TOUCHING = 0.01  # share of a step: spans with a smaller gap follow each other
-CROSSING = 1e-4  # share of a step: tolerance of overlaps and of gaps
+UNRECORDED = "nothing"  # kind of a piece without a recorded span
+MAX_GAP_SHARE = 0.01  # share of a step: spans with a smaller gap follow each other
+TOLERANCE_SHARE = 1e-4  # share of a step: tolerance of overlaps and of gaps
 _PREFERRED = {CODES["send"]: 0, CODES["recv"]: 2}  # of spans that end together, a receive comes before a send
 _COMPUTE = frozenset(CODES[kind] for kind in COMPUTE_KINDS)
 
@@ -59,7 +59,7 @@ class CriticalPath:
     @property
     def kind_names(self) -> list[str]:
         """The name of each piece's kind."""
-        return [KINDS[kind] if kind >= 0 else NOTHING for kind in self.kind.tolist()]
+        return [KINDS[kind] if kind >= 0 else UNRECORDED for kind in self.kind.tolist()]
 
     @property
     def compute_share(self) -> float | None:
@@ -156,7 +156,7 @@ def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int]
     spans = spans if ranks is None else spans.select(ranks=ranks)
     first, last = step_bounds(steps or slice(None))
     ends = _last_ends(spans)
-    walk = _Walk(spans)
+    walk = _SpanLookup(spans)
     pieces = [(step, *piece) for step in sorted(ends) if first <= step < last for piece in walk.back(*ends[step])]
     columns = np.array([(step, *piece) for step, *piece in pieces], float).reshape(-1, 6).T
     step, rank, kind, start_s, end_s, span = columns
@@ -190,7 +190,7 @@ class _Piece(NamedTuple):
 
 
 @final
-class _Walk:
+class _SpanLookup:
     """Lookups for the backward walk: the last span of a rank or lane to end before a time."""
 
     def __init__(self, spans: Spans) -> None:
@@ -215,7 +215,7 @@ class _Walk:
 
     def back(self, rank: int, begin_s: float, end_s: float) -> list[_Piece]:
         """Return the pieces from `end_s` back to `begin_s`, in order of time, without evaluations."""
-        near_s, self.slack_s = TOUCHING * (end_s - begin_s), CROSSING * (end_s - begin_s)
+        near_s, self.slack_s = MAX_GAP_SHARE * (end_s - begin_s), TOLERANCE_SHARE * (end_s - begin_s)
         now_s, pieces, seen, span = end_s, list[_Piece](), set[int](), -1
         while now_s > begin_s:
             before = self._before(rank, now_s, span, near_s, seen)
@@ -288,7 +288,7 @@ def _last_arrival(table: NDArray[Any]) -> Steps:
     For other spans it is the span itself.
     """
     places = np.arange(len(table))
-    groups = meetings(table)
+    groups = collective_numbers(table)
     calls = np.flatnonzero(groups >= 0)
     groups = groups[calls]
     order = np.lexsort((table["start_s"][calls], groups))

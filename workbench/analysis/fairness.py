@@ -49,7 +49,8 @@ def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
         if updates > SAME_WITHIN * base_updates and not 1 / SAME_WITHIN <= ratio <= SAME_WITHIN:
             fair = base_rate * base_updates / updates
             sentences.append(
-                f"{label} makes {updates / base_updates:.3g} updates where {base} makes one: at lr={rate:g} and lr={base_rate:g}, "
+                f"{label} makes {updates / base_updates:.3g} updates where {base} makes one: at lr={rate:g} and "
+                f"lr={base_rate:g}, "
                 f"compare it at about lr={fair:.3g}"
             )
     return "Learning rates are not comparable. " + "; ".join(sentences) + "." if sentences else ""
@@ -57,7 +58,7 @@ def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
 
 def notes_of(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     """Return the footnotes of a table of runs: failures, evaluated parameters, meanings of columns, learning rates."""
-    found = [f"{label}: {run.trouble}" for run, label in zip(runs, labels, strict=True) if run.trouble]
+    found = [f"{label}: {run.failure_summary}" for run, label in zip(runs, labels, strict=True) if run.failure_summary]
     found += [f"{label}: {run.waiting}" for run, label in zip(runs, labels, strict=True) if run.waiting]
     found += [
         f"{label}: {run.evaluated}."
@@ -66,11 +67,13 @@ def notes_of(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
     ]
     if any(run.rows() for run in runs):
         found.append(
-            "training: seconds until the last rank ended its last step, without evaluations; a slow worker that ends alone counts."
+            "training: seconds until the last rank ended its last step, without evaluations; a slow worker that ends "
+            "alone counts."
         )
     if any(run.updates() for run in runs):
         found.append(
-            "staleness: the largest of any gradient, in updates of a server; its mean is smaller, about p - 1 for p equal workers."
+            "staleness: the largest of any gradient, in updates of a server; its mean is smaller, about p - 1 for p "
+            "equal workers."
         )
     rates = rates_note(runs, labels)
     return [*found, rates] if rates else found

@@ -15,11 +15,11 @@ from typing import Any, final
 
 from workbench.analysis.table import Column, Table, num_bytes, percent, seconds, three_digits
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.naming import parse_value, same_word, unknown
+from workbench.naming import parse_value, same_name, unknown
 from workbench.trace.index import Index, state_of
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run
-from workbench.trace.store import OVER, StoredRun, list_runs, runs_root
+from workbench.trace.store import ENDED, StoredRun, list_runs, runs_root
 
 RESULTS = ("steps", "accuracy", "loss", "train_loss", "seconds", "samples", "bytes_sent")  # computed from the metrics
 BASE = (
@@ -58,7 +58,7 @@ ORDER: MappingProxyType[str, Callable[[Any, Any], bool]] = MappingProxyType(
 )
 AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-MOST_TOLD = 8  # failures listed below a table
+MAX_FAILURES = 8  # failures listed below a table
 RESULTS_NAME = ".results.jsonl"
 
 
@@ -103,7 +103,8 @@ class Condition:
         found = CONDITION.fullmatch(text)
         if not found:
             raise ConfigError(
-                f"condition {text!r}: write key=value, or with !=, <, <=, >, >=, or ~ for a part of the text, such as workers>=4"
+                f"condition {text!r}: write key=value, or with !=, <, <=, >, >=, or ~ for a part of the text, such as "
+                "workers>=4"
             )
         return cls(key_of(found[1]), "=" if found[2] == "==" else found[2], parse_value(found[3]))
 
@@ -124,7 +125,7 @@ class Condition:
         if isinstance(value, float) and isinstance(self.value, int | float):
             return math.isclose(value, self.value, rel_tol=1e-12)
         if isinstance(value, str) and isinstance(self.value, str):
-            return same_word(value, self.value)
+            return same_name(value, self.value)
         return bool(value == self.value) or (value is not None and str(self.value) == str(value))
 
 
@@ -174,16 +175,16 @@ def runs_table(
     rows = _in_order(rows, sort_key, sort.startswith("-"), limit)
     shown = tuple(Column(key, TITLES.get(key, key), TEXTS.get(key, str)) for key in column_keys)
     caption = "\n".join(f"skipped: {reason}" for reason in listing.damaged)
-    return Table(add_results(rows, root), shown, caption=caption, footnotes=_troubles(rows))
+    return Table(add_results(rows, root), shown, caption=caption, footnotes=_failures(rows))
 
 
-def _troubles(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+def _failures(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     """For the last failed runs, return the step each reached, and its error with the rank."""
     failed = [row for row in rows if row["status"] in ("failed", "killed", "lost")]
-    found = [f"and {len(failed) - MOST_TOLD} more that failed"] if len(failed) > MOST_TOLD else []
-    for row in failed[-MOST_TOLD:]:
+    found = [f"and {len(failed) - MAX_FAILURES} more that failed"] if len(failed) > MAX_FAILURES else []
+    for row in failed[-MAX_FAILURES:]:
         try:
-            found.append(f"{row['run']}: {Run.load(Path(row['folder'])).trouble or row['status']}")
+            found.append(f"{row['run']}: {Run.load(Path(row['folder'])).failure_summary or row['status']}")
         except (OSError, WorkbenchError):  # removed in the meantime
             found.append(f"{row['run']}: {row['status']}")
     return tuple(found)
@@ -231,7 +232,7 @@ def add_results(rows: Iterable[dict[str, Any]], root: Path) -> list[dict[str, An
         results = index.get(folder.name, states)
         if not isinstance(results, dict):
             results = results_of(folder)
-            if row["status"] in OVER:
+            if row["status"] in ENDED:
                 index.put(folder.name, states, results)
         found.append({**row, **results})
     index.save(path.name for path in (root.iterdir() if root.is_dir() else ()))

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
 
-Whole = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 
 
-def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
+def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, IntArray]:
     """Return bucket -> staleness of each gradient that servers applied, in updates of that bucket, in order.
 
     Args:
@@ -28,7 +28,7 @@ def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
     }
 
 
-def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]:
+def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, IntArray]:
     """Return the staleness if workers read all parameters when a step begins, not each bucket in reply to its push.
 
     It counts the bucket's updates between the beginning of the worker's step and the use of its gradient, in the
@@ -41,7 +41,7 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, Whole]
     """
     if run.info.get("clock") != "virtual":
         raise ConfigError("reads are counted on one clock: give a simulated run")
-    began = _beginnings(run)
+    began = _step_begins(run)
     found = {}
     for bucket, rows in _by_bucket(run).items():
         if any(len(row["sources"]) != 1 for row in rows):
@@ -71,7 +71,7 @@ def _by_bucket(run: Run) -> dict[int, list[dict[str, Any]]]:
     return dict(sorted(rows.items()))
 
 
-def _beginnings(run: Run) -> dict[int, NDArray[np.float64]]:
+def _step_begins(run: Run) -> dict[int, NDArray[np.float64]]:
     """Return rank -> the begin of each of its steps, by its first forward span."""
     table = run.spans.table[run.spans.kind_names == "forward"]
     found = {}
@@ -82,7 +82,7 @@ def _beginnings(run: Run) -> dict[int, NDArray[np.float64]]:
     return found
 
 
-def _steady(values: list[int], skip: float) -> Whole:
+def _steady(values: list[int], skip: float) -> IntArray:
     return np.array(values[int(skip * len(values)) :], np.int64)
 
 

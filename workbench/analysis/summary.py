@@ -229,6 +229,6 @@ def compare(runs: Iterable[Run]) -> Comparison:
     notes = sorted({str(note) for run in runs if (note := (run.info.get("problem") or {}).get("note"))})
     labels = distinct_labels(runs)
     rows = [{"label": label, **summary(run)} for label, run in zip(labels, runs, strict=True)]
-    state = (Column("status", "state"),) if any(run.trouble for run in runs) else ()
+    state = (Column("status", "state"),) if any(run.failure_summary for run in runs) else ()
     columns = (COLUMNS[0], *state, *COLUMNS[1:])
     return Comparison(rows, columns, caption="; ".join(notes), footnotes=tuple(notes_of(runs, labels)), runs=runs)

@@ -25,7 +25,7 @@ def seconds(value: float) -> str:
     return f"{three_digits(value / 1e-6)} µs" if value else "0 s"
 
 
-def ago(value: float) -> str:
+def format_age(value: float) -> str:
     """Format the time since an event.
 
     >>> ago(0.4), ago(1.25), ago(75.2)

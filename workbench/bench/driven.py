@@ -101,7 +101,8 @@ def driven(
                 times[name].append(seconds)
         if round_:
             say(
-                f"{cluster.num_ranks} ranks: a step of {1e3 * times['ours'][-1]:.2f} ms driven, {1e3 * times['bare'][-1]:.2f} ms bare"
+                f"{cluster.num_ranks} ranks: a step of {1e3 * times['ours'][-1]:.2f} ms driven, "
+                f"{1e3 * times['bare'][-1]:.2f} ms bare"
             )
     return times
 

@@ -164,7 +164,7 @@ def _many() -> nn.Module:
     import torch
     from torch import nn
 
-    class Many(nn.Module):
+    class ManyParameters(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.parts = nn.ParameterList([nn.Parameter(torch.zeros(EACH)) for _ in range(MANY)])
@@ -174,7 +174,7 @@ def _many() -> nn.Module:
                 x = x + part
             return x.sum()
 
-    return Many()
+    return ManyParameters()
 
 
 def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, list[float]]:

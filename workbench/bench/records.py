@@ -16,7 +16,7 @@ from workbench.experiments.record import versions
 from workbench.papers.site import machine
 from workbench.trace.files.atomic import write_atomic
 
-Moved = Literal["slower", "faster"]
+Change = Literal["slower", "faster"]
 FACTS = ("bench", "date", "machine", "versions", "rows")
 
 
@@ -68,7 +68,7 @@ class RatioChange:
 
     now: Row
     before: Row
-    word: Moved
+    word: Change
 
 
 def changes(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[RatioChange]:

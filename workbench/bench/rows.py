@@ -12,7 +12,7 @@ from workbench.analysis import table
 from workbench.analysis.table import Column, Table
 
 Unit = Literal["s", "B/s", "B", "1"]
-Word = Literal["met", "missed", "open", ""]
+TargetStatus = Literal["met", "missed", "open", ""]
 REPEATS = 2000  # bootstrap samples
 COVERED = (0.025, 0.975)
 
@@ -53,7 +53,7 @@ class Row:
         return self.case, self.what, self.over
 
     @property
-    def word(self) -> Word:
+    def word(self) -> TargetStatus:
         """The requirement is "met" if it holds in the whole interval, "missed" if in none of it, else "open"; "" if none."""
         if self.below is not None:
             return "met" if self.high < self.below else "missed" if self.low >= self.below else "open"
@@ -124,7 +124,7 @@ def interval(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
 def table_of(rows: Sequence[Row], caption: str = "") -> Table:
     """Return rows as a printed table."""
 
-    def amount(value: float, unit: Unit) -> str:
+    def format_amount(value: float, unit: Unit) -> str:
         if unit == "s":
             return table.seconds(value)
         return table.num_bytes(value) + unit[1:] if unit in {"B", "B/s"} else f"{value:.3g}"
@@ -133,9 +133,9 @@ def table_of(rows: Sequence[Row], caption: str = "") -> Table:
         {
             "case": row.case,
             "what": row.what,
-            "ours": amount(row.ours, row.unit),
+            "ours": format_amount(row.ours, row.unit),
             "over": row.over,
-            "theirs": amount(row.theirs, row.unit),
+            "theirs": format_amount(row.theirs, row.unit),
             "ratio": f"{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]",
             "asked": f"< {row.below:g}"
             if row.below is not None

@@ -23,7 +23,7 @@ from workbench.trace.store import new_run, update_run
 NUM_RANKS, NUM_STEPS = 64, 977  # 16 spans a step: 1 000 448
 ALLOWED_S, ALLOWED_BYTES = 5.0, 5e6
 LIMIT_S = 900.0  # for a process that reads it
-MOST_ROUNDS = 5  # each has full size
+MAX_ROUNDS = 5  # each has full size
 WHOLE = "read, analysed and drawn"
 IN_A_PROCESS = "import json, sys; from workbench.bench.spans import measure; print(json.dumps(measure(sys.argv[1])))"
 LATE_RANK, LATE_STEP = 13, 617  # one backward takes ten times as long
@@ -132,7 +132,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
     case = "1 000 448 spans, 64 ranks"
     if not how.wanted(case):
         return
-    rounds = min(how.rounds, MOST_ROUNDS)
+    rounds = min(how.rounds, MAX_ROUNDS)
     taken: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as root:
         how.say(f"{case}: the trace is written ...")

@@ -25,6 +25,7 @@ from workbench.bench.wire_cases import (
     BATCHES_OF_SUMS,
     BITS,
     BUCKETS_MIB,
+    CONCURRENT,
     DDP,
     ENCODED_OF_LIMIT,
     FASTER,
@@ -33,17 +34,16 @@ from workbench.bench.wire_cases import (
     LAYERWISE_OF_LIMIT,
     LEAD,
     LIBRARY,
+    LIMIT_TARGETS,
+    MAX_ROUNDS,
     MEGABYTES,
-    MOST_ROUNDS,
     NETWORK,
     NO_SLOWER,
-    OF_LIMIT,
     OUR_BUCKETS_MIB,
     PIECES,
     PIPE,
     POWER_RANK,
     RATE,
-    SIDE_BY_SIDE,
     STEPS,
     SUMS,
     WARM,
@@ -94,7 +94,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
             with ranks(number, runtime, NETWORK) as there:
                 for ratio, name in wanted.items():
                     how.say(f"{name} ...")
-                    facts = there.call(on_rank, BATCHES[number][ratio], min(how.rounds, MOST_ROUNDS))[0]
+                    facts = there.call(on_rank, BATCHES[number][ratio], min(how.rounds, MAX_ROUNDS))[0]
                     yield from rows_of(name, Measured(**facts, socket_s=socket_s[number]), runtime, number, ratio)
     yield from wire_target.run(how)
 
@@ -141,7 +141,7 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
     flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     own, auto = Native(), Auto()  # the library's own sum, or the ring if that is much quicker, as on Open MPI's TCP
     algorithms: dict[str, Any] = {"compute": NoCommunication(), "synchronous": SynchronousSGD(collective=auto)}
-    side = SIDE_BY_SIDE | {"collective": own if runtime == "torch" else auto}
+    side = CONCURRENT | {"collective": own if runtime == "torch" else auto}
     algorithms |= {f"layer-wise, {mib} MiB": LayerwiseSGD(bucket_bytes=mib * MIB, **side) for mib in OUR_BUCKETS_MIB}
     algorithms[PIPE] = PipeSGD(collective=auto)
     for bits, name in BITS.items():
@@ -245,13 +245,13 @@ def rows_of(case: str, found: Measured, runtime: RuntimeName, number: int, ratio
         for name, taken in times.items()
         if name not in ("compute", "forward") and not name.startswith("codec")
     }
-    ways |= _bests(ways)
+    ways |= _fastest_variants(ways)
     row = partial(compare, case=case)
     for name, limit in limits.items():
         yield row(limit, times["compute"], what=name, over="compute alone", kind="limit")
     for name, taken in ways.items():
         yield row(taken, times["compute"], what=name, over="compute alone")
-    asked = {PIPE: OF_LIMIT[runtime], LAYERWISE: LAYERWISE_OF_LIMIT}
+    asked = {PIPE: LIMIT_TARGETS[runtime], LAYERWISE: LAYERWISE_OF_LIMIT}
     for name in (PIPE, *(f"{PIPE}, {bits}" for bits in BITS), LAYERWISE):
         below = asked.get(name, ENCODED_OF_LIMIT)
         yield row(ways[name], limits[f"the limit of {name}"], what=name, over="its limit", kind="limit", below=below)
@@ -289,7 +289,7 @@ def limits_of(times: Mapping[str, Any], found: Measured, number: int) -> dict[st
     return limits
 
 
-def _bests(ways: Mapping[str, Any]) -> dict[str, Any]:
+def _fastest_variants(ways: Mapping[str, Any]) -> dict[str, Any]:
     """Return, for ways with several bucket sizes or numbers of pieces, the one with the smallest median."""
     kinds = {LAYERWISE: "layer-wise, ", DDP: "torch DDP, ", HOOKS[0]: "torch DDP, fp16 hook, "}
     kinds |= {name: f"{name}, " for name in (f"{PIPE}, {bits}" for bits in BITS)}

@@ -20,15 +20,15 @@ BUCKETS_MIB = (1, 5, 25)  # DDP's default is 25, which holds the model entirely
 OUR_BUCKETS_MIB = (1, 5)
 # Concurrent layer-wise sums fill each other's gaps, as DDP's do on gloo's two threads, and updates run in the
 # meantime.
-SIDE_BY_SIDE: dict[str, Any] = {"lanes": 2, "apply": "any"}
+CONCURRENT: dict[str, Any] = {"lanes": 2, "apply": "any"}
 POWER_RANK = 4
 STEPS, LEAD, WARM = 3, 2, 1  # steps of a block, and before it; rounds before the first one
-MOST_ROUNDS = 8
+MAX_ROUNDS = 8
 SUMS, BATCHES_OF_SUMS = 10, 4  # to measure the work of sockets
 BITS = {"16 bit": "truncate16", "8 bit": "linear8"}
 PIECES = (1, 2)  # of an encoded block: more hide more of the codec, and cost more on busy processors
 PIPE = "Pipe-SGD"
-OF_LIMIT = {"torch": 1.05, "mpi": 1.10}  # required of Pipe-SGD
+LIMIT_TARGETS = {"torch": 1.05, "mpi": 1.10}  # required of Pipe-SGD
 ENCODED_OF_LIMIT, LAYERWISE_OF_LIMIT, NO_SLOWER = 1.10, 1.15, 1.02
 DDP = "torch DDP, its best"
 FASTER: dict[tuple[float, str, str], float] = {  # (communication over compute, way, peer) -> required speed-up

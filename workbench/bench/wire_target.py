@@ -18,12 +18,12 @@ from workbench.bench.wire_cases import (
     BATCHES,
     BITS,
     BUCKETS_MIB,
+    CONCURRENT,
     MEGABYTES,
     NETWORK,
     PIPE,
     POWER_RANK,
     RATE,
-    SIDE_BY_SIDE,
     encoded,
     title,
 )
@@ -41,7 +41,7 @@ HIDDEN = (1400, 1400)  # an MLP on the handwritten digits: 2.07 million paramete
 TARGET = 0.15  # mean loss of a step's samples over WINDOW steps; ln 10 = 2.3 before the first
 WINDOW = 5
 LR = 0.1  # the target takes 15 to 20 steps without delay, 20 to 30 with one (chosen on one process before any timing)
-MOST_STEPS = 50
+MAX_STEPS = 50
 REPEATS = 3
 LAYER_MIB, DDP_MIB = 1, 1
 SERVER_HOSTS, SERVER_RATIOS, SERVER_STEPS, SKIPPED = 4, (1, 2, 4), 12, 4
@@ -84,7 +84,7 @@ def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> 
     number, rank = transport.num_workers, transport.rank
     torch.set_num_threads(bind(rank, number))
     problem = problems.get("digits-mlp", hidden=HIDDEN)
-    shards = _dealt(problem, number, rank, batch_size)
+    shards = _minibatches(problem, number, rank, batch_size)
     meet, _ = peers.slowest_here(runtime)
 
     def one(make: Callable[..., tuple[Step, Callable[[], object]]]) -> list[tuple[float, float]]:
@@ -100,7 +100,7 @@ def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> 
         step, finish = make(model, loss)
         meet()
         begin, ends = time.perf_counter(), []
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             step()
             ends.append(time.perf_counter() - begin)
         finish()
@@ -118,7 +118,7 @@ def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> 
 
     ways = {
         "synchronous": ours(SynchronousSGD()),
-        "layer-wise": ours(LayerwiseSGD(bucket_bytes=LAYER_MIB * MIB, **SIDE_BY_SIDE)),
+        "layer-wise": ours(LayerwiseSGD(bucket_bytes=LAYER_MIB * MIB, **CONCURRENT)),
         PIPE: ours(PipeSGD()),
     }
     ways |= {f"{PIPE}, {bits}": ours(PipeSGD(collective=encoded(name))) for bits, name in BITS.items()}
@@ -133,12 +133,12 @@ def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> 
     return found
 
 
-def _dealt(problem: Problem, number: int, rank: int, batch_size: int) -> list[Any]:
+def _minibatches(problem: Problem, number: int, rank: int, batch_size: int) -> list[Any]:
     """Return a rank's samples of each step, from consecutive global batches."""
     from workbench.problems.base import fetch
 
     data, samples = problem.train_data(), problem.num_samples()
-    firsts = [(step * number + rank) * batch_size for step in range(MOST_STEPS)]
+    firsts = [(step * number + rank) * batch_size for step in range(MAX_STEPS)]
     return [fetch(data, [(first + place) % samples for place in range(batch_size)]) for first in firsts]
 
 

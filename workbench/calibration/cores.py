@@ -41,7 +41,7 @@ class Slowness:
     wire: float = 1.0
     hop: float = 1.0
 
-    def nearer(self, other: Slowness) -> Slowness:
+    def geometric_mean(self, other: Slowness) -> Slowness:
         """Return the geometric mean with another."""
         return Slowness(*(float(np.sqrt(mine * its)) for mine, its in zip(astuple(self), astuple(other), strict=True)))
 

@@ -63,7 +63,8 @@ def make_setting(
         raise ConfigError(f"bandwidth_bytes_per_s={bandwidth_bytes_per_s!r}: give a number above 0, 125e6 for 1 Gbit/s")
     if isinstance(cores, str) and cores not in ("measured", "own"):
         raise ConfigError(
-            f'cores={cores!r}: give a number that all ranks share, "measured" for those of the calibration, "own" for a host for each rank'
+            f'cores={cores!r}: give a number that all ranks share, "measured" for those of the calibration, "own" for '
+            "a host for each rank"
         )
     if isinstance(cores, int | float) and not cores > 0:
         raise ConfigError(f'cores={cores!r}: give a number above 0, or "own" for a host for each rank')

@@ -113,7 +113,8 @@ def _notes(
     notes = []
     if core_slowdown > 1:
         notes.append(
-            f"{origin.num_workers} ranks of {threads} threads shared {cores:g} cores: seconds of compute are divided by {core_slowdown:.3g}"
+            f"{origin.num_workers} ranks of {threads} threads shared {cores:g} cores: seconds of compute are divided "
+            f"by {core_slowdown:.3g}"
         )
     if not linked:
         notes.append("no communication was recorded: the network is unknown, and predictions need network=")

@@ -115,7 +115,7 @@ def _fixed_point(
         found = replace(found, compute=max(found.compute, all_at_once.compute))
         if now.is_like(found, ALIKE):
             break
-        now = now.nearer(found)
+        now = now.geometric_mean(found)
     times = step_seconds(done)
     least_s = setting.workers * core_s(calibration, algorithm, setting, done, now) / setting.cores
     return Simulated(run=done, times=times * max(1.0, least_s / midmean(times)), slow=now)

@@ -24,7 +24,7 @@ from workbench.collectives import native_bytes
 from workbench.errors import ConfigError
 from workbench.trace.profile import (
     AUTOGRAD,
-    HOW,
+    EXPORT_HINT,
     MICRO,
     Device,
     Event,
@@ -83,7 +83,7 @@ def from_profile(
     """
     given = list(profile) if isinstance(profile, list | tuple) else [profile]
     if not given:
-        raise ConfigError(f"no profile was given: {HOW}")
+        raise ConfigError(f"no profile was given: {EXPORT_HINT}")
     ranks = [_parse(read_profile(one), position, workers) for position, one in enumerate(given)]
     num_workers = ranks[0].num_workers
     if len({rank.rank for rank in ranks}) < len(ranks):
@@ -92,7 +92,7 @@ def from_profile(
     observed = observe_spans(spans, num_workers, ranks[0].name)
     notes: tuple[str, ...] = ()
     if len(ranks) == 1 and num_workers > 1:
-        observed = _quickest(observed)
+        observed = _fastest_quarter(observed)
         alone = f"profile of one rank of {num_workers}: only its quickest sums are used"
         notes = (f"{alone}, because the others may have waited for a rank; give all ranks' profiles",)
     first = ranks[0]
@@ -217,7 +217,7 @@ def _sums(profile: Profile) -> list[tuple[float, float, int, int]]:
     return found
 
 
-def _quickest(observed: Observed) -> Observed:
+def _fastest_quarter(observed: Observed) -> Observed:
     """Keep the quickest quarter of the sums of each size."""
     periods = observed.periods
     size = np.round(np.log(np.maximum(periods.wire_bytes, 1.0)), 2)

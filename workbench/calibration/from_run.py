@@ -94,12 +94,14 @@ def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_pe
         raise ConfigError(f"latency_s={latency_s!r}: seconds, 0 or more")
     if run.slept:
         raise ConfigError(
-            f"run {run.id} slept for its compute, so its times are those of its compute= and not of a model: calibrate from a run "
+            f"run {run.id} slept for its compute, so its times are those of its compute= and not of a model: calibrate "
+            "from a run "
             "without compute="
         )
     if run.updates():
         raise ConfigError(
-            f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of an algorithm that sums over "
+            f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of an "
+            "algorithm that sums over "
             "all ranks, such as synchronous-sgd"
         )
 
@@ -115,7 +117,8 @@ def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
     if found.parameters != shapes.parameters:
         raise ConfigError(
             f"problem {problem.name} has {len(found.parameters)} parameters. Their names or shapes differ from the "
-            f"{len(shapes.parameters)} of {calibration.origin.source}: give the problem that was trained, with its options"
+            f"{len(shapes.parameters)} of {calibration.origin.source}: give the problem that was trained, with its "
+            "options"
         )
     measured = measure_compute(problem, shapes.batch_size, threads=calibration.host.threads)
     pace = replace(calibration.pace, forward_shares=measured.forward_shares, backward_shares=measured.backward_shares)
@@ -139,7 +142,8 @@ def _shapes(run: Run, problem: Problem | None) -> Shapes:
     batch_size = max(taken, default=0) or int((run.info.get("settings") or {}).get("batch_size") or 0)
     if not batch_size:
         raise ConfigError(
-            f"run {run.id} does not say how many samples its ranks took, because its metrics are missing: use another run"
+            f"run {run.id} does not say how many samples its ranks took, because its metrics are missing: use another "
+            "run"
         )
     if "shapes" in model:
         named = tuple((str(name), tuple(map(int, shape))) for name, shape in model["shapes"])

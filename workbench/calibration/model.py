@@ -30,7 +30,7 @@ COLUMNS = (
     Column("error", "± (1 sd)"),
     Column("relative", "", percent),
 )
-DRAWN = ("forward_s", "backward_s", "update_s", "other_s", "latency_s", "message_latency_s", "s_per_byte")
+RESAMPLED = ("forward_s", "backward_s", "update_s", "other_s", "latency_s", "message_latency_s", "s_per_byte")
 
 
 @final
@@ -39,7 +39,7 @@ class Calibration:
     """A cost model fitted to real steps.
 
     Attributes:
-        draws: numbers from resampled steps: values of `DRAWN` that belong together.
+        draws: numbers from resampled steps: values of `RESAMPLED` that belong together.
         notes: what could not be determined, and the assumptions made instead.
     """
 
@@ -98,10 +98,10 @@ class Calibration:
     def drawn(self, draw: Mapping[str, float]) -> Calibration:
         """Return the model with the numbers of one draw."""
         pace: dict[str, Any] = {
-            name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.pace, name)
+            name: Estimate(draw[name]) for name in RESAMPLED if name in draw and hasattr(self.pace, name)
         }
         line: dict[str, Any] = {
-            name: Estimate(draw[name]) for name in DRAWN if name in draw and hasattr(self.line, name)
+            name: Estimate(draw[name]) for name in RESAMPLED if name in draw and hasattr(self.line, name)
         }
         return replace(self, pace=replace(self.pace, **pace), line=replace(self.line, **line), draws=())
 
@@ -189,7 +189,8 @@ class Calibration:
         """Make a calibration from `as_record`."""
         if isinstance(record, dict) and "traceEvents" in record:
             raise ConfigError(
-                f"{name} is a trace by torch.profiler, not a calibration: make one with `workbench calibrate {name} --batch-size N "
+                f"{name} is a trace by torch.profiler, not a calibration: make one with `workbench calibrate {name} "
+                "--batch-size N "
                 "-o calibration.json`, and give that file"
             )
         if not isinstance(record, dict) or record.get("version") != VERSION:
@@ -215,7 +216,8 @@ class Calibration:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{name} is a damaged calibration ({type(error).__name__}: {error}): make it again with `workbench calibrate`"
+                f"{name} is a damaged calibration ({type(error).__name__}: {error}): make it again with `workbench "
+                "calibrate`"
             ) from error
 
 

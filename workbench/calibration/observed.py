@@ -17,7 +17,7 @@ from workbench.trace.spans import Spans
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-LEAST_STEPS = 5
+MIN_STEPS = 5
 COLLECTIVES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}  # passes over the ring
 
 
@@ -104,9 +104,9 @@ def observe_spans(spans: Spans, num_workers: int, name: str) -> Observed:
         name: name of the record, for errors.
     """
     steps = np.unique(spans.select(kinds=["forward"]).table["step"]).astype(np.int64)
-    if len(steps) < LEAST_STEPS:
+    if len(steps) < MIN_STEPS:
         raise ConfigError(
-            f"{name} has {len(steps)} steps in its trace: at least {LEAST_STEPS} are needed, 20 or more for a good fit"
+            f"{name} has {len(steps)} steps in its trace: at least {MIN_STEPS} are needed, 20 or more for a good fit"
         )
     steps = steps[num_warm_up(len(steps)) : -1]
     compute, local = _compute(spans, steps), _local(spans, steps)

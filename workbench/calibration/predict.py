@@ -32,11 +32,11 @@ from workbench.program import Algorithm
 from workbench.trace.run import Run
 
 STEPS = 30
-LEAST_STEPS, FEWEST_STEPS = 8, 4  # least steps of a simulation by messages, and of a heavy one
+MIN_STEPS, FEWEST_STEPS = 8, 4  # least steps of a simulation by messages, and of a heavy one
 MESSAGES = 4000  # more than the least steps are simulated up to this number of messages
 NUM_DRAWS = 8
-HEAVY = 20_000  # messages of a simulation: above it, other draws are computed by proportion
-DIFFERS = 0.1
+MAX_SIMULATED_MESSAGES = 20_000  # messages of a simulation: above it, other draws are computed by proportion
+NOTED_DIFFERENCE = 0.1
 UNBOUND = 1e18  # bytes a second of a free wire
 
 
@@ -72,7 +72,7 @@ class Prediction:
     @property
     def other_cores(self) -> str | None:
         """The other assumption about cores and its number, if it changes a step by more than 10 %."""
-        if self.other_step_s is None or abs(self.other_step_s / self.step_s - 1) <= DIFFERS:
+        if self.other_step_s is None or abs(self.other_step_s / self.step_s - 1) <= NOTED_DIFFERENCE:
             return None
         own = self.setting.cores is None
         what = (
@@ -191,10 +191,11 @@ def predict_at(
     """Predict under the conditions of `make_setting`."""
     if not isinstance(algorithm, Algorithm):
         raise ConfigError(
-            f"algorithm={algorithm!r}: give an algorithm, such as PipeSGD(width=2); there are {', '.join(algorithm_names())}"
+            f"algorithm={algorithm!r}: give an algorithm, such as PipeSGD(width=2); there are "
+            f"{', '.join(algorithm_names())}"
         )
-    steps = affordable(calibration, algorithm, setting, steps)
-    heavy = messages_per_step(calibration, algorithm, setting) * steps > HEAVY
+    steps = affordable_steps(calibration, algorithm, setting, steps)
+    heavy = messages_per_step(calibration, algorithm, setting) * steps > MAX_SIMULATED_MESSAGES
     found = simulated(calibration, algorithm, setting, steps, seed)
     mean_s = found.step_s
     scale = mean_s / float(found.times.mean())
@@ -227,7 +228,7 @@ def predict_at(
         saved_s=saved,
         overlap=_hidden(found.run),
         cores=describe_cores(calibration, setting),
-        other_step_s=_with_other_cores(calibration, algorithm, setting, min(steps, LEAST_STEPS), seed),
+        other_step_s=_with_other_cores(calibration, algorithm, setting, min(steps, MIN_STEPS), seed),
     )
 
 
@@ -277,12 +278,12 @@ def predicted_run(
     return simulated(calibration, algorithm, setting, steps, seed).run
 
 
-def affordable(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
+def affordable_steps(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
     """Return fewer steps if each has many messages: a pipeline is full after two or three."""
     messages = messages_per_step(calibration, algorithm, setting)
     if not messages or algorithm.requires.servers:
         return steps
-    least = LEAST_STEPS if messages * LEAST_STEPS <= HEAVY else FEWEST_STEPS
+    least = MIN_STEPS if messages * MIN_STEPS <= MAX_SIMULATED_MESSAGES else FEWEST_STEPS
     return int(min(steps, max(least, MESSAGES / max(messages, 1.0))))
 
 
@@ -304,7 +305,7 @@ def _spread(num: int, wanted: int) -> list[int]:
 
 def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
     """Return the mean seconds of a step."""
-    steps = affordable(calibration, algorithm, setting, steps)
+    steps = affordable_steps(calibration, algorithm, setting, steps)
     return simulated(calibration, algorithm, setting, steps, seed).step_s
 
 

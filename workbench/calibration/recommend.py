@@ -20,7 +20,7 @@ from workbench.errors import ConfigError
 from workbench.program import Algorithm
 
 SHORT_STEPS = 12  # steps of a simulation that is only used for the ranking
-AS_GOOD = 1.02  # within this factor, the algorithm that changes the numbers least wins
+EQUAL_WITHIN = 1.02  # within this factor, the algorithm that changes the numbers least wins
 RUNNERS_UP = 3
 
 
@@ -95,7 +95,8 @@ class Recommendation:
         for name in self.not_reached:
             assert self.convergence is not None
             lines.append(
-                f"not reached: {name} did not reach a test loss of {self.convergence.target_loss:g} in its runs, and is not a candidate"
+                f"not reached: {name} did not reach a test loss of {self.convergence.target_loss:g} in its runs, and "
+                "is not a candidate"
             )
         others = "the others cannot be better"
         if self.num_left_out:
@@ -206,7 +207,8 @@ def _in_order(found: list[tuple[float, Algorithm]]) -> list[Algorithm]:
     """Return the one of the best that changes the numbers least, then the others, quickest first."""
     ordered = sorted(found, key=lambda item: item[0])
     plainest = min(
-        (item for item in ordered if item[0] <= ordered[0][0] * AS_GOOD), key=lambda item: (_change(item[1]), item[0])
+        (item for item in ordered if item[0] <= ordered[0][0] * EQUAL_WITHIN),
+        key=lambda item: (_change(item[1]), item[0]),
     )[1]
     return [plainest, *(one for _, one in ordered if one is not plainest)]
 
@@ -263,14 +265,18 @@ def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
     best = choices[0]
     saved = best.prediction.saved_s.get(best.prediction.bound, 0.0)
     words = [
-        f"{label(best.algorithm, best.prediction.method)}: {seconds(best.prediction.step_s)} a step, bound by {best.prediction.bound}"
+        (
+            f"{label(best.algorithm, best.prediction.method)}: {seconds(best.prediction.step_s)} a step, bound by "
+            f"{best.prediction.bound}"
+        )
     ]
     words[0] += f" (without it {seconds(max(best.prediction.step_s - saved, 0.0))})" if saved else ""
     if len(choices) > 1:
         other = choices[1]
         ratio = other.prediction.step_s / best.prediction.step_s
         words.append(
-            f"next {label(other.algorithm, other.prediction.method)}, {ratio:.2f} times as long a step, bound by {other.prediction.bound}"
+            f"next {label(other.algorithm, other.prediction.method)}, {ratio:.2f} times as long a step, bound by "
+            f"{other.prediction.bound}"
         )
     if convergence is None:
         words.append("the number of steps that each needs is unknown: this ranks by the time of a step alone")

@@ -12,10 +12,10 @@ from scipy import stats
 from workbench.costs import Empirical, Lognormal, Pareto, ShiftedExponential, SlowMachines, Stragglers
 
 Floats = NDArray[np.float64]
-LEAST_SAMPLES = 12  # with fewer, distributions cannot be distinguished
-MOST_VALUES = 128  # values that an empirical distribution keeps
-ALIKE = 0.02  # ranks whose medians differ by less are equal
-STEADY = 1e-3  # a smaller spread counts as none
+MIN_SAMPLES = 12  # with fewer, distributions cannot be distinguished
+MAX_VALUES = 128  # values that an empirical distribution keeps
+EQUAL_WITHIN = 0.02  # ranks whose medians differ by less are equal
+MIN_SPREAD = 1e-3  # a smaller spread counts as none
 
 
 def fit_distribution(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, str]:
@@ -30,10 +30,10 @@ def fit_distribution(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, s
         the choice.
     """
     samples = np.sort(slowness[np.isfinite(slowness) & (slowness > 0)])
-    if len(samples) < 2 or samples[-1] - samples[0] < STEADY:
+    if len(samples) < 2 or samples[-1] - samples[0] < MIN_SPREAD:
         return (), 1.0, f"{len(samples)} samples without a spread: no distribution"
     sigma = float(np.log(samples).std(ddof=1))
-    if len(samples) < LEAST_SAMPLES:
+    if len(samples) < MIN_SAMPLES:
         return (
             (Lognormal(sigma=sigma),),
             _lognormal_scale(samples, sigma),
@@ -47,7 +47,7 @@ def fit_distribution(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, s
     chosen = f"{best[1]} is likeliest of {len(samples)} samples (log-likelihood: {said}; {judged})"
     if distance.pvalue >= 0.05:
         return (best[2],), best[3], chosen
-    values = np.quantile(samples, (np.arange(min(MOST_VALUES, len(samples))) + 0.5) / min(MOST_VALUES, len(samples)))
+    values = np.quantile(samples, (np.arange(min(MAX_VALUES, len(samples))) + 0.5) / min(MAX_VALUES, len(samples)))
     return (Empirical(values=tuple(values.tolist())),), 1.0, f"the samples themselves: {chosen}"
 
 
@@ -96,7 +96,7 @@ def slow_ranks(seconds: Floats) -> tuple[Floats, SlowMachines | None]:
     spread = 1.4826 * np.nanmedian(np.abs(seconds - medians[:, None]), 1)
     error = 1.2533 * spread / np.sqrt(np.isfinite(seconds).sum(1)) / middle
     factors = medians / middle
-    differs = np.abs(factors - 1) > np.maximum(ALIKE, 3 * error)
+    differs = np.abs(factors - 1) > np.maximum(EQUAL_WITHIN, 3 * error)
     factors = np.where(differs, factors, 1.0)
     if not differs.any():
         return np.ones(len(medians)), None

@@ -123,8 +123,8 @@ def _mark_training_failed(entry: Entry) -> None:
     """Record a training that the cluster's end has ended as failed."""
     from pathlib import Path
 
-    from workbench.trace.store import OVER, read_info, update_run
+    from workbench.trace.store import ENDED, read_info, update_run
 
     folder = entry.record.get("run")
-    if folder is not None and Path(folder).is_dir() and read_info(Path(folder))["status"] not in OVER:
+    if folder is not None and Path(folder).is_dir() and read_info(Path(folder))["status"] not in ENDED:
         update_run(Path(folder), status="failed", error="the cluster was stopped while it trained")

@@ -50,7 +50,8 @@ def _list(options: argparse.Namespace) -> int:
         return 0
     for row in rows:
         print(
-            f"{row['name']:16} {row['title']:16} {row['installed'] or 'not installed: workbench kernels install ' + row['name']}"
+            f"{row['name']:16} {row['title']:16} "
+            f"{row['installed'] or 'not installed: workbench kernels install ' + row['name']}"
         )
     return 0
 

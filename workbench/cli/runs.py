@@ -128,7 +128,7 @@ def _export(table: Any, options: argparse.Namespace) -> int:
 
 def _remove(table: Any, options: argparse.Namespace) -> int:
     from workbench.analysis.runs_table import Condition
-    from workbench.trace.store import OVER, remove_run
+    from workbench.trace.store import ENDED, remove_run
 
     if not (options.names or options.where or options.sweep or options.since):
         raise ConfigError(
@@ -138,10 +138,11 @@ def _remove(table: Any, options: argparse.Namespace) -> int:
         raise ConfigError("no such runs: nothing is removed; `workbench runs` lists all runs")
     conditions = map(Condition.parse, options.where)
     named = {condition.value for condition in conditions if (condition.key, condition.sign) == ("status", "=")}
-    alive = [row["run"] for row in table if row["status"] not in OVER and row["status"] not in named]
+    alive = [row["run"] for row in table if row["status"] not in ENDED and row["status"] not in named]
     if alive:
         raise ConfigError(
-            f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, select it with --where status=running"
+            f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, select it with --where "
+            "status=running"
         )
     if not options.yes:
         for row in table:

@@ -206,7 +206,8 @@ class Cluster:
         client, run = self.client, self._active
         if run is not None and run.overdue(RETURN_S):
             raise LaunchError(
-                f"ranks have not returned from {run.id} (status: {run.status}): heal() this cluster, or start a new Cluster"
+                f"ranks have not returned from {run.id} (status: {run.status}): heal() this cluster, or start a new "
+                "Cluster"
             )
         if run is not None and not run.done:
             raise ConfigError(f"this cluster still trains: {run}. wait() for it, stop() it, or start a second Cluster")

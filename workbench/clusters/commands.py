@@ -11,7 +11,7 @@ from workbench.naming import did_you_mean
 from workbench.program import Algorithm
 from workbench.runtimes.control.commands import Command, read_commands, write_command
 from workbench.runtimes.control.reconfigure import changed, encoded
-from workbench.trace.processes import OVER, with_true_status
+from workbench.trace.processes import ENDED, with_true_status
 from workbench.trace.store import read_info
 
 
@@ -26,11 +26,12 @@ def check_steerable(folder: Path, what: str) -> dict[str, Any]:
         ConfigError: the run is over, or it is simulated.
     """
     info = with_true_status(folder, read_info(folder))
-    if info.get("status") in OVER:
+    if info.get("status") in ENDED:
         raise ConfigError(f"{what}: the run {folder.name} is over ({info['status']}): start another one")
     if info.get("runtime") == "simulated":
         raise ConfigError(
-            f"{what}: the run {folder.name} is simulated, and its settings are its inputs: simulate again with other settings"
+            f"{what}: the run {folder.name} is simulated, and its settings are its inputs: simulate again with other "
+            "settings"
         )
     return info
 

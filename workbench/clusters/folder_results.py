@@ -16,7 +16,7 @@ from workbench.clusters.engines.engines import Engines
 from workbench.clusters.launchers.base import ended_here
 from workbench.clusters.supervision.rank_output import end_name
 from workbench.errors import RunNotFound
-from workbench.trace.store import OVER, read_info
+from workbench.trace.store import ENDED, read_info
 
 POLL_S = 0.1
 LAST_S = 1.0  # how long the last files of a rank may take to appear after its process is gone
@@ -48,7 +48,7 @@ class FolderResult:
                 return
         callback(self)
 
-    def settle(self, error: BaseException | None) -> None:
+    def set_result(self, error: BaseException | None) -> None:
         """Set the result: the rank has returned, with an error or None."""
         with self._lock:
             self._error = error
@@ -81,7 +81,7 @@ def _follow(
 ) -> None:
     while not all(result.done() for result in results) and (engines is None or folder.is_dir()):
         info = _recorded(folder) if engines is None else {}
-        over = info.get("status") in OVER
+        over = info.get("status") in ENDED
         if engines is None:
             present = {rank for rank, process in enumerate(ranks) if not over and not ended_here(process)}
         else:
@@ -94,7 +94,7 @@ def _follow(
         _read_ends(folder, results)
         for rank, result in enumerate(results):
             if rank not in present and not result.done():
-                result.settle(_without_end_file(rank, info) if over else _died(rank))
+                result.set_result(_without_end_file(rank, info) if over else _died(rank))
         time.sleep(POLL_S)
 
 
@@ -123,4 +123,6 @@ def _read_ends(folder: Path, results: list[FolderResult]) -> None:
             with contextlib.suppress(OSError, ValueError):
                 end = json.loads((folder / end_name(rank)).read_text())
                 failed = "ename" in end
-                result.settle(ipp_error.RemoteError(end["ename"], end["evalue"], end["traceback"]) if failed else None)
+                result.set_result(
+                    ipp_error.RemoteError(end["ename"], end["evalue"], end["traceback"]) if failed else None
+                )

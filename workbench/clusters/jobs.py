@@ -80,7 +80,8 @@ def pickled(job: Any) -> bytes:
         return bytes(cloudpickle.dumps(job))
     except Exception as error:  # noqa: BLE001 - pickling runs the user's own code, which may raise anything
         raise ConfigError(
-            f"this cannot be sent to the ranks: {error}. Open files, locks, generators and connections cannot be pickled: "
+            f"this cannot be sent to the ranks: {error}. Open files, locks, generators and connections cannot be "
+            "pickled: "
             "make them inside model= or train=, which every rank calls itself"
         ) from None
 

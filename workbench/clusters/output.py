@@ -15,7 +15,7 @@ from workbench.clusters.supervision.rank_output import output_name
 from workbench.machine import in_notebook
 
 POLL_S = 0.2
-MOST_LINES_RANKS = 8  # with more ranks, a notebook shows the lines in a fold
+MAX_LINES_RANKS = 8  # with more ranks, a notebook shows the lines in a fold
 KEPT_LINES = 500  # lines in the fold; the files hold all of them
 
 
@@ -74,7 +74,7 @@ class RankOutput:
             self._draw()
 
     def _show(self, line: str) -> None:
-        if len(self._paths) <= MOST_LINES_RANKS or not in_notebook():
+        if len(self._paths) <= MAX_LINES_RANKS or not in_notebook():
             print(line, flush=True)
         else:
             self._folded.append(line)

@@ -20,7 +20,7 @@ from workbench.machine import in_notebook
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_command
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
-from workbench.trace.store import OVER, read_info
+from workbench.trace.store import ENDED, read_info
 from workbench.trace.views import Views
 
 POLL_S = 0.05
@@ -67,7 +67,7 @@ class RunHandle(Views):
 
     def overdue(self, within_s: float) -> bool:
         """Return True if the record says that the run is over, but not all ranks return within `within_s` seconds."""
-        return not self.done and self.status in OVER and not self._over.wait(within_s)
+        return not self.done and self.status in ENDED and not self._over.wait(within_s)
 
     @property
     def status(self) -> str:
@@ -214,7 +214,7 @@ class RunHandle(Views):
         """No rank writes any more: correct a record that says otherwise, and drop the engines."""
         try:
             cause = self._cause("") if self._failed() else None
-            if self._exits or read_info(self.folder)["status"] not in OVER:
+            if self._exits or read_info(self.folder)["status"] not in ENDED:
                 reason = cause or self._lost or "the ranks ended without an error message"
                 update_run(self.folder, status="failed", error=str(reason))
         except WorkbenchError:
@@ -285,17 +285,17 @@ class RunHandle(Views):
         progress = f", step {rows[-1]['step']}" if rows else ""
         loss = f", loss {rows[-1]['loss']:.4g}" if rows and rows[-1]["loss"] is not None else ""
         problem = (run.info.get("problem") or {}).get("name", "?")
-        state = self._trouble(run) or f"{self.status}{progress}{loss}"
+        state = self._failure_summary(run) or f"{self.status}{progress}{loss}"
         return f"{run.label} on {problem}, {run.info.get('num_workers')} ranks: {state} ({self.folder})"
 
-    def _trouble(self, run: Run) -> str:
+    def _failure_summary(self, run: Run) -> str:
         """Return what failed, even if the record does not contain it yet; "" if nothing failed."""
-        if run.trouble or not self._failed():
-            return run.trouble
+        if run.failure_summary or not self._failed():
+            return run.failure_summary
         rank, error = first_cause(self._failed(), self._exits)
         lines = str(error).strip().splitlines()
         message = f"rank {rank}: {lines[0] if lines else error}"
-        return replace(run, info={**run.info, "status": "failed", "error": message}).trouble
+        return replace(run, info={**run.info, "status": "failed", "error": message}).failure_summary
 
     def __repr__(self) -> str:
         return f"<{self}>"

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from workbench.analysis.table import Column, Table, ago, num_bytes
+from workbench.analysis.table import Column, Table, format_age, num_bytes
 from workbench.clusters.engines import remote
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.launchers.base import ended_here
@@ -20,7 +20,7 @@ from workbench.clusters.supervision.rank_output import end_name, state_of_rank
 from workbench.errors import RunNotFound
 from workbench.runtimes.liveness.failure_detector import read_heartbeat
 from workbench.trace.recorder import metrics_name, trace_name
-from workbench.trace.store import OVER, read_info
+from workbench.trace.store import ENDED, read_info
 from workbench.trace.tail import last_step_row
 
 ASK_S = 1.0  # an idle engine answers in milliseconds
@@ -32,7 +32,7 @@ COLUMNS = (
     Column("state", "state"),
     Column("device", "device"),
     Column("step", "step"),
-    Column("beat_s", "last beat", ago),
+    Column("beat_s", "last beat", format_age),
     Column("memory_bytes", "memory", num_bytes),
     Column("bytes_sent", "bytes sent", num_bytes),
 )
@@ -110,7 +110,7 @@ def _ask(engines: Engines, present: set[int]) -> dict[int, dict[str, Any]]:
 def _is_over(run: Path) -> bool:
     """Return True if the run's record says that it is over. The ranks' own files may look recent after a kill."""
     try:
-        return read_info(run).get("status") in OVER
+        return read_info(run).get("status") in ENDED
     except RunNotFound:
         return True
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, final
 
 from workbench import units
-from workbench.clusters.supervision.start_progress import Line
+from workbench.clusters.supervision.start_progress import StatusLine
 from workbench.errors import LaunchError
 from workbench.machine import in_notebook
 from workbench.runtimes.liveness.failure_detector import read_heartbeat
@@ -93,9 +93,9 @@ class Waiting:
                 from IPython import display
 
                 show: Any = display.display
-                self._display = show(Line(line), display_id=True)
+                self._display = show(StatusLine(line), display_id=True)
             else:
-                self._display.update(Line(line))
+                self._display.update(StatusLine(line))
 
     def __enter__(self) -> Self:
         return self

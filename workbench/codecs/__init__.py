@@ -42,7 +42,8 @@ def check_codec(codec: object) -> None:
     """Raise `ConfigError` unless it is a codec without memory, which may be used in a collective's hops."""
     if isinstance(codec, ErrorFeedback):
         raise ConfigError(
-            f"error feedback needs a next step; a partial sum has none: put it once around the sum, Once(codec={codec!r})"
+            "error feedback needs a next step; a partial sum has none: put it once around the sum, "
+            f"Once(codec={codec!r})"
         )
     if not isinstance(codec, Codec):
         raise ConfigError(f"codec={codec!r}: give one of {', '.join(names())}, such as Truncate16(), or None")

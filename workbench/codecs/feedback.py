@@ -47,7 +47,8 @@ class ErrorFeedback:
             )
         if not given.contracts:
             raise ConfigError(
-                f"{given!r} may have errors larger than the values, and with feedback the error would grow: use it without "
+                f"{given!r} may have errors larger than the values, and with feedback the error would grow: use it "
+                "without "
                 f"feedback, or with a smaller group, more levels, or rounding to nearest"
             )
 

@@ -35,7 +35,8 @@ def _tried(device: torch.device) -> ModuleType | None:
             raise RuntimeError(f"1 was encoded as {halves.item()}")
     except Exception as error:  # noqa: BLE001 - torch's operations do the same without Triton
         warnings.warn(
-            f"Triton makes no kernels for {device} ({error}): codecs use torch's operations, with more passes over memory. "
+            f"Triton makes no kernels for {device} ({error}): codecs use torch's operations, with more passes over "
+            "memory. "
             "It needs a C compiler and a GPU that it supports.",
             RuntimeWarning,
             stacklevel=2,

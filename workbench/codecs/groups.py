@@ -15,14 +15,15 @@ from workbench.errors import ConfigError
 SMALLEST = 2.0**-119  # the smallest scale: 127 / scale is a finite float32, and scale / 127 is not 0
 
 TILE = 1 << 19  # values processed at a time: 2 MiB of float32, which stay in cache between operations
-_OWN = threading.local()
+_THREAD_LOCAL = threading.local()
 
 
 def check_group(group: Any) -> None:
     """Raise `ConfigError` unless it is a number of values or None."""
     if group is not None and (not isinstance(group, int) or isinstance(group, bool) or group < 1):
         raise ConfigError(
-            f"group={group!r}: give the number of values that share a scale, 1 or more, or None for one scale for each message"
+            f"group={group!r}: give the number of values that share a scale, 1 or more, or None for one scale for each "
+            "message"
         )
 
 
@@ -153,7 +154,7 @@ def scratch(values: Tensor, name: str = "values") -> Tensor:
     """
     if values.device.type != "cpu":
         return torch.empty(values.numel(), device=values.device)
-    tiles: dict[str, Tensor] = _OWN.__dict__
+    tiles: dict[str, Tensor] = _THREAD_LOCAL.__dict__
     if name not in tiles:
         with torch.inference_mode(False):
             tiles[name] = torch.empty(TILE)

@@ -31,8 +31,8 @@ from torch import Tensor
 from workbench.codecs.groups import num_groups, typed
 
 BLOCK = 4096  # values of one program
-WHOLE = 8192  # largest group that one program holds: it is read once for encoding, larger groups twice
-HOW = {"num_warps": 8, "enable_fp_fusion": False}  # launch options of each kernel
+MAX_ONE_PASS = 8192  # largest group that one program holds: it is read once for encoding, larger groups twice
+LAUNCH_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}  # launch options of each kernel
 
 # In a kernel, a name that is not an argument is a `constexpr`.
 LOW_BITS = tl.constexpr(0x7FFF)
@@ -102,7 +102,7 @@ class _Plan:
     def of(cls, numel: int, group: int | None) -> _Plan:
         groups = num_groups(numel, group)
         size = group if group is not None and groups > 1 else max(-(-numel // 16), 1) * 16
-        columns = 1 << (size - 1).bit_length() if size <= WHOLE else BLOCK
+        columns = 1 << (size - 1).bit_length() if size <= MAX_ONE_PASS else BLOCK
         return cls(group=size, groups=groups, rows=max(1, BLOCK // columns) if groups > 1 else 1, columns=columns)
 
     @property
@@ -132,7 +132,7 @@ def _launch(kernel: Any, programs: int, *given: Any, **named: Any) -> None:
     if not programs:
         return
     with torch.cuda.device(given[0].device) if given[0].is_cuda else nullcontext():
-        kernel[(programs,)](*given, **named, **HOW)
+        kernel[(programs,)](*given, **named, **LAUNCH_OPTIONS)
 
 
 # -- truncation ------------------------------------------------------------------------------------------------

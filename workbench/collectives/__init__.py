@@ -54,7 +54,8 @@ def check_collective(collective: object) -> None:
     """Raise `ConfigError` unless an algorithm can train with this collective."""
     if not isinstance(collective, Collective):
         raise ConfigError(
-            f"collective={collective!r}: give one of {', '.join(sorted(made.__name__ for made in _COLLECTIVES.values()))}, such as Ring()"
+            f"collective={collective!r}: give one of "
+            f"{', '.join(sorted(made.__name__ for made in _COLLECTIVES.values()))}, such as Ring()"
         )
     if lost := collective.uncorrected:
         fix = (

@@ -96,7 +96,7 @@ class Auto(Collective):
         """
         native_s, slowdown = getattr(link, "native_s", None), getattr(link, "slowdown", 1.0)
 
-        def promise_s(candidate: Collective) -> float:
+        def predicted_s(candidate: Collective) -> float:
             formula_s = candidate.seconds(num_bytes, num_workers, link)
             return (
                 formula_s
@@ -104,14 +104,14 @@ class Auto(Collective):
                 else slowdown * formula_s + _new_memory_s(candidate, num_bytes, num_workers)
             )
 
-        best = min(self._ways(num_bytes, num_workers), key=promise_s)
-        promised_s = promise_s(best) + OF_MESSAGES_S
+        best = min(self._variants(num_bytes, num_workers), key=predicted_s)
+        promised_s = predicted_s(best) + OF_MESSAGES_S
         margin = WIRE_MARGIN if link.bandwidth_bytes_per_s * link.sum_s_per_byte * WIRE_BINDS < 1.0 else MARGIN
         if native_s is None or self.lossy or native_s(num_bytes) > margin * promised_s:
             return best
         return Native()
 
-    def _ways(self, num_bytes: float, num_workers: int) -> list[Collective]:
+    def _variants(self, num_bytes: float, num_workers: int) -> list[Collective]:
         """Return the candidates, with a plain ring cut into chunks."""
         pieces = max(1, math.ceil(num_bytes / num_workers / PIECE_BYTES))
         return [

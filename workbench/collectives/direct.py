@@ -17,7 +17,7 @@ from workbench.ops import Program, Ticket, Value
 from workbench.program import Context
 
 SUMMING, SPREADING = 0, 1  # hops
-AHEAD = 2  # receives posted in advance: the next one, so that no sender waits
+NUM_POSTED_RECVS = 2  # receives posted in advance: the next one, so that no sender waits
 
 
 @final
@@ -78,7 +78,7 @@ class Direct(Collective):
         if not sums:
             for chunk in range(self.chunks):
                 yield from self._complete(wire, parts[rank][chunk], chunk, totals)
-        for turn in turns[:AHEAD]:
+        for turn in turns[:NUM_POSTED_RECVS]:
             receiving.append((yield from self._listen(wire, parts, turn)))
         leaving = yield from self._start_turn(wire, parts, turns[0], totals)
         for number, (hop, chunk, distance) in enumerate(turns):
@@ -91,7 +91,7 @@ class Direct(Collective):
             source = (rank - distance) % p
             part = parts[rank if hop == SUMMING else source][chunk]
             message = yield from wire.received(receiving.popleft(), part)
-            for turn in turns[number + AHEAD : number + AHEAD + 1]:
+            for turn in turns[number + NUM_POSTED_RECVS : number + NUM_POSTED_RECVS + 1]:
                 receiving.append((yield from self._listen(wire, parts, turn)))
             if hop == SPREADING:
                 yield from wire.put(part, message)  # this rank's own part has left long before

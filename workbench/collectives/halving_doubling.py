@@ -41,22 +41,22 @@ class HalvingDoubling(Collective):
         return True
 
     def all_reduce(self, ctx: Context, value: Value) -> Program:
-        place = Place.of(ctx.rank, ctx.num_workers)
+        place = Position.of(ctx.rank, ctx.num_workers)
         for wire in wires(ctx, value, self.codec):
             if ctx.num_workers > 1:
                 yield from self._folded(wire, place) if place.folded else self._sum(wire, place)
         return value
 
-    def _folded(self, wire: Wire, place: Place) -> Program:
+    def _folded(self, wire: Wire, place: Position) -> Program:
         cuts, neighbour = block_bounds(wire.numel, place.size), wire.ctx.rank + 1
         message = yield from wire.pack(0, wire.numel, FOLD_IN)
         yield from wire.send(neighbour, message, FOLD_IN)
         message = yield from wire.receive(neighbour, cuts, FOLD_IN)
         yield from wire.put(cuts, message)
 
-    def _sum(self, wire: Wire, place: Place) -> Program:
+    def _sum(self, wire: Wire, place: Position) -> Program:
         cuts = block_bounds(wire.numel, place.size)
-        if place.stands_for_two:
+        if place.has_folded_rank:
             message = yield from wire.receive(wire.ctx.rank - 1, (0, wire.numel), FOLD_IN)
             yield from wire.add(0, wire.numel, message)
         hop = FIRST
@@ -81,11 +81,11 @@ class HalvingDoubling(Collective):
             both = (held, message) if mine.start < theirs.start else (message, held)
             held = wire.join(cuts[min(mine.start, theirs.start) : max(mine.stop, theirs.stop) + 1], *both)
             hop += 1
-        if place.stands_for_two:
+        if place.has_folded_rank:
             yield from wire.send(wire.ctx.rank - 1, held, FOLD_IN)
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        place, body = Place.of(rank, num_workers), numel - tail
+        place, body = Position.of(rank, num_workers), numel - tail
         if num_workers == 1:
             return 0
         if place.folded:
@@ -94,7 +94,7 @@ class HalvingDoubling(Collective):
         blocks = [
             message_bytes(self.codec, cuts[block], cuts[block + 1], body, itemsize) for block in range(place.size)
         ]
-        total = sum(blocks) if place.stands_for_two else 0
+        total = sum(blocks) if place.has_folded_rank else 0
         for _, mine, theirs in place.rounds():
             total += message_bytes(self.codec, cuts[theirs.start], cuts[theirs.stop], body, itemsize)
             total += sum(blocks[mine.start : mine.stop])
@@ -105,7 +105,7 @@ class HalvingDoubling(Collective):
 
         In a kind they differ by an element a round.
         """
-        extra = Place.of(0, num_workers).extra
+        extra = Position.of(0, num_workers).extra
         kinds = ((0, extra), (1, extra), (2 * extra, num_workers - 2 * extra))
         return (
             sum(many * self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank, many in kinds if many)
@@ -114,7 +114,7 @@ class HalvingDoubling(Collective):
 
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """2 log2 q alpha + 2 (q-1)/q n beta + (q-1)/q n gamma; if q < p, 2 (alpha + n beta) + n gamma more."""
-        q = Place.of(0, num_workers).size
+        q = Position.of(0, num_workers).size
         share = (q - 1) / q * num_bytes
         wire_s = num_bytes * wire_share(self.codec, num_bytes) / link.bandwidth_bytes_per_s
         folding_s = 2 * (link.latency_s + wire_s) + num_bytes * link.sum_s_per_byte if q < num_workers else 0.0
@@ -128,7 +128,7 @@ class HalvingDoubling(Collective):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """A rank's place among the q = `size` ranks that halve and double.
 
     Attributes:
@@ -142,10 +142,10 @@ class Place:
     folded: bool
 
     @classmethod
-    def of(cls, rank: int, num_workers: int) -> Place:
+    def of(cls, rank: int, num_workers: int) -> Position:
         """Return a rank's place.
 
-        >>> [Place.of(rank, 6).index for rank in (1, 3, 4, 5)], Place.of(2, 6).folded
+        >>> [Position.of(rank, 6).index for rank in (1, 3, 4, 5)], Position.of(2, 6).folded
         ([0, 1, 2, 3], True)
         """
         size = 1 << (num_workers.bit_length() - 1)
@@ -154,14 +154,14 @@ class Place:
         return cls(rank // 2 if paired else rank - extra, size, extra, paired and rank % 2 == 0)
 
     @property
-    def stands_for_two(self) -> bool:
+    def has_folded_rank(self) -> bool:
         """Return True if another rank is folded into this one."""
         return self.index < self.extra and not self.folded
 
     def rounds(self) -> Iterator[tuple[int, range, range]]:
         """Yield each round of halving: the partner's rank, the blocks that this rank keeps, and those of the partner.
 
-        >>> list(Place.of(2, 4).rounds())
+        >>> list(Position.of(2, 4).rounds())
         [(0, range(2, 4), range(0, 2)), (3, range(2, 3), range(3, 4))]
         """
         distance = self.size // 2

@@ -53,7 +53,8 @@ class Hierarchical(Collective):
             getattr(self.outer, "plain", None), SummableCodec | None
         ):
             raise ConfigError(
-                f"outer={self.outer} has the library's own sum, over all ranks and not only leaders: use it with inner=Ring()"
+                f"outer={self.outer} has the library's own sum, over all ranks and not only leaders: use it with "
+                "inner=Ring()"
             )
         if self.codec is not None:
             for name, level in (("inner", self.inner), ("outer", self.outer)):

@@ -98,7 +98,8 @@ class PowerSGD(Collective):
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         if not isinstance(value, Gradient):
             raise ConfigError(
-                "PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum it with its inner"
+                "PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum it with its "
+                "inner"
             )
         for piece, flat in value.slices():
             matrices = self.matrices(piece)
@@ -236,7 +237,7 @@ class PowerSGD(Collective):
         flat = value.flat if value.bucket is not None else value.flat[piece.start : piece.stop]
         outcome = outcome_of(value.tail(piece.index), flat[: piece.tail - piece.start], spans_of(piece))
         for slot, left in zip(slots, lefts, strict=True):
-            outcome.settle(self._residual(ctx, slot, value.flat), left, share, begin=slot.offset - piece.start)
+            outcome.update_residual(self._residual(ctx, slot, value.flat), left, share, begin=slot.offset - piece.start)
         if value.total_weight is None:
             remember_weight(ctx, f"bucket-{piece.index}", value.tail(piece.index), share)
 

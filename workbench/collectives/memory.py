@@ -27,7 +27,7 @@ from workbench.program import LANE_PREFIX, Context
 ONCE_RESIDUAL, LOW_RANK_RESIDUAL = "once.residual", "low-rank.residual"  # the error of this rank's own values
 ONCE_OWNER = "once.owner"  # the codec's error of the sum of this rank's block
 WEIGHT_RATIO = "weight-ratio"  # q: the weight of a sum over this rank's own weight in it
-OWN = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # different on each rank; others are equal
+PER_RANK = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # different on each rank; others are equal
 # The most that q grows in a sum. e stays bounded if W / w changes by a factor below 43 = Euler's number / this.
 RATIO_GROWTH = 1 / 16
 
@@ -43,7 +43,7 @@ def forget_blocks(memory: MutableMapping[str, Tensor]) -> None:
 
 def of_all_ranks(memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what is equal on all ranks, for a rank that joins later: start factors of low-rank sums, and counts."""
-    return {name: value for name, value in memory.items() if not plain_name(name).startswith(OWN)}
+    return {name: value for name, value in memory.items() if not plain_name(name).startswith(PER_RANK)}
 
 
 def fold_lanes(memory: MutableMapping[str, Tensor], num_lanes: int) -> None:
@@ -53,7 +53,7 @@ def fold_lanes(memory: MutableMapping[str, Tensor], num_lanes: int) -> None:
         if lane < num_lanes:
             continue
         value = memory.pop(name)
-        if plain.startswith(OWN) and not plain.startswith(WEIGHT_RATIO):
+        if plain.startswith(PER_RANK) and not plain.startswith(WEIGHT_RATIO):
             memory[plain] = memory[plain] + value if plain in memory else value
 
 
@@ -161,7 +161,7 @@ class Outcome:
     ranges: tuple[tuple[int, int], ...] = ()
     on_device: tuple[Tensor, Tensor] | None = None
 
-    def settle(self, residual: Tensor, left: Tensor, share: float | Tensor, begin: int = 0) -> None:
+    def update_residual(self, residual: Tensor, left: Tensor, share: float | Tensor, begin: int = 0) -> None:
         """Update `residual` in place, by the rule above.
 
         `left` is v - C(v) of the values from `begin` on, in any shape.
@@ -174,9 +174,11 @@ class Outcome:
         for first, last in self.ranges:
             start, stop = max(first - begin, 0), min(last - begin, left.numel())
             if stop - start == left.numel():
-                _settle(residual, left, float(share), self.weight or 1.0)
+                _update_residual(residual, left, float(share), self.weight or 1.0)
             elif start < stop:
-                _settle(residual.view(-1)[start:stop], left.reshape(-1)[start:stop], float(share), self.weight or 1.0)
+                _update_residual(
+                    residual.view(-1)[start:stop], left.reshape(-1)[start:stop], float(share), self.weight or 1.0
+                )
 
 
 def outcome_of(tail: Tensor, total: Tensor, spans: tuple[tuple[int, int], ...] = ()) -> Outcome:
@@ -221,7 +223,7 @@ def spans_of(piece: BucketSlice) -> tuple[tuple[int, int], ...]:
     return tuple((slot.offset - piece.start, slot.offset - piece.start + slot.numel) for slot in piece.slots)
 
 
-def _settle(residual: Tensor, left: Tensor, share: float, weight: float) -> None:
+def _update_residual(residual: Tensor, left: Tensor, share: float, weight: float) -> None:
     if _is_near(share, weight, left.dtype):
         residual.copy_(left)
         if not _is_near(weight, 1.0, left.dtype):

@@ -86,7 +86,8 @@ class Once(Collective):
     def __post_init__(self) -> None:
         if not isinstance(self.codec, Codec | ErrorFeedback):
             raise ConfigError(
-                f"codec={self.codec!r}: give a codec, such as Linear8(), or ErrorFeedback(codec=...); for none, use its inner sum"
+                f"codec={self.codec!r}: give a codec, such as Linear8(), or ErrorFeedback(codec=...); for none, use "
+                "its inner sum"
             )
         check_choice("spread", self.spread, ("encoded", "raw", "gather", None))
         check_inner(self.inner)
@@ -207,9 +208,9 @@ class Once(Collective):
         piece.tail.copy_(_split(arrived[last], piece.tail)[0])
         outcome = outcome_of(piece.tail, piece.body, piece.spans)
         if residual is not None and left is not None:
-            self._settle(ctx, piece, outcome, residual, left, share)
+            self._update_residual(ctx, piece, outcome, residual, left, share)
         if owners is not None and unsent is not None:
-            outcome.settle(owners, unsent, share, begin=block_bounds(piece.body.numel(), p)[rank])
+            outcome.update_residual(owners, unsent, share, begin=block_bounds(piece.body.numel(), p)[rank])
 
     def _gather(self, ctx: Context, piece: Piece) -> Program:
         """Send every rank's encoded value to every rank; all sum in the same order."""
@@ -223,7 +224,7 @@ class Once(Collective):
         piece.body.copy_(total)
         _sum_tails(piece.tail, arrived)
         if residual is not None:
-            self._settle(ctx, piece, outcome_of(piece.tail, piece.body, piece.spans), residual, left, share)
+            self._update_residual(ctx, piece, outcome_of(piece.tail, piece.body, piece.spans), residual, left, share)
 
     def _integers(self, ctx: Context, piece: Piece, codec: SummableCodec) -> Program:
         """Take the largest of each scale over the ranks, by one sum; then sum the integers."""
@@ -255,7 +256,7 @@ class Once(Collective):
             total = yield AllReduce(integers, self.inner)
             body.copy_((yield Local("decode", piece.nbytes, partial(codec.decode_shared, total, scale, p, body))))
             if residual is not None:
-                self._settle(ctx, piece, outcome_of(piece.tail, body, piece.spans), residual, left, share)
+                self._update_residual(ctx, piece, outcome_of(piece.tail, body, piece.spans), residual, left, share)
 
     # -- parts of them -----------------------------------------------------------------------------------------
 
@@ -291,16 +292,17 @@ class Once(Collective):
             residual = ctx.memory[name] = torch.zeros_like(like)
         if residual.shape != like.shape or residual.dtype != like.dtype:
             raise ConfigError(
-                f"{name} has {residual.numel()} values from an earlier step, but this sum has {like.numel()}: keep the layout"
+                f"{name} has {residual.numel()} values from an earlier step, but this sum has {like.numel()}: keep the "
+                "layout"
             )
         return residual
 
-    def _settle(
+    def _update_residual(
         self, ctx: Context, piece: Piece, outcome: Outcome, residual: Tensor, left: Tensor | None, share: float | Tensor
     ) -> None:
         """Update the residual after the sum."""
         assert left is not None
-        outcome.settle(residual, left, share)
+        outcome.update_residual(residual, left, share)
         if piece.total_weight is None:
             remember_weight(ctx, piece.name, piece.tail, share)
 

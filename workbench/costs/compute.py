@@ -64,7 +64,8 @@ class Compute:
         kinds = [type(distribution) for distribution in self.stragglers if distribution.timed]
         if len(set(kinds)) < len(kinds):
             raise ConfigError(
-                f"Compute: two timed distributions of one kind ({', '.join(kind.__name__ for kind in kinds)}): put both in one"
+                f"Compute: two timed distributions of one kind ({', '.join(kind.__name__ for kind in kinds)}): put "
+                "both in one"
             )
 
     def __str__(self) -> str:

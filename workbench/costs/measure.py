@@ -18,7 +18,7 @@ from workbench.costs.compute import Compute
 from workbench.costs.stragglers import Array
 from workbench.errors import ConfigError
 from workbench.problems.base import Batch, Problem, fetch, to_device
-from workbench.replica.backward import Hooks, Micro
+from workbench.replica.backward import Hooks, MicroBatch
 from workbench.replica.optimizer_step import uncompiled
 from workbench.replica.replica import Replica, compute_threads
 from workbench.settings import OptimizerFactory
@@ -152,7 +152,7 @@ class _Bench:
 
     def _run(self, batch: Batch, size: int, mark: Callable[[], None]) -> None:
         """Run one step; `mark` is called when forward, backward and update begin, and at the end."""
-        micro = Micro(lambda: self.problem.batch_loss(self.model, batch), 1.0, size)
+        micro = MicroBatch(lambda: self.problem.batch_loss(self.model, batch), 1.0, size)
         gradient, _ = self.replica.backward(self._num_steps, [micro], Hooks(lambda name: mark()))
         self.replica.apply(gradient)
         mark()

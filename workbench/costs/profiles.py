@@ -127,8 +127,8 @@ def get(text: str) -> AnyNetwork:
     switch = re.fullmatch(r"(\d+)hosts?,?(?:(\d+\.?\d*):1)?", leaf)
     if (slash and switch is None) or "+" in inside or not between:
         raise ConfigError(f"network {text!r}: write {_SPELLING}")
-    ranks, inner = _several(inside) if plus else (1, None)
-    nics, outer = _several(between)
+    ranks, inner = _parse_multiple(inside) if plus else (1, None)
+    nics, outer = _parse_multiple(between)
     hosts, over = (int(switch[1]), float(switch[2] or 1)) if switch else (None, 1.0)
     return Topology(
         between=outer,
@@ -140,7 +140,7 @@ def get(text: str) -> AnyNetwork:
     )
 
 
-def _several(text: str) -> tuple[int, Network]:
+def _parse_multiple(text: str) -> tuple[int, Network]:
     """Parse a number and a network: "8xnvlink-3"; without a number, one."""
     times = re.fullmatch(r"(?:(\d+)x)?(.*)", text)
     assert times is not None

@@ -70,7 +70,7 @@ class Topology:
             raise ConfigError(f"Topology(oversubscription={self.oversubscription!r}): give a number above 0, 4 for 4:1")
         if self.oversubscription != 1 and self.hosts_per_switch is None:
             raise ConfigError("Topology: oversubscription is of a leaf switch's uplinks: set hosts_per_switch")
-        object.__setattr__(self, "rates", _both_ways(self.rates))
+        object.__setattr__(self, "rates", _factors_by_direction(self.rates))
         object.__setattr__(self, "name", self.name or self._described())
 
     def _described(self) -> str:
@@ -170,15 +170,15 @@ class Topology:
 
         Source: thakur2005optimization (the cost model); the second is common on hosts with several GPUs.
         """
-        return self._quicker(num_bytes, num_workers, (True, False))
+        return self._fastest_s(num_bytes, num_workers, (True, False))
 
     def reduce_scatter_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of the summing half."""
-        return self._quicker(num_bytes, num_workers, (True,))
+        return self._fastest_s(num_bytes, num_workers, (True,))
 
     def all_gather_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of the spreading half."""
-        return self._quicker(num_bytes, num_workers, (False,))
+        return self._fastest_s(num_bytes, num_workers, (False,))
 
     def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
         """Return the seconds of trees over leaf switches, hosts and ranks: ceil(log2 k) (alpha + n beta) of each."""
@@ -197,7 +197,7 @@ class Topology:
         inside_s = self.inside.barrier_s(min(self.ranks_per_host, num_workers)) if self.inside else 0.0
         return inside_s + _rounds(self._num_hosts(num_workers)) * self.between.latency_s
 
-    def _quicker(self, num_bytes: float, num_workers: int, halves: tuple[bool, ...]) -> float:
+    def _fastest_s(self, num_bytes: float, num_workers: int, halves: tuple[bool, ...]) -> float:
         """Return the seconds of the quicker of ring and two levels. `halves`: for each half, whether it sums."""
         if num_workers == 1:
             return 0.0
@@ -256,7 +256,7 @@ def _rounds(num: int) -> int:
     return (num - 1).bit_length()
 
 
-def _both_ways(rates: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
+def _factors_by_direction(rates: tuple[tuple[float, ...], ...]) -> tuple[tuple[float, ...], ...]:
     """Return (host, factor out, factor in) of each rate."""
     for rate in rates:
         if (

@@ -20,8 +20,8 @@ from workbench.machine import num_cores
 from workbench.trace.store import runs_root
 from workbench.units import GB, MB
 
-LEAST_FILES, LEAST_PROCESSES = 1024, 512
-LEAST_SHARED_BYTES, LEAST_FREE_BYTES = 64 * MB, 1 * GB
+MIN_FILES, MIN_PROCESSES = 1024, 512
+MIN_SHARED_BYTES, MIN_FREE_BYTES = 64 * MB, 1 * GB
 ANSWER_S = 10.0
 
 
@@ -29,19 +29,17 @@ def limits() -> Iterator[Finding]:
     """Check cores, open files, processes and shared memory."""
     yield Finding("cores", "ok", f"{num_cores()} for this process, {os.cpu_count()} in the machine")
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = files != resource.RLIM_INFINITY and files < LEAST_FILES
-    yield Finding(
-        "open files", "warning" if few else "ok", _limit(files), f"ulimit -n {4 * LEAST_FILES}" if few else ""
-    )
+    few = files != resource.RLIM_INFINITY and files < MIN_FILES
+    yield Finding("open files", "warning" if few else "ok", _limit(files), f"ulimit -n {4 * MIN_FILES}" if few else "")
     processes, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    few = processes != resource.RLIM_INFINITY and processes < LEAST_PROCESSES
+    few = processes != resource.RLIM_INFINITY and processes < MIN_PROCESSES
     yield Finding(
-        "processes", "warning" if few else "ok", _limit(processes), f"ulimit -u {8 * LEAST_PROCESSES}" if few else ""
+        "processes", "warning" if few else "ok", _limit(processes), f"ulimit -u {8 * MIN_PROCESSES}" if few else ""
     )
     shared = Path("/dev/shm")
     if shared.is_dir():
         size = shutil.disk_usage(shared)
-        small = size.free < LEAST_SHARED_BYTES
+        small = size.free < MIN_SHARED_BYTES
         mend = "mount -o remount,size=1G /dev/shm; in a container: docker run --shm-size=1g" if small else ""
         found = f"{size.free / MB:.0f} MB free of {size.total / MB:.0f} MB in {shared}"
         yield Finding("shared memory", "warning" if small else "ok", found, mend)
@@ -64,7 +62,7 @@ def store() -> Finding:
         mend = "export WORKBENCH_RUNS=FOLDER, with a folder that you can write to"
         return Finding("run store", "fault", f"{root} cannot be written ({error.strerror})", mend, core=True)
     free = shutil.disk_usage(existing).free
-    scarce = free < LEAST_FREE_BYTES
+    scarce = free < MIN_FREE_BYTES
     mend = "workbench runs remove --where status=failed, or export WORKBENCH_RUNS=FOLDER" if scarce else ""
     return Finding("run store", "warning" if scarce else "ok", f"{root}, {free / GB:.1f} GB free", mend)
 

@@ -68,7 +68,7 @@ def mpi_ranks(timeout_s: float) -> list[Finding]:
         fault = f"{NUM_RANKS} ranks were started, and their worlds have {sizes or 'no'} ranks: mpiexec and mpi4py use different MPIs"
         trial = Trial(trial.reports, trial.took_s, fault)
     if trial.fault:
-        return [about, Finding("mpi ranks", "fault", trial.fault, _mend_mpi(), core=True)]
+        return [about, Finding("mpi ranks", "fault", trial.fault, _mpi_fix(), core=True)]
     found = f"{NUM_RANKS} found each other in {trial.took_s:.1f} s ({trial.reports[0]['library']})"
     return [about, Finding("mpi ranks", "ok", found)]
 
@@ -78,10 +78,10 @@ def _no_mpi(message: str) -> Finding:
     if subprocess.run(command, capture_output=True, check=False, timeout=60).returncode != 0:
         found = "no mpi4py: real ranks run only on torch.distributed"
         return Finding("mpi", "missing", found, "pip install 'sgd-workbench[mpi]'")
-    return Finding("mpi", "fault", message, _mend_mpi(), core=True)
+    return Finding("mpi", "fault", message, _mpi_fix(), core=True)
 
 
-def _mend_mpi() -> str:
+def _mpi_fix() -> str:
     library = os.environ.get("MPI4PY_LIBMPI")
     if library:
         return f"unset MPI4PY_LIBMPI, which names {library}; or put the mpiexec of that library first on PATH"

@@ -120,7 +120,7 @@ def conclude(attempt: Attempt, status: State, **more: Any) -> Attempt:
     return Attempt(attempt.path, attempt.number, record)
 
 
-def beat(attempt: Attempt) -> None:
+def renew(attempt: Attempt) -> None:
     """Touch the attempt's file, to show that its process is alive."""
     with suppress(OSError):
         os.utime(attempt.path)

@@ -263,7 +263,8 @@ class _Train:
         if name in NESTED and isinstance(value, Mapping):
             if len(value) != 1 or not all(isinstance(item, Mapping) for item in value.values()):
                 raise ConfigError(
-                    f"{self._where}: {name}: write one name and its settings, such as {{pipe-sgd: {{width: 2}}}}, not {value!r}"
+                    f"{self._where}: {name}: write one name and its settings, such as {{pipe-sgd: {{width: 2}}}}, not "
+                    f"{value!r}"
                 )
             ((word, settings),) = value.items()
             return {name: word, **self._option(NESTED[name], settings)}

@@ -20,16 +20,16 @@ from typing import Any, final
 from workbench.clusters.local.fork_server import Forked, ForkServer
 from workbench.clusters.supervision.reaper import end_marked, start_reaper
 from workbench.errors import ConfigError, RunNotFound
-from workbench.experiments.attempts import Attempt, State, beat, claim, conclude, read_attempts
+from workbench.experiments.attempts import Attempt, State, claim, conclude, read_attempts, renew
 from workbench.experiments.fork_cells import start_fork_server
 from workbench.experiments.grid import Cell, Grid, read_grid
 from workbench.experiments.outcome import CellState, SweepResult, cells_folder, notebook_of, state_of, states
 from workbench.experiments.sigterm import terminated_as_exit
-from workbench.trace.store import OVER, SWEEP_VARIABLE, read_info, runs_root, update_run
+from workbench.trace.store import ENDED, SWEEP_VARIABLE, read_info, runs_root, update_run
 
 POLL_S = 0.1  # between two checks whether a cell has ended
-BEAT_S = 10.0  # between two heartbeats of a claim
-ELSEWHERE_S = 2.0  # between two checks of cells that other processes run
+HEARTBEAT_S = 10.0  # between two heartbeats of a claim
+OTHERS_POLL_S = 2.0  # between two checks of cells that other processes run
 
 
 @final
@@ -142,11 +142,11 @@ class _Sweeper:
                 self._running.remove(running)
                 self._report(len(queue), self._conclude(running))
             now = time.monotonic()
-            if now - beaten_s > BEAT_S:
+            if now - beaten_s > HEARTBEAT_S:
                 beaten_s = now
                 for running in self._running:
-                    beat(running.attempt)
-            if elsewhere and now - checked_s > ELSEWHERE_S:
+                    renew(running.attempt)
+            if elsewhere and now - checked_s > OTHERS_POLL_S:
                 checked_s = now
                 self._check_elsewhere(queue, elsewhere)
             if now - reported_s > 1.0:
@@ -262,7 +262,7 @@ class _Sweeper:
         """Record the runs of an attempt as failed, if they have not ended. Their processes are gone."""
         for name in attempt.runs:
             with contextlib.suppress(RunNotFound, OSError):
-                if _status(self._store / name) not in OVER:
+                if _status(self._store / name) not in ENDED:
                     update_run(self._store / name, status="failed", error=error)
 
     def _report(self, num_queued: int, ended: CellState | None = None) -> None:

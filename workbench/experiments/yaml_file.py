@@ -12,8 +12,8 @@ import yaml
 from workbench.errors import ConfigError
 from workbench.trace.files.text import open_file
 
-MOST_BYTES = 1024 * 1024
-MOST_VALUES = 100_000
+MAX_BYTES = 1024 * 1024
+MAX_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc] # PyYAML ships no types
@@ -46,9 +46,9 @@ def _value(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        if _size(node, {}) > MOST_VALUES:
+        if _size(node, {}) > MAX_VALUES:
             raise yaml.constructor.ConstructorError(
-                None, None, f"more than {MOST_VALUES} values, by aliases of aliases", node.start_mark
+                None, None, f"more than {MAX_VALUES} values, by aliases of aliases", node.start_mark
             )
         return loader.construct_document(node)
     finally:
@@ -74,7 +74,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         with open_file(path) as file:
-            text = file.read(MOST_BYTES + 1).decode()
+            text = file.read(MAX_BYTES + 1).decode()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror or error}): give the path of a YAML file") from None
     except UnicodeDecodeError:
@@ -92,8 +92,8 @@ def parse_yaml(text: str, path: str) -> dict[str, Any]:
     Raises:
         ConfigError: it is not YAML (the message names line and column), or it is no mapping.
     """
-    if len(text) > MOST_BYTES:
-        raise ConfigError(f"{path} is larger than {MOST_BYTES} bytes: split it")
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes: split it")
     try:
         found = _value(text)
     except yaml.YAMLError as error:

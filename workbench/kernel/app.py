@@ -30,11 +30,11 @@ class RanksKernel(IPythonKernel):
     def do_complete(self, code: str, cursor_pos: int | None) -> Any:
         answer = None
         if not _is_local(code):
-            answer = self.ranks.ask(_complete, code, len(code) if cursor_pos is None else cursor_pos)
+            answer = self.ranks.call_on_rank0(_complete, code, len(code) if cursor_pos is None else cursor_pos)
         return answer or super().do_complete(code, cursor_pos)  # type: ignore[no-untyped-call]
 
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
-        answer = None if _is_local(code) else self.ranks.ask(_inspect, code, cursor_pos, detail_level)
+        answer = None if _is_local(code) else self.ranks.call_on_rank0(_inspect, code, cursor_pos, detail_level)
         if answer and answer.get("found"):
             return answer
         return super().do_inspect(code, cursor_pos, detail_level, omit_sections)  # type: ignore[no-untyped-call]

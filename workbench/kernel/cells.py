@@ -66,7 +66,8 @@ def parse_cell(text: str) -> Cell:
         for name in names:
             if not name.isidentifier():
                 raise ConfigError(
-                    f"{first}: {name!r} is no variable name; write %%local steps, seed to copy these variables from rank 0"
+                    f"{first}: {name!r} is no variable name; write %%local steps, seed to copy these variables from "
+                    "rank 0"
                 )
         return Cell(tuple(commands), rest, local=True, names=names)
     if re.match(r"%%ranks?\b", first):

@@ -200,7 +200,8 @@ class Execution:
 def stuck_message(ranks: list[int]) -> str:
     """Return the message for ranks that do not react to an interrupt."""
     return (
-        f"rank {format_ranks(ranks)} does not react to an interrupt: it is inside a call that cannot be interrupted, such as "
+        f"rank {format_ranks(ranks)} does not react to an interrupt: it is inside a call that cannot be interrupted, "
+        "such as "
         "a blocking MPI receive or sum without its partner. If this continues, %restart_ranks starts new ranks; "
         "their variables are lost then"
     )

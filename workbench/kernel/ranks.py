@@ -120,7 +120,7 @@ class Ranks:
                 reason = f"{getattr(error, 'ename', type(error).__name__)}: {getattr(error, 'evalue', error)}"
                 raise ConfigError(f"%%local {name}: it cannot be copied from rank 0 ({reason})") from None
 
-    def ask(self, function: Any, *arguments: Any, timeout_s: float = 3.0) -> Any:
+    def call_on_rank0(self, function: Any, *arguments: Any, timeout_s: float = 3.0) -> Any:
         """Call a function on rank 0 and return its result.
 
         None if there are no ranks yet, if rank 0 is busy or training, or if it takes longer than `timeout_s` seconds.

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, final, get_args
 from workbench import resources
 from workbench.errors import ConfigError
 from workbench.experiments.yaml_file import read_yaml
-from workbench.naming import brief, listed, unknown
+from workbench.naming import listed, shorten, unknown
 
 Size = Literal["smoke", "ci", "full"]
 Kind = Literal["exact", "numeric", "ordering", "scaling", "qualitative"]
@@ -31,7 +31,7 @@ FLAGS = ("deterministic", "headline", "check")
 NUMBERS = ("no_effect", "effect", "cap")
 CLAIM_MORE = ("reduced", "scale", "theirs", "sizes", "needs", "explanation", "figure", "clock", *FLAGS, *NUMBERS)
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-ASKED = re.compile("review|comment", re.IGNORECASE)
+REVIEW_SOURCE = re.compile("review|comment", re.IGNORECASE)
 
 
 @final
@@ -69,7 +69,7 @@ class Expectation:
                 off = abs(value) * share
                 return cls(value - off, value + off)
         forms = "{above: x}, {below: x}, {between: [x, y]}, {value: x, abs: t} or {value: x, rel: t}"
-        raise ConfigError(f"{brief(content)} is no expectation: write {forms}")
+        raise ConfigError(f"{shorten(content)} is no expectation: write {forms}")
 
     def holds(self, value: float) -> bool:
         """Return True if a value is allowed."""
@@ -172,7 +172,7 @@ class Claim:
             return None
         return self.expected if self.scale == "any" or size == "full" else self.reduced
 
-    def most_at(self, size: Size) -> float | None:
+    def upper_limit_at(self, size: Size) -> float | None:
         """Return the end beyond which a value is too much, if the expectation at this size has none.
 
         It is the farther end of the paper's own values. None if there is none, or if the size has its own.
@@ -189,7 +189,7 @@ class Claim:
             return "own check"
         if self.provenance != "derived":
             return "statement of the paper"
-        return "reviewer's question" if ASKED.search(self.source) else "own check"
+        return "reviewer's question" if REVIEW_SOURCE.search(self.source) else "own check"
 
     @property
     def digest(self) -> str:
@@ -274,7 +274,7 @@ def read_claims(key: str, papers: Path | None = None) -> Claims:
     figures: list[Figure] = []
     for path in sorted((folder / "claims").glob("*.yaml")):
         content = read_yaml(path)
-        _only(path, content, (), ("experiments", "claims", "questions", "figures"))
+        _check_keys(path, content, (), ("experiments", "claims", "questions", "figures"))
         about = {"paper": key, "notebook": path.stem}
         for item in _items(path, content, "experiments"):
             experiments.append(Experiment(**about, **_texts(path, item, ("id", "artefact", "about"))))
@@ -310,7 +310,7 @@ def find_claim(name: str, papers: Path | None = None) -> Claim:
 
 
 def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, Any]) -> Claim:
-    _only(path, item, CLAIM_KEYS, CLAIM_MORE)
+    _check_keys(path, item, CLAIM_KEYS, CLAIM_MORE)
     where = f"{path}: claim {item['id']!r}"
     texts: dict[str, Any] = {name: str(item[name]).strip() for name in TEXTS if name in item}
     kind = _word(where, "kind", item["kind"], get_args(Kind))
@@ -326,7 +326,7 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, Any]) -> Cla
     for name in NUMBERS:
         if name in item:
             if _finite({name: item[name]}) is None:
-                raise ConfigError(f"{where}: {name}={brief(item[name])}: write a number")
+                raise ConfigError(f"{where}: {name}={shorten(item[name])}: write a number")
             numbers[name] = float(item[name])
     clock = _word(where, "clock", item["clock"], get_args(Clock)) if "clock" in item else None
     if clock == "real" and item.get("deterministic", False):
@@ -346,7 +346,8 @@ def _claim(path: Path, item: Mapping[str, Any], about: Mapping[str, Any]) -> Cla
         raise ConfigError(f"{where}: {error}") from None
     if scale == "paper" and reduced is None and not texts.get("needs"):
         raise ConfigError(
-            f"{where}: it is about the paper's scale: write in `reduced` what smaller sizes can show, or in `needs` what is missing"
+            f"{where}: it is about the paper's scale: write in `reduced` what smaller sizes can show, or in `needs` "
+            "what is missing"
         )
     return Claim(
         **about,
@@ -387,11 +388,11 @@ def _items(path: Path, content: Mapping[str, Any], name: str) -> list[Mapping[st
 
 
 def _texts(path: Path, item: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
-    _only(path, item, names, ())
+    _check_keys(path, item, names, ())
     return {name: str(item[name]).strip() for name in names}
 
 
-def _only(path: Path, item: Mapping[str, Any], needed: tuple[str, ...], more: tuple[str, ...]) -> None:
+def _check_keys(path: Path, item: Mapping[str, Any], needed: tuple[str, ...], more: tuple[str, ...]) -> None:
     about = f"{path}: {item.get('id', 'the file')!r}" if "id" in item else str(path)
     for name in needed:
         if name not in item:
@@ -403,7 +404,7 @@ def _only(path: Path, item: Mapping[str, Any], needed: tuple[str, ...], more: tu
 
 def _word(where: str, name: str, value: Any, known: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"{where}: {name}={brief(value)}: write {', '.join(known)}")
+        raise ConfigError(f"{where}: {name}={shorten(value)}: write {', '.join(known)}")
     return str(value)
 
 

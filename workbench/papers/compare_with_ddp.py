@@ -83,8 +83,8 @@ def compare_with_ddp(
         begin = _flat(models[DDP])
         seconds = _in_turn(steps, rounds, block)
         flat = {name: _flat(model) for name, model in models.items()}
-        off = {name: together(_apart(flat[name], flat[DDP])) for name in flat}
-    return {"seconds": seconds, "off": off, "moved": _apart(flat[DDP], begin), "ranks": num_ranks}
+        off = {name: together(_largest_difference(flat[name], flat[DDP])) for name in flat}
+    return {"seconds": seconds, "off": off, "moved": _largest_difference(flat[DDP], begin), "ranks": num_ranks}
 
 
 def _in_turn(steps: Mapping[str, Callable[[], Any]], rounds: int, block: int) -> dict[str, list[float]]:
@@ -109,5 +109,5 @@ def _flat(model: nn.Module) -> Tensor:
     return torch.cat([param.detach().cpu().reshape(-1).double() for param in model.parameters()])
 
 
-def _apart(one: Tensor, other: Tensor) -> float:
+def _largest_difference(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())

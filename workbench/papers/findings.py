@@ -62,7 +62,7 @@ class Finding:
 
 
 @final
-class Shown:
+class FindingOutput:
     """The output of a finding in a cell: text, HTML, and the finding as JSON for the notebook's file."""
 
     def __init__(self, claim: Claim, finding: Finding) -> None:
@@ -136,7 +136,7 @@ def finding(
         raise ConfigError(f"{claim}: {len(numbers)} values, {len(caps)} of `censored`: give one for each value")
     chosen = tuple(seeds) or tuple(range(len(numbers)))
     found = Finding(claim=claim, size=size, values=numbers, seeds=chosen, where=where, how=how, censored=caps)
-    shown = Shown(known, found)
+    shown = FindingOutput(known, found)
     _display(shown)
     return shown.verdict
 
@@ -215,7 +215,7 @@ def answer(text: str, **numbers: float | Sequence[float] | Iterable[float] | Ver
     _display(ShownAnswer(Answer(text=text, numbers=stored), verdicts))
 
 
-def _display(shown: Shown | ShownAnswer) -> None:
+def _display(shown: FindingOutput | ShownAnswer) -> None:
     """Display it in a notebook; print it elsewhere."""
     try:
         from IPython.core.getipython import get_ipython

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from workbench.errors import ConfigError
-from workbench.naming import brief, did_you_mean, listed
+from workbench.naming import did_you_mean, listed, shorten
 
 
 def require(
@@ -79,5 +79,5 @@ def require(
 
 
 def _refused(parameters: dict[str, Any], rule: str, meant: str = "") -> ConfigError:
-    shown = ", ".join(f"{name}={brief(value)}" for name, value in parameters.items())
+    shown = ", ".join(f"{name}={shorten(value)}" for name, value in parameters.items())
     return ConfigError(f"{shown}: {meant}give {rule}")

@@ -93,7 +93,7 @@ def record_file(root: Path, key: str, notebook: str, size: str, site: str) -> Pa
     return root / key / "records" / f"{notebook}.{size}.{site}.json"
 
 
-def harvest(executed: Path) -> tuple[tuple[Finding, ...], Answer | None]:
+def read_findings(executed: Path) -> tuple[tuple[Finding, ...], Answer | None]:
     """Return the findings in an executed notebook, and its answer.
 
     Raises:

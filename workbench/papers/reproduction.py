@@ -24,8 +24,8 @@ from workbench.papers.records import (
     IDENTITY,
     Record,
     findings_of,
-    harvest,
     only_writer,
+    read_findings,
     read_record,
     record_file,
     write_record,
@@ -212,14 +212,15 @@ class Reproduction:
             if record is None or not self._is_same_experiment(job, key, record):
                 what = "no record" if record is None else "a record of other code, parameters or expectations"
                 raise ConfigError(
-                    f"{job.name} has {what} at size {self.size} on {self.site}: measure the first session without --add-session"
+                    f"{job.name} has {what} at size {self.size} on {self.site}: measure the first session without "
+                    "--add-session"
                 )
 
     def _record(
         self, job: Job, facts: dict[str, Any], claims: Mapping[str, Mapping[str, Claim]], executed: Path
     ) -> list[str]:
         """Write the records of a notebook's findings. Return notes: verdicts, and claims without a finding."""
-        findings, answer = harvest(executed)
+        findings, answer = read_findings(executed)
         notes = []
         date = datetime.now(UTC).isoformat(timespec="seconds")
         session = {"date": date, "seconds": facts["seconds"], "commit": (facts["commit"] or {}).get("sha", "")}

@@ -110,7 +110,8 @@ def values_at(notebook: Path, size: Size) -> dict[str, Any]:
     sizes = read_sizes(notebook)
     if sizes is None and size != "smoke":
         raise ConfigError(
-            f"{notebook.stem} has no sizes ({sizes_file(notebook).name} is not in {sizes_file(notebook).parent}): leave size out"
+            f"{notebook.stem} has no sizes ({sizes_file(notebook).name} is not in {sizes_file(notebook).parent}): "
+            "leave size out"
         )
     values = dict(sizes.parameters[size]) if sizes else {}
     named = any(parameter.name == "size" for parameter in parameters_of(notebook))

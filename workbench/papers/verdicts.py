@@ -11,7 +11,7 @@ import numpy as np
 
 from workbench.papers.claims import Claim, Expectation, Size
 
-Word = Literal[
+VerdictName = Literal[
     "reproduced",
     "same direction at reduced scale",
     "overshoots",
@@ -33,7 +33,7 @@ MEASURED = (
     "censored",
 )
 Position = Literal["inside", "beyond", "outside", "other side", "across"]
-LEAST_SEEDS = 5
+MIN_SEEDS = 5
 LEVEL = 0.95
 
 
@@ -75,7 +75,7 @@ class Verdict:
     """
 
     claim: str
-    word: Word
+    word: VerdictName
     estimate: Estimate
     num_values: int
     num_sessions: int = 0
@@ -139,7 +139,7 @@ def judge(
         )
     expected = claim.expectation_at(size)
     if not values or expected is None:
-        word: Word = "needs hardware" if claim.needs and expected is None else "not run"
+        word: VerdictName = "needs hardware" if claim.needs and expected is None else "not run"
         none = Estimate(mean=math.nan, low=math.nan, high=math.nan)
         return Verdict(claim=claim.name, word=word, estimate=none, num_values=len(values))
     exact = claim.deterministic and not real_clock
@@ -148,10 +148,12 @@ def judge(
     num_censored = sum(censored) if censored else sum(value >= claim.cap for value in values)
     if num_censored:
         word = "censored"
-    elif len(values) < LEAST_SEEDS and not exact:
+    elif len(values) < MIN_SEEDS and not exact:
         word = "underpowered"
     else:
-        place = position(found, expected, no_effect=claim.no_effect, most=claim.most_at(size), effect=claim.effect)
+        place = position(
+            found, expected, no_effect=claim.no_effect, most=claim.upper_limit_at(size), effect=claim.effect
+        )
         word = _word(place, exact=exact, whole=claim.scale == "any" or size == "full")
     return Verdict(
         claim=claim.name,
@@ -270,7 +272,7 @@ def number(value: float) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _word(found: Position, *, exact: bool, whole: bool) -> Word:
+def _word(found: Position, *, exact: bool, whole: bool) -> VerdictName:
     match found:
         case "inside":
             return "reproduced" if whole else "same direction at reduced scale"

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from workbench.analysis.fronts import pareto_front
-from workbench.plots.style import CYCLE, GREY, TEMPLATE, legend_below, safe
+from workbench.plots.style import CYCLE, GREY, TEMPLATE, escape_text, legend_below
 
 HEIGHT = 440
 SYMBOLS = ("circle", "diamond", "square", "x")
@@ -24,7 +24,7 @@ def front(
         title, x, y: titles of the figure and its axes; less of x and more of y is better.
         losses: y is a loss or an error: less is better, and the axis is logarithmic.
     """
-    figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
+    figure = go.Figure(layout={"template": TEMPLATE, "title": escape_text(title), "hovermode": "closest"})
     means = {
         name: (float(np.mean([cost for cost, _ in of])), float(np.mean([gain for _, gain in of])))
         for name, of in algorithms.items()
@@ -37,11 +37,11 @@ def front(
     for position, (name, of) in enumerate(algorithms.items()):
         color, symbol = CYCLE[position % len(CYCLE)], SYMBOLS[position // len(CYCLE) % len(SYMBOLS)]
         mean, bars = means[name], [_bar([pair[way] for pair in of], means[name][way]) for way in (0, 1)]
-        hover = f"{safe(name)}<br>%{{x:.4~g}}: %{{y:.4~g}}<extra></extra>"
+        hover = f"{escape_text(name)}<br>%{{x:.4~g}}: %{{y:.4~g}}<extra></extra>"
         look = {"mode": "markers", "marker": {"size": 11, "color": color, "symbol": symbol}, "hovertemplate": hover}
-        figure.add_scatter(x=[mean[0]], y=[mean[1]], error_x=bars[0], error_y=bars[1], name=safe(name), **look)
-    figure.update_xaxes(title=safe(x), rangemode="tozero")
-    figure.update_yaxes(title=safe(y), **({"type": "log"} if losses else {}))
+        figure.add_scatter(x=[mean[0]], y=[mean[1]], error_x=bars[0], error_y=bars[1], name=escape_text(name), **look)
+    figure.update_xaxes(title=escape_text(x), rangemode="tozero")
+    figure.update_yaxes(title=escape_text(y), **({"type": "log"} if losses else {}))
     legend_below(figure, HEIGHT, ["front", *algorithms])
     return figure
 

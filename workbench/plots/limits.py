@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 
 from workbench.errors import ConfigError
 from workbench.plots.studies import log_axis
-from workbench.plots.style import CYCLE, GREY, TEMPLATE, legend_below, safe
+from workbench.plots.style import CYCLE, GREY, TEMPLATE, escape_text, legend_below
 
 PANEL_PIXELS, GAP_PIXELS, TITLES_PIXELS = 330, 90, 90
 Curves = Mapping[str, Mapping[float, float]]
@@ -38,7 +38,7 @@ def compare_with_limits(
     figure = make_subplots(
         rows=rows,
         cols=min(2, len(panels)),
-        subplot_titles=[f"<b>{safe(name)}</b>" for name in panels],
+        subplot_titles=[f"<b>{escape_text(name)}</b>" for name in panels],
         shared_yaxes="all",
         horizontal_spacing=0.05,
         vertical_spacing=GAP_PIXELS / inner if rows > 1 else 0,
@@ -48,11 +48,13 @@ def compare_with_limits(
         place = {"row": number // 2 + 1, "col": number % 2 + 1}
         for name, series in sorted(curves.items(), key=lambda item: names.index(item[0])):
             color, points = CYCLE[names.index(name) % len(CYCLE)], sorted(series.items())
-            hover = f"{safe(name)}<br>%{{x:.3~g}}: %{{y:.3~g}}<extra></extra>"
+            hover = f"{escape_text(name)}<br>%{{x:.3~g}}: %{{y:.3~g}}<extra></extra>"
             line = {"color": color, "width": 2.2}
             common = {"legendgroup": name, "line": line, "mode": "lines+markers", "hovertemplate": hover}
             xs, ys = zip(*points, strict=True)
-            figure.add_trace(go.Scatter(x=xs, y=ys, name=safe(name), showlegend=name not in drawn, **common), **place)
+            figure.add_trace(
+                go.Scatter(x=xs, y=ys, name=escape_text(name), showlegend=name not in drawn, **common), **place
+            )
             drawn.add(name)
             if its := sorted(limits.get(panel, {}).get(name, {}).items()):
                 xs, ys = zip(*its, strict=True)
@@ -60,14 +62,14 @@ def compare_with_limits(
                 figure.add_trace(
                     go.Scatter(x=xs, y=ys, legendgroup=name, showlegend=False, line=dotted, mode="lines"), **place
                 )
-        figure.update_xaxes(title=safe(x), **log_axis(_ticks(curves)), **place)
+        figure.update_xaxes(title=escape_text(x), **log_axis(_ticks(curves)), **place)
     figure.add_trace(
         go.Scatter(x=[None], y=[None], name="lower limit", line={"color": GREY, "dash": "dot"}, mode="lines")
     )
     figure.update_yaxes(type="log", tickvals=[1, 1.5, 2, 3, 4, 6, 8, 12, 16])
     for row in range(1, rows + 1):
-        figure.update_yaxes(title=safe(y), row=row, col=1)
-    figure.update_layout(template=TEMPLATE, title=safe(title), hovermode="closest", margin={"t": TITLES_PIXELS})
+        figure.update_yaxes(title=escape_text(y), row=row, col=1)
+    figure.update_layout(template=TEMPLATE, title=escape_text(title), hovermode="closest", margin={"t": TITLES_PIXELS})
     figure.update_annotations(font={"size": 13})
     legend_below(figure, TITLES_PIXELS + inner + GAP_PIXELS, [*names, "lower limit"])
     figure.update_layout(legend={"y": -52 / inner})

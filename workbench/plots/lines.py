@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from workbench.analysis.labels import distinct_labels
-from workbench.plots.style import CYCLE, LINE_PIXELS, TEMPLATE, TOP_PIXELS, faded, legend_below, safe
+from workbench.plots.style import CYCLE, LINE_PIXELS, TEMPLATE, TOP_PIXELS, escape_text, faded, legend_below
 from workbench.trace.run import Run, as_runs
 from workbench.trace.views import XAxis, YAxis
 
@@ -58,9 +58,9 @@ def curves(
     figure.add_traces(curve_traces(runs, x, y, smooth=smooth, max_points=max_points))
     figure.update_xaxes(**x_axis(runs, x))
     figure.update_yaxes(**y_axis(y, log_y))
-    figure.update_layout(title=safe(_title(runs, Y_TITLES[y])), showlegend=True)
+    figure.update_layout(title=escape_text(_title(runs, Y_TITLES[y])), showlegend=True)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.name])
-    _show_trouble(figure, runs)
+    _show_failures(figure, runs)
     return figure
 
 
@@ -77,9 +77,9 @@ def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = 
         figure.add_traces(traces, rows=1, cols=column)
     below = x_axis(runs, x)
     axes = {"xaxis": below, "yaxis": y_axis("loss"), "xaxis2": below, "yaxis2": y_axis(right)}
-    figure.update_layout(title=safe(_title(runs, "convergence")), **axes)
+    figure.update_layout(title=escape_text(_title(runs, "convergence")), **axes)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.showlegend])
-    _show_trouble(figure, runs)
+    _show_failures(figure, runs)
     return figure
 
 
@@ -98,7 +98,7 @@ def curve_traces(
     traces: list[go.Scatter] = []
     for position, (label, members) in enumerate(groups.items()):
         color = CYCLE[position % len(CYCLE)]
-        name = safe(label) + (f" (mean of {len(members)})" if len(members) > 1 else "")
+        name = escape_text(label) + (f" (mean of {len(members)})" if len(members) > 1 else "")
         common = {"legendgroup": label, "hoverlabel": {"namelength": -1}}
         xs, middle, low, high = _merge([run.curve(x, y) for run in members])
         if y == "loss" and smooth > 0:
@@ -123,14 +123,16 @@ def curve_traces(
     return traces
 
 
-def _show_trouble(figure: go.Figure, runs: Sequence[Run]) -> None:
+def _show_failures(figure: go.Figure, runs: Sequence[Run]) -> None:
     """Write failures between title and curves, because axes alone do not show them.
 
     The figure is made higher by the height of the text, so that it hides no curve.
     """
     named = zip(distinct_labels(runs), runs, strict=True)
     troubles = [
-        safe(f"{label}: {run.trouble}" if len(runs) > 1 else run.trouble) for label, run in named if run.trouble
+        escape_text(f"{label}: {run.failure_summary}" if len(runs) > 1 else run.failure_summary)
+        for label, run in named
+        if run.failure_summary
     ]
     if troubles:
         lines = [line for words in troubles[:3] for line in textwrap.wrap(words, 90)[:3]]
@@ -169,7 +171,7 @@ def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _is_apart(run: Run, members: Sequence[Run]) -> bool:
     """Return whether a run is excluded from a mean: it failed, or it has not ended and there are others."""
-    return bool(run.trouble) or (len(members) > 1 and run.info.get("status") not in (None, "finished"))
+    return bool(run.failure_summary) or (len(members) > 1 and run.info.get("status") not in (None, "finished"))
 
 
 def x_axis(runs: Sequence[Run], x: XAxis) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from workbench.analysis.labels import distinct_labels
 from workbench.analysis.overlap import Overlap
 from workbench.analysis.summary import steady_overlap, trace_coverage
 from workbench.analysis.table import percent, seconds
-from workbench.plots.style import BLUE, GREEN, LIGHT_GREY, TEMPLATE, VERMILION, legend_below, partly, safe
+from workbench.plots.style import BLUE, GREEN, LIGHT_GREY, TEMPLATE, VERMILION, coverage_note, escape_text, legend_below
 from workbench.trace.run import Run, as_runs
 
 LABEL_SIGNS = 34  # letters in a line: longer names would leave no room for the bars
@@ -24,8 +24,10 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     """
     runs = as_runs(runs)
     found = [steady_overlap(run) for run in runs]
-    names = ["<br>".join(map(safe, textwrap.wrap(label, LABEL_SIGNS))) for label in distinct_labels(runs)]
-    labels = [f"{name}{partly(trace_coverage(run), between='<br>')} " for name, run in zip(names, runs, strict=True)]
+    names = ["<br>".join(map(escape_text, textwrap.wrap(label, LABEL_SIGNS))) for label in distinct_labels(runs)]
+    labels = [
+        f"{name}{coverage_note(trace_coverage(run), between='<br>')} " for name, run in zip(names, runs, strict=True)
+    ]
     longest_s = max((sum(parts_of(item).values()) for item in found), default=0.0)
     unit, factor = ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
     colors = dict(zip(parts_of(found[0]) if found else (), (BLUE, GREEN, VERMILION, LIGHT_GREY), strict=False))

@@ -10,15 +10,15 @@ import plotly.graph_objects as go
 from workbench.analysis.runs_table import RESULTS, add_results, key_of, name_of, row_of
 from workbench.analysis.table import Table
 from workbench.errors import ConfigError
-from workbench.plots.style import TEMPLATE, safe
+from workbench.plots.style import TEMPLATE, escape_text
 from workbench.trace.run import Run
 from workbench.trace.store import StoredRun, runs_root
 
 FIRST = ("method", "problem", "runtime", "workers")
 SHOWN_RESULTS = ("accuracy", "loss", "seconds", "bytes_sent")
 # Entries of a record that are no settings.
-UNLIKE = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)
-NOTHING = "\N{EN DASH}"
+NOT_SETTINGS = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)
+MISSING = "\N{EN DASH}"
 
 
 def parallel(
@@ -44,7 +44,7 @@ def parallel(
     if not rows:
         raise ConfigError("no runs to show: give some, such as runs_table(sweep=NAME)")
     known = list(dict.fromkeys(name for row in rows for name in row))
-    settings = [name for name in (*FIRST, *known) if name in known and name not in UNLIKE and _varies(rows, name)]
+    settings = [name for name in (*FIRST, *known) if name in known and name not in NOT_SETTINGS and _varies(rows, name)]
     keys = list(map(key_of, axes)) or [
         *dict.fromkeys(settings),
         *(name for name in SHOWN_RESULTS if any(row.get(name) is not None for row in rows)),
@@ -55,9 +55,9 @@ def parallel(
     values = [row.get(color) for row in rows]
     line: dict[str, Any] = {"color": "#0072B2"}
     if all(isinstance(value, int | float) for value in values) and len(set(values)) > 1:
-        line = {"color": values, "colorscale": "Viridis", "showscale": True, "colorbar": {"title": safe(color)}}
+        line = {"color": values, "colorscale": "Viridis", "showscale": True, "colorbar": {"title": escape_text(color)}}
     figure = go.Figure(go.Parcoords(dimensions=[_axis(rows, name) for name in keys], line=line))
-    figure.update_layout(template=TEMPLATE, title=safe(title), height=480, margin={"t": 110, "l": 90, "r": 60})
+    figure.update_layout(template=TEMPLATE, title=escape_text(title), height=480, margin={"t": 110, "l": 90, "r": 60})
     return figure
 
 
@@ -83,17 +83,17 @@ def _varies(rows: list[dict[str, Any]], name: str) -> bool:
 def _axis(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     values = [row.get(name) for row in rows]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return {"label": safe(name_of(name)), "values": values}
+        return {"label": escape_text(name_of(name)), "values": values}
     numbers = sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
     words = [
         *map(str, numbers),
         *sorted({str(value) for value in values if value is not None and value not in numbers}),
     ]
-    words += [NOTHING] if None in values else []
-    places = [words.index(NOTHING if value is None else str(value)) for value in values]
+    words += [MISSING] if None in values else []
+    places = [words.index(MISSING if value is None else str(value)) for value in values]
     return {
-        "label": safe(name_of(name)),
+        "label": escape_text(name_of(name)),
         "values": places,
         "tickvals": list(range(len(words))),
-        "ticktext": [safe(word) for word in words],
+        "ticktext": [escape_text(word) for word in words],
     }

@@ -87,6 +87,7 @@ def algorithm_of(run: Run) -> Algorithm:
             f"{name}={value}" for name, value in (record.get("settings") or {}).items() if name not in quiet
         )
         raise ConfigError(
-            f"run {run.id} used {record.get('name')}({settings}), and its record does not hold all settings: give algorithm="
+            f"run {run.id} used {record.get('name')}({settings}), and its record does not hold all settings: give "
+            "algorithm="
         )
     return found

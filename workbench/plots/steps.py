@@ -9,13 +9,13 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from workbench.analysis.critical import NOTHING, CriticalPath, critical_path
+from workbench.analysis.critical import UNRECORDED, CriticalPath, critical_path
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.summary import trace_coverage
 from workbench.analysis.table import seconds
 from workbench.errors import ConfigError
 from workbench.plots.gantt.figures import time_unit
-from workbench.plots.style import BLUE, GREEN, KIND_COLORS, LIGHT_GREY, TEMPLATE, VERMILION, partly, safe
+from workbench.plots.style import BLUE, GREEN, KIND_COLORS, LIGHT_GREY, TEMPLATE, VERMILION, coverage_note, escape_text
 from workbench.trace.kinds import KINDS
 from workbench.trace.run import Run, as_runs
 
@@ -65,7 +65,7 @@ def per_step(run: Run, steps: slice | None = None) -> go.Figure:
         figure.update_yaxes(title=f"time ({unit})", rangemode="tozero", row=row, col=1)
     figure.update_xaxes(title="step" if each == 1 else f"step (means of {each})", row=2, col=1)
     figure.update_annotations(font={"size": 13}, x=0, xanchor="left")
-    title = f"{safe(f'Steps of {run.label}')}{partly(trace_coverage(run))}"
+    title = f"{escape_text(f'Steps of {run.label}')}{coverage_note(trace_coverage(run))}"
     beside = {
         "orientation": "h",
         "x": 1,
@@ -107,8 +107,8 @@ def _kinds(path: CriticalPath, numbers: NDArray[np.int64], each: int) -> dict[st
     for kind in np.unique(path.kind)[::-1].tolist() if len(path.kind) else ():
         chosen = path.kind == kind
         sums = _means(numbers, each, path.step[chosen], lengths_s[chosen], np.zeros(int(chosen.sum())))
-        found[KINDS[kind] if kind >= 0 else NOTHING] = sums / np.maximum(once, 1.0)
-    order = [*KINDS, NOTHING]
+        found[KINDS[kind] if kind >= 0 else UNRECORDED] = sums / np.maximum(once, 1.0)
+    order = [*KINDS, UNRECORDED]
     return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
 
 
@@ -131,7 +131,7 @@ def _bar(name: str, at: NDArray[np.int64], lengths_s: Floats, factor: float, eac
         legend="legend" if name in PARTS else "legend2",
         marker={
             "color": color,
-            "line": {"color": "#8C8C8C" if name == NOTHING else color, "width": 1 if name == NOTHING else 0},
+            "line": {"color": "#8C8C8C" if name == UNRECORDED else color, "width": 1 if name == UNRECORDED else 0},
         },
         hovertext=text,
         hovertemplate="%{hovertext}<extra></extra>",

@@ -25,10 +25,10 @@ from workbench.plots.style import (
     LINE_PIXELS,
     TEMPLATE,
     VERMILION,
+    escape_text,
     faded,
     ink_on,
     legend_below,
-    safe,
 )
 from workbench.trace.run import Run
 
@@ -60,7 +60,7 @@ def scaling(curves: Mapping[str, Series], *, title: str = "Scaling") -> go.Figur
     speedups = {name: {p: np.asarray(rate) / alone for p, rate in series.items()} for name, series in curves.items()}
     shares = {name: {p: speedup / p for p, speedup in series.items()} for name, series in speedups.items()}
     figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.12)
-    figure.update_layout(template=TEMPLATE, title=safe(title), hovermode="closest")
+    figure.update_layout(template=TEMPLATE, title=escape_text(title), hovermode="closest")
     ideal = go.Scatter(
         x=[fewest, most],
         y=[fewest, most],
@@ -103,7 +103,7 @@ def curves_of(
         reference: y of a horizontal line.
         circles: name of the points in the legend.
     """
-    figure = go.Figure(layout={"template": TEMPLATE, "title": safe(title), "hovermode": "closest"})
+    figure = go.Figure(layout={"template": TEMPLATE, "title": escape_text(title), "hovermode": "closest"})
     colors = {name: CYCLE[position % len(CYCLE)] for position, name in enumerate(curves)}
     figure.add_traces(_lines(curves, "%{x:.4~g}: %{y:.4~g}"))
     for name, series in (points or {}).items():
@@ -117,9 +117,9 @@ def curves_of(
     if reference is not None:
         figure.add_hline(y=reference, line={"color": GREY, "width": 1, "dash": "dot"})
     figure.update_xaxes(
-        title=safe(x), **(log_axis(sorted({at for series in curves.values() for at in series})) if log_x else {})
+        title=escape_text(x), **(log_axis(sorted({at for series in curves.values() for at in series})) if log_x else {})
     )
-    figure.update_yaxes(title=safe(y), **(_log_y(curves) if log_y else {"rangemode": "tozero"}))
+    figure.update_yaxes(title=escape_text(y), **(_log_y(curves) if log_y else {"rangemode": "tozero"}))
     figure.update_layout(showlegend=True)
     legend_below(figure, HEIGHT, [*curves, "simulated"])
     return figure
@@ -189,7 +189,7 @@ def stacked_bars(
         rows=rows,
         cols=columns,
         shared_yaxes=True,
-        subplot_titles=[f"<b>{safe(name)}</b>" for name in groups],
+        subplot_titles=[f"<b>{escape_text(name)}</b>" for name in groups],
         horizontal_spacing=0.035,
         vertical_spacing=ROW_GAP_PIXELS / inner if rows > 1 else 0,
     )
@@ -207,7 +207,7 @@ def stacked_bars(
     figure.update_yaxes(autorange="reversed", ticks="", showgrid=False)
     figure.update_annotations(font={"size": 13})
     figure.update_layout(
-        template=TEMPLATE, title=safe(title), barmode="stack", bargap=0.3, legend={"traceorder": "normal"}
+        template=TEMPLATE, title=escape_text(title), barmode="stack", bargap=0.3, legend={"traceorder": "normal"}
     )
     figure.update_layout(uniformtext={"mode": "hide", "minsize": 9}, margin={"t": TITLES_PIXELS})
     legend_below(figure, TITLES_PIXELS + inner + AXIS_PIXELS + LINE_PIXELS, parts)
@@ -245,11 +245,11 @@ def heat_map(
     heat = go.Heatmap(
         z=ratios,
         x=[_wrapped(value) for value in xs],
-        y=[f"{safe(value)} " for value in ys],
+        y=[f"{escape_text(value)} " for value in ys],
         text=[["" if np.isnan(value) else number(value) for value in row] for row in shown.tolist()],
         texttemplate="%{text}",
         textfont={"size": 11},
-        hovertemplate=f"{safe(x)} %{{x}}<br>{safe(y)} %{{y}}<br>%{{text}}<extra></extra>",
+        hovertemplate=f"{escape_text(x)} %{{x}}<br>{escape_text(y)} %{{y}}<br>%{{text}}<extra></extra>",
         hoverongaps=False,
         showscale=False,
         xgap=1,
@@ -257,15 +257,15 @@ def heat_map(
         **colors,
     )
     figure = go.Figure(heat)
-    figure.update_layout(template=TEMPLATE, title=safe(title), height=170 + 32 * len(ys))
-    figure.update_xaxes(title=safe(x), type="category", showgrid=False, ticks="", tickangle=0)
-    figure.update_yaxes(title=safe(y), type="category", autorange="reversed", showgrid=False, ticks="")
+    figure.update_layout(template=TEMPLATE, title=escape_text(title), height=170 + 32 * len(ys))
+    figure.update_xaxes(title=escape_text(x), type="category", showgrid=False, ticks="", tickangle=0)
+    figure.update_yaxes(title=escape_text(y), type="category", autorange="reversed", showgrid=False, ticks="")
     return figure
 
 
 def _wrapped(value: Any) -> str:
     """Wrap a label into lines of about twelve letters."""
-    return "<br>".join(textwrap.wrap(safe(value), 13, break_long_words=False)) or " "
+    return "<br>".join(textwrap.wrap(escape_text(value), 13, break_long_words=False)) or " "
 
 
 def log_axis(values: Sequence[float]) -> dict[str, Any]:
@@ -317,13 +317,13 @@ def _lines(curves: Mapping[str, Series], hover: str, *, legend: bool = True) -> 
         }
         how["hovertemplate"] = f"%{{fullData.name}}<br>{hover}<extra></extra>"
         middle = [float(values.mean()) for values in ys]
-        traces.append(go.Scatter(x=xs, y=middle, name=safe(name), showlegend=legend, **how, **common))
+        traces.append(go.Scatter(x=xs, y=middle, name=escape_text(name), showlegend=legend, **how, **common))
     return traces
 
 
 def _circles(name: str, series: Series, color: str) -> go.Scatter:
     middle = [float(np.mean(value)) for value in series.values()]
-    hover = f"{safe(name)}, simulated<br>%{{x:.4~g}}: %{{y:.4~g}}<extra></extra>"
+    hover = f"{escape_text(name)}, simulated<br>%{{x:.4~g}}: %{{y:.4~g}}<extra></extra>"
     return go.Scatter(
         x=list(series), y=middle, legendgroup=name, showlegend=False, hovertemplate=hover, **_circle(color)
     )
@@ -338,9 +338,9 @@ def _stacked_part(
 ) -> go.Bar:
     return go.Bar(
         orientation="h",
-        y=[f"{safe(entry)} " for entry in entries],
+        y=[f"{escape_text(entry)} " for entry in entries],
         x=[length_s * factor for length_s in lengths_s],
-        name=safe(part),
+        name=escape_text(part),
         legendgroup=part,
         showlegend=legend,
         marker={"color": color, "line": {"color": "white", "width": 0.5}},
@@ -349,5 +349,5 @@ def _stacked_part(
         insidetextanchor="middle",
         textangle=0,
         textfont={"color": ink_on(color), "size": 11},
-        hovertemplate=f"<b>{safe(part)}</b> of %{{y}}<br>%{{text}} a step<extra></extra>",
+        hovertemplate=f"<b>{escape_text(part)}</b> of %{{y}}<br>%{{text}} a step<extra></extra>",
     )

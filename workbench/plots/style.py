@@ -92,16 +92,16 @@ def legend_below(figure: go.Figure, height: int, names: Iterable[str]) -> None:
     )
 
 
-def safe(name: Any) -> str:
+def escape_text(name: Any) -> str:
     """Escape text for a figure: Plotly interprets a part of HTML in names.
 
-    >>> safe("<script>")
+    >>> escape_text("<script>")
     '&lt;script&gt;'
     """
     return html.escape(str(name), quote=False)
 
 
-def partly(coverage: str, between: str = "   ") -> str:
+def coverage_note(coverage: str, between: str = "   ") -> str:
     """Return a note after the title if the figure covers only a part of a run; "" for a complete run."""
     return f"{between}<span style='font-size:11px;color:{MUTED_INK}'>{coverage}</span>" if coverage else ""
 

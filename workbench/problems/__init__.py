@@ -137,7 +137,8 @@ def _of_file(file: str, name: str, options: dict[str, Any]) -> Problem:
     if isinstance(value, Kind):
         if options:
             raise ConfigError(
-                f"{file}:{name} is a Problem and takes no options: leave --option out, or make it a function that takes them"
+                f"{file}:{name} is a Problem and takes no options: leave --option out, or make it a function that "
+                "takes them"
             )
         return value
     if not callable(value):

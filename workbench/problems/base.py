@@ -38,7 +38,8 @@ def accuracy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     output = model(inputs)
     if targets.is_floating_point() or output.dim() < 2 or output.argmax(1).shape != targets.shape:
         raise ConfigError(
-            f"accuracy compares class numbers, but the output is {tuple(output.shape)} and the targets are {tuple(targets.shape)} "
+            f"accuracy compares class numbers, but the output is {tuple(output.shape)} and the targets are "
+            f"{tuple(targets.shape)} "
             f"{targets.dtype}: give the Problem correct=None, or your own function"
         )
     return (output.argmax(1) == targets).sum(), targets.numel()

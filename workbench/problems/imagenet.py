@@ -141,9 +141,9 @@ def _imagenet(
         train, test = random_images((3, side, side), min(classes, samples), samples)
         mean, std = random_image_moments(3)
     else:
-        root = find_photographs(folder)
+        root = find_images(folder)
         classes = len(class_names(Path(root) / "train"))
-        train, test = partial(photographs, root, "train", side), partial(photographs, root, "val", side)
+        train, test = partial(image_files, root, "train", side), partial(image_files, root, "val", side)
         mean, std = MEAN, STD
     plain_name = model_name.replace("_", "-")
     return Problem(
@@ -170,7 +170,7 @@ def auxiliary_loss(weight: float, model: nn.Module, batch: Batch) -> Tensor:
     )
 
 
-def find_photographs(folder: Folder) -> str:
+def find_images(folder: Folder) -> str:
     """Return the absolute folder with `train` and `val`.
 
     Raises:
@@ -207,7 +207,7 @@ def class_names(folder: Path) -> list[str]:
 
 
 @lru_cache(maxsize=4)
-def photographs(root: str, part: str, side: int) -> Photographs:
+def image_files(root: str, part: str, side: int) -> ImageFiles:
     """Return the photographs of `root/part`. Listing a million files takes time, so it is done once.
 
     Raises:
@@ -220,13 +220,13 @@ def photographs(root: str, part: str, side: int) -> Photographs:
     else:
         cut = [look.Resize(round(side * RESIZED)), look.CenterCrop(side)]
     try:
-        return Photographs(vision.datasets.ImageFolder(f"{root}/{part}", look.Compose([*cut, look.PILToTensor()])))
+        return ImageFiles(vision.datasets.ImageFolder(f"{root}/{part}", look.Compose([*cut, look.PILToTensor()])))
     except FileNotFoundError as error:
         raise DataMissing(f"imagenet: {error}") from error
 
 
 @final
-class Photographs(Dataset[Any]):
+class ImageFiles(Dataset[Any]):
     """(image (3, side, side) uint8, class number) of each file, read on access.
 
     The cut is drawn from PyTorch's default generator, which is seeded for each rank and step.

@@ -26,13 +26,15 @@ from workbench.rng import generator
 NUM_POINTS, NUM_CLASSES = 40, 10
 STRETCHED = 72  # points of a signal before it is sampled at NUM_POINTS
 PADDING = (36, 60)  # least and most zeros after the pattern
-MOST_SHIFT = 47
+MAX_SHIFT = 47
 SCALE, SHEAR = 0.4, 0.75  # widths of the ranges of the two factors
 SMOOTH_NOISE, WHITE_NOISE = 0.25, 0.02  # standard deviations; the first before smoothing
 SMOOTHING = 2.0  # standard deviation of the Gaussian filter, in points
 MEAN, STD = -0.0060, 0.1547  # of a signal's points, measured on a million signals
 BLOCK = 1000  # samples that share a generator, so that more samples leave the first ones as they are
-GRAIN = 4096  # values are multiples of 1 / GRAIN, so that rounding errors of a machine's own exp and log do not show
+RESOLUTION = (
+    4096  # values are multiples of 1 / RESOLUTION, so that rounding errors of a machine's own exp and log do not show
+)
 
 # One row for each digit, as in the paper. It standardises a row, lets it begin at 0 and divides it by 6.
 PATTERNS = np.array(
@@ -150,12 +152,12 @@ def _block(part: str, seed: int, number: int) -> tuple[Floats, NDArray[np.int64]
         TEMPLATES[labels],
         padding_N=random.integers(PADDING[0], PADDING[1] + 1, BLOCK),
         scale_N=1 + SCALE * (random.random(BLOCK) - 0.5),
-        shift_N=random.integers(0, MOST_SHIFT + 1, BLOCK),
+        shift_N=random.integers(0, MAX_SHIFT + 1, BLOCK),
         shear_N=SHEAR * (random.random(BLOCK) - 0.5),
         smooth_noise_NT=smooth(SMOOTH_NOISE * random.standard_normal((BLOCK, STRETCHED))),
         white_noise_NT=WHITE_NOISE * random.standard_normal((BLOCK, STRETCHED)),
     )
-    return np.round((signals - MEAN) / STD * GRAIN) / GRAIN, labels
+    return np.round((signals - MEAN) / STD * RESOLUTION) / RESOLUTION, labels
 
 
 def distort(

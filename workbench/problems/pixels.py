@@ -83,7 +83,8 @@ def _network(channels: int, levels: int, width: int, blocks: int, kernel: int, d
     positive_ints("width, blocks and kernel", [width, blocks, kernel])
     if width % (2 * channels):
         raise ConfigError(
-            f"width={width} does not divide by {2 * channels}: choose width={max(1, width // (2 * channels)) * 2 * channels}"
+            f"width={width} does not divide by {2 * channels}: choose "
+            f"width={max(1, width // (2 * channels)) * 2 * channels}"
         )
     if kernel % 2 == 0:
         raise ConfigError(f"kernel={kernel}: give an odd size, such as {kernel + 1}")

@@ -58,10 +58,10 @@ def sharded(problem: Problem, shards: Sequence[Sequence[int]], *, batch_size: in
         )
         for step in range(steps):
             places[sampler.share(step, rank).numpy()] = drawn[step * batch_size : (step + 1) * batch_size]
-    return replace(problem, train=partial(_taken, problem, places), name=f"{problem.name}, {num_workers} shards")
+    return replace(problem, train=partial(_subset, problem, places), name=f"{problem.name}, {num_workers} shards")
 
 
-def _taken(problem: Problem, places: np.ndarray) -> Dataset[Any]:
+def _subset(problem: Problem, places: np.ndarray) -> Dataset[Any]:
     data = problem.train_data()
     if isinstance(data, TensorDataset):
         return TensorDataset(*(tensor[places] for tensor in data.tensors))

@@ -114,7 +114,8 @@ def find_rate(problem: str, algorithm: Algorithm, workers: int, batch_size: int)
             return row
     wanted = replace(rows[0], algorithm=name, settings=settings, workers=workers)
     raise ConfigError(
-        f"no learning rate of {problem} was tuned for {wanted} with {batch_size} samples each: give a number; there are "
+        f"no learning rate of {problem} was tuned for {wanted} with {batch_size} samples each: give a number; there "
+        "are "
         f"rates, with {rows[0].batch_size} samples each, for {', '.join(map(str, rows))}"
     )
 
@@ -142,5 +143,6 @@ def check_kind(problem: str, optimizer: OptimizerFactory, sizes: dict[str, int])
     for name, value in found.items():
         if value != recorded[name]:
             raise ConfigError(
-                f"the learning rates of {problem} were tuned with {name} {recorded[name]}, and here it is {value}: give a number"
+                f"the learning rates of {problem} were tuned with {name} {recorded[name]}, and here it is {value}: "
+                "give a number"
             )

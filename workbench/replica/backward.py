@@ -20,7 +20,7 @@ SMALL_BYTES = 8192  # a gradient up to this size is added to zeros in less time 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Micro:
+class MicroBatch:
     """One micro-batch: how to compute its mean loss, and its share of the nominal global batch."""
 
     loss: Callable[[], Tensor]
@@ -182,14 +182,17 @@ class Accumulation:
     def write_gradient(self, index: int, grad: Tensor, slot: Slot) -> bool:
         """Take a parameter's gradient; return whether it was the last one of its bucket that has a hook."""
         if index in self._fired:
-            raise _twice(slot)
+            raise _used_twice(slot)
         if not self._armed:
             raise _too_early(slot)
         if self.late and slot.bucket in self.late:
             raise ConfigError(
-                f"{slot.name} was used before its update was applied, because its module ran no hook in the forward pass. "
-                "Where torch.compile made the forward pass, give the Trainer what it made: Trainer(torch.compile(model), ...), or call "
-                "model.compile(). Where another module uses the parameter, call its own module. Or use an algorithm that updates before "
+                f"{slot.name} was used before its update was applied, because its module ran no hook in the forward "
+                "pass. "
+                "Where torch.compile made the forward pass, give the Trainer what it made: "
+                "Trainer(torch.compile(model), ...), or call "
+                "model.compile(). Where another module uses the parameter, call its own module. Or use an algorithm "
+                "that updates before "
                 "the forward pass (LayerwiseSGD)"
             )
         self._fired.add(index)
@@ -236,7 +239,7 @@ class Accumulation:
         arrivals = self._arrivals(bucket)
         if max(arrivals, default=0) > 1:
             twice = self._in_place.buckets[bucket][arrivals.index(max(arrivals))]
-            raise _twice(self.gradient.layout.slots[twice])
+            raise _used_twice(self.gradient.layout.slots[twice])
         return arrivals
 
     def _arrivals(self, bucket: int) -> list[int]:
@@ -249,17 +252,19 @@ class Accumulation:
         ]
 
 
-def _twice(slot: Slot) -> ConfigError:
+def _used_twice(slot: Slot) -> ConfigError:
     return ConfigError(
         f"the gradient of {slot.name} arrived twice in one backward: reentrant activation checkpointing does that. "
-        "Pass use_reentrant=False to torch.utils.checkpoint. So does a DistributedDataParallel that the step's function calls: "
+        "Pass use_reentrant=False to torch.utils.checkpoint. So does a DistributedDataParallel that the step's "
+        "function calls: "
         "call the model inside"
     )
 
 
 def _too_early(slot: Slot) -> ConfigError:
     return ConfigError(
-        f"{slot.name} got a gradient before the loss was known: return the sum of all losses, and leave backward() to the step"
+        f"{slot.name} got a gradient before the loss was known: return the sum of all losses, and leave backward() to "
+        "the step"
     )
 
 

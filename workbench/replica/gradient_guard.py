@@ -24,9 +24,9 @@ from workbench.gradients import USED, WEIGHT, BucketSlice, Gradient, Slot
 from workbench.replica.replica import Replica
 from workbench.settings import Settings
 
-MOST_NAMED = 3
-LEFT_OUT = "on_bad_gradient='skip' leaves such a gradient out"
-LEAST_SCALE = 1.0  # below this loss scale, a sum that is not finite is no 16-bit overflow
+MAX_NAMED = 3
+SKIP_HINT = "on_bad_gradient='skip' leaves such a gradient out"
+MIN_SCALE = 1.0  # below this loss scale, a sum that is not finite is no 16-bit overflow
 
 
 @final
@@ -164,12 +164,13 @@ class GradientGuard:
     def _report(self, found: str, fault: str) -> None:
         """Raise for the policy "stop"; otherwise leave this gradient out."""
         if self._policy == "stop":
-            raise Diverged(f"{fault}. {self._advice()}; {LEFT_OUT}")
+            raise Diverged(f"{fault}. {self._advice()}; {SKIP_HINT}")
         self._left_out = True
         broken = self._broken()
         if broken:
             raise Diverged(
-                f"{fault}, and so are its parameters ({broken[0]}): leaving gradients out does not help. {self._advice()}"
+                f"{fault}, and so are its parameters ({broken[0]}): leaving gradients out does not help. "
+                f"{self._advice()}"
             )
         self._found.append(Finding(self.rank, found))
 
@@ -196,7 +197,7 @@ class GradientGuard:
         With a loss scale, the scale handles an overflow, unless it is too small to cause one.
         """
         scale = self._replica.loss_scale
-        others = self._deferred_checks if scale is None else scale.value >= LEAST_SCALE
+        others = self._deferred_checks if scale is None else scale.value >= MIN_SCALE
         if others:  # the loss scale decides, or a check would wait for the device
             return True
         why = (
@@ -307,7 +308,8 @@ class DeferredCheck:
         fault = self._find_fault()
         if self._policy == "stop":
             raise Diverged(
-                f"the gradient of rank {self.rank} at step {self._step} cannot be used: {fault}. {self._advice()}; {LEFT_OUT}"
+                f"the gradient of rank {self.rank} at step {self._step} cannot be used: {fault}. {self._advice()}; "
+                f"{SKIP_HINT}"
             )
         return Finding(self.rank, fault)
 
@@ -379,16 +381,18 @@ class LossWatch:
         first = self._first.setdefault(rank, value)
         if first <= 0:
             raise ConfigError(
-                f"divergence_ratio={self._ratio:g} needs a first loss above 0, and that of rank {rank} is {first:g}: leave it out"
+                f"divergence_ratio={self._ratio:g} needs a first loss above 0, and that of rank {rank} is {first:g}: "
+                "leave it out"
             )
         if value > self._ratio * first:
             raise Diverged(
-                f"the loss of rank {rank} is {value:g} at step {step}, more than {self._ratio:g} times its first loss {first:g} "
+                f"the loss of rank {rank} is {value:g} at step {step}, more than {self._ratio:g} times its first loss "
+                f"{first:g} "
                 f"(divergence_ratio): training diverged. {advice}"
             )
 
 
 def named(names: Sequence[str]) -> str:
     """Return the first few names, and the number of the others."""
-    more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    more = f", and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

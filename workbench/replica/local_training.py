@@ -15,7 +15,7 @@ from workbench.gradients import Layout, build_layout, trainable
 from workbench.machine import num_cores
 from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
 from workbench.program import Algorithm, Replicas, defaults_of, settings_of
-from workbench.replica.backward import Micro
+from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
 from workbench.replica.optimizer_step import uncompiled
 from workbench.replica.replica import Replica, evaluation_mode
@@ -62,7 +62,7 @@ class LocalTraining:
             if not module.training:  # the constructor may freeze parts (BatchNorm), not the whole
                 module.train()
 
-    def minibatch(self, step: int, rank: int | None = None) -> list[Micro]:
+    def minibatch(self, step: int, rank: int | None = None) -> list[MicroBatch]:
         """Return this rank's micro-batches of a step, or another rank's; none if it has no samples in it.
 
         Also seeds dropout for that rank and step.
@@ -79,9 +79,9 @@ class LocalTraining:
         parts = torch.tensor_split(indices, self.settings.num_micro) if self.settings.num_micro > 1 else (indices,)
         return [self._micro(part) for part in parts if len(part)]
 
-    def _micro(self, indices: Tensor) -> Micro:
+    def _micro(self, indices: Tensor) -> MicroBatch:
         batch = to_device(fetch(self._data, indices), self.device)
-        return Micro(
+        return MicroBatch(
             lambda: self.problem.batch_loss(self._forward, batch),
             len(indices) / self.sampler.global_batch,
             len(indices),
@@ -247,7 +247,8 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
             optimizer = (settings.optimizer or problem.optimizer)(parameters)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
-                "optimizer= takes a function from parameters to a torch.optim optimizer, such as functools.partial(torch.optim.SGD, lr=0.1)"
+                "optimizer= takes a function from parameters to a torch.optim optimizer, such as "
+                "functools.partial(torch.optim.SGD, lr=0.1)"
             )
         if settings.lr is not None:
             for group in optimizer.param_groups:
@@ -276,11 +277,13 @@ def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
     """Refuse settings that an algorithm with servers does not support."""
     if algorithm.requires.servers and settings.clip_norm is not None:
         raise ConfigError(
-            "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own clip_norm if it has one"
+            "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own "
+            "clip_norm if it has one"
         )
     if algorithm.requires.servers and settings.precision == "fp16":
         raise ConfigError(
-            "fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use precision='bf16'"
+            "fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use "
+            "precision='bf16'"
         )
     split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
     if algorithm.requires.servers and settings.ema_decay is not None and split:

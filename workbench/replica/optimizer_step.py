@@ -16,8 +16,8 @@ from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.settings import ScheduleFactory
 
-_SET_APART = ("add_param_group", "load_state_dict", "state_dict")  # methods that torch excludes from its compiler
-_KEPT_OUT = "__dynamo_disable"  # attribute in which torch notes the replacement
+_NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict")  # methods that torch excludes from its compiler
+_DISABLED_ATTRIBUTE = "__dynamo_disable"  # attribute in which torch notes the replacement
 
 
 def compiler_is_loaded() -> bool:
@@ -33,17 +33,17 @@ def uncompiled() -> Iterator[None]:
     """
     marked = []
     if not compiler_is_loaded():
-        for name in _SET_APART:
+        for name in _NOT_COMPILED:
             function = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-            if function is not None and not hasattr(function, _KEPT_OUT):
-                setattr(function, _KEPT_OUT, function)
+            if function is not None and not hasattr(function, _DISABLED_ATTRIBUTE):
+                setattr(function, _DISABLED_ATTRIBUTE, function)
                 marked.append(function)
     try:
         yield
     finally:
         for function in marked:
             with suppress(AttributeError):
-                delattr(function, _KEPT_OUT)
+                delattr(function, _DISABLED_ATTRIBUTE)
 
 
 def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | None:
@@ -71,7 +71,7 @@ SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 
 
 @final
-class Updater:
+class OptimizerWrapper:
     """An optimizer with its schedule and clipping. `step` uses the gradients in the parameters' `.grad`.
 
     Args:
@@ -93,7 +93,8 @@ class Updater:
         self._schedule = schedule(optimizer) if schedule else None
         if isinstance(self._schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ConfigError(
-                "ReduceLROnPlateau needs the loss at each step: use a schedule that depends on the number of updates only"
+                "ReduceLROnPlateau needs the loss at each step: use a schedule that depends on the number of updates "
+                "only"
             )
         self._uncompiled_step = _uncompiled_step(optimizer)
         self._clip_norm = clip_norm
@@ -115,7 +116,7 @@ class Updater:
         """Record the optimizer's present settings for the update with this step's gradient, which may come later."""
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # no warning of a schedule before the first update
         self.of_step[step] = [
-            {name: _own(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups
+            {name: _copied(group[name]) for name in SCHEDULED if name in group} for group in self.optimizer.param_groups
         ]
 
     def step(self, bucket: int | None, lr_scale: float, of: int = -1) -> None:
@@ -227,7 +228,7 @@ class Updater:
             self._schedule.load_state_dict(state["schedule"])
 
 
-def _own(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """Copy a value that a schedule may change in place."""
     return value.clone() if isinstance(value, Tensor) else value
 
@@ -250,24 +251,27 @@ def check_optimizer(
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.LBFGS) or (closure is not None and closure.default is inspect.Parameter.empty):
         raise ConfigError(
-            f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given gradients"
+            f"{type(optimizer).__name__} evaluates the loss itself (a closure): use an optimizer that steps with given "
+            "gradients"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ConfigError("SparseAdam takes sparse gradients only, but summed gradients are dense: use Adam")
     whole = "an algorithm that applies the whole gradient (SynchronousSGD(), LayerwiseSGD(apply='all'), PipeSGD())"
     if applies_buckets and clip_norm is not None:
         raise ConfigError(
-            f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or no clip_norm"
+            f"clip_norm needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or no "
+            "clip_norm"
         )
     if applies_buckets and precision == "fp16":
         raise ConfigError(
-            f"fp16 loss scaling needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or precision='bf16'"
+            f"fp16 loss scaling needs the whole gradient, but this algorithm applies bucket by bucket: use {whole}, or "
+            "precision='bf16'"
         )
 
 
 # torch's wrappers
 WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"})
-AFTER = "unfreeze and add parameters first, and make the Trainer after that"
+FREEZE_FIX = "unfreeze and add parameters first, and make the Trainer after that"
 
 
 def check_not_wrapped(model: nn.Module) -> None:
@@ -276,8 +280,10 @@ def check_not_wrapped(model: nn.Module) -> None:
         for kind in type(module).__mro__:
             if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
                 raise ConfigError(
-                    f"the model is wrapped in torch's {kind.__name__}, which sums gradients over ranks itself: give the Trainer the model "
-                    "inside (model.module) and call that one in the step's function, or make the Trainer instead of the wrapper"
+                    f"the model is wrapped in torch's {kind.__name__}, which sums gradients over ranks itself: give "
+                    "the Trainer the model "
+                    "inside (model.module) and call that one in the step's function, or make the Trainer instead of "
+                    "the wrapper"
                 )
 
 
@@ -311,8 +317,10 @@ class TrainedParameters:
         for place, param in self._held():
             if param.requires_grad and id(param) not in self._laid_out:
                 raise ConfigError(
-                    f"the optimizer's {self._name(place, param)} is not the model's, and only the model's gradients are averaged over the "
-                    "ranks: give the Trainer one module that holds all parameters, such as nn.ModuleList([model, criterion])"
+                    f"the optimizer's {self._name(place, param)} is not the model's, and only the model's gradients "
+                    "are averaged over the "
+                    "ranks: give the Trainer one module that holds all parameters, such as nn.ModuleList([model, "
+                    "criterion])"
                 )
         self._refresh([param for _, param in named])
 
@@ -351,7 +359,8 @@ class TrainedParameters:
         for place, param in self._held():
             if param.requires_grad and id(param) not in self._laid_out:
                 raise ConfigError(
-                    f"the optimizer got {self._name(place, param)} after the Trainer was made, which lays out gradients once: {AFTER}"
+                    f"the optimizer got {self._name(place, param)} after the Trainer was made, which lays out "
+                    f"gradients once: {FREEZE_FIX}"
                 )
         self._refresh(list(self._model.parameters()))
 
@@ -365,4 +374,4 @@ class TrainedParameters:
             if place
             else "a parameter"
         )
-        return f"{what} was unfrozen after the Trainer was made, which lays out gradients once: {AFTER}"
+        return f"{what} was unfrozen after the Trainer was made, which lays out gradients once: {FREEZE_FIX}"

@@ -22,11 +22,11 @@ from workbench.replica.backward import (
     Hooks,
     InPlaceGradients,
     LossScale,
-    Micro,
+    MicroBatch,
     ParameterUse,
     is_compiled,
 )
-from workbench.replica.optimizer_step import TrainedParameters, Updater, check_not_wrapped, check_optimizer
+from workbench.replica.optimizer_step import OptimizerWrapper, TrainedParameters, check_not_wrapped, check_optimizer
 from workbench.replica.packing import Average, pack, unpack
 from workbench.replica.server_copy import ServerCopy
 from workbench.settings import ScheduleFactory
@@ -94,7 +94,7 @@ class Replica:
         self.layout = build_layout(named, bucket_bytes, num_buckets)
         self.pool = BufferPool(self.layout)
         self.streams = streams_of(self.layout.device)
-        self.updater = Updater(
+        self.optimizer_wrapper = OptimizerWrapper(
             optimizer, [param for _, param in named], self.layout, schedule=schedule, clip_norm=clip_norm
         )
         self.precision = precision
@@ -130,23 +130,23 @@ class Replica:
 
     # -- gradients ---------------------------------------------------------------------------------------------
 
-    def backward(self, step: int, micros: Sequence[Micro], hooks: Hooks) -> tuple[Gradient, Tensor | None]:
+    def backward(self, step: int, micro_batches: Sequence[MicroBatch], hooks: Hooks) -> tuple[Gradient, Tensor | None]:
         """Return this rank's share of the mean gradient at its present parameters, and its mean loss (scalar or None).
 
         Without micro-batches (a rank without samples in a short last batch) the gradient is zero and has weight 0.
         Each bucket is given to `hooks.bucket` when its gradients are final, in bucket order.
         """
         self._trained.check()
-        if hooks.need or hooks.tick or len(micros) > 1:
+        if hooks.need or hooks.tick or len(micro_batches) > 1:
             self._add_hooks(self._in_place.all)
         use = ParameterUse(hooks.need, self.model, self._parameters, self.layout) if hooks.need else None
-        if use is not None and (self.compiled or not micros or is_compiled(self.model)):
+        if use is not None and (self.compiled or not micro_batches or is_compiled(self.model)):
             use.request_rest(expected=True)  # a compiled module runs no hooks in its parts
             use = None
         gradient = Gradient(self.pool.take(), self.layout, step, min(self.updates))
         if self.total_weight is not None:
             gradient.total_weight = self.total_weight(step)
-        weight = sum(micro.share for micro in micros)
+        weight = sum(micro.share for micro in micro_batches)
         state = Accumulation(gradient, self._views_of(gradient.flat), self._in_place, hooks, weight, self.control_out)
         total, num_samples = None, 0
         self._running = state
@@ -157,9 +157,9 @@ class Replica:
             for param, grad in zip(self._parameters, saved, strict=True):
                 if grad is not None:
                     param.grad = None
-            for position, micro in enumerate(micros):
+            for position, micro in enumerate(micro_batches):
                 factor = micro.share if self.loss_scale is None else micro.share / self.loss_scale.value
-                state.begin(factor, last=position == len(micros) - 1)
+                state.begin(factor, last=position == len(micro_batches) - 1)
                 hooks.phase("forward")
                 with self._autocast(), use or nullcontext():
                     loss = micro.loss()
@@ -177,7 +177,7 @@ class Replica:
                 part = loss.detach().double() * micro.num_samples
                 total = part if total is None else total + part
                 num_samples += micro.num_samples
-            if not micros:
+            if not micro_batches:
                 hooks.phase("backward")
             self._finish(state)
             hooks.phase("")
@@ -309,9 +309,9 @@ class Replica:
                 else:
                     param.grad = None
         if self._accepts(gradient, local):
-            self.updater.step(gradient.bucket, lr_scale, gradient.step)
-            if self.updater.keeps:
-                self.updater.keep(slot.index for piece in pieces for slot in piece.slots)
+            self.optimizer_wrapper.step(gradient.bucket, lr_scale, gradient.step)
+            if self.optimizer_wrapper.keeps:
+                self.optimizer_wrapper.keep(slot.index for piece in pieces for slot in piece.slots)
         for param in touched:
             param.grad = None
         self._consume(owner, pieces)
@@ -336,18 +336,18 @@ class Replica:
         if self._applied[key] == len(self.layout.buckets):
             del self._applied[key]
             self.discard(owner)
-            self.updater.advance_schedule()
+            self.optimizer_wrapper.advance_schedule()
             if self.average is not None:
                 self.average.update()
 
     def show_gradients(self) -> None:
         """Set each parameter's `.grad` to the gradient of its last update."""
         for index, param in enumerate(self._parameters):
-            param.grad = self.updater.kept.get(index)
+            param.grad = self.optimizer_wrapper.kept.get(index)
 
     def discard(self, gradient: Gradient) -> None:
         """Take a gradient's buffer back. A buffer that is not from the pool is left to its owner."""
-        self.updater.of_step.pop(gradient.step, None)
+        self.optimizer_wrapper.of_step.pop(gradient.step, None)
         if self.pool.owns(gradient.flat):
             self.pool.give_back(gradient.flat)
 
@@ -355,11 +355,11 @@ class Replica:
 
     @property
     def lr(self) -> float:
-        return float(self.updater.optimizer.param_groups[0]["lr"])
+        return float(self.optimizer_wrapper.optimizer.param_groups[0]["lr"])
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate, also of the server copy: see `Updater.set_lr`."""
-        self.updater.set_lr(lr)
+        """Set the learning rate, also of the server copy: see `OptimizerWrapper.set_lr`."""
+        self.optimizer_wrapper.set_lr(lr)
         if self._server_copy is not None:
             self._server_copy.set_lr(lr)
 
@@ -425,7 +425,7 @@ class Replica:
         """Return all state that a resumed run needs, as tensors and plain values."""
         return {
             "model": self.model.state_dict(),
-            **self.updater.state(),
+            **self.optimizer_wrapper.state(),
             "updates": list(self.updates),
             "loss_scale": (self.loss_scale.value, self.loss_scale.good) if self.loss_scale else None,
             "average": self.average.state() if self.average else None,
@@ -435,7 +435,7 @@ class Replica:
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state()`."""
         self.model.load_state_dict(state["model"])
-        self.updater.load(state)
+        self.optimizer_wrapper.load(state)
         self.updates = list(state["updates"])
         if self.average is not None and state["average"] is not None:
             self.average.load(state["average"])

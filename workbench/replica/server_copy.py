@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from workbench.gradients import CONTROL, USED, WEIGHT, Gradient, Layout
 from workbench.replica.backward import GradientGuard
-from workbench.replica.optimizer_step import Updater
+from workbench.replica.optimizer_step import OptimizerWrapper
 from workbench.replica.packing import Average, pack
 from workbench.settings import ScheduleFactory
 
@@ -43,7 +43,7 @@ class ServerCopy:
         self.parameters = [nn.Parameter(param.detach().clone()) for param in parameters]
         self._make_optimizer = make_optimizer
         self._schedule = schedule
-        self._updaters: dict[int, Updater] = {}  # bucket -> its updater, made at its first update
+        self._optimizers: dict[int, OptimizerWrapper] = {}  # bucket -> its optimizer, made at its first update
         self.updates = [0] * len(layout.buckets)
         # Steps of the run that the updates complete: see `runtimes.execution.evaluation_schedule`
         self.progress = [0.0] * len(layout.buckets)
@@ -55,26 +55,26 @@ class ServerCopy:
 
     @property
     def lr(self) -> float:
-        made = [updater.optimizer for updater in list(self._updaters.values())]
+        made = [wrapper.optimizer for wrapper in list(self._optimizers.values())]
         if not made and self._lr is not None:
             return self._lr
         return float((made or [self._make_optimizer(self.parameters)])[0].param_groups[0]["lr"])
 
     def set_lr(self, lr: float) -> None:
-        """Set the learning rate of later updates: see `Updater.set_lr`."""
+        """Set the learning rate of later updates: see `OptimizerWrapper.set_lr`."""
         self._lr = lr
-        for updater in self._updaters.values():
-            updater.set_lr(lr)
+        for wrapper in self._optimizers.values():
+            wrapper.set_lr(lr)
 
-    def _updater(self, bucket: int) -> Updater:
-        if bucket not in self._updaters:
+    def _optimizer(self, bucket: int) -> OptimizerWrapper:
+        if bucket not in self._optimizers:
             optimizer = self._make_optimizer(self.parameters)  # keeps state only for parameters that it updates
-            self._updaters[bucket] = Updater(
+            self._optimizers[bucket] = OptimizerWrapper(
                 optimizer, self.parameters, self.layout, schedule=self._schedule, clip_norm=None
             )
             if self._lr is not None:
-                self._updaters[bucket].set_lr(self._lr)
-        return self._updaters[bucket]
+                self._optimizers[bucket].set_lr(self._lr)
+        return self._optimizers[bucket]
 
     def apply(self, gradient: Gradient, lr_scale: float) -> int:
         """Take one optimizer step with a sum of shares; return its largest staleness, by the gradient's version."""
@@ -108,8 +108,8 @@ class ServerCopy:
                 touched.append(param)
         for bucket in buckets:
             if accepted:
-                self._updater(bucket).step(bucket, lr_scale)
-            self._updater(bucket).advance_schedule()
+                self._optimizer(bucket).step(bucket, lr_scale)
+            self._optimizer(bucket).advance_schedule()
             self.updates[bucket] += 1
         for param in touched:
             param.grad = None
@@ -129,10 +129,10 @@ class ServerCopy:
 
     def state(self) -> dict[str, Any]:
         """Return all state that a resumed server needs."""
-        updaters = {bucket: updater.state() for bucket, updater in self._updaters.items()}
+        optimizers = {bucket: wrapper.state() for bucket, wrapper in self._optimizers.items()}
         kept = {
             "parameters": [param.detach() for param in self.parameters],
-            "updaters": updaters,
+            "optimizers": optimizers,
             "updates": list(self.updates),
         }
         kept["progress"] = list(self.progress)
@@ -142,8 +142,8 @@ class ServerCopy:
         """Restore `state()`."""
         for param, value in zip(self.parameters, state["parameters"], strict=True):
             param.data.copy_(value)
-        for bucket, kept in state["updaters"].items():
-            self._updater(bucket).load(kept)
+        for bucket, kept in state["optimizers"].items():
+            self._optimizer(bucket).load(kept)
         self.updates = list(state["updates"])
         self.progress = [float(number) for number in state.get("progress", self.updates)]
         if self.average is not None and state["average"] is not None:

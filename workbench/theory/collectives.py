@@ -72,7 +72,8 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
             return ((p - 1).bit_length() + 1) * (encoding_s + decoding_s)
         case Ring():
             raise ConfigError(
-                f"{collective} hides its codec's time, and there is no formula for it: use Ring(codec=...), or simulate it"
+                f"{collective} hides its codec's time, and there is no formula for it: use Ring(codec=...), or "
+                "simulate it"
             )
     raise ConfigError(
         f"{collective} has no formula for its codec's time: use Ring, HalvingDoubling, Linear or Tree, or simulate it"

@@ -40,7 +40,8 @@ def pipe_ends_s(compute_s: ArrayLike, communication_s: Sequence[float], width: i
     compute, communication = np.asarray(compute_s, float), np.asarray(communication_s, float)
     if compute.ndim != 2 or communication.shape != compute.shape[:1] or not compute.size:
         raise ConfigError(
-            f"compute_s is {compute.shape} and communication_s {communication.shape}: give (steps, workers) and (steps,)"
+            f"compute_s is {compute.shape} and communication_s {communication.shape}: give (steps, workers) and "
+            "(steps,)"
         )
     if not isinstance(width, int) or width < 1:
         raise ConfigError(f"width={width}: give a whole number, 1 or more")

@@ -46,7 +46,9 @@ def open_run(name: str) -> Run:
     """
     if os.path.isfile(name):  # also False if the name is too long
         raise RunNotFound(
-            f"{name} is a file, not the folder of a run. From a trace of torch.profiler, `workbench calibrate {name}` makes a cost model, "
-            f'and `workbench.trace.from_profiler("{name}")` in Python makes a run. For a run, give its folder or its name'
+            f"{name} is a file, not the folder of a run. From a trace of torch.profiler, `workbench calibrate {name}` "
+            "makes a cost model, "
+            f'and `workbench.trace.from_profiler("{name}")` in Python makes a run. For a run, give its folder or its '
+            "name"
         )
     return Run.load(find_run(name))

@@ -35,11 +35,11 @@ def chrome_events(spans: Spans, headers: Mapping[int, Mapping[str, Any]]) -> Ite
         threads[rank, lane, number] = FIRST + sum(key[0] == rank for key in threads)
     for rank in spans.ranks:
         host = headers.get(rank, {}).get("host")
-        yield _about("process_name", rank, FIRST, name=f"rank {rank}" + (f" on {host}" if host else ""))
-        yield _about("process_sort_index", rank, FIRST, sort_index=rank)
+        yield _metadata("process_name", rank, FIRST, name=f"rank {rank}" + (f" on {host}" if host else ""))
+        yield _metadata("process_sort_index", rank, FIRST, sort_index=rank)
     for (rank, lane, number), thread in threads.items():
-        yield _about("thread_name", rank, thread, name=spans.lanes[lane] + (f" ({number + 1})" if number else ""))
-        yield _about("thread_sort_index", rank, thread, sort_index=thread)
+        yield _metadata("thread_name", rank, thread, name=spans.lanes[lane] + (f" ({number + 1})" if number else ""))
+        yield _metadata("thread_sort_index", rank, thread, sort_index=thread)
     starts = np.round((table["start_s"] - origin_s) * TICKS_PER_S, 3).tolist()
     ends = np.round((table["end_s"] - origin_s) * TICKS_PER_S, 3).tolist()
     places = [(FIRST + rank, threads[rank, lane, number]) for rank, lane, number in _columns(table, sub)]
@@ -93,7 +93,7 @@ def _flows(
             yield {**flow, "bp": "e"} if phase == "f" else flow
 
 
-def _about(what: str, rank: int, thread: int, **args: Any) -> dict[str, Any]:
+def _metadata(what: str, rank: int, thread: int, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": FIRST + rank, "tid": thread, "args": args}
 
 

@@ -11,14 +11,14 @@ from workbench.trace.files.text import parse_json
 from workbench.trace.kinds import CODES, SPAN
 from workbench.trace.spans import Spans
 
-WORD = 8  # characters read at once
-COMMAS = 7  # in a line
+WORD_BYTES = 8  # characters read at once
+NUM_COMMAS = 7  # in a line
 DECIMALS = 7  # of a time, after the point
-ZEROS, HIGH, CARRY = (np.uint64(int.from_bytes(bytes([code]) * WORD)) for code in (0x30, 0xF0, 0x06))
-MOST_PREFIX = 16 * WORD  # longest kind and lane, in characters
+ZEROS, HIGH, CARRY = (np.uint64(int.from_bytes(bytes([code]) * WORD_BYTES)) for code in (0x30, 0xF0, 0x06))
+MAX_PREFIX = 16 * WORD_BYTES  # longest kind and lane, in characters
 
-Whole = NDArray[np.int64]
-Words = NDArray[np.uint64]
+IntArray = NDArray[np.int64]
+WordArray = NDArray[np.uint64]
 
 
 def read_columns(rank: int, text: bytes) -> Spans | None:
@@ -35,16 +35,16 @@ def read_columns(rank: int, text: bytes) -> Spans | None:
     >>> read_columns(0, b'["send","comm",1e-1,0.4,0,3,800,1]\\n') is None
     True
     """
-    padded = np.frombuffer(b"\n" * WORD + text + b"\n" * WORD, np.uint8)
-    ends = np.flatnonzero(padded == ord("\n"))[WORD:-WORD]
+    padded = np.frombuffer(b"\n" * WORD_BYTES + text + b"\n" * WORD_BYTES, np.uint8)
+    ends = np.flatnonzero(padded == ord("\n"))[WORD_BYTES:-WORD_BYTES]
     places = np.flatnonzero(padded == ord(","))
-    if len(places) != COMMAS * len(ends):
+    if len(places) != NUM_COMMAS * len(ends):
         return None
     if not len(ends):
         return Spans(np.zeros(0, SPAN))
-    begins, commas = np.append(WORD, ends[:-1] + 1), places.reshape(-1, COMMAS)
+    begins, commas = np.append(WORD_BYTES, ends[:-1] + 1), places.reshape(-1, NUM_COMMAS)
     # the eight characters from each position on
-    words = np.ndarray(len(padded) - WORD + 1, "V8", padded, strides=(1,))
+    words = np.ndarray(len(padded) - WORD_BYTES + 1, "V8", padded, strides=(1,))
     if np.any(commas[:, 0] < begins) or np.any(commas[:, -1] > ends) or np.any(padded[ends - 1] != ord("]")):
         return None
     named = _prefixes(padded, words, begins, commas[:, 1])
@@ -60,7 +60,7 @@ def read_columns(rank: int, text: bytes) -> Spans | None:
     stops = [*commas.T[2:], ends - 1]
     for position, column in enumerate(("start_s", "end_s", "step", "bucket", "bytes", "peer")):
         first, stop = commas[:, position + 1] + 1, stops[position]
-        values = (_times if column.endswith("_s") else _wholes)(padded, words, first, stop)
+        values = (_times if column.endswith("_s") else _integers)(padded, words, first, stop)
         if values is None:
             return None
         table[column] = values
@@ -68,19 +68,19 @@ def read_columns(rank: int, text: bytes) -> Spans | None:
 
 
 def _prefixes(
-    padded: NDArray[np.uint8], words: Any, begins: Whole, stops: Whole
-) -> tuple[list[str], list[str], Whole] | None:
+    padded: NDArray[np.uint8], words: Any, begins: IntArray, stops: IntArray
+) -> tuple[list[str], list[str], IntArray] | None:
     """Return the kinds and the lanes that lines begin with, and the index of each line's pair, shape (N,).
 
     It is None if a prefix is invalid.
     """
     lengths = stops - begins
     longest = int(lengths.max())
-    if longest > MOST_PREFIX:
+    if longest > MAX_PREFIX:
         return None
     columns = [lengths.astype(np.uint64)]
-    for place in range(0, longest, WORD):
-        rest = np.clip(lengths - place, 0, WORD)
+    for place in range(0, longest, WORD_BYTES):
+        rest = np.clip(lengths - place, 0, WORD_BYTES)
         columns.append(_first(_load(words, np.minimum(begins + place, len(words) - 1)), rest))
     mixed = columns[0]
     for column in columns[1:]:
@@ -108,9 +108,9 @@ def _names(prefix: bytes) -> tuple[str, str] | None:
     return (kind, lane) if isinstance(kind, str) and kind in CODES and isinstance(lane, str) else None
 
 
-def _times(padded: NDArray[np.uint8], words: Any, first: Whole, stop: Whole) -> NDArray[np.float64] | None:
+def _times(padded: NDArray[np.uint8], words: Any, first: IntArray, stop: IntArray) -> NDArray[np.float64] | None:
     """Return numbers with seven digits after the point, shape (N,); None if a number has another form."""
-    point = stop - WORD
+    point = stop - WORD_BYTES
     if np.any(point <= first) or np.any(padded[point] != ord(".")):
         return None
     minus, before = padded[first] == ord("-"), _digits(words, first + (padded[first] == ord("-")), point)
@@ -121,46 +121,46 @@ def _times(padded: NDArray[np.uint8], words: Any, first: Whole, stop: Whole) -> 
     return np.asarray(np.where(minus, -size_s, size_s), np.float64)
 
 
-def _wholes(padded: NDArray[np.uint8], words: Any, first: Whole, stop: Whole) -> Whole | None:
+def _integers(padded: NDArray[np.uint8], words: Any, first: IntArray, stop: IntArray) -> IntArray | None:
     """Return integers, shape (N,); None if a number has another form."""
     if np.any(stop <= first):
         return None
     minus = padded[first] == ord("-")
     first = first + minus
-    size = _digits(words, np.maximum(first, stop - WORD), stop)
+    size = _digits(words, np.maximum(first, stop - WORD_BYTES), stop)
     if size is None:
         return None
-    if np.any(stop - first > WORD):
-        long = stop - first > WORD
-        above = _digits(words, first[long], stop[long] - WORD)
+    if np.any(stop - first > WORD_BYTES):
+        long = stop - first > WORD_BYTES
+        above = _digits(words, first[long], stop[long] - WORD_BYTES)
         if above is None:
             return None
-        size[long] += above * 10**WORD
+        size[long] += above * 10**WORD_BYTES
     return None if _padded(size, first, stop) else np.where(minus, -size, size)
 
 
-def _padded(size: Whole, first: Whole, stop: Whole) -> bool:
+def _padded(size: IntArray, first: IntArray, stop: IntArray) -> bool:
     """Return whether a number begins with a zero, which JSON does not allow."""
-    return bool(np.any((stop - first > 1) & (size < 10 ** np.minimum(stop - first - 1, 2 * WORD))))
+    return bool(np.any((stop - first > 1) & (size < 10 ** np.minimum(stop - first - 1, 2 * WORD_BYTES))))
 
 
-def _digits(words: Any, first: Whole, stop: Whole) -> Whole | None:
+def _digits(words: Any, first: IntArray, stop: IntArray) -> IntArray | None:
     """Return the characters from `first` to before `stop` as a number of one to eight digits, shape (N,).
 
     It is None if some are not digits.
     """
     length = stop - first
-    if np.any(length < 1) or np.any(length > WORD):
+    if np.any(length < 1) or np.any(length > WORD_BYTES):
         return None
-    empty = ((WORD - length) * 8).astype(np.uint64)
-    read = (_load(words, stop - WORD) >> empty) << empty
-    read |= _first(np.broadcast_to(ZEROS, read.shape), WORD - length)
+    empty = ((WORD_BYTES - length) * 8).astype(np.uint64)
+    read = (_load(words, stop - WORD_BYTES) >> empty) << empty
+    read |= _first(np.broadcast_to(ZEROS, read.shape), WORD_BYTES - length)
     if np.any((read & HIGH) != ZEROS) or np.any(((read + CARRY) & HIGH) != ZEROS):
         return None
     return _value(read - ZEROS)
 
 
-def _value(digits: Words) -> Whole:
+def _value(digits: WordArray) -> IntArray:
     """Return numbers of eight digits, a byte each, highest first, shape (N,): combine pairs, fours, then all."""
     pairs = digits * np.uint64(10) + (digits >> np.uint64(8))
     mask = np.uint64(0x000000FF000000FF)
@@ -169,13 +169,13 @@ def _value(digits: Words) -> Whole:
     return np.asarray((left + right) >> np.uint64(32), np.int64)
 
 
-def _first(read: Words, count: Whole) -> Words:
+def _first(read: WordArray, count: IntArray) -> WordArray:
     """Return the words with zero bytes after their first `count` characters, shape (N,)."""
-    drop = ((WORD - count) * 8).astype(np.uint64)
+    drop = ((WORD_BYTES - count) * 8).astype(np.uint64)
     kept = (read << (drop % np.uint64(64))) >> (drop % np.uint64(64))
     return np.where(count > 0, kept, np.uint64(0))
 
 
-def _load(words: Any, at: Whole) -> Words:
+def _load(words: Any, at: IntArray) -> WordArray:
     """Return the eight characters from each place on, the first in the lowest byte, shape (N,)."""
     return np.asarray(words[at].view("<u8"), np.uint64)

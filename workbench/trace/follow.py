@@ -15,7 +15,7 @@ from workbench.trace.row_checks import is_metrics_row
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
-LOOK_S = 5.0  # seconds between checks that the run's processes are alive
+POLL_S = 5.0  # seconds between checks that the run's processes are alive
 
 
 @final
@@ -46,7 +46,7 @@ class Follower:
         if not self.folder.is_dir():
             raise RunNotFound(f"the run's folder {self.folder} is gone")
         info = read_info(self.folder)  # before the rows: if it says finished, all rows are there
-        if time.monotonic() - self._looked_s > LOOK_S:
+        if time.monotonic() - self._looked_s > POLL_S:
             recorded, info = info, with_true_status(self.folder, info)
             self._looked_s = time.monotonic() if info is recorded else float("-inf")  # a run that ended stays ended
         for rank, path in metrics_paths(self.folder).items():

@@ -12,7 +12,7 @@ from workbench.errors import ConfigError
 from workbench.trace.links import COLLECTIVES
 from workbench.trace.profile import (
     AUTOGRAD,
-    HOW,
+    EXPORT_HINT,
     MICRO,
     ON_DEVICE,
     Call,
@@ -65,12 +65,12 @@ def from_profiler(profile: Any) -> Run:
     """
     found = [read_profile(one) for one in _each(profile)]
     if not found:
-        raise ConfigError(f"{profile} holds no profile ({' or '.join(FILES)}): {HOW}")
+        raise ConfigError(f"{profile} holds no profile ({' or '.join(FILES)}): {EXPORT_HINT}")
     ranks = _ranks(found)
     rows = {rank: _rows(one) for rank, one in ranks.items()}
     silent = [one.name for rank, one in ranks.items() if not rows[rank]]
     if silent:
-        raise ConfigError(f"{silent[0]} shows no work of a training step: {HOW}")
+        raise ConfigError(f"{silent[0]} shows no work of a training step: {EXPORT_HINT}")
     first = next(iter(rows))
     since = {rank: (one.base_us - ranks[first].base_us) * MICRO for rank, one in ranks.items()}
     moved = {

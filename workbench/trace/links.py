@@ -39,7 +39,7 @@ def messages(table: NDArray[Any]) -> tuple[Numbers, Numbers]:
     return np.concatenate([one for one, _ in found]), np.concatenate([other for _, other in found])
 
 
-def meetings(table: NDArray[Any]) -> Numbers:
+def collective_numbers(table: NDArray[Any]) -> Numbers:
     """Return a number for each collective, shape (N,): equal for its calls on all ranks, -1 for other spans.
 
     Calls of one kind, step and bucket belong together, in their order on each rank.

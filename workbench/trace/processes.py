@@ -23,11 +23,11 @@ from workbench.trace.files.text import open_file, parse_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # identifies this start of the machine, on Linux
 SAME_START_S = 1.0  # two processes with one number began further apart than this
-OVER = ("finished", "failed", "stopped", "killed")  # statuses of a run without processes
+ENDED = ("finished", "failed", "stopped", "killed")  # statuses of a run without processes
 YOUNG_S = 10.0  # a folder that changed more recently is in use: ranks write every second
 SILENT_S = 600.0  # without a write of ranks on other machines
 HEAD_BYTES = 4096
-WHY = {
+NO_REPORT = {
     "killed": "its processes have ended without a report (killed, or out of memory?)",
     "lost": "its folder has not changed for ten minutes or more: its processes are on another machine, or gone",
 }
@@ -149,10 +149,10 @@ def pid_namespace() -> str:
 
 def with_true_status(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
     """`run.json`, with status "killed" or "lost" and the reason, if the file still says that the run is running."""
-    if info.get("status") in OVER:
+    if info.get("status") in ENDED:
         return info
     status = status_by_processes(folder, info)
-    return info if status is None else {**info, "status": status, "error": info.get("error") or WHY[status]}
+    return info if status is None else {**info, "status": status, "error": info.get("error") or NO_REPORT[status]}
 
 
 def status_by_processes(folder: Path, info: dict[str, Any]) -> Literal["killed", "lost"] | None:

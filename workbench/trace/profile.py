@@ -39,8 +39,8 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 LIBRARIES = ("gloo", "mpi")  # their calls run on host threads
 SCALARS = ("correlation", "device", "stream", "dtype", "Collective name")  # args of an event that are used as keys
-MOST_NUMBER, MOST_DEPTH, MOST_NAME = 2**62, 4, 200
-HOW = "profile some steps after the first with torch.profiler.profile(record_shapes=True), and give prof.export_chrome_trace's file"
+MAX_NUMBER, MAX_DEPTH, MAX_NAME = 2**62, 4, 200
+EXPORT_HINT = "profile some steps after the first with torch.profiler.profile(record_shapes=True), and give prof.export_chrome_trace's file"
 
 
 @final
@@ -82,18 +82,20 @@ def read_profile(profile: Any) -> Profile:
         text = unpacked(content) if path.suffix == ".gz" else content
         return _profile(parse_json(text), str(path))
     except MemoryError as error:
-        raise ConfigError(f"{path} is larger than the memory: {HOW}") from error
+        raise ConfigError(f"{path} is larger than the memory: {EXPORT_HINT}") from error
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {HOW}") from error
+        raise ConfigError(
+            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}): {EXPORT_HINT}"
+        ) from error
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path} is not a Chrome trace ({error}): {HOW}") from error
+        raise ConfigError(f"{path} is not a Chrome trace ({error}): {EXPORT_HINT}") from error
 
 
 def _profile(trace: Any, name: str) -> Profile:
     if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
-        raise ConfigError(f"{name} holds no traceEvents: {HOW}")
+        raise ConfigError(f"{name} holds no traceEvents: {EXPORT_HINT}")
     info = trace.get("distributedInfo")
     rank: Any = info.get("rank") if isinstance(info, dict) else None
     num_workers: Any = info.get("world_size") if isinstance(info, dict) else None
@@ -103,7 +105,7 @@ def _profile(trace: Any, name: str) -> Profile:
         name=name,
         rank=rank if _is_number(rank, whole=True) and rank >= 0 else None,
         num_workers=num_workers if _is_number(num_workers, whole=True) and num_workers > 0 else None,
-        host=str(trace.get("host_name", ""))[:MOST_NAME],
+        host=str(trace.get("host_name", ""))[:MAX_NAME],
         events=sorted(whole, key=lambda event: event["ts"]),
         base_us=base_ns * 1e-3 if _is_number(base_ns) else 0.0,
     )
@@ -126,7 +128,7 @@ def _event(event: Any) -> Event | None:
 
 def _is_number(value: Any, whole: bool = False) -> bool:
     """Return whether a value can be a time or a count."""
-    return type(value) in ((int,) if whole else (int, float)) and abs(value) < MOST_NUMBER
+    return type(value) in ((int,) if whole else (int, float)) and abs(value) < MAX_NUMBER
 
 
 def named(event: Event, *beginnings: str) -> bool:
@@ -166,7 +168,7 @@ def step_bounds(profile: Profile) -> list[tuple[float, float]]:
         return [(begin, end) for _, begin, end in steps]
     ends = optimizer_ends(profile.events)
     if len(ends) < 2:
-        raise ConfigError(f"{profile.name} has no steps (neither ProfilerStep# nor Optimizer.step#): {HOW}")
+        raise ConfigError(f"{profile.name} has no steps (neither ProfilerStep# nor Optimizer.step#): {EXPORT_HINT}")
     return list(pairwise(ends))
 
 
@@ -226,11 +228,11 @@ def _numel(dims: Any, depth: int = 0) -> int | None:
     """Return the number of elements of a shape, or of several equal shapes; None if it is not a shape."""
     if _is_number(dims, whole=True):
         return int(dims) if dims >= 0 else None
-    if not isinstance(dims, list) or depth > MOST_DEPTH:
+    if not isinstance(dims, list) or depth > MAX_DEPTH:
         return None
     parts = [_numel(item, depth + 1) for item in dims]
     product = math.prod(part for part in parts if part is not None)
-    return product if None not in parts and product < MOST_NUMBER else None
+    return product if None not in parts and product < MAX_NUMBER else None
 
 
 _KINDS = (  # the first that is part of the name, without punctuation

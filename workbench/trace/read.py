@@ -101,8 +101,11 @@ def _parted(text: bytes) -> tuple[bytes, bytes]:
 
 
 def read_events(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """Return rank -> events, for ranks that recorded any."""
-    return {rank: read_lines(path, is_event)[0] for rank, path in _paths(folder, "events-%.jsonl").items()}
+    """Return rank -> events, for ranks that recorded any. Older runs name an event's task `strand`."""
+    return {
+        rank: [{**row, "task": row.pop("strand")} if "strand" in row else row for row in read_lines(path, is_event)[0]]
+        for rank, path in _paths(folder, "events-%.jsonl").items()
+    }
 
 
 def read_metrics(folder: Path) -> tuple[dict[int, list[dict[str, Any]]], tuple[str, ...]]:

@@ -238,7 +238,7 @@ class FileRecorder(Recorder):
     def end_step(self) -> None:
         with self._writing:
             self._write()
-        self._tell()
+        self._raise_error()
 
     def close(self) -> None:
         with self._writing:
@@ -250,9 +250,9 @@ class FileRecorder(Recorder):
                 if self._events_file >= 0:
                     os.close(self._events_file)
         if not self._told:
-            self._tell()
+            self._raise_error()
 
-    def _tell(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             self._told = True
             raise cannot_write(self._folder, self._error) from self._error

@@ -10,7 +10,7 @@ import numpy as np
 
 from workbench.trace.kinds import CODES, SPAN
 
-MOST = (
+MAX_FIELDS = (
     sys.float_info.max,
     sys.float_info.max,
     *(int(np.iinfo(SPAN[name]).max) for name in ("step", "bucket", "bytes", "peer")),
@@ -20,7 +20,7 @@ ANSWERS = ("any", "source", "position", "now", "control")
 
 def is_metrics_row(row: Any) -> bool:
     """Return whether a JSON value is a row of metrics with valid numbers."""
-    if not (isinstance(row, dict) and isinstance(row.get("step"), int) and abs(row["step"]) <= MOST[2]):
+    if not (isinstance(row, dict) and isinstance(row.get("step"), int) and abs(row["step"]) <= MAX_FIELDS[2]):
         return False
     if not all(is_number(row.get(name)) for name in ("seconds", "samples", "bytes_sent")):
         return False
@@ -42,7 +42,7 @@ def is_number(value: Any, nan: bool = False) -> bool:
     """Return whether a value is a number that an array can hold."""
     if isinstance(value, float):
         return nan or not math.isnan(value)
-    return isinstance(value, int) and -MOST[0] <= value <= MOST[0]
+    return isinstance(value, int) and -MAX_FIELDS[0] <= value <= MAX_FIELDS[0]
 
 
 def is_event(row: Any) -> bool:
@@ -72,7 +72,8 @@ def is_span(row: Any) -> bool:
     ):
         return False
     return all(
-        isinstance(value, int | float) and -most <= value <= most for value, most in zip(row[2:], MOST, strict=True)
+        isinstance(value, int | float) and -most <= value <= most
+        for value, most in zip(row[2:], MAX_FIELDS, strict=True)
     )
 
 
@@ -80,6 +81,7 @@ def is_note(row: Any) -> bool:
     """Return whether a JSON value is a trace's header, or a clock measurement."""
     if isinstance(row, dict) and isinstance(clock := row.get("clock"), dict):
         return all(
-            isinstance(clock.get(name), int | float) and abs(clock[name]) <= MOST[0] for name in ("at_s", "offset_s")
+            isinstance(clock.get(name), int | float) and abs(clock[name]) <= MAX_FIELDS[0]
+            for name in ("at_s", "offset_s")
         )
     return isinstance(row, dict) and "rank" in row and "clock" not in row

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from workbench.errors import ConfigError
 from workbench.trace.chrome import export_chrome
 from workbench.trace.kinds import SLEPT_LANE
-from workbench.trace.processes import OVER, with_true_status
+from workbench.trace.processes import ENDED, with_true_status
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
 from workbench.trace.store import FORMAT, new_run, read_info, write_info
 from workbench.trace.views import Views, XAxis, YAxis
 
-DUE_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
+PENDING_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
 X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
 
 
@@ -37,14 +37,15 @@ def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
     for item in found:
         if not isinstance(item, Run):
             raise ConfigError(
-                f"{item!r} is not a run: give runs, such as [run_a, run_b]. With Trainer(record=True), finish() returns one"
+                f"{item!r} is not a run: give runs, such as [run_a, run_b]. With Trainer(record=True), finish() "
+                "returns one"
             )
     return found
 
 
 def evaluations_left(number: int, name: str) -> str:
     """Return the note that a run ended before its due evaluations were made, with the command that makes them."""
-    return f"{number} evaluation{'s' * (number > 1)} wait{'s' * (number == 1)} in {DUE_FOLDER}/: `workbench evaluate {name}` makes them"
+    return f"{number} evaluation{'s' * (number > 1)} wait{'s' * (number == 1)} in {PENDING_FOLDER}/: `workbench evaluate {name}` makes them"
 
 
 @final
@@ -79,8 +80,8 @@ class Run(Views):
         """
         folder = Path(folder)
         info = with_true_status(folder, read_info(folder))
-        left = sum(1 for _ in (folder / DUE_FOLDER).glob("step-*.pt"))
-        if left and info.get("status") in (*OVER, "lost"):
+        left = sum(1 for _ in (folder / PENDING_FOLDER).glob("step-*.pt"))
+        if left and info.get("status") in (*ENDED, "lost"):
             info = {**info, "notes": [*(info.get("notes") or ()), evaluations_left(left, folder.name)]}
         metrics, damaged = read_metrics(folder)
         return cls(info=info, metrics=metrics, folder=folder, damaged_metrics=damaged)
@@ -96,7 +97,7 @@ class Run(Views):
     def __repr__(self) -> str:
         rows = sum(map(len, self.metrics.values()))
         ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
-        state = self.trouble or str(self.info.get("status", "unknown"))
+        state = self.failure_summary or str(self.info.get("status", "unknown"))
         return f"<Run {self.id}: {self.label}, {state}, {ranks}, {rows} rows of metrics>"
 
     def _repr_html_(self) -> str:
@@ -113,10 +114,10 @@ class Run(Views):
         return len(set(self.metrics) | set(self.traces or ()))
 
     @property
-    def trouble(self) -> str:
+    def failure_summary(self) -> str:
         """For a failed or killed run: its state, its last step, and its error in one line with the rank; otherwise "".
 
-        >>> Run(info={"status": "failed", "error": "rank 1: the loss is nan"}, metrics={}).trouble
+        >>> Run(info={"status": "failed", "error": "rank 1: the loss is nan"}, metrics={}).failure_summary
         'failed before the end of its first step: rank 1: the loss is nan'
         """
         status = self.info.get("status")
@@ -145,7 +146,11 @@ class Run(Views):
         ''
         """
         return next(
-            (note for note in self.info.get("notes") or () if isinstance(note, str) and f" in {DUE_FOLDER}/: " in note),
+            (
+                note
+                for note in self.info.get("notes") or ()
+                if isinstance(note, str) and f" in {PENDING_FOLDER}/: " in note
+            ),
             "",
         )
 
@@ -293,7 +298,7 @@ class Run(Views):
             expected = {rank for shares in table.values() for rank in shares}
         found, steps = [], self.rows()
         for step, shares in table.items():
-            there = self._there(step, everyone)
+            there = self._ranks_at(step, everyone)
             whole = any(row["evaluation"].get("shares") == 1 for row in shares.values())  # one rank evaluated for all
             if not whole and not expected & there <= set(shares):
                 continue
@@ -314,7 +319,7 @@ class Run(Views):
             )
         return found
 
-    def _there(self, step: int, ranks: set[int]) -> set[int]:
+    def _ranks_at(self, step: int, ranks: set[int]) -> set[int]:
         """Return the ranks that took a step, for a run that continued with fewer ranks, or with more again."""
         more = [(int(row["step"]), 0, {row["rank"]}) for row in self.info.get("joined") or ()]
         # at equal steps, the joins come first

@@ -29,13 +29,13 @@ from workbench.trace.index import Index
 from workbench.trace.index import state_of as file_state
 from workbench.trace.info import FORMAT as FORMAT
 from workbench.trace.info import read_info as read_info
-from workbench.trace.processes import OVER as OVER
+from workbench.trace.processes import ENDED as ENDED
 from workbench.trace.processes import this_process, with_true_status
 from workbench.trace.recorder import metrics_name
 
 INDEX_NAME = ".index.jsonl"
 RESERVE_NAME, RESERVE_BYTES = ".reserve", 32 * 1024  # space for a `run.json` on a full disk
-LEFT_S = 3600.0  # a draft that is older belongs to a killed writer
+DRAFT_LIFETIME_S = 3600.0  # a draft that is older belongs to a killed writer
 SWEEP_VARIABLE = "WORKBENCH_SWEEP"  # names the cell of a sweep that a process runs, as a JSON object
 
 
@@ -89,7 +89,7 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
     root = Path(root) if root is not None else runs_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _tidy(root)
+        _remove_drafts(root)
         draft = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
     except OSError as error:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _named(draft: Path, info: dict[str, Any], root: Path) -> Path:
         return folder
 
 
-def _tidy(root: Path) -> None:
+def _remove_drafts(root: Path) -> None:
     """Remove drafts of killed writers from the store."""
     with suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
@@ -142,7 +142,7 @@ def _tidy(root: Path) -> None:
                 entry.name.startswith(".") and entry.name.endswith(".tmp")
             ):
                 with suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_S:
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > DRAFT_LIFETIME_S:
                         shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
 
@@ -166,7 +166,7 @@ def write_info(folder: Path, info: dict[str, Any]) -> None:
                 raise
             (folder / RESERVE_NAME).unlink()
             write_atomic(folder / "run.json", text)
-        if info.get("status") in OVER:
+        if info.get("status") in ENDED:
             (folder / RESERVE_NAME).unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(folder, error) from error
@@ -202,7 +202,7 @@ def list_runs(root: Path | None = None) -> RunListing:
         try:
             if not isinstance(info, dict):
                 info = read_info(folder)
-                if state and info.get("status") in OVER:
+                if state and info.get("status") in ENDED:
                     index.put(name, [state], info)
             runs.append(StoredRun(folder, with_true_status(folder, info)))
         except RunNotFound as error:

@@ -20,7 +20,7 @@ import sys
 from typing import NoReturn
 
 TABLE = "/dev/shm/.workbench/network.json"
-BETWEEN = "switch"  # name of the namespace with the other ends of the hosts' interfaces
+SWITCH_NAMESPACE = "switch"  # name of the namespace with the other ends of the hosts' interfaces
 OUTER = ("user", "mnt", "ipc", "pid")  # the user namespace first: it gives the right to join the others
 FORWARDED = {
     signal.SIGTERM,
@@ -57,7 +57,7 @@ def join_processes(keeper: int) -> None:
 def join_host(name: str) -> None:
     """Join a host's network and host name, or the network between the hosts."""
     host = {"net": "ns/net"}
-    if name != BETWEEN:
+    if name != SWITCH_NAMESPACE:
         with open(TABLE) as file:
             host = {what: f"fd/{number}" for what, number in json.load(file)[name].items()}
     for where in host.values():

@@ -34,7 +34,7 @@ NEW_MOUNTS, NEW_NAMES, NEW_IPC, NEW_USERS, NEW_PROCESSES, NEW_NETWORK = (
     0x20000000,
     0x40000000,
 )
-EVERYTHING = NEW_MOUNTS | NEW_NAMES | NEW_IPC | NEW_PROCESSES | NEW_NETWORK
+ALL_NAMESPACES = NEW_MOUNTS | NEW_NAMES | NEW_IPC | NEW_PROCESSES | NEW_NETWORK
 PRIVATE_RECURSIVE, BIND = 0x44000, 0x1000
 SET_DEATH_SIGNAL = 1
 TOOL_S = 60.0  # for `ip` and `tc`
@@ -68,13 +68,13 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 def move_out() -> bool:
     """Move into new namespaces. Return True if this needed a user namespace, because this process is not root."""
     try:
-        libc("unshare", EVERYTHING)
+        libc("unshare", ALL_NAMESPACES)
         return False
     except PermissionError:
         pass
     user, group = os.geteuid(), os.getegid()
     try:
-        libc("unshare", EVERYTHING | NEW_USERS)
+        libc("unshare", ALL_NAMESPACES | NEW_USERS)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
         Path("/proc/self/gid_map").write_text(f"0 {group} 1")
@@ -102,7 +102,8 @@ def private_mounts(hosts: list[dict[str, Any]]) -> None:
         mount("proc", "/proc", "proc")
     except OSError as error:
         raise Refused(
-            f"/proc cannot be mounted ({error}): the container hides parts of it; run as root, or outside of the container"
+            f"/proc cannot be mounted ({error}): the container hides parts of it; run as root, or outside of the "
+            "container"
         ) from None
     mount("tmpfs", "/dev/shm", "tmpfs", data="mode=1777")
     Path(PLACE).mkdir()

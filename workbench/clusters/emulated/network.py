@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from workbench.clusters.emulated.enter import BETWEEN
+from workbench.clusters.emulated.enter import SWITCH_NAMESPACE
 from workbench.clusters.emulated.placement import ENTER, Placement
 from workbench.clusters.emulated.rates import parse_rate, parse_seconds, rate_text
 from workbench.clusters.emulated.spec import BURST_S, Host, described, shape
 from workbench.errors import ConfigError, LaunchError
 
-MOST_HOSTS = 64
+MAX_HOSTS = 64
 START_S = 30.0
 MAKER = str(Path(__file__).with_name("namespaces.py"))  # the program that makes the network and keeps it alive
 INTERFACE = "eth0"
@@ -74,7 +74,7 @@ class EmulatedNetwork:
         down: str | float | None = None,
         burst_s: str | float = BURST_S,
     ) -> None:
-        for name, number, most in (("hosts", hosts, MOST_HOSTS), ("ranks_per_host", ranks_per_host, 1024)):
+        for name, number, most in (("hosts", hosts, MAX_HOSTS), ("ranks_per_host", ranks_per_host, 1024)):
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
                 raise ConfigError(f"{name}={number!r}: give a whole number from 1 to {most}")
         for host in slow or {}:
@@ -171,7 +171,7 @@ class EmulatedNetwork:
         )
 
     def cut(self, host: int | str) -> None:
-        """Cut a host's cable: no frame leaves or reaches it until `mend`.
+        """Cut a host's cable: no frame leaves or reaches it until `reconnect`.
 
         Its processes continue. TCP retries for minutes.
 
@@ -181,7 +181,7 @@ class EmulatedNetwork:
         """
         self._at_switch("ip", "link", "set", self._port(host), "down")
 
-    def mend(self, host: int | str) -> None:
+    def reconnect(self, host: int | str) -> None:
         """Reconnect a host after `cut`.
 
         TCP sends at its next retry: within a second after a short cut, later after a long one.
@@ -208,7 +208,7 @@ class EmulatedNetwork:
         return f"port{[each.name for each in self.hosts].index(self._name(host))}"
 
     def _at_switch(self, *command: str) -> None:
-        self._run_tool(BETWEEN, list(command))
+        self._run_tool(SWITCH_NAMESPACE, list(command))
 
     def _run_tool(self, where: str, argv: list[str]) -> None:
         """Run `ip` or `tc` on a host, or between the hosts."""

@@ -12,10 +12,10 @@ from workbench.clusters.emulated.placement import ENTER
 MTU = 1500
 HEADER_BYTES = 14  # of Ethernet, which `tc` counts
 BURST_S = 250e-6  # bytes that may leave at once after a pause, in seconds of the rate: a timer may be late by this time
-LEAST_BURST = 4 * (MTU + HEADER_BYTES)  # in bytes
+MIN_BURST = 4 * (MTU + HEADER_BYTES)  # in bytes
 CHUNKS = 3  # TCP segments per burst: a segment as large as the burst would wait for the whole burst
 LARGEST_CHUNK = 65536
-QUEUE_S, LEAST_QUEUE = 40e-3, 128 * 1024  # size of a port's queue, in seconds of the rate, and at least in bytes
+QUEUE_S, MIN_QUEUE = 40e-3, 128 * 1024  # size of a port's queue, in seconds of the rate, and at least in bytes
 SUBNET = "10.87.0.0/16"
 SWITCH = str(Path(__file__).with_name("switch.py"))
 
@@ -42,8 +42,8 @@ def shape(rate: float, burst_s: float) -> dict[str, int]:
     bytes_per_s = rate / 8
     return {
         "rate": round(rate),
-        "burst": round(max(LEAST_BURST, burst_s * bytes_per_s)),
-        "limit": round(max(LEAST_QUEUE, QUEUE_S * bytes_per_s)),
+        "burst": round(max(MIN_BURST, burst_s * bytes_per_s)),
+        "limit": round(max(MIN_QUEUE, QUEUE_S * bytes_per_s)),
     }
 
 

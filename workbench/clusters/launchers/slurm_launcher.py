@@ -19,7 +19,15 @@ from workbench.clusters.launchers.base import LOOPBACK, Launcher
 from workbench.clusters.launchers.mpi import MPILauncher
 from workbench.clusters.local.mpi_install import MPIInstall, rank_environment
 from workbench.clusters.slurm import batch_job
-from workbench.clusters.slurm.queue import Allocation, Watched, address_for_nodes, ask, cancel, end_of_file, submit
+from workbench.clusters.slurm.queue import (
+    Allocation,
+    Watched,
+    address_for_nodes,
+    cancel,
+    end_of_file,
+    run_slurm,
+    submit,
+)
 from workbench.clusters.slurm.request import Slurm
 from workbench.clusters.supervision.reaper import AT_END
 from workbench.errors import ConfigError
@@ -127,7 +135,7 @@ class SlurmEngines(_InJob, EngineLauncher):  # type: ignore[misc]
 
     def signal(self, sig: int) -> None:
         """Send a signal to the job's batch script."""
-        ask("scancel", "--batch", f"--signal={int(sig)}", self.job_id)
+        run_slurm("scancel", "--batch", f"--signal={int(sig)}", self.job_id)
 
     def poll(self) -> int | None:
         return None if self.watched.state().alive else 1
@@ -181,7 +189,7 @@ class SlurmLauncher(Launcher):
 
     def check_num_ranks(self, num_ranks: int) -> None:
         self.options.check_num_ranks(num_ranks)
-        ask("sbatch", "--version")
+        run_slurm("sbatch", "--version")
 
     @cached_property
     def _address(self) -> str:
@@ -258,14 +266,17 @@ class StepLauncher(MPILauncher):
         settled += ["controller"] if self.options.controller == "job" else []
         if settled:
             raise ConfigError(
-                f"this process is in Slurm's job {self.allocation.job}, and ranks start in it. A running job cannot change "
+                f"this process is in Slurm's job {self.allocation.job}, and ranks start in it. A running job cannot "
+                "change "
                 f"{', '.join(settled)}: leave out (launcher='slurm'), or start outside of a job"
             )
         most = max(self.allocation.num_ranks, sum(self.allocation.nodes))
         if num_ranks > most:
             raise ConfigError(
-                f"{num_ranks} ranks in Slurm's job {self.allocation.job}, which has {len(self.allocation.nodes)} nodes with "
-                f"{sum(self.allocation.nodes)} CPUs: start at most {most}, or request more with `salloc --ntasks={num_ranks}`"
+                f"{num_ranks} ranks in Slurm's job {self.allocation.job}, which has {len(self.allocation.nodes)} nodes "
+                "with "
+                f"{sum(self.allocation.nodes)} CPUs: start at most {most}, or request more with `salloc "
+                f"--ntasks={num_ranks}`"
             )
 
     def controller_ip(self) -> str:

@@ -25,7 +25,7 @@ from workbench.runtimes.liveness.membership import FAULT_TOLERANT
 
 FIRST_FAULT_TOLERANT = 5  # first major version of Open MPI that tolerates lost ranks
 # Open MPI opens two TCP connections to each peer. On one, consecutive sums took twice the wire's time (decisions/0028).
-BOTH_WAYS = {"OMPI_MCA_btl_tcp_links": "2"}
+TWO_CONNECTIONS = {"OMPI_MCA_btl_tcp_links": "2"}
 # A thread that waits for a message sleeps instead of yielding: otherwise it takes time of the core that computes.
 ASLEEP = {
     "OMPI_MCA_threads_pthreads_yield_strategy": "nanosleep",
@@ -245,7 +245,8 @@ def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = 
         else:
             rule = "one per core, because oversubscribe is off"
         raise ConfigError(
-            f"{num_ranks} ranks on {cores} cores: at most {limit} here ({rule}). The simulated runtime has no such limit: "
+            f"{num_ranks} ranks on {cores} cores: at most {limit} here ({rule}). The simulated runtime has no such "
+            "limit: "
             "use --runtime simulated, wb.simulate, or ranks of a cluster"
         )
 
@@ -263,7 +264,7 @@ def rank_environment(install: MPIInstall, num_ranks: int, *, emulated: bool = Fa
     if install.name == OPEN_MPI and num_ranks >= cores:  # a waiting rank that spins takes the core of another rank
         env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if install.name == OPEN_MPI:
-        chosen = BOTH_WAYS | (ASLEEP if emulated else {})
+        chosen = TWO_CONNECTIONS | (ASLEEP if emulated else {})
         env |= {name: value for name, value in chosen.items() if name not in os.environ}
     return env
 

@@ -33,7 +33,7 @@ PLACE_VARIABLE = "WORKBENCH_TAKES_PLACE"  # set for a rank that replaces a kille
 THREADS = "OMP_NUM_THREADS"
 GRACE_S = 10.0
 Process = subprocess.Popen[bytes] | Forked
-MOST_REPLACEMENTS = 3  # of one rank: after that, another replacement would be killed too
+MAX_REPLACEMENTS = 3  # of one rank: after that, another replacement would be killed too
 
 
 class RankFailed(WorkbenchError):
@@ -217,7 +217,7 @@ def _wait(
                 _give_grace(processes)  # the others learn of it by themselves
                 return
             for rank, status in ended.items():
-                if rank in replace and signal_of(status) and replacements[rank] < MOST_REPLACEMENTS:
+                if rank in replace and signal_of(status) and replacements[rank] < MAX_REPLACEMENTS:
                     replacements[rank] += 1
                     replace[rank]()
             time.sleep(0.2)

@@ -23,7 +23,7 @@ UNKNOWN = "UNKNOWN"  # state of a job that neither squeue nor sacct knows
 HOST = re.compile(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", re.MULTILINE)
 
 
-def ask(*command: str, text: str | None = None) -> str:
+def run_slurm(*command: str, text: str | None = None) -> str:
     """Run one of Slurm's commands and return its output.
 
     Args:
@@ -51,7 +51,7 @@ def submit(script: str) -> str:
         LaunchError: Slurm refused it; the message says why, and what exists instead.
     """
     try:
-        answer = ask("sbatch", "--parsable", text=script)
+        answer = run_slurm("sbatch", "--parsable", text=script)
     except LaunchError as error:
         raise LaunchError(f"Slurm refused the job: {error}{_alternatives(str(error))}") from None
     return answer.strip().partition(";")[0]
@@ -60,7 +60,7 @@ def submit(script: str) -> str:
 def cancel(job: str) -> None:
     """Cancel a job, if it exists."""
     with contextlib.suppress(LaunchError):
-        ask("scancel", job)
+        run_slurm("scancel", job)
 
 
 def _alternatives(error: str) -> str:
@@ -69,12 +69,12 @@ def _alternatives(error: str) -> str:
         low = error.lower()
         if "account" in low:
             user = f"user={os.environ.get('USER', '')}"
-            accounts = ask("sacctmgr", "-nP", "show", "assoc", user, "format=account").split()
+            accounts = run_slurm("sacctmgr", "-nP", "show", "assoc", user, "format=account").split()
             return f". Your accounts: {', '.join(sorted(set(accounts)))}" if accounts else ""
         if "qos" in low:
-            return f". QOS here: {', '.join(ask('sacctmgr', '-nP', 'show', 'qos', 'format=name').split())}"
+            return f". QOS here: {', '.join(run_slurm('sacctmgr', '-nP', 'show', 'qos', 'format=name').split())}"
         if any(word in low for word in ("partition", "node", "time", "gres", "cpu", "memory")):
-            rows = [row.split("|") for row in ask("sinfo", "-h", "-o", "%R|%D|%c|%l|%G").splitlines()]
+            rows = [row.split("|") for row in run_slurm("sinfo", "-h", "-o", "%R|%D|%c|%l|%G").splitlines()]
             partitions = [
                 f"{name} ({nodes} nodes of {cores} CPUs, at most {limit}, {gres})"
                 for name, nodes, cores, limit, gres in rows
@@ -144,7 +144,7 @@ def job_state(job: str) -> State:
         LaunchError: Slurm does not answer.
     """
     try:
-        rows = ask("squeue", "-h", "--states=all", "-j", job, "-o", "%T|%r|%N").splitlines()
+        rows = run_slurm("squeue", "-h", "--states=all", "-j", job, "-o", "%T|%r|%N").splitlines()
     except LaunchError as error:
         if "invalid job id" not in str(error).lower():
             raise
@@ -152,7 +152,7 @@ def job_state(job: str) -> State:
     if rows:
         return State(*rows[0].split("|"))
     with contextlib.suppress(LaunchError):
-        rows = ask("sacct", "-nXP", "-j", job, "-o", "State,Reason,NodeList").splitlines()
+        rows = run_slurm("sacct", "-nXP", "-j", job, "-o", "State,Reason,NodeList").splitlines()
         if rows:
             name, *rest = rows[-1].split("|")
             return State(name.split()[0], *rest)
@@ -165,7 +165,7 @@ def address_for_nodes() -> str:
     Raises:
         LaunchError: Slurm does not answer, or this machine has only its loopback address.
     """
-    found = HOST.search(ask("scontrol", "show", "config"))
+    found = HOST.search(run_slurm("scontrol", "show", "config"))
     candidates = [name for name in (found[2], found[1]) if name] if found else []
     for name in [*candidates, socket.gethostname()]:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -17,7 +17,7 @@ Place = Literal["here", "job"]
 TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")
 WARN_S = 60  # seconds between Slurm's warning and the time limit
 FORM = "'slurm:partition=debug,time=00:30:00,nodes=2,gpus-per-task=1'"
-OWN = {"time": "time_limit", "gpus-per-task": "gpus_per_rank", "gpus-per-rank": "gpus_per_rank"} | {
+CLUSTER_ARGUMENTS = {"time": "time_limit", "gpus-per-task": "gpus_per_rank", "gpus-per-rank": "gpus_per_rank"} | {
     name: name for name in ("partition", "account", "nodes", "mpi", "controller")
 }
 SBATCH = (  # options of sbatch that the text may contain
@@ -119,17 +119,19 @@ class Slurm:
                 continue
             name, equals, value = (part.strip() for part in pair.partition("="))
             name = name.replace("_", "-")
-            if name not in (*OWN, *SBATCH) or not equals or not value:
+            if name not in (*CLUSTER_ARGUMENTS, *SBATCH) or not equals or not value:
                 raise ConfigError(
                     f"launcher={text!r}: {pair!r} is no option of it{_nearest(name)}; write it like {FORM}"
                 )
-            if OWN.get(name, name) in given:
+            if CLUSTER_ARGUMENTS.get(name, name) in given:
                 raise ConfigError(f"launcher={text!r}: {name} is given twice")
-            given.add(OWN.get(name, name))
+            given.add(CLUSTER_ARGUMENTS.get(name, name))
             if name in SBATCH:
                 extra.append(f"--{name}={value}")
             else:
-                values[OWN[name]] = int(value) if OWN[name] in NUMBERS and value.isdigit() else value
+                values[CLUSTER_ARGUMENTS[name]] = (
+                    int(value) if CLUSTER_ARGUMENTS[name] in NUMBERS and value.isdigit() else value
+                )
         return cls(**values, extra=tuple(extra))
 
     def check_num_ranks(self, num_ranks: int) -> None:
@@ -142,7 +144,8 @@ class Slurm:
             raise ConfigError(f"{num_ranks!r} ranks: give a whole number, 1 or more")
         if self.nodes is not None and num_ranks < self.nodes:
             raise ConfigError(
-                f"{num_ranks} ranks on {self.nodes} nodes: each node needs a rank; set nodes={num_ranks}, or use more ranks"
+                f"{num_ranks} ranks on {self.nodes} nodes: each node needs a rank; set nodes={num_ranks}, or use more "
+                "ranks"
             )
 
     def options(self, num_ranks: int) -> list[str]:
@@ -193,7 +196,7 @@ WITHOUT_TASK_GPUS = ("env", "-u", "SLURM_GPUS_PER_TASK", "-u", "SLURM_TRES_PER_T
 
 
 def _nearest(name: str) -> str:
-    known = [*OWN, *SBATCH]
+    known = [*CLUSTER_ARGUMENTS, *SBATCH]
     if meant := did_you_mean(name, known, cutoff=0.6):
         return f": {meant.strip()}"
     return f": there are {', '.join(sorted(known))}, and --NAME for any other option of sbatch"

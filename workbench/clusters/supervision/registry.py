@@ -140,7 +140,8 @@ def check_trusted(path: Path) -> Path:
             )
         if found.st_mode & 0o022:
             raise LaunchError(
-                f"{checked} is not trusted, because others can write there: chmod go-w {checked}, if you trust its content"
+                f"{checked} is not trusted, because others can write there: chmod go-w {checked}, if you trust its "
+                "content"
             )
     return path
 

@@ -42,7 +42,7 @@ class Progress:
             from IPython import display
 
             show: Any = display.display
-            self._display = show(Line(f"0 of {num_ranks} ranks ready ({title})"), display_id=True)
+            self._display = show(StatusLine(f"0 of {num_ranks} ranks ready ({title})"), display_id=True)
 
     @property
     def shows_line(self) -> bool:
@@ -75,7 +75,7 @@ class Progress:
     def _show(self, line: str) -> None:
         if self._display is not None:
             with contextlib.suppress(Exception):  # a kernel that is ending; a line must not fail a start
-                self._display.update(Line(line))
+                self._display.update(StatusLine(line))
         else:
             print(f"\r{line}", end="", flush=True)
 
@@ -89,7 +89,7 @@ class Progress:
 
 
 @final
-class Line:
+class StatusLine:
     """A line of text as a notebook shows it."""
 
     def __init__(self, text: str) -> None:

@@ -210,7 +210,7 @@ class Windows(Stragglers):
         return time_s
 
 
-FIRST_FAILURES, MOST_FAILURES = 16, 2**16
+FIRST_FAILURES, MAX_FAILURES = 16, 2**16
 
 
 @final
@@ -263,7 +263,7 @@ class Failures(Stragglers):
         failures = self._known(seed, rank, begin_s)
         number = bisect_right(failures, begin_s)  # the next failure
         start_s = begin_s if number == 0 else max(begin_s, failures[number - 1] + self.repair_s)
-        for _ in range(MOST_FAILURES):
+        for _ in range(MAX_FAILURES):
             if number == len(failures):
                 failures = self._known(seed, rank, failures[-1])
             end_s = work(start_s, seconds)
@@ -272,7 +272,8 @@ class Failures(Stragglers):
             start_s = failures[number] + self.repair_s
             number += 1
         raise ConfigError(
-            f"{self}: work of {seconds:g} s is not done after {MOST_FAILURES} failures in a row: give a longer mean_between_s"
+            f"{self}: work of {seconds:g} s is not done after {MAX_FAILURES} failures in a row: give a longer "
+            "mean_between_s"
         )
 
 

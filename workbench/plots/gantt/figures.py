@@ -16,7 +16,7 @@ from workbench.analysis.table import num_bytes, seconds
 from workbench.errors import ConfigError
 from workbench.plots.gantt.layout import FILLED, MAX_BARS, Panel, panel
 from workbench.plots.gantt.marks import arrows, path_line
-from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, ink_on, partly, safe
+from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, coverage_note, escape_text, ink_on
 from workbench.trace.kinds import KINDS
 from workbench.trace.run import Run, as_runs
 
@@ -105,8 +105,12 @@ def timelines(
             seen.add(trace.legendgroup)
         figure.add_traces(traces, rows=number, cols=1)
         figure.update_yaxes(**_row_names(item), row=number, col=1)
-        more = _dress(
-            number, item, f"<b>{safe(label)}</b>{partly(trace_coverage(run))}{_said(item)}", factor, longest_s
+        more = _decorate(
+            number,
+            item,
+            f"<b>{escape_text(label)}</b>{coverage_note(trace_coverage(run))}{_merging_note(item)}",
+            factor,
+            longest_s,
         )
         shapes, notes = shapes + more[0], notes + more[1]
     figure.update_xaxes(range=[0, longest_s * factor], showgrid=False)
@@ -126,7 +130,7 @@ def _frame(panels: Sequence[Panel], title: str) -> go.Figure:
         template=TEMPLATE,
         height=inner + top + BOTTOM,
         margin={"t": top, "b": BOTTOM},
-        title={"text": safe(title), "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 12}},
+        title={"text": escape_text(title), "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 12}},
         barmode="overlay",
         bargap=0,
         hovermode="closest",
@@ -140,7 +144,7 @@ def _bars(item: Panel, factor: float) -> list[go.Bar]:
     """Return a trace for each kind."""
     table, labelled = item.table, len(item.table) <= LABELLED_BARS
     digits = 6 if item.num_spans == len(table) else 12  # the lengths of joined bars add up
-    about = _about(item)
+    about = _hover_texts(item)
     bars = []
     for code in np.unique(table["kind"]):
         chosen = table["kind"] == code
@@ -152,11 +156,11 @@ def _bars(item: Panel, factor: float) -> list[go.Bar]:
                 x=np.round((mine["end_s"] - mine["start_s"]) * factor, digits),
                 y=item.rows.center[chosen],
                 width=item.rows.height[chosen] * FILLED,
-                name=_spoken(code),
+                name=_kind_name(code),
                 legendgroup=KINDS[code],
                 legendrank=int(code),
                 marker={"color": color, "line": {"color": "white", "width": 0.5 if labelled else 0}},
-                text=[_inside(row) for row in mine] if labelled else None,
+                text=[_bar_text(row) for row in mine] if labelled else None,
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
@@ -168,25 +172,25 @@ def _bars(item: Panel, factor: float) -> list[go.Bar]:
     return bars
 
 
-def _spoken(code: int) -> str:
+def _kind_name(code: int) -> str:
     return KINDS[code].replace("_", "-")
 
 
-def _inside(row: Any) -> str:
+def _bar_text(row: Any) -> str:
     """Return the text in a bar: its bucket, or the step of a forward or backward."""
     if row["bucket"] >= 0:
         return str(row["bucket"])
     return str(row["step"]) if KINDS[row["kind"]] in ("forward", "backward") else ""
 
 
-def _about(item: Panel) -> list[str]:
+def _hover_texts(item: Panel) -> list[str]:
     """Return the hover text of each bar."""
     merged, texts = item.merged, list[str]()
     columns = (item.table.tolist(), merged.counts.tolist(), merged.spans_s.tolist(), merged.last_step.tolist())
     for (rank, kind, _lane, start_s, end_s, step, bucket, size, peer), count, spans_s, last_step in zip(
         *columns, strict=True
     ):
-        lines = [f"<b>{_spoken(kind)}</b> on rank {rank}, {seconds(spans_s)}"]
+        lines = [f"<b>{_kind_name(kind)}</b> on rank {rank}, {seconds(spans_s)}"]
         if count == 1 and spans_s >= end_s - start_s:
             lines.append(f"step {step}" + (f", bucket {bucket}" if bucket >= 0 else ""))
         else:
@@ -201,7 +205,7 @@ def _about(item: Panel) -> list[str]:
     return texts
 
 
-def _dress(number: int, item: Panel, title: str, factor: float, longest_s: float) -> tuple[list[Any], list[Any]]:
+def _decorate(number: int, item: Panel, title: str, factor: float, longest_s: float) -> tuple[list[Any], list[Any]]:
     """Return shapes and annotations of a panel: lines between ranks, step boundaries with numbers, the title."""
     axis = "" if number == 1 else str(number)
     across, over = f"x{axis} domain", f"y{axis} domain"
@@ -244,7 +248,7 @@ def _dress(number: int, item: Panel, title: str, factor: float, longest_s: float
     return shapes, notes
 
 
-def _said(item: Panel) -> str:
+def _merging_note(item: Panel) -> str:
     """Return a note if bars merge several spans, with the way to see each span; "" if each bar is a span."""
     num_bars, shown = len(item.table), sorted(item.bounds)
     if item.num_spans == num_bars:
@@ -262,7 +266,7 @@ def _row_names(item: Panel) -> dict[str, Any]:
     ranks = [rank for _, rank, _ in item.rows.lanes]
     first = [rank != before for rank, before in zip(ranks, [None, *ranks], strict=False)]
     names = [
-        f"<b>rank {rank}</b>   {safe(lane)} " if new else f"{safe(lane)} "
+        f"<b>rank {rank}</b>   {escape_text(lane)} " if new else f"{escape_text(lane)} "
         for new, (_, rank, lane) in zip(first, item.rows.lanes, strict=True)
     ]
     centers = [center for center, _, _ in item.rows.lanes]

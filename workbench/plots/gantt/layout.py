@@ -20,10 +20,10 @@ from workbench.trace.spans import Spans
 
 MAX_BARS = 4_000  # a browser draws and moves this many without delay
 FILLED = 0.86  # share of a row's height that its bar fills
-USUAL_LANES, MOST_TIMES = 8, 5  # with more lanes than usual, there may be more bars, up to this factor
+USUAL_LANES, MAX_TIMES = 8, 5  # with more lanes than usual, there may be more bars, up to this factor
 NUM_STEPS = 5  # default number of steps shown
 MAX_RANKS = 8  # default number of ranks shown
-SLIVER = 1e-3  # share of the window: a span that reaches into it by less is not shown
+MIN_SHOWN_SHARE = 1e-3  # share of the window: a span that reaches into it by less is not shown
 
 Floats = NDArray[np.float64]
 
@@ -100,11 +100,13 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
     table = spans.table
     visible_s = np.minimum(table["end_s"], end_s) - np.maximum(table["start_s"], begin_s)
     within = (table["start_s"] >= begin_s) & (table["end_s"] <= end_s)
-    chosen = np.flatnonzero(np.isin(table["rank"], shown) & (within | (visible_s > SLIVER * (end_s - begin_s))))
+    chosen = np.flatnonzero(
+        np.isin(table["rank"], shown) & (within | (visible_s > MIN_SHOWN_SHARE * (end_s - begin_s)))
+    )
     table = table[chosen]
     table["start_s"] = np.maximum(table["start_s"], begin_s) - begin_s
     table["end_s"] = np.minimum(table["end_s"], end_s) - begin_s
-    most = max_bars * min(max(1, len(shown) * len(spans.lanes) // USUAL_LANES), MOST_TIMES)
+    most = max_bars * min(max(1, len(shown) * len(spans.lanes) // USUAL_LANES), MAX_TIMES)
     merged = merge_bars(table, most, float(end_s - begin_s))
     bars = np.full(len(spans), -1, np.int64)
     bars[chosen] = merged.place
@@ -140,7 +142,8 @@ def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tu
     last = steps.stop if steps.stop is not None else highest + 1
     if steps.step not in (None, 1) or not np.any((numbers >= first) & (numbers < last)):
         raise ConfigError(
-            f"{steps}: run {name} has a trace of steps {lowest} to {highest}; ask for some of those, such as slice({lowest}, {highest + 1})"
+            f"{steps}: run {name} has a trace of steps {lowest} to {highest}; ask for some of those, such as "
+            f"slice({lowest}, {highest + 1})"
         )
     return first, last
 

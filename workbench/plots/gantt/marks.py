@@ -17,7 +17,7 @@ from workbench.trace.run import Run
 MAX_ARROWS = 600
 CLEAR_ARROWS = 120  # more arrows hide the bars: they are hidden until a click on the legend
 MAX_PIECES = 2000  # largest number of pieces of a critical path
-BELOW = 0.3  # share of a row's height: the path runs below the numbers in its bars
+PATH_OFFSET = 0.3  # share of a row's height: the path runs below the numbers in its bars
 
 
 def arrows(run: Run, item: Panel, factor: float) -> go.Scatter | None:
@@ -40,7 +40,7 @@ def arrows(run: Run, item: Panel, factor: float) -> go.Scatter | None:
     begin_s, end_s = (
         np.clip(at - item.begin_s, 0, item.length_s) for at in (table["start_s"][sent], table["end_s"][received])
     )
-    text = [_about(table[one], table[other]) for one, other in zip(sent, received, strict=True)]
+    text = [_hover_text(table[one], table[other]) for one, other in zip(sent, received, strict=True)]
     return go.Scatter(
         x=_broken(begin_s * factor, end_s * factor),
         y=_broken(item.rows.center[item.bars[sent]], item.rows.center[item.bars[received]]),
@@ -68,7 +68,7 @@ def _broken(starts: NDArray[np.float64], ends: NDArray[np.float64]) -> list[floa
     return [value for start, end in parts for value in (start, end, None)]
 
 
-def _about(sent: Any, received: Any) -> str:
+def _hover_text(sent: Any, received: Any) -> str:
     took = seconds(max(float(received["end_s"] - sent["start_s"]), 0.0))
     late_s = float(sent["start_s"] - received["start_s"])
     waited = (
@@ -83,7 +83,7 @@ def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
     # the first lane, for pieces without a span
     lane_of = {rank: center for center, rank, _ in reversed(item.rows.lanes)}
     bars = np.where(found.span >= 0, item.bars[np.maximum(found.span, 0)], -1)
-    heights = item.rows.center + BELOW * item.rows.height
+    heights = item.rows.center + PATH_OFFSET * item.rows.height
     xs, ys, text, before = list[float | None](), list[float | None](), list[str](), -1
     lengths_s = found.end_s - found.start_s
     whole_s = {step: float(lengths_s[found.step == step].sum()) for step in found.steps}
@@ -92,7 +92,7 @@ def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
         rank, step = int(found.rank[place]), int(found.step[place])
         if bars[place] < 0 and rank not in lane_of:
             continue  # the rank is not shown
-        y = float(heights[bars[place]]) if bars[place] >= 0 else lane_of[rank] + BELOW
+        y = float(heights[bars[place]]) if bars[place] >= 0 else lane_of[rank] + PATH_OFFSET
         ends = np.clip(np.array([found.start_s[place], found.end_s[place]]) - item.begin_s, 0, item.length_s) * factor
         if step != before and xs:  # the next step may begin on another rank before this one ends
             xs, ys, text = [*xs, None], [*ys, None], [*text, ""]
@@ -102,7 +102,10 @@ def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
         share = percent(float(lengths_s[place]) / whole_s[step])
         kind = found.kind_names[place].replace("_", "-") if len(found.step) < MAX_PIECES else "piece"
         text += [
-            f"<b>critical path</b> of step {step}: {kind} on rank {rank}, {seconds(float(lengths_s[place]))}, {share} of the step"
+            (
+                f"<b>critical path</b> of step {step}: {kind} on rank {rank}, {seconds(float(lengths_s[place]))}, {share} "
+                "of the step"
+            )
         ] * 2
     return go.Scatter(
         x=xs,

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from workbench.trace.kinds import KINDS
 
 COLUMNS = 1 << 10  # largest number of columns in the window: about one for each pixel
-COARSER = 1.2  # columns are widened by this factor until there are few enough bars
+WIDENING = 1.2  # columns are widened by this factor until there are few enough bars
 # a span above this multiple of its kind's median and this share of the window is drawn alone,
 LONG, VISIBLE = 3.0, 1e-3
 LONG_SHARE = 0.25  # up to this share of the bars, the longest first
 ROUNDING = 1e-6  # of a row, or a column
 
-Whole = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
@@ -43,13 +43,13 @@ class MergedBars:
     """
 
     table: NDArray[Any]
-    counts: Whole
+    counts: IntArray
     spans_s: Floats
-    last_step: Whole
+    last_step: IntArray
     low: Floats
     high: Floats
-    rows: Whole
-    place: Whole
+    rows: IntArray
+    place: IntArray
 
 
 def merge_bars(table: NDArray[Any], most: int, length_s: float) -> MergedBars:
@@ -78,7 +78,7 @@ def merge_bars(table: NDArray[Any], most: int, length_s: float) -> MergedBars:
         parts = list(_lanes(lane, kind, start_s, end_s, long, np.linspace(0.0, length_s, columns + 1)))
         if sum(len(part.kind) for part in parts) <= most or columns == 1:
             break
-        columns = max(1, int(columns / COARSER))
+        columns = max(1, int(columns / WIDENING))
     begin_s, until_s, spans_s, first, last, begun = (
         np.concatenate(column) for column in zip(*(part.columns for part in parts), strict=True)
     )
@@ -121,7 +121,7 @@ def _as_they_are(table: NDArray[Any]) -> MergedBars:
     )
 
 
-def _long(kind: Whole, lengths_s: Floats, alone: NDArray[np.bool_], most: int, length_s: float) -> NDArray[np.bool_]:
+def _long(kind: IntArray, lengths_s: Floats, alone: NDArray[np.bool_], most: int, length_s: float) -> NDArray[np.bool_]:
     """Return which spans of lanes without concurrent spans are unusually long, shape (N,)."""
     usual_s = np.zeros(len(KINDS))
     for code in np.unique(kind).tolist():
@@ -132,7 +132,7 @@ def _long(kind: Whole, lengths_s: Floats, alone: NDArray[np.bool_], most: int, l
     return found
 
 
-def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most: int, length_s: float) -> int:
+def _num_columns(lane: IntArray, kind: IntArray, start_s: Floats, end_s: Floats, most: int, length_s: float) -> int:
     """Return the largest number of columns that needs at most `most` bars, by the kinds of spans in each column."""
     fine = np.append(start_s, end_s) / length_s * COLUMNS
     cell = np.append(lane, lane) * COLUMNS + np.clip(fine, 0, COLUMNS - 1).astype(np.int64)
@@ -146,7 +146,7 @@ def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most:
         found = np.bitwise_or.reduceat(kinds, begins, axis=1)
         if sum(int(np.count_nonzero(found & (1 << code))) for code in range(len(KINDS))) <= most:
             break
-        columns = int(columns / COARSER)
+        columns = int(columns / WIDENING)
     return max(columns, 1)
 
 
@@ -155,13 +155,13 @@ def _num_columns(lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, most:
 class _Lane:
     """The bars of one lane, by column and kind, and the bar in which each of its spans begins, over all lanes."""
 
-    kind: Whole
+    kind: IntArray
     begin_s: Floats
     end_s: Floats
     spans_s: Floats
-    first: Whole
-    last: Whole
-    begun: Whole
+    first: IntArray
+    last: IntArray
+    begun: IntArray
 
     @property
     def columns(self) -> tuple[NDArray[Any], ...]:
@@ -169,7 +169,7 @@ class _Lane:
 
 
 def _lanes(
-    lane: Whole, kind: Whole, start_s: Floats, end_s: Floats, long: NDArray[np.bool_], grid: Floats
+    lane: IntArray, kind: IntArray, start_s: Floats, end_s: Floats, long: NDArray[np.bool_], grid: Floats
 ) -> Iterator[_Lane]:
     """Yield the bars of each lane; spans are sorted by lane, then by start."""
     begins = np.flatnonzero(np.append(True, np.diff(lane) != 0)).tolist()

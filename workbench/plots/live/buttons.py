@@ -27,14 +27,14 @@ class RunButtons:
         self._asked = ""
         self.stop = ipywidgets.Button(description="Stop", icon="stop", tooltip="End training after the step that runs")
         self.pause = ipywidgets.Button()
-        self._said = ipywidgets.HTML()
+        self._error = ipywidgets.HTML()
         self.stop.disabled = on_stop is None
         self.pause.disabled = on_pause is None or on_resume is None
-        self.stop.on_click(lambda _: self._press("stop"))
-        self.pause.on_click(lambda _: self._press("resume" if self._paused else "pause"))
+        self.stop.on_click(lambda _: self._click("stop"))
+        self.pause.on_click(lambda _: self._click("resume" if self._paused else "pause"))
         self._name_pause()
         shown = [button for button in (self.pause, self.stop) if not button.disabled]
-        self.widget = ipywidgets.HBox([*shown, self._said])
+        self.widget = ipywidgets.HBox([*shown, self._error])
 
     def show(self, paused: bool, active: bool = True) -> None:
         """Label the buttons by their next action, and disable them if the run is not `active`."""
@@ -57,9 +57,9 @@ class RunButtons:
         self.pause.description, self.pause.icon = ("Resume", "play") if self._paused else ("Pause", "pause")
         self.pause.tooltip = "Continue with the next step" if self._paused else "Pause all ranks after the current step"
 
-    def _press(self, what: str) -> None:
+    def _click(self, what: str) -> None:
         button = self.stop if what == "stop" else self.pause
-        self._said.value = ""
+        self._error.value = ""
         self._asked = what
         button.description = {"stop": "Stopping", "pause": "Pausing", "resume": "Resuming"}[what]
         if what == "stop":
@@ -73,7 +73,7 @@ class RunButtons:
             button.disabled = False
             button.description = "Stop"
             self._name_pause()
-            self._said.value = error_line(error)
+            self._error.value = error_line(error)
 
 
 def error_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from IPython.display import HTML, display
 
 from workbench.analysis.labels import distinct_labels
-from workbench.analysis.table import MISSING, Column, Table, ago, num_bytes, seconds, three_digits
+from workbench.analysis.table import MISSING, Column, Table, format_age, num_bytes, seconds, three_digits
 from workbench.errors import ConfigError
 from workbench.plots.html import PLOTLY
 from workbench.plots.lines import X_TITLES, convergence
@@ -24,7 +24,7 @@ from workbench.plots.live.pace import pause_after
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, as_runs
-from workbench.trace.store import OVER
+from workbench.trace.store import ENDED
 from workbench.trace.views import XAxis
 
 INTERVAL_S = 0.2  # every update sends complete curves to the browser: five a second look continuous
@@ -40,7 +40,7 @@ STATUS_COLUMNS = (
     Column("loss", "loss", three_digits),
     Column("bytes_sent", "sent", num_bytes),
     Column("staleness", "staleness"),
-    Column("age_s", "last row", ago),
+    Column("age_s", "last row", format_age),
 )
 
 
@@ -124,7 +124,7 @@ class LiveCurves:
             while not self._ended.is_set():
                 runs = poll()
                 self.update(runs)
-                if runs and all(run.info.get("status") in OVER for run in runs):
+                if runs and all(run.info.get("status") in ENDED for run in runs):
                     return
                 self._ended.wait(self._pause_s)
         except Exception as error:  # noqa: BLE001 - a thread has no caller that could handle it: the view shows it
@@ -139,7 +139,7 @@ class LiveCurves:
         under papermill, output that a thread sends for a finished cell is lost.
         """
         runs = self._poll() if self._poll is not None else self._runs
-        if all(run.info.get("status") in OVER for run in runs):
+        if all(run.info.get("status") in ENDED for run in runs):
             with self._lock:
                 if self._ended.is_set():
                     self._problem = ""  # the update has worked
@@ -199,7 +199,7 @@ def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
     if not runs:
         raise ConfigError("no run to watch: give at least one, such as watch(run)")
     known = as_runs(runs)  # once: for a handle, it reads the whole record
-    followers = [Follower(run.folder) if run.info.get("status") not in OVER and run.folder else None for run in known]
+    followers = [Follower(run.folder) if run.info.get("status") not in ENDED and run.folder else None for run in known]
     view = LiveCurves(x=x)
 
     def look() -> list[Run]:
@@ -226,7 +226,7 @@ def status_table(runs: Sequence[Run]) -> Table:
     rows: list[dict[str, Any]] = []
     for label, run in zip(distinct_labels(runs), runs, strict=True):
         failures, status = run.failures, run.info.get("status")
-        ages_s = _ages_s(run) if status not in OVER else {}
+        ages_s = _ages_s(run) if status not in ENDED else {}
         latest: dict[int, dict[str, Any]] = {}
         for rank, recorded in run.metrics.items():
             latest[rank] = next((row for row in reversed(recorded) if "loss" in row), {})

@@ -21,7 +21,7 @@ from workbench.plots.live.curves import as_data
 from workbench.plots.live.moving_figure import MovingFigure
 from workbench.plots.live.pace import pause_after
 from workbench.trace.run import Run
-from workbench.trace.store import OVER, read_info
+from workbench.trace.store import ENDED, read_info
 from workbench.trace.tail import TAIL_BYTES, read_tail
 
 INTERVAL_S = 2.0
@@ -124,7 +124,7 @@ class LiveTimeline:
 
     def _over(self) -> bool:
         try:
-            return read_info(self.folder).get("status") in OVER
+            return read_info(self.folder).get("status") in ENDED
         except RunNotFound:
             return True
 

@@ -23,13 +23,13 @@ from workbench.errors import ConfigError
 from workbench.trace.files.atomic import atomic_file
 from workbench.trace.files.text import read_json
 
-FORMAT = 6  # of a record and its rank file; other formats are refused
+FORMAT = 7  # of a record and its rank file; other formats are refused
 BLOCK = 1 << 20  # bytes read at a time
 FOLDER = "checkpoints"
 RECORD = re.compile(r"step-(\d{8,18})-rank-(\d{5,18})\.json")
 
 
-class Damaged(Exception):
+class CorruptFile(Exception):
     """A rank file is not what was written; the text names the file and the damage."""
 
 
@@ -118,7 +118,7 @@ def write_rank_file(path: Path, save: Callable[[BinaryIO], None], facts: dict[st
     record_path(path).parent.mkdir(exist_ok=True)
     record_path(path).unlink(missing_ok=True)
     with atomic_file(path, durable=True) as file:
-        sink = _Sink(file)
+        sink = _ChecksumWriter(file)
         save(sink)  # type: ignore[arg-type]  # it writes and flushes, which is all that is used
     record = {"format": FORMAT, **facts, "bytes": sink.num_bytes, "crc32": sink.sum}
     with atomic_file(record_path(path), durable=True) as file:
@@ -126,7 +126,7 @@ def write_rank_file(path: Path, save: Callable[[BinaryIO], None], facts: dict[st
 
 
 @final
-class _Sink:
+class _ChecksumWriter:
     """A file that counts and checksums the bytes written to it. For large writes both release the interpreter lock."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -147,18 +147,19 @@ def verify_rank_file(path: Path) -> None:
     """Read a rank file and compare it with its record.
 
     Raises:
-        Damaged: the file is not what was written.
+        CorruptFile: the file is not what was written.
         ConfigError: another version of workbench wrote it.
     """
     if not path.is_file():
-        raise Damaged(f"{path} is not there, or is no file")
+        raise CorruptFile(f"{path} is not there, or is no file")
     record = _read(record_path(path))
     if record is None:
-        raise Damaged(f"{record_path(path)} cannot be read")
+        raise CorruptFile(f"{record_path(path)} cannot be read")
     number, rank = record.get("format", 0), int(path.stem.rpartition("-")[2])
     if not isinstance(number, int) or record.get("rank", rank) != rank:
-        raise Damaged(
-            f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it belongs to another rank file"
+        raise CorruptFile(
+            f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it belongs to another rank "
+            "file"
         )
     if number != FORMAT:
         fix = (
@@ -169,9 +170,9 @@ def verify_rank_file(path: Path) -> None:
         raise ConfigError(f"{path} has format {number}, this version reads format {FORMAT}: {fix}")
     size = path.stat().st_size
     if size != record.get("bytes"):
-        raise Damaged(f"{path} has {size} bytes, {record.get('bytes')} were written")
+        raise CorruptFile(f"{path} has {size} bytes, {record.get('bytes')} were written")
     if _checksum_of(path) != record.get("crc32"):
-        raise Damaged(f"{path} is not what was written: its checksum differs")
+        raise CorruptFile(f"{path} is not what was written: its checksum differs")
 
 
 def _checksum_of(path: Path) -> int:

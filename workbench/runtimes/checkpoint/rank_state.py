@@ -174,6 +174,7 @@ def unpack_state(packed: dict[str, Any], algorithm: Algorithm, replica: Replica)
     kind = algorithm.requires.state
     if kind is None or packed["kind"] != kind.__name__ or given.keys() != {item.name for item in fields(kind)}:
         raise ConfigError(
-            f"the checkpoint keeps the state {packed['kind']} of another version of {type(algorithm).__name__}: train again from the start"
+            f"the checkpoint keeps the state {packed['kind']} of another version of {type(algorithm).__name__}: train "
+            "again from the start"
         )
     return kind(**given)

@@ -1,4 +1,4 @@
-"""Write and read a rank file: a tree as `take_checkpoint` makes it. Anything else is `Damaged`.
+"""Write and read a rank file: a tree as `take_checkpoint` makes it. Anything else is `CorruptFile`.
 
 `torch.load(weights_only=True)` runs no code of the file, but it decompresses it and allocates the sizes that the file
 names. Our files are not compressed, so a file whose entries are larger than the file is refused.
@@ -14,7 +14,7 @@ from zipfile import ZIP_STORED, ZipFile
 import torch
 from torch import Tensor
 
-from workbench.runtimes.checkpoint.files import Damaged
+from workbench.runtimes.checkpoint.files import CorruptFile
 
 KINDS: dict[str, type] = {
     "step": int,
@@ -28,7 +28,7 @@ KINDS: dict[str, type] = {
 IN_REPLICA = ("model", "updates", "loss_scale", "master")
 # Entries besides the parameters. "alike" replaces them by a checksum, if they are in rank 0's file.
 REPLICATED = ("optimizer", "schedule", "average")
-MOST_WORDS = 300  # characters of a library's error
+MAX_ERROR_LENGTH = 300  # characters of a library's error
 
 
 def save_rank_file(tree: dict[str, Any], file: BinaryIO) -> None:
@@ -51,10 +51,10 @@ def read_rank_file(path: Path) -> dict[str, Any]:
     """Read a rank's state.
 
     Raises:
-        Damaged: the file has other contents; the message names them.
+        CorruptFile: the file has other contents; the message names them.
     """
     if not path.is_file():
-        raise Damaged(f"{path} is not there, or is no file")
+        raise CorruptFile(f"{path} is not there, or is no file")
     try:
         with ZipFile(path) as archive:
             entries = archive.infolist()
@@ -62,25 +62,25 @@ def read_rank_file(path: Path) -> dict[str, Any]:
             any(entry.compress_type != ZIP_STORED for entry in entries)
             or sum(entry.file_size for entry in entries) > path.stat().st_size
         ):
-            raise Damaged(f"{path} unpacks to more than its size: it was not written by workbench")
+            raise CorruptFile(f"{path} unpacks to more than its size: it was not written by workbench")
         saved = torch.load(path, weights_only=True, map_location="cpu")
-        flaw = next(find_flaws(saved), None)
-    except Damaged:
+        flaw = next(find_errors(saved), None)
+    except CorruptFile:
         raise
     except Exception as error:  # a crafted file can raise nearly any exception
-        raise Damaged(f"{path} cannot be read as a checkpoint ({brief_error(error)})") from error
+        raise CorruptFile(f"{path} cannot be read as a checkpoint ({brief_error(error)})") from error
     if flaw is not None:
-        raise Damaged(f"{path} is no checkpoint of a rank: {flaw}")
+        raise CorruptFile(f"{path} is no checkpoint of a rank: {flaw}")
     return dict(saved)
 
 
 def brief_error(error: BaseException) -> str:
     """A library's error as one short line."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:MOST_WORDS]}{'...' if len(text) > MOST_WORDS else ''}"
+    return f"{type(error).__name__}: {text[:MAX_ERROR_LENGTH]}{'...' if len(text) > MAX_ERROR_LENGTH else ''}"
 
 
-def find_flaws(saved: Any) -> Iterator[str]:
+def find_errors(saved: Any) -> Iterator[str]:
     """Differences from the tree of a checkpoint."""
     if not isinstance(saved, dict):
         yield f"it holds a {type(saved).__name__}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from workbench.program import Algorithm, Replicas
-from workbench.runtimes.checkpoint.files import Checkpoint, Damaged
+from workbench.runtimes.checkpoint.files import Checkpoint, CorruptFile
 from workbench.runtimes.checkpoint.reader import REPLICATED, as_bytes, leaves, read_rank_file
 
 SUM = "alike"
@@ -36,14 +36,14 @@ def read_whole_state(checkpoint: Checkpoint, rank: int) -> tuple[dict[str, Any],
     """Return a rank's state, completed from rank 0's file, and a note if the rank had other values; else "".
 
     Raises:
-        Damaged: one of the two files is not what was written.
+        CorruptFile: one of the two files is not what was written.
     """
     saved = read_rank_file(checkpoint.rank_file(rank))
     if SUM not in saved["replica"]:
         return saved, ""
     first = read_rank_file(checkpoint.rank_file(0))
     if SUM in first["replica"] or rank == 0:
-        raise Damaged(f"{checkpoint.rank_file(0)} holds no model: it is another rank's file")
+        raise CorruptFile(f"{checkpoint.rank_file(0)} holds no model: it is another rank's file")
     model, own = first["replica"]["model"], saved["replica"]["model"]
     shared = {name: first["replica"][name] for name in REPLICATED}
     kept = {name: value for name, value in saved["replica"].items() if name != SUM}

@@ -17,7 +17,7 @@ from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
 from workbench.runtimes.checkpoint.files import (
     Checkpoint,
-    Damaged,
+    CorruptFile,
     complete_checkpoints,
     lacks_record,
     run_name_of,
@@ -119,7 +119,7 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
                 found["notes"] += filter(None, [note])
                 found["runs"] += filter(None, [run_name_of(checkpoint.rank_file(rank))])
                 saved = part if num_ranks == ctx.num_workers else None
-            except Damaged as error:
+            except CorruptFile as error:
                 found["damaged"].append(str(error))
         everyone = agree(found)
         # Several ranks read rank 0's file.
@@ -132,7 +132,8 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
         notes.append(f"the checkpoint in {folder.name}, {checkpoint}, is damaged and was skipped: {'; '.join(damaged)}")
     if notes:
         raise ConfigError(
-            f"{folder} has no undamaged checkpoint. {' '.join(notes)}. Train again from the start, or restore the files from a copy"
+            f"{folder} has no undamaged checkpoint. {' '.join(notes)}. Train again from the start, or restore the "
+            "files from a copy"
         )
     without_record = next(filter(lacks_record, sorted(folder.glob("checkpoint-*.pt"))), None)
     more = (
@@ -157,7 +158,10 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
         return []
     worker.redistribute_data((saved["step"] + 1, data["samples"]))
     return [
-        f"a global batch has {batch} samples, {data['global_batch']} before: batches are new from sample {data['samples']} on"
+        (
+            f"a global batch has {batch} samples, {data['global_batch']} before: batches are new from sample "
+            f"{data['samples']} on"
+        )
     ]
 
 
@@ -186,8 +190,10 @@ def _on_other_ranks(
                 reason += " there: write checkpoints where they have been averaged, with checkpoint_every= a multiple of every="
     if reason:
         raise ConfigError(
-            f"{checkpoint.folder.name} was trained on {checkpoint.num_ranks} ranks, and this run has {ctx.num_workers}. Another number of "
-            f"ranks can continue only from state that is equal on all ranks, and {reason}. Resume it on {checkpoint.num_ranks} ranks"
+            f"{checkpoint.folder.name} was trained on {checkpoint.num_ranks} ranks, and this run has "
+            f"{ctx.num_workers}. Another number of "
+            f"ranks can continue only from state that is equal on all ranks, and {reason}. Resume it on "
+            f"{checkpoint.num_ranks} ranks"
         )
     return {**read_rank_file(checkpoint.rank_file(0)), "num_workers": ctx.num_workers}
 

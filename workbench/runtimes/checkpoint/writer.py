@@ -22,7 +22,7 @@ from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import LEFT_TEXT
 from workbench.trace.store import read_info, update_run
 
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 @final
@@ -71,7 +71,7 @@ class CheckpointWriter:
             "run": self._folder.name,
         }
         interpreter.recorder.event(
-            {"strand": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.clock.now() - begin}
+            {"task": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.clock.now() - begin}
         )
         alike = frozenset(dict(replica.model.named_parameters(remove_duplicate=False)))
         lacks = alike if self._transport.rank and is_replicated(algorithm) else None
@@ -94,9 +94,10 @@ class CheckpointWriter:
             texts = self._transport.gather_texts(json.dumps([self._waited_s, *self._notes]), deadline)
             reports = [json.loads(text) for text in texts if text != LEFT_TEXT]
             notes = [note for one in reports for note in one[1:]]
-            if (slowest_s := max(one[0] for one in reports)) > LOOK_S:
+            if (slowest_s := max(one[0] for one in reports)) > POLL_S:
                 notes.append(
-                    f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise checkpoint_every"
+                    f"training waited {slowest_s:.2g} s for checkpoints that were still being written: raise "
+                    "checkpoint_every"
                 )
         if notes and self._transport.rank == 0:
             update_run(self._folder, notes=[*read_info(self._folder).get("notes", []), *dict.fromkeys(notes)])
@@ -108,11 +109,11 @@ class CheckpointWriter:
             return
         begin, deadline = clock.now(), clock.deadline("a checkpoint to be on the disk")
         while thread.is_alive():
-            thread.join(LOOK_S)
+            thread.join(POLL_S)
             deadline.check()
         self._thread = None
         self._waited_s += clock.now() - begin
-        clock.recorder.event({"strand": -1, "written_s": self._written_s})
+        clock.recorder.event({"task": -1, "written_s": self._written_s})
 
     def _write(
         self, path: Path, tree: dict[str, Any], facts: dict[str, Any], place: int | None, lacks: frozenset[str] | None

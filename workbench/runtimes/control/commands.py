@@ -21,7 +21,7 @@ from workbench.trace.files.text import LINE_BYTES, open_file, parse_value
 
 Command = dict[str, Any]
 CONTROL_NAME = "control.jsonl"
-MOST_LINE = 64 * 1024  # characters of a command
+MAX_LINE = 64 * 1024  # characters of a command
 STOP: Command = {"stop": True}
 PAUSE: Command = {"pause": True}
 RESUME: Command = {"resume": True}
@@ -80,7 +80,7 @@ class CommandReader:
 def _command(line: str) -> Command:
     """Return the parts of a line that are a command. They go into the record, and to the algorithm as settings."""
     try:
-        command = parse_value(line) if len(line) <= MOST_LINE else {}
+        command = parse_value(line) if len(line) <= MAX_LINE else {}
     except ValueError:
         return {}
     if not isinstance(command, dict):

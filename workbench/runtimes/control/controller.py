@@ -26,12 +26,12 @@ from workbench.settings import Settings
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import read_info, update_run
 
-BEAT_S = 0.5  # seconds between two meetings of paused ranks
-LOOK_S = 0.02
-ASK_AGAIN = "another process came at the same place: it can ask again"
+PAUSED_POLL_S = 0.5  # seconds between two meetings of paused ranks
+COMMAND_POLL_S = 0.02
+RETRY_JOIN = "another process came at the same place: it can ask again"
 # (rank, number of earlier requests for its place) -> why the process was not admitted, or None
 Admit = Callable[[int, int], str | None]
-WHO_LEFT: dict[str, Any] = {"commands": [], "step": None, "left": False, "versions": None}
+DEPARTED_REPORT: dict[str, Any] = {"commands": [], "step": None, "left": False, "versions": None}
 
 
 @final
@@ -71,14 +71,14 @@ class RunController:
         """
         self._num_meetings += 1
         self._first_row = len(self._taken)
-        return self._meet(Agreed(end=end, algorithm=self.algorithm), left=left)
+        return self._exchange_commands(Agreed(end=end, algorithm=self.algorithm), left=left)
 
     def pause(self, agreed: Agreed, *, left: bool) -> Agreed:
-        """Wait for more commands, at most `BEAT_S`, and agree again. Time-outs do not count the wait."""
+        """Wait for more commands, at most `PAUSED_POLL_S`, and agree again. Time-outs do not count the wait."""
         self._interpreter.clock.set_paused(True)
         try:
             self._wait_for_command()
-            return self._meet(agreed, left=left)
+            return self._exchange_commands(agreed, left=left)
         finally:
             self._interpreter.clock.set_paused(False)
 
@@ -94,7 +94,7 @@ class RunController:
         for row in [row for row in self._taken[self._first_row :] if "join" in row]:
             asked = [other for other in self._taken if other.get("join") == row["join"]]
             is_newest = row is asked[-1]  # a process that asked before for this rank is gone
-            refused = admit(row["join"], len(asked) - 1) if is_newest and not came else ASK_AGAIN
+            refused = admit(row["join"], len(asked) - 1) if is_newest and not came else RETRY_JOIN
             came = came or refused is None
             if refused is not None:
                 row["refused"] = refused
@@ -136,7 +136,7 @@ class RunController:
         """Return what `catch_up` takes."""
         return self.num_taken, self._num_meetings
 
-    def _meet(self, agreed: Agreed, *, left: bool) -> Agreed:
+    def _exchange_commands(self, agreed: Agreed, *, left: bool) -> Agreed:
         """Carry out the commands that are new to all ranks; return what is agreed after them."""
         step = agreed.end.step + 1
         new, where = self._gather(step, left)
@@ -154,7 +154,7 @@ class RunController:
         mine = {"commands": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
         deadline = self._interpreter.clock.deadline("all ranks to agree on the commands")
         texts = self._transport.gather_texts(json.dumps(mine), deadline)
-        where = [dict(WHO_LEFT) if text == LEFT_TEXT else json.loads(text) for text in texts]
+        where = [dict(DEPARTED_REPORT) if text == LEFT_TEXT else json.loads(text) for text in texts]
         commands: list[Command] = max((rank.pop("commands") for rank in where), key=len)
         return commands, where
 
@@ -167,7 +167,7 @@ class RunController:
                 self._set(command["set"])
             except ConfigError as error:  # on all ranks: the command was written without a check
                 row["refused"] = str(error)
-        self._recorder.event({"strand": 0, "steer": self.num_taken, "step": step, **command})
+        self._recorder.event({"task": 0, "steer": self.num_taken, "step": step, **command})
         if self.algorithm.asynchronous:
             row |= {"meeting": self._num_meetings, "steps": [rank["step"] for rank in where]}
             row |= {"versions": {number: rank["versions"] for number, rank in enumerate(where) if rank["versions"]}}
@@ -184,9 +184,9 @@ class RunController:
     def _wait_for_command(self) -> None:
         """Return at a new command, or after a short time: then the ranks learn that the others are alive."""
         self._interpreter.clock.activity = "paused"
-        deadline = time.monotonic() + BEAT_S
+        deadline = time.monotonic() + PAUSED_POLL_S
         while self._reader.poll() <= self.num_taken and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+            time.sleep(COMMAND_POLL_S)
         self._interpreter.clock.activity = ""
 
     def _show(self, status: str) -> None:

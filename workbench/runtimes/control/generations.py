@@ -31,7 +31,7 @@ the same. This holds for real and simulated ranks. Ranks *in step* end each step
 | `Admitted` | in step | the programs have ended | `BeginGeneration`, whether or not the process joined |
 | | | the programs have not ended, the process joined | `BeginGeneration` from the step's state |
 | | | the programs have not ended, it did not join | `Continue` |
-| `MembersLeft` | in step | a process waited to join | `AskAgain`, then as below |
+| `MembersLeft` | in step | a process waited to join | `RetryJoin`, then as below |
 | | | anything | `BeginGeneration` without state |
 
 Step table, for ranks in step (the first row that applies; a due `Checkpoint` comes before the last four):
@@ -314,7 +314,7 @@ class Admit:
 
 @final
 @dataclass(frozen=True, slots=True)
-class AskAgain:
+class RetryJoin:
     """Tell the process that waits for this rank's place to ask again."""
 
     rank: int
@@ -349,7 +349,7 @@ class Finish:
 
 
 Outcome = Continue | BeginGeneration | Stop | Finish
-Instruction = Evaluate | KeepForEvaluation | Checkpoint | Agree | Pause | AnswerRequests | Admit | AskAgain | Outcome
+Instruction = Evaluate | KeepForEvaluation | Checkpoint | Agree | Pause | AnswerRequests | Admit | RetryJoin | Outcome
 
 
 # -- decisions -------------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def _admitted(generation: Generation, boundary: Admitted) -> Instruction:
 
 
 def _members_left(generation: Generation, boundary: MembersLeft) -> tuple[Instruction, ...]:
-    told = (AskAgain(generation.waiting[0]),) if generation.waiting else ()
+    told = (RetryJoin(generation.waiting[0]),) if generation.waiting else ()
     changes: dict[str, Any] = {"algorithm": boundary.algorithm, "num_ranks": boundary.num_ranks, "waiting": None}
     changes |= {"num_steps": boundary.num_steps, "sync_point": boundary.num_steps}
     return (*told, BeginGeneration(generation.following(EndStep(boundary.step), **changes)))

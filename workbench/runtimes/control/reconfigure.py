@@ -71,7 +71,8 @@ def changed(
         )
     if _laid_out(new, num_ranks) != _laid_out(algorithm, num_ranks):
         raise ConfigError(
-            f"{_said(changes)} would change the layout of gradients, or how they are applied: start another run"
+            f"{_format_changes(changes)} would change the layout of gradients, or how they are applied: start another "
+            "run"
         )
     return new, None if lr is None else float(lr)
 
@@ -135,7 +136,8 @@ def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
         meant = did_you_mean(name, can, cutoff=0.6)
         if algorithm.restart != Restart.ANYWHERE:
             raise ConfigError(
-                f"{name} of {class_name}: only lr can change while it runs, because it has more than worker programs. stop() it first"
+                f"{name} of {class_name}: only lr can change while it runs, because it has more than worker programs. "
+                "stop() it first"
             )
         why = (
             "cannot change while it runs: ranks began with it"
@@ -163,7 +165,7 @@ def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:
     except WorkbenchError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{_said(values)}: {error}") from error
+        raise ConfigError(f"{_format_changes(values)}: {error}") from error
 
 
 def _delayed(algorithm: Algorithm, delay: Any) -> dict[str, Any]:
@@ -189,5 +191,5 @@ def _coded(collective: Any, codec: Any) -> Collective:
         raise ConfigError(f"codec={codec!r}: {error}; set the collective too, such as collective=Ring()") from None
 
 
-def _said(changes: dict[str, Any]) -> str:
+def _format_changes(changes: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in changes.items())

@@ -30,7 +30,7 @@ from workbench.runtimes.liveness.membership import Membership
 from workbench.trace.files.atomic import atomic_file
 from workbench.trace.store import read_info, update_run
 
-WHAT = "all ranks to meet the one that joins"
+WAITED_FOR = "all ranks to meet the one that joins"
 MET, NOT_MET = "met", "not met"
 COUNTS = ("num_texts", "num_shrinks", "num_taken")  # of `Membership`: they name the meetings
 
@@ -184,12 +184,12 @@ def all_have_met(
     def agreed(met: bool) -> bool:
         members.put(place, MET if met else NOT_MET)
         if members.rank == lowest:
-            members.put(f"{place}-all", MET if all(said(place, other) == MET for other in ranks) else NOT_MET)
-        return said(f"{place}-all", lowest) == MET
+            members.put(f"{place}-all", MET if all(wait_for_text(place, other) == MET for other in ranks) else NOT_MET)
+        return wait_for_text(f"{place}-all", lowest) == MET
 
-    def said(what: str, other: int) -> str:
+    def wait_for_text(what: str, other: int) -> str:
         deadline = Deadline(
-            WHAT, members.failure if what != place else failure, 3 * timeout_s if what != place else timeout_s
+            WAITED_FOR, members.failure if what != place else failure, 3 * timeout_s if what != place else timeout_s
         )
         try:
             while (text := members.text(what, other)) is None:
@@ -200,7 +200,7 @@ def all_have_met(
             return members.text(what, other) or NOT_MET
         return text
 
-    return meet(ranks, members.folder / place, Deadline(WHAT, failure, timeout_s), agreed)
+    return meet(ranks, members.folder / place, Deadline(WAITED_FOR, failure, timeout_s), agreed)
 
 
 def num_join_requests(folder: Path, rank: int) -> int:

@@ -17,7 +17,7 @@ from workbench.ops import EndStep, State
 from workbench.program import Algorithm, Context
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import resume, take_checkpoint
-from workbench.runtimes.control.controller import ASK_AGAIN, RunController
+from workbench.runtimes.control.controller import RETRY_JOIN, RunController
 from workbench.runtimes.elastic.admission import JoinState, admit
 from workbench.runtimes.elastic.shrink import renumber_ranks
 from workbench.runtimes.execution.interpreter import Interpreter
@@ -37,7 +37,7 @@ def join_refusal(rank: int, waiting: tuple[int, int] | None, members: Membership
     members.departures(now=True)
     if not 0 <= rank < members.num_ranks or not members.has_left(rank):
         return f"rank {rank} has not left"
-    return ASK_AGAIN if waiting is not None else None
+    return RETRY_JOIN if waiting is not None else None
 
 
 def admit_waiting(

@@ -22,7 +22,8 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
     if on_failure == "shrink" and not transport.can_shrink:
         raise ConfigError(
             f"{transport.library} ends all ranks when one ends: on_failure='shrink' needs runtime='torch' on CPUs, "
-            f"or Open MPI 5 under `mpiexec {' '.join(FAULT_TOLERANT)}`; else use on_failure='stop', and resume from the checkpoint"
+            f"or Open MPI 5 under `mpiexec {' '.join(FAULT_TOLERANT)}`; else use on_failure='stop', and resume from "
+            "the checkpoint"
         )
     if any(without) or shrinks:
         transport.members = Membership(detector, without.__getitem__, shrinks=shrinks)
@@ -43,7 +44,8 @@ def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runt
     found = [rank for rank in range(num_ranks) if can_be_replaced(algorithm, on_failure, rank, num_ranks)]
     if runtime != "torch" or not found:
         raise ConfigError(
-            "--replace is for ranks that the run can lose, with --runtime torch: workers of algorithms with servers, all of "
+            "--replace is for ranks that the run can lose, with --runtime torch: workers of algorithms with servers, "
+            "all of "
             "partial-all-reduce, and with --on-failure shrink all of the algorithms that can shrink"
         )
     return found

@@ -34,7 +34,7 @@ from workbench.trace.store import read_info, update_run
 
 GRACE_S = 5.0  # how long after a failure a departure may become known; else the failure is raised
 FAILURES = (PeerFailed, Stalled, RuntimeError)  # of a communication that cannot end
-WHAT = "the ranks that remain"
+WAITED_FOR = "the ranks that remain"
 
 
 @final
@@ -76,7 +76,7 @@ class Shrinker:
         place, timeout_s = f"shrink-{members.num_shrinks}", self._worker.settings.timeout_s
         members.num_shrinks += 1
         self._transport.abandon()
-        deadline = Deadline(WHAT, lambda: None, timeout_s, peer_status=members.detector)
+        deadline = Deadline(WAITED_FOR, lambda: None, timeout_s, peer_status=members.detector)
         texts = members.gather_texts(json.dumps(self._place(ctx, members, last)), deadline, place)
         remain = [rank for rank, text in enumerate(texts) if text != LEFT_TEXT]
         _check(algorithm, members, len(remain))
@@ -89,7 +89,9 @@ class Shrinker:
         self._controller.follow(furthest["num_words"], step)
         self._interpreter.reset_transport()
         self._transport.shrink(
-            remain, members.folder / place, Deadline(WHAT, members.failure, timeout_s, peer_status=members.detector)
+            remain,
+            members.folder / place,
+            Deadline(WAITED_FOR, members.failure, timeout_s, peer_status=members.detector),
         )
         self._take_parameters(algorithm, [remain.index(rank) for rank in ahead], ctx)
         ctx.link = None

@@ -136,7 +136,7 @@ class Endpoint:
         clock, value = self._clock, request.value
         begin = clock.now()
         self._transport.all_reduce(flat_of(value), self._deadline("the all-reduce", clock.step))
-        return self._book_sum(value, begin, clock.now())
+        return self._record_sum(value, begin, clock.now())
 
     def reduce_scatter(self, request: ops.ReduceScatter) -> ops.Value:
         """Sum over all ranks, each rank its own block."""
@@ -145,7 +145,7 @@ class Endpoint:
         begin = self._clock.now()
         deadline = self._deadline("the reduce-scatter", self._clock.step)
         self._transport.reduce_scatter(flat_of(request.value), deadline)
-        return self._book_half("reduce_scatter", request.value, begin)
+        return self._record_half("reduce_scatter", request.value, begin)
 
     def all_gather(self, request: ops.AllGather) -> ops.Value:
         """Give every rank each rank's own block."""
@@ -154,7 +154,7 @@ class Endpoint:
         begin = self._clock.now()
         deadline = self._deadline("the all-gather", self._clock.step)
         self._transport.all_gather(flat_of(request.value), deadline)
-        return self._book_half("all_gather", request.value, begin)
+        return self._record_half("all_gather", request.value, begin)
 
     def broadcast(self, request: ops.Broadcast) -> ops.Value:
         """Replace every rank's value by the root's."""
@@ -232,14 +232,14 @@ class Endpoint:
         `inside`: wait inside the library, if possible.
         """
         if not ticket.done:
-            deadline = self._deadline(f"{_sentence(ticket.request)} (step {self._clock.step})")
+            deadline = self._deadline(f"{_describe_request(ticket.request)} (step {self._clock.step})")
             ticket.runtime.wait_inside(deadline) if inside else ticket.runtime.wait(deadline)
             handle = ticket.runtime
             left = getattr(handle, "left", None)
             if left is not None:
                 self._clock.left.add(left)
                 self._clock.recorder.event(
-                    {"strand": self.task, "any": ticket.key, "left": left, "seconds": self._clock.now()}
+                    {"task": self.task, "any": ticket.key, "left": left, "seconds": self._clock.now()}
                 )
                 ticket.value, ticket.done = ops.PeerLeft(left), True
                 return ticket.value
@@ -248,13 +248,15 @@ class Endpoint:
             received = handle.flat if isinstance(handle, AnySourceRecv | StampedHandle) else ticket.value
             source = getattr(handle, "source", -1)
             if isinstance(ticket.request, ops.Recv) and ticket.request.source == ANY:
-                self._clock.recorder.event({"strand": self.task, "any": ticket.key, "source": source})
+                self._clock.recorder.event({"task": self.task, "any": ticket.key, "source": source})
             stamp = getattr(handle, "stamp", 0)
-            ticket.value = self._book(ticket.request, handle.started_s - origin, end - origin, received, source, stamp)
+            ticket.value = self._record_request(
+                ticket.request, handle.started_s - origin, end - origin, received, source, stamp
+            )
             ticket.done = True
         return ticket.value
 
-    def _book(
+    def _record_request(
         self, request: Any, begin: float, end: float, received: Any = None, source: int = -1, stamp: int = 0
     ) -> Any:
         """Record what a started request did, and return its answer."""
@@ -262,7 +264,7 @@ class Endpoint:
             case ops.AllReduce(value):
                 if isinstance(value, Gradient):
                     value.ready = self._transport.streams.completed_event()  # the host has waited for it
-                return self._book_sum(value, begin, end)
+                return self._record_sum(value, begin, end)
             case ops.Send(to, value):
                 num_bytes = (
                     0 if to == self._transport.rank else size_of(value) + (0 if request.stamp is None else STAMP_BYTES)
@@ -276,11 +278,11 @@ class Endpoint:
             case _:
                 raise AssertionError(f"{type(request).__name__} is not started by the library")
 
-    def _book_sum(self, value: ops.Value, begin: float, end: float) -> ops.Value:
+    def _record_sum(self, value: ops.Value, begin: float, end: float) -> ops.Value:
         self._sent("all_reduce", begin, end, value, native_bytes(self._transport.num_workers, size_of(value)))
         return value
 
-    def _book_half(self, kind: str, value: ops.Value, begin: float) -> ops.Value:
+    def _record_half(self, kind: str, value: ops.Value, begin: float) -> ops.Value:
         num_bytes = native_bytes(self._transport.num_workers, size_of(value)) / 2
         self._sent(kind, begin, self._clock.now(), value, num_bytes)
         return value
@@ -360,7 +362,8 @@ def not_answered(request: Request) -> TypeError:
 def not_lowered(request: ops.AllReduce | ops.ReduceScatter | ops.AllGather) -> TypeError:
     """Return the error for a sum that names a collective, which the library cannot take."""
     return TypeError(
-        f"{type(request).__name__} names {request.collective}, which a runtime replaces by messages first: use program.lower"
+        f"{type(request).__name__} names {request.collective}, which a runtime replaces by messages first: use "
+        "program.lower"
     )
 
 
@@ -374,7 +377,7 @@ def size_of(value: ops.Value) -> int:
     return int((value.flat if isinstance(value, Gradient) else value).nbytes)
 
 
-def _sentence(request: Any) -> str:
+def _describe_request(request: Any) -> str:
     match request:
         case ops.Send(to):
             return f"rank {to} to receive"

@@ -18,7 +18,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Program, Request, State, Ticket
 from workbench.program import Context, leaves
-from workbench.replica.backward import Hooks, Micro
+from workbench.replica.backward import Hooks, MicroBatch
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import (
     COMMUNICATION,
@@ -56,7 +56,7 @@ class Interpreter(Caller):
         transport: Transport,
         replica: Replica,
         recorder: Recorder,
-        minibatch: Callable[[int], Sequence[Micro]],
+        minibatch: Callable[[int], Sequence[MicroBatch]],
         *,
         timeout_s: float | None = None,
         progress: str = "auto",
@@ -186,7 +186,7 @@ class Interpreter(Caller):
             if found < 0 and not self._background.tick():
                 deadline.pause()
         self._waited(begin)
-        self.recorder.event({"strand": 0, "wait_any": self._num_waits, "position": found})
+        self.recorder.event({"task": 0, "wait_any": self._num_waits, "position": found})
         self._num_waits += 1
         return None if found < 0 else (found, self.wait(tickets[found]))
 
@@ -219,8 +219,10 @@ class Interpreter(Caller):
             assert request.on_bucket is not None
             if self._is_elsewhere():
                 raise ConfigError(
-                    f"{self.transport.library} has no MPI_THREAD_MULTIPLE, and on a GPU backward calls from its own thread: "
-                    "use an algorithm that takes the gradient whole, such as SynchronousSGD or PipeSGD, or an MPI with threads"
+                    f"{self.transport.library} has no MPI_THREAD_MULTIPLE, and on a GPU backward calls from its own "
+                    "thread: "
+                    "use an algorithm that takes the gradient whole, such as SynchronousSGD or PipeSGD, or an MPI with "
+                    "threads"
                 )
             if slept is not None:
                 assert bucket.bucket is not None
@@ -254,12 +256,12 @@ class Interpreter(Caller):
         )
         try:
             self.clock.activity = "reading data"
-            micros = self._minibatch(request.step)
+            micro_batches = self._minibatch(request.step)
             if self.slept is not None:
                 in_parts = request.before_forward is not None
-                num_samples = [micro.num_samples for micro in micros]
+                num_samples = [micro.num_samples for micro in micro_batches]
                 slept = SleptPass(self.slept, request.step, num_samples, since, self._sleep(tick), in_parts=in_parts)
-            gradient, self.loss = self.replica.backward(request.step, micros, hooks)
+            gradient, self.loss = self.replica.backward(request.step, micro_batches, hooks)
         finally:
             self.clock.activity = ""
         return tuple(tickets) if request.on_bucket else gradient
@@ -359,7 +361,7 @@ def _backward(rank: Interpreter, caller: Caller, request: ops.Backward) -> Any:
 def _now(rank: Interpreter, caller: Caller, _: ops.Now) -> float:
     rank.transport.streams.finish()  # on a GPU: the time when earlier work ends, not when it was queued
     now = rank.clock.now()
-    rank.recorder.event({"strand": caller.endpoint.task, "now": now})
+    rank.recorder.event({"task": caller.endpoint.task, "now": now})
     return now
 
 

@@ -167,11 +167,13 @@ class ProgressEngine:
         ticket = Ticket(self._num_started, work, task.handle)
         if self._progress == "library" and not request.shares_tags and not isinstance(work, Request):
             raise ConfigError(
-                f"progress={self._progress!r} is for the library's own sums: use collective=Native(), or progress='thread'"
+                f"progress={self._progress!r} is for the library's own sums: use collective=Native(), or "
+                "progress='thread'"
             )
         if request.shares_tags and not self.transport.has_threads:
             raise ConfigError(
-                "a server next to a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one lacks: use dedicated=True"
+                "a server next to a worker needs an MPI with MPI_THREAD_MULTIPLE, which this one lacks: use "
+                "dedicated=True"
             )
         if self._progress in ("blocking", "tests") and not request.shares_tags:
             self._polling.submit(task, lane)
@@ -206,7 +208,9 @@ class ProgressEngine:
         """End the threads. Work in progress is abandoned."""
         for lane in self._lanes.values():
             lane.close()
-        self._answer = _nobody  # drop the interpreter's method: the cycle would keep the library's sockets open
+        self._answer = (
+            _refuse_after_end  # drop the interpreter's method: the cycle would keep the library's sockets open
+        )
 
 
 def _is_long(work: Request) -> bool:
@@ -217,7 +221,7 @@ def _is_long(work: Request) -> bool:
     return flat.device.type == "cpu" and flat.numel() * flat.element_size() >= LONG_BYTES
 
 
-def _nobody(request: Request, caller: Caller | None) -> Any:  # noqa: ARG001 - the signature of `answer`
+def _refuse_after_end(request: Request, caller: Caller | None) -> Any:  # noqa: ARG001 - the signature of `answer`
     raise RuntimeError(f"{type(request).__name__} was asked for after the end of the run")
 
 
@@ -225,5 +229,6 @@ def check_lanes(algorithm: Algorithm, progress: str) -> None:
     """Raise `ConfigError` for a deadlock: with "tests", lanes would block in a different order on each rank."""
     if progress == "tests" and algorithm.requires.num_lanes > 1:
         raise ConfigError(
-            f"progress='tests' drives one lane, and this algorithm has {algorithm.requires.num_lanes}: use progress='thread'"
+            f"progress='tests' drives one lane, and this algorithm has {algorithm.requires.num_lanes}: use "
+            "progress='thread'"
         )

@@ -28,7 +28,7 @@ from workbench.settings import ComputeTimes
 
 POLL_S = 1e-3  # between two polls of communication that no thread drives
 TOLERANCE = 0.01  # of the seconds of a step without stragglers: a pass that comes later than this is late
-LOUD_SHARE = 0.01  # of the passes: with more late ones, the run warns
+WARN_SHARE = 0.01  # of the passes: with more late ones, the run warns
 
 
 @final
@@ -49,7 +49,7 @@ class LatePasses:
     @property
     def loud(self) -> bool:
         """Whether so many passes were late that the times of the run are wrong."""
-        return self.num_late > 0 and self.num_late >= LOUD_SHARE * self.num_passes
+        return self.num_late > 0 and self.num_late >= WARN_SHARE * self.num_passes
 
     @property
     def note(self) -> str:
@@ -104,7 +104,8 @@ class SleptCompute:
     ) -> None:
         if layout.device.type != "cpu":
             raise ConfigError(
-                "compute= sleeps on ranks that compute on a CPU, and this one has a GPU: leave compute out, or hide the GPU"
+                "compute= sleeps on ranks that compute on a CPU, and this one has a GPU: leave compute out, or hide "
+                "the GPU"
             )
         self.late = LatePasses()
         self.compute, self.seed, self._rank = compute, seed, rank

@@ -112,9 +112,7 @@ class Task(Caller):
     def _found(self, position: int) -> bool:
         value = self.endpoint.finish(self._tickets[position]) if position >= 0 else None
         if self._any:
-            self._clock.recorder.event(
-                {"strand": self.endpoint.task, "wait_any": self._num_waits, "position": position}
-            )
+            self._clock.recorder.event({"task": self.endpoint.task, "wait_any": self._num_waits, "position": position})
             self._num_waits += 1
             self._reply = None if position < 0 else (position, value)
         else:
@@ -173,7 +171,8 @@ class Task(Caller):
     def collective(self, operation: Callable[[Any], Any], request: Request) -> Any:
         if not self._sums:
             raise ConfigError(
-                "NCCL may deadlock if threads of a rank begin sums on several lanes, because each rank may begin them in another "
+                "NCCL may deadlock if threads of a rank begin sums on several lanes, because each rank may begin them "
+                "in another "
                 "order: use lanes=1 (max_delay=1), or sum over Send and Recv, for example with inner=Ring()"
             )
         return operation(request)

@@ -69,11 +69,12 @@ class Deadline:
             reason = self._failure()
             if reason is not None:
                 raise PeerFailed(reason)
-            self._tell(now - self._held() - self._begin)
+            self._report_wait(now - self._held() - self._begin)
         waited = now - self._held() - self._begin
         if self._timeout_s is not None and waited > self._timeout_s:
             raise Stalled(
-                f"waited {waited:.0f} s for {self._whole}{self._absent()}: a rank is gone, much slower, or asks for something else. "
+                f"waited {waited:.0f} s for {self._whole}{self._absent()}: a rank is gone, much slower, or asks for "
+                "something else. "
                 "Raise timeout_s if it is only slow"
             )
 
@@ -84,7 +85,7 @@ class Deadline:
     def _absent(self) -> str:
         return self._peer_status.describe_absent(self._whole) if self._peer_status is not None else ""
 
-    def _tell(self, waited_s: float) -> None:
+    def _report_wait(self, waited_s: float) -> None:
         """Report the wait in this rank's heartbeat and, after a while, on standard error."""
         if not self._what:  # a check for failed peers, not a wait
             return

@@ -27,13 +27,13 @@ from workbench.trace.files.text import read_json
 from workbench.trace.processes import pid_namespace, start_of, state_of_process
 from workbench.trace.recorder import metrics_name
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 LOST_S = 60.0  # without a heartbeat from another host: longer than network file systems cache
 SILENT_S = 3.0  # a rank without a heartbeat for this long does not run, or its host cannot be reached
 DIAGNOSIS_S = 4.0  # how long a rank that lost a connection looks for the rank that is gone
 NUM_WATCHED = 4  # each rank watches this many next ranks, so the first of several that are gone has a watcher
-LEFT = "left-"  # prefix of files of ranks that left before the end
-MOST_NAMED, TAIL_BYTES = 4, 8192
+LEFT_PREFIX = "left-"  # prefix of files of ranks that left before the end
+MAX_NAMED, TAIL_BYTES = 4, 8192
 KINDS: dict[str, Any] = {
     "host": str,
     "place": str,
@@ -46,7 +46,8 @@ KINDS: dict[str, Any] = {
 }
 # Errors after a peer's death: of gloo, of torch.distributed's store, and of a fault-tolerant MPI.
 CONNECTION = re.compile(
-    r"(?i)Connection (reset|closed|refused|was lost)|Broken pipe|Socket (Timeout|closed)|pair closure|failed to (recv|send)|got 0 bytes"
+    r"(?i)Connection (reset|closed|refused|was lost)|Broken pipe|Socket (Timeout|closed)|pair closure|failed to "
+    r"(recv|send)|got 0 bytes"
     r"|ERR_PROC_FAILED"
 )
 
@@ -156,7 +157,7 @@ class FailureDetector:
 
     def __exit__(self, *_: object) -> None:
         self.leave()
-        self._thread.join(BEAT_S)
+        self._thread.join(HEARTBEAT_S)
 
     def leave(self, reason: str = "") -> None:
         """End the heartbeat in an orderly way, so that no peer reports this rank as gone.
@@ -167,7 +168,7 @@ class FailureDetector:
         with self._writing:
             if reason and not self._over.is_set():
                 with contextlib.suppress(OSError):
-                    (self.folder / f"{LEFT}{self.rank:05d}.txt").write_text(reason)
+                    (self.folder / f"{LEFT_PREFIX}{self.rank:05d}.txt").write_text(reason)
             self._over.set()
             self.announce = None
             with contextlib.suppress(OSError):
@@ -175,7 +176,7 @@ class FailureDetector:
 
     def join_thread(self) -> None:
         """Wait for the thread after `leave`, before the process ends."""
-        self._thread.join(BEAT_S)
+        self._thread.join(HEARTBEAT_S)
 
     def begin_training(
         self,
@@ -218,8 +219,8 @@ class FailureDetector:
                 if what and len(rows) == len(others) > 0
                 else ""
             )
-        more = f", and {len(lines) - MOST_NAMED} others" if len(lines) > MOST_NAMED else ""
-        return ": " + ", ".join(lines[:MOST_NAMED]) + more
+        more = f", and {len(lines) - MAX_NAMED} others" if len(lines) > MAX_NAMED else ""
+        return ": " + ", ".join(lines[:MAX_NAMED]) + more
 
     def leads(self) -> bool:
         """Return True if all lower ranks are gone, so that this rank keeps the run's record."""
@@ -265,10 +266,14 @@ class FailureDetector:
             (
                 reason
                 for peer in range(self.num_ranks)
-                if peer != self.rank and (reason := self._look(peer)) is not None
+                if peer != self.rank and (reason := self._failure_of(peer)) is not None
             ),
             None,
         )
+
+    def departed(self) -> list[int]:
+        """Return the ranks that took part and have left in an orderly way, as far as this rank has watched them."""
+        return sorted(peer for peer in self._known if not self._path(peer).exists())
 
     def diagnose(self, announced: Callable[[], str | None]) -> str | None:
         """Return why a connection ended: which rank is gone, or what a peer announced. Waits `DIAGNOSIS_S` for either.
@@ -289,10 +294,10 @@ class FailureDetector:
     def _reason_left(self) -> str | None:
         """Return the reason of the lowest of the ranks that left early."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            return next((path.read_text() for path in sorted(self.folder.glob(f"{LEFT}*.txt"))), None)
+            return next((path.read_text() for path in sorted(self.folder.glob(f"{LEFT_PREFIX}*.txt"))), None)
         return None
 
-    def _look(self, peer: int) -> str | None:
+    def _failure_of(self, peer: int) -> str | None:
         end = self.end_of(peer, idle=True)
         if end is None:
             return None
@@ -329,7 +334,12 @@ class FailureDetector:
             if self._over.is_set():
                 return
             try:
-                row = {"rank": self.rank, **self._mine, **self._here.row(2 * BEAT_S), "memory_bytes": memory_bytes()}
+                row = {
+                    "rank": self.rank,
+                    **self._mine,
+                    **self._here.row(2 * HEARTBEAT_S),
+                    "memory_bytes": memory_bytes(),
+                }
                 write_atomic(path, json.dumps(row))
             except OSError:
                 os.utime(path)
@@ -337,9 +347,9 @@ class FailureDetector:
                 path.unlink()
 
     def _run(self) -> None:
-        while not self._over.wait(BEAT_S):
+        while not self._over.wait(HEARTBEAT_S):
             self._write()
-            self._here.watch_library_call(2 * BEAT_S, self.describe_absent)
+            self._here.watch_library_call(2 * HEARTBEAT_S, self.describe_absent)
             if (step := self._here.step()) != self._moved[0]:
                 self._moved = (step, time.monotonic())
             if self.announce is not None:
@@ -347,7 +357,7 @@ class FailureDetector:
 
     def _watch(self, announce: Callable[[str], None]) -> None:
         for distance in range(1, min(NUM_WATCHED, self.num_ranks - 1) + 1):
-            reason = self._look((self.rank + distance) % self.num_ranks)
+            reason = self._failure_of((self.rank + distance) % self.num_ranks)
             if reason is not None and not self._over.is_set() and self.announce is not None:
                 self.announce = None
                 # The process that holds announcements may be the one that is gone.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 BOUND_S = 2.0  # how long an interrupt waits for a call without which peers would wait forever
-AGAIN_S = 0.01
+RETRY_S = 0.01
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def single_interrupt(bound: Callable[[], bool] = lambda: False) -> Iterator[Call
     over = threading.Event()
 
     def again() -> None:
-        if not over.wait(AGAIN_S):
+        if not over.wait(RETRY_S):
             os.kill(os.getpid(), signal.SIGINT)
 
     def leave() -> None:

@@ -27,7 +27,7 @@ from workbench.trace.store import read_info, update_run
 if TYPE_CHECKING:  # `tolerates_loss` must not import torch
     from workbench.runtimes.liveness.deadline import Deadline
 
-LOOK_S = 0.1  # between two reads of the files
+POLL_S = 0.1  # between two reads of the files
 LEAVE_S = 5.0  # how long the lowest rank waits for the others before it removes the files
 FOLDER = "members"
 ENDS_ALONE = "async_mpi_finalize"  # Open MPI: MPI_Finalize does not wait for other ranks, which may be dead
@@ -92,8 +92,8 @@ class Membership:
     # -- members -----------------------------------------------------------------------------------------------
 
     def departures(self, *, now: bool = False) -> list[Departure]:
-        """The ranks that have left. Reads the files at most every `LOOK_S`, unless `now`."""
-        if (now or time.monotonic() - self._looked_s > LOOK_S) and self._lock.acquire(blocking=now):
+        """The ranks that have left. Reads the files at most every `POLL_S`, unless `now`."""
+        if (now or time.monotonic() - self._looked_s > POLL_S) and self._lock.acquire(blocking=now):
             try:
                 known = {departure.rank for departure in self.gone}
                 for rank in range(self.num_ranks):

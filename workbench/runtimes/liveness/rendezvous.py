@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import final
 
 from workbench.runtimes.liveness.deadline import Deadline
-from workbench.runtimes.liveness.failure_detector import MOST_NAMED, FailureDetector, heartbeat_name
+from workbench.runtimes.liveness.failure_detector import MAX_NAMED, FailureDetector, heartbeat_name
 
-WHAT = "all ranks to join the run"
+WAITED_FOR = "all ranks to join the run"
 
 
 def wait_for_all(detector: FailureDetector, timeout_s: float, failure: Callable[[], str | None] = lambda: None) -> None:
@@ -22,7 +22,9 @@ def wait_for_all(detector: FailureDetector, timeout_s: float, failure: Callable[
         PeerFailed: a rank that had started is gone again.
         Stalled: not all ranks have started in time; names those that have not.
     """
-    deadline = Deadline(WHAT, lambda: failure() or detector.find_gone(), timeout_s, peer_status=_Missing(detector))
+    deadline = Deadline(
+        WAITED_FOR, lambda: failure() or detector.find_gone(), timeout_s, peer_status=_Missing(detector)
+    )
     while missing(detector):
         deadline.pause()
 
@@ -47,5 +49,5 @@ class _Missing:
     def describe_absent(self, what: str | None) -> str:
         """`: rank 2 has not come`."""
         late = missing(self.detector)
-        words = ", ".join(f"rank {rank} has not come" for rank in late[:MOST_NAMED])
-        return f": {words}, and {len(late) - MOST_NAMED} others" if len(late) > MOST_NAMED else f": {words}"
+        words = ", ".join(f"rank {rank} has not come" for rank in late[:MAX_NAMED])
+        return f": {words}, and {len(late) - MAX_NAMED} others" if len(late) > MAX_NAMED else f": {words}"

@@ -76,7 +76,8 @@ class Watchdog:
         what = f"the library's own call in step {step}, which all ranks had reached"
         if self._timeout_s is not None and waited > self._timeout_s:
             self._leave(
-                f"waited {waited:.0f} s for {what}{absent(None)}. Nothing can interrupt it, so rank {self._rank} ends: heal()"
+                f"waited {waited:.0f} s for {what}{absent(None)}. Nothing can interrupt it, so rank {self._rank} ends: "
+                "heal()"
             )
         elif waited > self._report_after_s:
             self._report_after_s *= 2

@@ -24,7 +24,7 @@ from workbench.settings import Settings
 Facts = dict[str, str]
 
 # Facts that may differ, with a note in the record: they change no message's order or length, and values only in a last bit.
-MAY_DIFFER = ("build of torch", "patch of Python", "problem", "code of the problem")
+NOTED_DIFFERENCES = ("build of torch", "patch of Python", "problem", "code of the problem")
 FIXES = {
     "workbench": "Install the same version on every rank, or check out the same commit",
     "torch": "Install the same version on every rank",
@@ -32,7 +32,7 @@ FIXES = {
     "samples": "Give every rank the same data; the sampler deals them out (problems.shards: a shard for each)",
 }
 FIXES |= dict.fromkeys(("training data", "test data"), FIXES["samples"])
-MOST_NAMED = 4
+MAX_NAMED = 4
 
 
 def versions() -> Facts:
@@ -79,10 +79,10 @@ def check_consistency(facts: Facts, transport: Transport, interpreter: Interpret
     deadline = interpreter.clock.deadline("all ranks to describe their model, data and software")
     texts = require_all(transport.gather_texts(json.dumps(facts), deadline), "the beginning of a run")
     differences = compare([json.loads(text) for text in texts])
-    wrong = {name: words for name, words in differences.items() if name not in MAY_DIFFER}
+    wrong = {name: words for name, words in differences.items() if name not in NOTED_DIFFERENCES}
     if wrong:
         name, words = next(iter(wrong.items()))
-        others = list(differences)[:MOST_NAMED]
+        others = list(differences)[:MAX_NAMED]
         others.remove(name) if name in others else None
         more = f" Also different: {', '.join(others)}." if others else ""
         raise RankMismatch(f"{words}. {FIXES.get(name, 'Give every rank the same model and settings')}.{more}")
@@ -116,14 +116,14 @@ def _difference(name: str, groups: dict[str, list[int]]) -> str:
     odd = {value: ranks for value, ranks in groups.items() if value != usual}
     those = sorted(rank for ranks in odd.values() for rank in ranks)
     differ = "differs" if len(those) == 1 else "differ"
-    where = [f"{value!r} on {_ranks(ranks)}" for value, ranks in list(odd.items())[:MOST_NAMED]]
+    where = [f"{value!r} on {_ranks(ranks)}" for value, ranks in list(odd.items())[:MAX_NAMED]]
     return f"{_ranks(those)} {differ} from {_ranks(groups[usual])}: {name} is {usual!r} on {_ranks(groups[usual])}, and {', '.join(where)}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    if len(ranks) > MOST_NAMED:
+    if len(ranks) > MAX_NAMED:
         return f"{len(ranks)} ranks (the first is {ranks[0]})"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, TensorDataset
 from workbench.resources import PACKAGE
 from workbench.units import MIB
 
-MOST_BYTES = 64 * MIB  # larger data, and data loaded item by item, are digested by a sample
+MAX_BYTES = 64 * MIB  # larger data, and data loaded item by item, are digested by a sample
 NUM_ROWS, NUM_ITEMS = 1024, 8
 NUM_TWICE = 2  # items that are loaded twice, to detect random ones
 
@@ -81,7 +81,7 @@ def data_digest(data: Dataset[Any] | None) -> str:
         return "none"
     if isinstance(data, TensorDataset):
         size = sum(tensor.numel() * tensor.element_size() for tensor in data.tensors)
-        rows = slice(None) if size <= MOST_BYTES else _spread(len(data), NUM_ROWS)
+        rows = slice(None) if size <= MAX_BYTES else _spread(len(data), NUM_ROWS)
         return _digest(*(part for tensor in data.tensors for part in _bytes_of(tensor[rows])))
     places = _spread(len(data), NUM_ITEMS)  # type: ignore[arg-type]  # it has a length
     try:

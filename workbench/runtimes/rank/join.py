@@ -17,7 +17,7 @@ from workbench.program import Context, can_lose
 from workbench.replica.local_training import LocalTraining, share_cores
 from workbench.runtimes.checkpoint.rank_state import unpack_state
 from workbench.runtimes.control.commands import write_command
-from workbench.runtimes.control.controller import ASK_AGAIN, RunController
+from workbench.runtimes.control.controller import RETRY_JOIN, RunController
 from workbench.runtimes.elastic.admission import COUNTS, JoinState, all_have_met, num_join_requests, place_of
 from workbench.runtimes.elastic.grow import begin_joined
 from workbench.runtimes.elastic.policy import can_be_replaced
@@ -54,7 +54,8 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
     num_ranks = int(read_info(folder)["num_workers"])
     if job.runtime != "torch" or not can_be_replaced(job.algorithm, job.settings.on_failure, rank, num_ranks):
         raise ConfigError(
-            f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not continue without rank {rank}: resume it instead"
+            f"{job.algorithm} on {num_ranks} ranks of {job.runtime} does not continue without rank {rank}: resume it "
+            "instead"
         )
     worker = LocalTraining(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
     times = _wait_until_left(folder, rank, timeout_s)
@@ -78,7 +79,8 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
             members.accept(ranks)
         if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
             raise PeerFailed(
-                f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not come. Try again"
+                f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not come. Try "
+                "again"
             )
         return as_rank(transport, detector, step, leave, partial(_train, job, worker, transport, detector, saved, step))
 
@@ -141,7 +143,8 @@ def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:
             times += 1
         if row is not None and state_of(row) != "gone":
             raise ConfigError(
-                f"rank {rank} of the run {folder.name} is alive (process {row['pid']} on {row['host']}): no process can take its place"
+                f"rank {rank} of the run {folder.name} is alive (process {row['pid']} on {row['host']}): no process "
+                "can take its place"
             )
         if times:
             return times
@@ -157,7 +160,7 @@ def _ask(folder: Path, rank: int, timeout_s: float) -> tuple[int, dict[str, Any]
     deadline = Deadline("the run to reach a sync point", lambda: _over(folder), timeout_s)
     number = -1
     while number < 0 or not (path := folder / FOLDER / f"{place_of(rank, number)}.pt").exists():
-        if number < 0 or (refused := _answer(folder, rank, number)) == ASK_AGAIN:
+        if number < 0 or (refused := _answer(folder, rank, number)) == RETRY_JOIN:
             number = num_join_requests(folder, rank)
             write_command(folder, {"join": rank})
         elif refused:

@@ -42,7 +42,7 @@ from workbench.trace.recorder import FileRecorder
 from workbench.trace.store import update_run
 
 RuntimeName = Literal["mpi", "torch"]
-_LEFT: list[Any] = []  # destroyed groups
+_DESTROYED: list[Any] = []  # destroyed groups
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 
 
@@ -108,7 +108,7 @@ def as_rank(
     except BaseException as error:
         leave()
         cause = cause_of(error, transport, detector)
-        _tell(cause, transport, detector, step[0], keeps_record=transport.rank == 0 or detector.leads())
+        _report_failure(cause, transport, detector, step[0], keeps_record=transport.rank == 0 or detector.leads())
         if cause is error:
             raise
         raise cause from error
@@ -125,12 +125,11 @@ def cause_of(error: BaseException, transport: Transport, detector: FailureDetect
     diagnosis = detector.diagnose(transport.peer_failure)
     if diagnosis is None:
         return error
-    with suppress(RuntimeError):  # the process that holds the store is gone
-        transport.announce_failure(diagnosis)
+    transport.announce_failure(diagnosis)
     return PeerFailed(diagnosis)
 
 
-def _tell(
+def _report_failure(
     error: BaseException, transport: Transport, detector: FailureDetector, step: int, *, keeps_record: bool
 ) -> None:
     """Report why this rank leaves, to the other ranks and in the run's folder."""
@@ -253,7 +252,7 @@ def leave_world() -> None:
     it would wait for its own end and abort.
     """
     if torch.distributed.is_initialized():
-        _LEFT.append(torch.distributed.group.WORLD)
+        _DESTROYED.append(torch.distributed.group.WORLD)
         torch.distributed.destroy_process_group()
 
 

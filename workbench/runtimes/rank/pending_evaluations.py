@@ -22,9 +22,9 @@ from workbench.replica.local_training import LocalTraining, model_info
 from workbench.settings import Settings
 from workbench.trace.files.append import append, cannot_write, open_append
 from workbench.trace.files.atomic import atomic_file
-from workbench.trace.processes import OVER
+from workbench.trace.processes import ENDED
 from workbench.trace.recorder import metrics_name, row_text
-from workbench.trace.run import DUE_FOLDER, Run
+from workbench.trace.run import PENDING_FOLDER, Run
 
 FORMAT = 1
 
@@ -34,7 +34,7 @@ class PendingEvaluations:
     """The pending evaluations of one run, in order of step. At most one snapshot is in memory."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = Path(folder) / DUE_FOLDER
+        self._folder = Path(folder) / PENDING_FOLDER
 
     def add(self, row: dict[str, Any], snapshot: Any) -> None:
         """Store a snapshot of the parameters.
@@ -82,7 +82,7 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
     folder = Path(folder)
     run = Run.load(folder)
     info, made = run.info, {row["step"] for row in run.evaluations()}
-    if info.get("status") not in (*OVER, "lost"):
+    if info.get("status") not in (*ENDED, "lost"):
         raise ConfigError(
             f"{folder.name} is {info.get('status')}: it makes its evaluations itself; stop it first, or wait"
         )

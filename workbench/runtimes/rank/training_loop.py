@@ -21,14 +21,13 @@ from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
-from workbench.runtimes.control.controller import ASK_AGAIN, RunController
+from workbench.runtimes.control.controller import RETRY_JOIN, RunController
 from workbench.runtimes.control.generations import (
     Admit,
     Admitted,
     Agree,
     Agreed,
     AnswerRequests,
-    AskAgain,
     BeginGeneration,
     Boundary,
     Checkpoint,
@@ -42,6 +41,7 @@ from workbench.runtimes.control.generations import (
     Pause,
     ProgramEnded,
     RequestsAnswered,
+    RetryJoin,
     StepEnded,
     Stop,
     decide,
@@ -61,7 +61,7 @@ from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import read_info, update_run
 
-NEWS = 1  # message of asynchronous ranks to each other: there are new commands
+NEW_COMMANDS = 1  # message of asynchronous ranks to each other: there are new commands
 
 
 @final
@@ -267,8 +267,8 @@ class TrainingLoop:
                     self._evaluations.keep(step)
             case Checkpoint(place):
                 self._writer.keep(self._algorithm, self._end, place)
-            case AskAgain(rank):
-                self._controller.refuse(rank, ASK_AGAIN)
+            case RetryJoin(rank):
+                self._controller.refuse(rank, RETRY_JOIN)
             case _:
                 raise AssertionError(instruction)
 
@@ -353,10 +353,12 @@ class TrainingLoop:
         """Tell the servers of new commands. Return True if this rank's program is to end early because of one."""
         replica = self._replica
         if not replica.control_out and self._controller.num_commands_read() > self._controller.num_taken:
-            replica.control_out = NEWS
-            self._recorder.event({"strand": 0, "control": step})
-        alone = self._algorithm.replicas == Replicas.NEVER and replica.control_out >= NEWS  # no other rank need know
-        return alone or replica.control_seen >= NEWS
+            replica.control_out = NEW_COMMANDS
+            self._recorder.event({"task": 0, "control": step})
+        alone = (
+            self._algorithm.replicas == Replicas.NEVER and replica.control_out >= NEW_COMMANDS
+        )  # no other rank need know
+        return alone or replica.control_seen >= NEW_COMMANDS
 
     def _flush_pending(self) -> None:
         if self._pending is not None:

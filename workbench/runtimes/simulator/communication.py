@@ -17,7 +17,7 @@ from workbench.gradients import Gradient, block_bounds
 from workbench.ops import Message, PeerLeft, Ticket
 from workbench.runtimes.execution.endpoint import bucket_of, not_lowered, size_of
 from workbench.runtimes.simulator.comm_schedule import CommSchedule, SchedulePlayer
-from workbench.runtimes.simulator.fabric import LEFT
+from workbench.runtimes.simulator.fabric import SENDER_LEFT
 from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess, complete
 from workbench.runtimes.transport.mailbox import STAMP_BYTES
 
@@ -72,7 +72,7 @@ def _received(receiving: tuple[SimProcess, ops.Recv, float, Ticket | None], send
     process, request, begin_s, ticket = receiving
     worker, cluster = process.worker, process.cluster
     message: Message | PeerLeft
-    if load is LEFT:
+    if load is SENDER_LEFT:
         worker.recorder.events.append({"left": sender, "seconds": cluster.clock.now_s, "tag": request.tag})
         message = PeerLeft(sender)
     else:
@@ -95,7 +95,8 @@ def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigEr
     flat, like = load[0], request.like
     if flat.numel() != like.numel() or flat.dtype != like.dtype:
         return ConfigError(
-            f"rank {rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, which sent {flat.numel()} of {flat.dtype}"
+            f"rank {rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, which sent "
+            f"{flat.numel()} of {flat.dtype}"
         )
     assert load[2] == request.stamped, f"rank {sender} and rank {rank} do not agree on whether a message has a stamp"
     return None
@@ -249,7 +250,8 @@ def _flats(values: list[Any]) -> list[torch.Tensor]:
     for rank, flat in enumerate(flats):
         if flat.numel() != numel or flat.dtype != dtype:
             raise ConfigError(
-                f"all ranks give a collective values of one size and type: rank 0 has {numel} elements of {dtype}, rank {rank} has "
+                f"all ranks give a collective values of one size and type: rank 0 has {numel} elements of {dtype}, "
+                f"rank {rank} has "
                 f"{flat.numel()} of {flat.dtype}"
             )
     return flats

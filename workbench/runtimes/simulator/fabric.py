@@ -13,7 +13,7 @@ from typing import Any, final
 
 from workbench.costs import AnyNetwork, Route
 from workbench.runtimes.simulator.fair_sharing import FairLinks
-from workbench.runtimes.simulator.mailboxes import AnySourceQueue, Asked, Offer, every, put, take
+from workbench.runtimes.simulator.mailboxes import AnySourceQueue, PostedRecv, PostedSend, every, put, take
 
 
 @final
@@ -41,7 +41,7 @@ class Clock:
             action(argument)
 
 
-LEFT = object()  # in place of a message's value: the rank has left
+SENDER_LEFT = object()  # in place of a message's value: the rank has left
 # Rank, value, what to call at the end with the time of arrival and the error of the collective.
 Arrival = tuple[int, Any, Callable[[float, Exception | None], None]]
 Combine = Callable[[list[Any]], Exception | None]
@@ -73,9 +73,9 @@ class Fabric:
         self._routes: dict[int, Route] = {}  # sender * num_workers + receiver -> route
         self._free_s: dict[int, float] = {}  # stage -> when it is idle; not before `_all_free_s`
         self._all_free_s = self._last_free_s = 0.0
-        self._fair = FairLinks(clock.at, self._let_go) if network.fair else None
+        self._fair = FairLinks(clock.at, self._schedule_arrival) if network.fair else None
         # (priority, number, message) that wait for a stage.
-        self._urgent: list[tuple[int, int, tuple[Offer, Asked, int]]] = []
+        self._urgent: list[tuple[int, int, tuple[PostedSend, PostedRecv, int]]] = []
         self._again_s = 0.0  # when `_dispatch` runs next; in the past if nothing waits
         self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
         self._asked: dict[Any, Any] = {}  # the same -> box of receives
@@ -84,7 +84,7 @@ class Fabric:
         self.may_lose = False
         self.gone: dict[int, float] = {}
         self._num_departures_reported: dict[Any, int] = {}  # (key, tag, receiver) -> departures reported to it
-        self._listening: dict[Any, Asked] = {}  # the same -> the last receive that a departure may answer
+        self._listening: dict[Any, PostedRecv] = {}  # the same -> the last receive that a departure may answer
 
     # -- collectives -------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Fabric:
         if priority == 0 and self._fair is None:
             self._transfer(offer, asked, to)
         else:
-            self._meet(offer, asked, to)
+            self._match(offer, asked, to)
 
     def receive(
         self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any
@@ -183,27 +183,27 @@ class Fabric:
         if offer[6] == 0 and self._fair is None:
             self._transfer(offer, (received, argument), to)
         else:
-            self._meet(offer, (received, argument), to)
+            self._match(offer, (received, argument), to)
 
     def receive_or_departure(
         self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any
     ) -> None:
         """Ask for the oldest message from any rank, or for the departure of a rank.
 
-        In that case the value is `LEFT`.
+        In that case the value is `SENDER_LEFT`.
         """
         box, asked = (key, tag, to), (received, argument)
         if self._num_departures_reported.get(box, 0) < len(self.gone):
-            self._tell(box, asked)
+            self._report_departure(box, asked)
             return
         self._listening[box] = asked
         self.receive(key, tag, -1, to, received, argument)
 
-    def _tell(self, box: Any, asked: Asked) -> None:
+    def _report_departure(self, box: Any, asked: PostedRecv) -> None:
         """Answer a receive with the first departure that was not yet reported for its key, tag and receiver."""
         number = self._num_departures_reported.get(box, 0)
         self._num_departures_reported[box] = number + 1
-        self.clock.at(self.clock.now_s, _tell_departure, (asked, list(self.gone)[number]))
+        self.clock.at(self.clock.now_s, _answer_departure, (asked, list(self.gone)[number]))
 
     def leave(self, rank: int) -> None:
         """Withdraw the rank's offers and receives.
@@ -211,7 +211,7 @@ class Fabric:
         A message to it is lost, but its sender continues as if it had arrived.
         """
         self.gone[rank] = self.clock.now_s
-        lost: list[Offer] = []
+        lost: list[PostedSend] = []
         for box in [box for box in self._offers if rank in box[2:]]:
             lost.extend(every(self._offers.pop(box)))
         for box in [box for box in self._asked if box[3] == rank]:
@@ -227,9 +227,9 @@ class Fabric:
                 self.clock.at(self.clock.now_s, offer[3], offer[4])
         for box, asked in list(self._listening.items()):
             if self._withdraw(box, asked):
-                self._tell(box, asked)
+                self._report_departure(box, asked)
 
-    def _withdraw(self, box: Any, asked: Asked) -> bool:
+    def _withdraw(self, box: Any, asked: PostedRecv) -> bool:
         """Withdraw a receive from any rank. Return True if no message had been matched to it."""
         there = self._open.get(box)
         for position, (_, other) in enumerate(there.asked if there is not None else ()):
@@ -251,7 +251,7 @@ class Fabric:
         self._open_tags.add(tag)
         return there
 
-    def _meet(self, offer: Offer, asked: Asked, to: int) -> None:
+    def _match(self, offer: PostedSend, asked: PostedRecv, to: int) -> None:
         if self._fair is not None and offer[0] != to:
             self.num_messages += 1
             self._share((offer, asked, to))
@@ -268,7 +268,7 @@ class Fabric:
             route = self._routes[number] = self._network.route(sender, to)
         return route
 
-    def _transfer(self, offer: Offer, asked: Asked, to: int) -> None:
+    def _transfer(self, offer: PostedSend, asked: PostedRecv, to: int) -> None:
         clock, sender, num_bytes = self.clock, offer[0], offer[1]
         now = end = clock.now_s
         if sender != to:  # a message to the same rank uses no interface
@@ -286,7 +286,7 @@ class Fabric:
         clock.num_events = number = clock.num_events + 1
         heappush(clock.events, (end, number, _arrive, (offer, asked)))
 
-    def _share(self, meeting: tuple[Offer, Asked, int]) -> None:
+    def _share(self, meeting: tuple[PostedSend, PostedRecv, int]) -> None:
         """Send a message on links that are shared fairly, when no collective occupies them."""
         offer, asked, to = meeting
         if self.clock.now_s < self._all_free_s:
@@ -297,7 +297,7 @@ class Fabric:
             self.clock.now_s, (offer[0], to), self._route(offer[0], to), offer[1], (offer, asked), offer[6]
         )
 
-    def _let_go(self, meeting: tuple[Offer, Asked], latency_s: float) -> None:
+    def _schedule_arrival(self, meeting: tuple[PostedSend, PostedRecv], latency_s: float) -> None:
         self.clock.at(self.clock.now_s + latency_s, _arrive, meeting)
 
     def _dispatch(self, _: None = None) -> None:
@@ -322,12 +322,12 @@ class Fabric:
             self.clock.at(again, self._dispatch)
 
 
-def _tell_departure(news: tuple[Asked, int]) -> None:
+def _answer_departure(news: tuple[PostedRecv, int]) -> None:
     (received, argument), rank = news
-    received(argument, rank, LEFT)
+    received(argument, rank, SENDER_LEFT)
 
 
-def _arrive(meeting: tuple[Offer, Asked]) -> None:
+def _arrive(meeting: tuple[PostedSend, PostedRecv]) -> None:
     offer, asked = meeting
     asked[0](asked[1], offer[0], offer[2])
     offer[3](offer[4])

@@ -10,7 +10,7 @@ from workbench.costs import Route
 
 Connection = tuple[int, int]  # sender, receiver
 Waiting = tuple[int, int, float, Any]  # priority, number in order of meeting, bytes, argument of `done`
-LEAST_BYTES = 1e-3  # a smaller remainder is a rounding error: the message has left
+MIN_BYTES = 1e-3  # a smaller remainder is a rounding error: the message has left
 
 
 def fair_rates(routes: dict[Connection, Route]) -> dict[Connection, float]:
@@ -60,45 +60,47 @@ class FairLinks:
         self._at, self._done = at, done
         self._now_s = 0.0
         self._left: dict[Connection, float] = {}  # bytes of its present message that have not left
-        self._said: dict[Connection, Any] = {}
+        self._messages: dict[Connection, Any] = {}
         self._routes: dict[Connection, Route] = {}
         self._rates: dict[Connection, float] = {}
         # stage -> its active connections, each with its place in `_left`.
         self._on: dict[int, dict[Connection, int]] = {}
         self._place: dict[Connection, int] = {}  # place of each active connection in `_left`
         self._waiting: dict[Connection, list[Waiting]] = {}
-        # Messages so far; messages begun; number of the valid `_look`.
+        # Messages so far; messages begun; number of the valid `_finish_next`.
         self._num_met = self._num_begun = self._number = 0
 
-    def begin(self, now_s: float, pair: Connection, route: Route, num_bytes: float, said: Any, priority: int) -> None:
+    def begin(
+        self, now_s: float, pair: Connection, route: Route, num_bytes: float, message: Any, priority: int
+    ) -> None:
         """Begin a message that both sides have asked for."""
         if not any(per_byte > 0 for _, per_byte in route.stages):
-            self._done(said, route.latency_s)
+            self._done(message, route.latency_s)
             return
         self._continue(now_s - self._now_s)
         self._now_s = now_s
         self._num_met += 1
         self._routes[pair] = route
-        heapq.heappush(self._waiting.setdefault(pair, []), (priority, self._num_met, float(num_bytes), said))
-        self._settle()
+        heapq.heappush(self._waiting.setdefault(pair, []), (priority, self._num_met, float(num_bytes), message))
+        self._update_rates()
 
     def drained_s(self, now_s: float) -> float:
         """Return the time at which all present messages have left, if no message follows."""
         other = FairLinks(lambda *_: None, lambda *_: None)
         other._now_s, other._num_met = self._now_s, self._num_met
-        other._left, other._said, other._routes, other._rates = (
+        other._left, other._messages, other._routes, other._rates = (
             dict(self._left),
-            dict(self._said),
+            dict(self._messages),
             dict(self._routes),
             dict(self._rates),
         )
         other._on = {stage: dict(pairs) for stage, pairs in self._on.items()}
         other._place, other._num_begun = dict(self._place), self._num_begun
         other._waiting = {pair: list(line) for pair, line in self._waiting.items()}
-        other._settle()
+        other._update_rates()
         while other._left:
             other._continue(other._soonest_s())
-            other._settle()
+            other._update_rates()
         return max(now_s, other._now_s)
 
     def _continue(self, seconds: float) -> None:
@@ -106,28 +108,28 @@ class FairLinks:
             self._left[pair] -= self._rates[pair] * seconds
         self._now_s += seconds
 
-    def _settle(self) -> None:
+    def _update_rates(self) -> None:
         """End messages that have left, begin the next ones, and share the links again."""
         changed: set[int] = set()  # stages
-        through = [pair for pair, left in self._left.items() if left <= LEAST_BYTES]
+        through = [pair for pair, left in self._left.items() if left <= MIN_BYTES]
         for pair in through:
             del self._left[pair]
             self._leave(pair, changed)
-            self._done(self._said.pop(pair), self._routes[pair].latency_s)
+            self._done(self._messages.pop(pair), self._routes[pair].latency_s)
         for pair in list(self._waiting):
             while pair not in self._left and self._waiting[pair]:
-                _, _, num_bytes, said = heapq.heappop(self._waiting[pair])
-                if num_bytes <= LEAST_BYTES:
-                    self._done(said, self._routes[pair].latency_s)
+                _, _, num_bytes, message = heapq.heappop(self._waiting[pair])
+                if num_bytes <= MIN_BYTES:
+                    self._done(message, self._routes[pair].latency_s)
                 else:
-                    self._left[pair], self._said[pair] = num_bytes, said
+                    self._left[pair], self._messages[pair] = num_bytes, message
                     self._enter(pair, changed)
             if not self._waiting[pair]:
                 del self._waiting[pair]
         self._share(changed)
         self._number += 1
         if self._left:
-            self._at(self._now_s + self._soonest_s(), self._look, self._number)
+            self._at(self._now_s + self._soonest_s(), self._finish_next, self._number)
 
     def _enter(self, pair: Connection, changed: set[int]) -> None:
         self._num_begun += 1
@@ -176,9 +178,9 @@ class FairLinks:
         """Return the seconds until the next message has left."""
         return max(0.0, min(left / self._rates[pair] for pair, left in self._left.items()))
 
-    def _look(self, number: int) -> None:
+    def _finish_next(self, number: int) -> None:
         """End the next message, unless another message began or ended after this was posted."""
         if number == self._number:
             # Seconds, not the clock's time: adding a very short time may not change it.
             self._continue(self._soonest_s())
-            self._settle()
+            self._update_rates()

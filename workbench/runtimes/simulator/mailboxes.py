@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, final
 
-Offer = tuple[int, int, Any, Callable[[Any], None], Any, int, int]
+PostedSend = tuple[int, int, Any, Callable[[Any], None], Any, int, int]
 """A message that can be sent: sender, bytes, value, callback and its argument, number, priority. The callback runs on arrival. Offers
 and receives are plain tuples, because a simulation makes a hundred thousand of them in a second."""
 
-Asked = tuple[Callable[[Any, int, Any], None], Any]
+PostedRecv = tuple[Callable[[Any, int, Any], None], Any]
 """A receive: callback and its first argument. On arrival it is called with this argument, the sender and the value."""
 
 
@@ -21,10 +21,10 @@ class AnySourceQueue:
     __slots__ = ("asked", "offers")
 
     def __init__(self) -> None:
-        self.offers: deque[Offer] = deque()
-        self.asked: list[tuple[int, Asked]] = []  # (source, or -1 for any; receive)
+        self.offers: deque[PostedSend] = deque()
+        self.asked: list[tuple[int, PostedRecv]] = []  # (source, or -1 for any; receive)
 
-    def take(self, source: int) -> Offer | None:
+    def take(self, source: int) -> PostedSend | None:
         """Remove and return the oldest offer of a rank (-1: of any)."""
         if source < 0:
             return self.offers.popleft()
@@ -34,7 +34,7 @@ class AnySourceQueue:
                 return offer
         return None
 
-    def ask(self, sender: int) -> Asked | None:
+    def ask(self, sender: int) -> PostedRecv | None:
         """Remove and return the oldest receive from this rank, or else the oldest from any rank."""
         for wanted in (sender, -1):
             for position, (source, asked) in enumerate(self.asked):

@@ -18,7 +18,7 @@ class RecordedAnswers:
     """
 
     def __init__(self, events: list[dict[str, Any]], rank: int, task: int) -> None:
-        mine = [row for row in events if row.get("strand") == task]
+        mine = [row for row in events if row.get("task") == task]
         self._name = f"rank {rank}, program {task}"
         self._sources = deque(
             row["source"] for row in sorted((row for row in mine if "any" in row), key=lambda row: row["any"])

@@ -67,7 +67,8 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         )
     if run.info.get("resumed"):
         raise ConfigError(
-            f"the run {run.id} continued from {run.info['resumed']}: a replay starts at the first step; replay that run instead"
+            f"the run {run.id} continued from {run.info['resumed']}: a replay starts at the first step; replay that "
+            "run instead"
         )
     if run.info.get("departures"):
         raise ConfigError(f"the run {run.id} cannot be replayed: ranks left it, so their records are incomplete")
@@ -77,7 +78,8 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         )
     if algorithm.restart == Restart.FROM_PARAMETERS:
         raise ConfigError(
-            f"{algorithm} cannot be replayed: its worker adds gradients to rounds without a message, so no record has them"
+            f"{algorithm} cannot be replayed: its worker adds gradients to rounds without a message, so no record has "
+            "them"
         )
     if algorithm.asynchronous and not run.events:
         raise ConfigError(

@@ -165,7 +165,8 @@ def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bo
         )
     if collective.lossy and network.encode_s_per_byte + network.decode_s_per_byte > 0:
         raise ConfigError(
-            f"detail='formula': {collective} has no closed form of its encoding on {network.name}; use detail='messages'"
+            f"detail='formula': {collective} has no closed form of its encoding on {network.name}; use "
+            "detail='messages'"
         )
     if algorithm.requires.num_lanes > 1:
         raise ConfigError(

@@ -54,12 +54,12 @@ from workbench.runtimes.simulator.failures import check_failures, departures_of,
 from workbench.runtimes.simulator.pass_times import PassTimes
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
 from workbench.runtimes.simulator.state import PENDING, Handler, SimCluster, SimProcess
-from workbench.runtimes.simulator.worker import Shapes, SimWorker, build_workers
+from workbench.runtimes.simulator.worker import MetaReplica, SimWorker, build_workers
 from workbench.settings import Settings
 from workbench.trace.run import Run
 from workbench.units import MIB
 
-YOUNG_OBJECTS = 50_000  # new objects between two garbage collections
+GC_THRESHOLD = 50_000  # new objects between two garbage collections
 MAX_NAMED = 64  # an error names at most this many processes
 
 
@@ -206,7 +206,7 @@ class Simulation:
             seed=settings.seed,
             link=self.network,
         )
-        if isinstance(worker.replica, Shapes):
+        if isinstance(worker.replica, MetaReplica):
             cache = ScheduleCache(
                 worker.rank, self.num_workers, self._shared_schedules, self.network.local_s, traced=worker.traced
             )
@@ -259,12 +259,12 @@ class Simulation:
         """Record a worker's step, and carry out what is decided."""
         worker = process.worker
         evaluates = worker.end_step(end, cluster.clock.now_s)
-        announced = process.recorded is not None and self._hears_stop(worker, process.recorded, end.step)
+        announced = process.recorded is not None and self._must_end_early(worker, process.recorded, end.step)
         if not (evaluates or announced) and self._generations[worker.rank].continues_after(end.step):
             return None
         return self._follow(process, StepEnded(end=end, announced=announced, evaluates=evaluates))
 
-    def _hears_stop(self, worker: SimWorker, recorded: RecordedAnswers, step: int) -> bool:
+    def _must_end_early(self, worker: SimWorker, recorded: RecordedAnswers, step: int) -> bool:
         """Return True if a worker of a replayed asynchronous run must end early.
 
         The record has the steps at which it announced a stop.
@@ -363,7 +363,7 @@ class Simulation:
         # Rank 0 may have skipped its last step.
         done = first.num_steps if served and not stopped else first.last_step + 1
         status = "stopped" if stopped else "finished"
-        held = 0 if isinstance(first.replica, Shapes) else self.num_workers * first.replica.layout.message_bytes
+        held = 0 if isinstance(first.replica, MetaReplica) else self.num_workers * first.replica.layout.message_bytes
         if held > 64 * MIB:
             info["notes"].append(f"every worker has its own parameters: {held / MIB:.0f} MiB in all")
         if self._failures:
@@ -379,7 +379,7 @@ def collecting_new_objects() -> Iterator[None]:
     """
     usual = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(max(usual[0], YOUNG_OBJECTS) if usual[0] else 0, *usual[1:])
+    gc.set_threshold(max(usual[0], GC_THRESHOLD) if usual[0] else 0, *usual[1:])
     try:
         yield
     finally:

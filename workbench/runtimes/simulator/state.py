@@ -19,7 +19,7 @@ from workbench.runtimes.simulator.pass_times import PassTimes
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
 from workbench.runtimes.simulator.worker import SimWorker
 
-Then = Callable[[Any, Exception | None], None]
+Continuation = Callable[[Any, Exception | None], None]
 PENDING = object()  # a handler's answer to a request that takes time
 
 
@@ -121,7 +121,7 @@ class SimProcess:
         cluster: SimCluster,
         worker: SimWorker,
         program: Program,
-        then: Then,
+        then: Continuation,
         *,
         key: int = 0,
         task: int = 0,

@@ -29,9 +29,9 @@ class SimWorker:
         rank: int,
         settings: Settings,
         worker: LocalTraining | None,
-        replica: Replica | Shapes,
+        replica: Replica | MetaReplica,
         sampler: Sampler,
-        taken: Taken,
+        taken: SampleCounts,
     ) -> None:
         self.rank = rank
         self.num_steps = num_steps_of(settings, sampler)
@@ -60,7 +60,7 @@ class SimWorker:
 
     def backward(self, step: int) -> Gradient:
         if self._worker is None:
-            assert isinstance(self.replica, Shapes)
+            assert isinstance(self.replica, MetaReplica)
             return self.replica.backward(step)
         assert isinstance(self.replica, Replica)
         gradient, self._loss = self.replica.backward(step, self._worker.minibatch(step), Hooks())
@@ -70,7 +70,7 @@ class SimWorker:
         """One bucket of a whole gradient."""
         return (
             self.replica.bucket_view(gradient, bucket)
-            if isinstance(self.replica, Shapes)
+            if isinstance(self.replica, MetaReplica)
             else gradient.bucket_view(bucket)
         )
 
@@ -135,7 +135,7 @@ class SimWorker:
 
 
 @final
-class Taken(dict[int, tuple[int, int, int]]):
+class SampleCounts(dict[int, tuple[int, int, int]]):
     """step -> (samples of all workers up to its end, samples of each worker in it, number of workers with one more)."""
 
     def __init__(self, sampler: Sampler) -> None:
@@ -176,7 +176,7 @@ def without_content(layout: Layout) -> Buckets:
 
 
 @final
-class Shapes(_Counted):
+class MetaReplica(_Counted):
     """The replica of a timing-only simulation: gradients on the meta device have a size and no content."""
 
     def __init__(self, layout: Layout, buckets: Buckets | None = None) -> None:
@@ -237,9 +237,11 @@ def build_workers(
             algorithm.roles(num_workers).num_computing,
             settings.seed,
         )
-        layout, taken = shape_of(problem, algorithm), Taken(sampler)
+        layout, taken = shape_of(problem, algorithm), SampleCounts(sampler)
         buckets = without_content(layout)
-        return [SimWorker(rank, settings, None, Shapes(layout, buckets), sampler, taken) for rank in range(num_workers)]
+        return [
+            SimWorker(rank, settings, None, MetaReplica(layout, buckets), sampler, taken) for rank in range(num_workers)
+        ]
     data = (problem.train_data(), problem.test_data())
     cpu = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
@@ -247,6 +249,6 @@ def build_workers(
             LocalTraining(algorithm, problem, settings, rank, num_workers, cpu, data) for rank in range(num_workers)
         ]
     return [
-        SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, Taken(worker.sampler))
+        SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, SampleCounts(worker.sampler))
         for worker in workers
     ]

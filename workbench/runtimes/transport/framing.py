@@ -100,7 +100,8 @@ class Channel:
         announced_dtype = DTYPES[code] if code < len(DTYPES) else None
         if (length, announced_dtype) != (num_bytes, dtype):
             raise RankMismatch(
-                f"{self}: it announces {length} bytes of {announced_dtype}, and {num_bytes} of {dtype} are expected{_FIX}"
+                f"{self}: it announces {length} bytes of {announced_dtype}, and {num_bytes} of {dtype} are "
+                f"expected{_FIX}"
             )
 
     def __str__(self) -> str:

@@ -69,7 +69,7 @@ def measure_link(
     if transport.num_workers == 1:
         return None
     quickest, usual = (
-        partial(way, waits=partial(deadline, "the network to be measured")) for way in (_quickest, _usual)
+        partial(way, waits=partial(deadline, "the network to be measured")) for way in (_shortest_s, _usual)
     )
     short, long = (torch.ones(size // 4, device=transport.device) for size in (SMALL_BYTES, LARGE_BYTES))
     span = LARGE_BYTES - SMALL_BYTES
@@ -114,7 +114,7 @@ def _slowest(transport: Transport, mine: tuple[float, ...], deadline: Callable[[
     return [max(column) for column in zip(*(map(float, text.split()) for text in texts), strict=True)]
 
 
-def _quickest(rounds: int, work: Callable[[Deadline], object], waits: Callable[[], Deadline]) -> float:
+def _shortest_s(rounds: int, work: Callable[[Deadline], object], waits: Callable[[], Deadline]) -> float:
     return min(_seconds(rounds, work, waits))
 
 

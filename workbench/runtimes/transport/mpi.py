@@ -77,7 +77,7 @@ class MpiTransport(Transport):
         self._announced: list[Any] = []
         self._last_failure = ""  # announced by this rank
         self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> the call that it reported
-        self._said: list[Any] = []  # requests of this rank's reports that no peer has received yet
+        self._arrival_sends: list[Any] = []  # requests of this rank's reports that no peer has received yet
         self._collectives = self._comm
         self._bound = False  # True while peers depend on a call of this rank that they cannot leave
         _UNFREED.append(self)
@@ -135,8 +135,8 @@ class MpiTransport(Transport):
         if not request.Test():  # before a handle is made, for short sums
             MpiHandle(request).wait(deadline)
 
-    def _together(self, deadline: Deadline, num_bytes: int = 0) -> _Together:
-        return _Together(self, deadline, num_bytes)
+    def _together(self, deadline: Deadline, num_bytes: int = 0) -> _BlockingCollective:
+        return _BlockingCollective(self, deadline, num_bytes)
 
     def gather_here(self, deadline: Deadline, num_bytes: int) -> None:
         """Wait until all ranks are here for a blocking call.
@@ -195,11 +195,11 @@ class MpiTransport(Transport):
     def arrive(self, number: int, text: str) -> None:
         self._arrived.setdefault(number, {})[self.rank] = text
         payload = f"{number} {text}".encode()
-        self._said = [request for request in self._said if not request.Test()]
+        self._arrival_sends = [request for request in self._arrival_sends if not request.Test()]
         for peer in range(self.num_workers):
             if peer != self.rank:
                 with suppress(MPI.Exception) if self.can_shrink else nullcontext():  # that peer is gone
-                    self._said.append(self._control.Isend([payload, MPI.BYTE], peer, ARRIVAL_TAG))
+                    self._arrival_sends.append(self._control.Isend([payload, MPI.BYTE], peer, ARRIVAL_TAG))
 
     def arrivals(self, number: int, text: str) -> tuple[int, tuple[int, str] | None]:
         with suppress(MPI.Exception) if self.can_shrink else nullcontext():
@@ -282,7 +282,7 @@ class MpiTransport(Transport):
 
 
 @final
-class _Together:
+class _BlockingCollective:
     """A context around a blocking collective.
 
     A class, because a generator's context manager takes as long as a short sum.
@@ -329,8 +329,10 @@ def _check_not_alone() -> None:
         if started and started != MPI.COMM_WORLD.Get_size():
             library = MPI.Get_library_version().split(",")[0].strip()
             raise LaunchError(
-                f"{started} ranks were started, but this one sees {MPI.COMM_WORLD.Get_size()}: the launcher and {library}, "
-                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or set MPI4PY_LIBMPI to the "
+                f"{started} ranks were started, but this one sees {MPI.COMM_WORLD.Get_size()}: the launcher and "
+                f"{library}, "
+                "which mpi4py loads, do not belong together. Use the mpiexec of that library, or set MPI4PY_LIBMPI to "
+                "the "
                 "launcher's library. "
                 "Under srun: --mpi=pmix for Open MPI and --mpi=pmi2 for MPICH"
             )

@@ -12,7 +12,7 @@ from torch import Tensor
 from workbench.errors import PeerFailed, RankMismatch, Stalled
 from workbench.runtimes.transport.base import Deadline, Handle
 
-_LEFT: list[MpiHandle] = []  # abandoned requests: the library may still write to their memory
+_ABANDONED: list[MpiHandle] = []  # abandoned requests: the library may still write to their memory
 TYPES = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
@@ -72,7 +72,7 @@ class MpiHandle(Handle):
                         raise
         except BaseException:
             if self.finished_s is None:
-                _LEFT.append(self)
+                _ABANDONED.append(self)
             raise
 
 

@@ -17,12 +17,12 @@ from workbench.errors import ConfigError, LaunchError, Stalled
 from workbench.gradients import block_bounds
 from workbench.runtimes.transport.base import HOST_TIMES, Deadline, Handle, Transport, pick_device, ranks_here
 from workbench.runtimes.transport.fault_tolerant import AnyHandle, PeerHandle
-from workbench.runtimes.transport.torch_groups import Meeting
+from workbench.runtimes.transport.torch_groups import GroupRendezvous
 from workbench.runtimes.transport.torch_handles import (
     JOIN_S,
+    PendingWorks,
     StreamHandle,
-    Waiters,
-    Works,
+    WaiterThreads,
     close_connections,
     wait_inside,
 )
@@ -132,7 +132,7 @@ class TorchTransport(Transport):
         # Ranks outside `among` do not call it
         self._some: dict[str, Any] = {} if among is None else {"ranks": self._ranks, "use_local_synchronization": True}
         self._limit, self._timeout_s = limit, timeout_s
-        self._meeting: Meeting | None = None  # makes groups after ranks have left or joined
+        self._meeting: GroupRendezvous | None = None  # makes groups after ranks have left or joined
         self._numbers: list[int] | None = None  # position in a group -> rank, if they differ
         self._groups = self._new_groups()
         self._host_group = self._groups[0] if backend == "gloo" else dist.new_group(backend="gloo", **self._some)
@@ -142,8 +142,8 @@ class TorchTransport(Transport):
         if self.device.type == "cpu" and torch.cuda.is_available():
             here = f"{ranks_here(self.num_workers)} ranks and {torch.cuda.device_count()} GPUs on this host"
             self.notes.append(f"{here}: NCCL needs a GPU for each rank, so the ranks compute on the CPU and use gloo")
-        self._waiters = Waiters()
-        self._works = Works()
+        self._waiters = WaiterThreads()
+        self._works = PendingWorks()
         self.outlives_peers = self.can_shrink = backend == "gloo" and among is None
         # (tag, bytes) -> receives from each rank, where one from any rank fails.
         self._fans: dict[tuple[int, int], Any] = {}
@@ -164,14 +164,15 @@ class TorchTransport(Transport):
         )
         self._meeting, self._numbers, self._groups, self._lanes = None, None, [], [[] for _ in range(max(1, num_lanes))]
         self.library, self.notes, self.outlives_peers, self.can_shrink = "torch.distributed gloo", [], True, True
-        self._waiters, self._fans, self._works = Waiters(), {}, Works()
+        self._waiters, self._fans, self._works = WaiterThreads(), {}, PendingWorks()
         return self
 
     def unusable(self) -> str:
         if not self._on_default_group or dist.is_initialized():
             return ""
         return (
-            "the default process group was destroyed while this rank was training: call torch.distributed.destroy_process_group() "
+            "the default process group was destroyed while this rank was training: call "
+            "torch.distributed.destroy_process_group() "
             "after the Trainer's `with` block, or after finish(), on every rank"
         )
 
@@ -307,12 +308,12 @@ class TorchTransport(Transport):
 
     def shrink(self, ranks: list[int], place: Path, deadline: Deadline) -> None:
         self._lanes = self._lanes[:1]  # ranks may have opened different numbers of other lanes: all open them again
-        self._adopt(*self._meet(ranks, place, deadline))
+        self._adopt(*self._make_groups(ranks, place, deadline))
         self._number(ranks)
 
     def admit(self, ranks: list[int], place: Path, deadline: Deadline, agreed: Callable[[bool], bool]) -> bool:
         try:
-            met = self._meet(ranks, place, deadline)
+            met = self._make_groups(ranks, place, deadline)
         except (RuntimeError, Stalled):  # PeerFailed is a RuntimeError
             met = None
         if not agreed(met is not None) or met is None:
@@ -328,18 +329,21 @@ class TorchTransport(Transport):
         """Renumber the ranks in this order."""
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(self._ranks[self.rank]), len(ranks)
 
-    def _meet(self, ranks: list[int], place: Path, deadline: Deadline) -> tuple[Meeting, list[dist.ProcessGroup]]:
+    def _make_groups(
+        self, ranks: list[int], place: Path, deadline: Deadline
+    ) -> tuple[GroupRendezvous, list[dist.ProcessGroup]]:
         """New groups among these ranks."""
-        meeting = Meeting(place, self._ranks[self.rank], ranks, self._timeout_s)
+        meeting = GroupRendezvous(place, self._ranks[self.rank], ranks, self._timeout_s)
         return meeting, meeting.groups((1 + len(self._lanes)) * LONG_PARTS, deadline)
 
-    def _adopt(self, meeting: Meeting, groups: list[dist.ProcessGroup]) -> None:
+    def _adopt(self, meeting: GroupRendezvous, groups: list[dist.ProcessGroup]) -> None:
         pairs = [groups[start : start + LONG_PARTS] for start in range(0, len(groups), LONG_PARTS)]
         self._groups, self._lanes, self._host_group = pairs[0], pairs[1:], pairs[0][0]
         self._meeting, self._store, self._key, self._fans = meeting, meeting.store, FAILURE_KEY, {}
 
     def announce_failure(self, reason: str) -> None:
-        self._store.set(self._key, reason[:4000])
+        with suppress(RuntimeError):  # the process that holds the store is gone
+            self._store.set(self._key, reason[:4000])
 
     def arrive(self, number: int, text: str) -> None:
         # A text that differs from the first is kept too: the rank that wrote the first may have left and not check

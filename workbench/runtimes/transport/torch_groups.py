@@ -22,7 +22,7 @@ _KEPT: list[dist.ProcessGroup] = []  # never destroyed: a group that lost a peer
 
 
 @final
-class Meeting:
+class GroupRendezvous:
     """A rendezvous where these ranks make groups, as often as all of them do.
 
     Args:

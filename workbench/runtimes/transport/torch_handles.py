@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workbench.runtimes.transport.base import Deadline, Handle
 
-LOOK = timedelta(seconds=0.1)  # between two checks for failed peers
+CHECK_INTERVAL = timedelta(seconds=0.1)  # between two checks for failed peers
 CUT_TAG = 31_000  # no rank sends with it
 JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone never returns
 
@@ -26,7 +26,7 @@ def wait_inside(work: Any, deadline: Deadline) -> None:
     while True:
         over = work.is_completed()  # read before: an error of a completed work is its own, and not this wait's time-out
         try:
-            work.wait(LOOK)
+            work.wait(CHECK_INTERVAL)
         except RuntimeError:
             if over:
                 raise
@@ -67,7 +67,7 @@ class WorkHandle(Handle):
 
 
 @final
-class Works:
+class PendingWorks:
     """gloo's collectives in progress.
 
     They call Python at their end, which must not happen while the interpreter ends.
@@ -129,7 +129,7 @@ class StreamHandle(Handle):
 class PointHandle(Handle):
     """A send or receive of gloo.
 
-    gloo reports its completion only to a thread that waits for it: the first thread that asks, or one of `Waiters`.
+    gloo reports its completion only to a thread that waits for it: the first thread that asks, or one of `WaiterThreads`.
 
     Args:
         host: memory that the library uses.
@@ -138,7 +138,13 @@ class PointHandle(Handle):
     """
 
     def __init__(
-        self, work: Any, host: Tensor, peer: int, target: Tensor | None, numbers: list[int] | None, waiters: Waiters
+        self,
+        work: Any,
+        host: Tensor,
+        peer: int,
+        target: Tensor | None,
+        numbers: list[int] | None,
+        waiters: WaiterThreads,
     ) -> None:
         self.started_s = time.perf_counter()
         self.source = peer
@@ -195,7 +201,7 @@ class PointHandle(Handle):
 
 
 @final
-class Waiters:
+class WaiterThreads:
     """Threads that wait for sends and receives: one for each that is waited for at the same time."""
 
     def __init__(self) -> None:

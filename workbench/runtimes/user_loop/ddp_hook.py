@@ -3,7 +3,6 @@
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
 
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -24,6 +23,7 @@ from workbench.rng import derive_seed
 from workbench.runtimes.execution.endpoint import COMMUNICATION, Caller, Endpoint, RankClock
 from workbench.runtimes.execution.progress import NUM_TAG_RANGES, TAG_SPAN
 from workbench.runtimes.execution.tasks import LANE_SPINS, Lane, Task, TaskHandle
+from workbench.runtimes.liveness.failure_detector import lost_connection
 from workbench.runtimes.rank.main import cause_of
 from workbench.runtimes.transport.mailbox import Mailbox
 from workbench.runtimes.transport.measure_link import measure_link
@@ -135,7 +135,8 @@ class DDPHook:
         saved = {number: tuple(shape) for signature in self._cut for number, *shape in signature}
         if saved != {number: tuple(param.shape) for number, (param, _) in parts.items()}:
             raise ConfigError(
-                "the state of the hook was saved with another model, or with other parameters frozen: load it with the same"
+                "the state of the hook was saved with another model, or with other parameters frozen: load it with the "
+                "same"
             )
         for index, signature in enumerate(self._cut):
             pairs = [parts[number] for number, *_ in signature]
@@ -189,13 +190,18 @@ class DDPHook:
         Returns the error to raise.
         """
         error = cause_of(error, self._transport, self._detector)
+        if self._detector is not None and lost_connection(error):  # no rank failed
+            ended = self._detector.departed() or ([1 - self.rank] if self.num_workers == 2 else [])
+            who = f"rank {ended[0]}" if ended else "another rank"
+            error = PeerFailed(
+                f"{who} has ended, and rank {self.rank} is at step {step}: give every rank the same number of batches "
+                "(DistributedSampler(drop_last=True))"
+            )
         if self._error is None:
             self._error = error
             if not isinstance(error, PeerFailed):
-                with suppress(RuntimeError):  # the process that holds the store is gone
-                    self._transport.announce_failure(
-                        f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}"
-                    )
+                reason = f"rank {self.rank} failed at step {step}: {type(error).__name__}: {error}"
+                self._transport.announce_failure(reason)
         return error
 
     # -- memory of codecs --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import EndStep, State, Ticket
 from workbench.program import Algorithm, Context, Replicas, leaves, lower, map_leaves
-from workbench.replica.backward import Micro
+from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.local_training import slept_note
 from workbench.runtimes.checkpoint.files import rank_file_path, remove_old_rank_files, write_rank_file
@@ -44,7 +44,7 @@ Closure = Callable[[], Tensor]
 Losses = Closure | Sequence[Closure] | None
 
 CHECKED_STEPS = 3  # a loop that scales its losses does so from the first step
-OWN = "own"  # entry of a rank file: the loop's own values, and the counts of samples
+LOOP_STATE = "own"  # entry of a rank file: the loop's own values, and the counts of samples
 
 
 @final
@@ -63,7 +63,7 @@ class BatchWeights:
 
     def weigh(
         self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]
-    ) -> list[Micro]:
+    ) -> list[MicroBatch]:
         """Return this step's micro-batches, with their weights.
 
         Args:
@@ -87,10 +87,12 @@ class BatchWeights:
             closures = [_checked(closure) for closure in closures]
         if numbers is None:
             share = 1.0 / (self._num_workers * len(closures))
-            return [Micro(closure, share, 1) for closure in closures]
+            return [MicroBatch(closure, share, 1) for closure in closures]
         self.samples += total * self._num_workers  # exact where batches are equal
         nominal = self._unit * self._num_workers
-        return [Micro(closure, number / nominal, number) for closure, number in zip(closures, numbers, strict=True)]
+        return [
+            MicroBatch(closure, number / nominal, number) for closure, number in zip(closures, numbers, strict=True)
+        ]
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
@@ -169,7 +171,8 @@ class LoopCheckpoints:
         steps = [int(text) for text in self._gather(str(end.step), "all ranks to keep a checkpoint")]
         if len(set(steps)) > 1:
             raise ConfigError(
-                f"ranks have finished steps {steps}, and a checkpoint is of one step: save on all ranks after the same step"
+                f"ranks have finished steps {steps}, and a checkpoint is of one step: save on all ranks after the same "
+                "step"
             )
         self._run = self._run or self._gather(secrets.token_hex(8), "all ranks to keep a checkpoint")[0]
         rank, num_workers = self._ctx.rank, self._ctx.num_workers
@@ -185,7 +188,7 @@ class LoopCheckpoints:
     def _write(self, folder: Path, end: EndStep, own: dict[str, Any]) -> None:
         rank, num_workers = self._ctx.rank, self._ctx.num_workers
         saved = take_checkpoint(self._algorithm, self._replica, num_workers, end, self._ctx.memory)
-        saved |= {"random": random_state(self._transport.device), OWN: own}
+        saved |= {"random": random_state(self._transport.device), LOOP_STATE: own}
         if rank and is_replicated(self._algorithm):
             saved = without_replicated(
                 saved, frozenset(dict(self._replica.model.named_parameters(remove_duplicate=False)))
@@ -208,7 +211,7 @@ class LoopCheckpoints:
         if self._ctx.rank == 0:
             for word in words:
                 print(f"{folder}: {word}")
-        own = saved.get(OWN)
+        own = saved.get(LOOP_STATE)
         if (
             not isinstance(own, dict)
             or not isinstance(own.get("samples"), int)
@@ -283,12 +286,12 @@ class Preview:
 
     def _set_aside(self) -> None:
         """Save what an update changes; the optimizer works on copies of its state."""
-        replica, updater = self._replica, self._replica.updater
+        replica, wrapper = self._replica, self._replica.optimizer_wrapper
         self._values += [(param, param.detach().clone()) for param in replica.parameters]
-        staleness, updates, of_step = self._interpreter.staleness, list(replica.updates), dict(updater.of_step)
-        kept, norm = {index: value.clone() for index, value in updater.kept.items()}, updater.grad_norm
+        staleness, updates, of_step = self._interpreter.staleness, list(replica.updates), dict(wrapper.of_step)
+        kept, norm = {index: value.clone() for index, value in wrapper.kept.items()}, wrapper.grad_norm
         scale = replica.loss_scale and (replica.loss_scale.value, replica.loss_scale.good)
-        for optimizer in _optimizers(updater.optimizer):
+        for optimizer in _optimizers(wrapper.optimizer):
             state, groups = dict(optimizer.state), [dict(group) for group in optimizer.param_groups]
             for param, own in state.items():
                 optimizer.state[param] = deepcopy(own)
@@ -299,7 +302,7 @@ class Preview:
 
         def restore() -> None:
             self._interpreter.staleness, replica.updates = staleness, updates
-            updater.of_step, updater.kept, updater.grad_norm = of_step, kept, norm
+            wrapper.of_step, wrapper.kept, wrapper.grad_norm = of_step, kept, norm
             if replica.loss_scale is not None and scale is not None:
                 replica.loss_scale.value, replica.loss_scale.good = scale
             if isinstance(replica.guard, GradientGuard):
@@ -357,7 +360,8 @@ def check_unscaled(loss: Tensor) -> None:
         factor = getattr(node, "_saved_other", None) if node.name() == "MulBackward0" else None
         if isinstance(factor, Tensor) and not factor.ndim and not factor.requires_grad and _scaler_of(factor):
             raise ConfigError(
-                "the loss was scaled by a GradScaler, and its gradients would be applied scaled: return the loss itself, "
+                "the loss was scaled by a GradScaler, and its gradients would be applied scaled: return the loss "
+                "itself, "
                 "and give the Trainer precision='fp16', which scales the loss and unscales the gradients"
             )
         if len(nodes) < NUM_NODES:

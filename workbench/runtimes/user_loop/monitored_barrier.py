@@ -16,21 +16,22 @@ from workbench.errors import RankMismatch
 from workbench.runtimes.transport.base import Deadline, Transport
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 1e-4, 5e-3  # between two polls of the barrier
-LEAVES = "end"  # reported by a rank that leaves without `finish`
-SENTENCES = {
+LEFT_EARLY = "end"  # reported by a rank that leaves without `finish`
+MESSAGES = {
     "save": "calls save()",
     "load": "calls load()",
     "finish": "calls finish()",
     "evaluating": "enters evaluating()",
-    LEAVES: "has ended without finish()",
+    LEFT_EARLY: "has ended without finish()",
 }
 FIXES = {
-    LEAVES: "leave the `with` block, or call finish(), on every rank after the same number of steps",
+    LEFT_EARLY: "leave the `with` block, or call finish(), on every rank after the same number of steps",
     "save": "call save() on every rank after the same step, and not under `if rank == 0`",
     "load": "call load() on every rank, before its first step",
     "evaluating": "enter evaluating() on every rank after the same step, and not under `if rank == 0`",
     "finish": (
-        "give every rank the same number of batches (DistributedSampler(drop_last=True)), or call step(None) on a rank that has no more"
+        "give every rank the same number of batches (DistributedSampler(drop_last=True)), or call step(None) on a rank "
+        "that has no more"
     ),
 }
 
@@ -62,7 +63,7 @@ class MonitoredBarrier:
         """
         if self._transport.num_workers == 1:
             return
-        self._say(what, counted=counted)
+        self._announce(what, counted=counted)
         pause_s = FIRST_PAUSE_S
         while self.num_arrived() < self._transport.num_workers:
             if not tick():
@@ -74,7 +75,7 @@ class MonitoredBarrier:
     def leave(self) -> None:
         """Report that this rank takes no more steps and has not called `finish`. Does not wait."""
         if self._transport.num_workers > 1 and not self._text:
-            self._say(LEAVES)
+            self._announce(LEFT_EARLY)
 
     def num_arrived(self) -> int:
         """Number of ranks that have reported the same as this one.
@@ -90,17 +91,17 @@ class MonitoredBarrier:
         if not self._text and steps and int(steps) >= self.steps:  # that rank is only ahead
             return same
         here, _, steps_here = self._text.partition(" ")
-        mine = _sentence(here, steps_here) if self._text else f"has begun {_count(self.steps)}"
+        mine = _format_arrival(here, steps_here) if self._text else f"has begun {_count(self.steps)}"
         fix = next(words for call, words in FIXES.items() if call in (what, here))
-        raise RankMismatch(f"rank {rank} {_sentence(what, steps)}, but rank {self._transport.rank} {mine}: {fix}")
+        raise RankMismatch(f"rank {rank} {_format_arrival(what, steps)}, but rank {self._transport.rank} {mine}: {fix}")
 
-    def _say(self, what: str, *, counted: bool = True) -> None:
+    def _announce(self, what: str, *, counted: bool = True) -> None:
         self._text = f"{what} {self.steps}" if counted else what
         self._transport.arrive(self._number, self._text)
 
 
-def _sentence(what: str, steps: str) -> str:
-    return SENTENCES[what] + (f" after {_count(int(steps))}" if steps else "")
+def _format_arrival(what: str, steps: str) -> str:
+    return MESSAGES[what] + (f" after {_count(int(steps))}" if steps else "")
 
 
 def _count(number: int) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from workbench.errors import ConfigError, Diverged, PeerFailed
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas, lower
-from workbench.replica.backward import Micro
+from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.runtimes.execution.interpreter import Interpreter
@@ -115,14 +115,15 @@ class Trainer:
             raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
         if algorithm.requires.servers:
             raise ConfigError(
-                f"{type(algorithm).__name__} keeps parameters on servers, and a Trainer steps your model on all ranks together: "
+                f"{type(algorithm).__name__} keeps parameters on servers, and a Trainer steps your model on all ranks "
+                "together: "
                 "use `workbench train`, Cluster.train or simulate for it"
             )
         self._transport = transport_here(timeout_s)
         self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
         self._recorder: Recorder = NullRecorder()
         self._folder: Path | None = None
-        self._next: list[Micro] = []
+        self._next: list[MicroBatch] = []
         self._shares = BatchWeights(self.num_workers)
         self._end = EndStep(-1)
         self._finished = self._is_evaluating = False
@@ -144,7 +145,7 @@ class Trainer:
                 clip_norm=clip_norm,
                 precision=precision,
             )
-            self.replica.updater.keeps = keep_gradients
+            self.replica.optimizer_wrapper.keeps = keep_gradients
             if on_bad_gradient != "ignore":
                 self._guard = self.replica.guard = GradientGuard(
                     self.replica, on_bad_gradient, self.rank, max_grad_norm
@@ -156,11 +157,13 @@ class Trainer:
             more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector}
             here = weakref.ref(self)  # a weak reference: the interpreter must not keep the Trainer alive
 
-            def micros(_step: int) -> list[Micro]:
+            def micro_batches(_step: int) -> list[MicroBatch]:
                 trainer = here()
                 return [] if trainer is None else trainer._next
 
-            self._interpreter = Interpreter(self._transport, self.replica, self._recorder, micros, slept=slept, **more)
+            self._interpreter = Interpreter(
+                self._transport, self.replica, self._recorder, micro_batches, slept=slept, **more
+            )
             self._deadline = self._interpreter.clock.deadline
             self._barrier = MonitoredBarrier(self._transport)
             self._interpreter.clock.watch = self._barrier.num_arrived
@@ -211,12 +214,12 @@ class Trainer:
         self._check_usable()
         with translated_errors(self._fail):
             self._barrier.steps = self._end.step + 2
-            self.replica.updater.remember(self._end.step + 1)
+            self.replica.optimizer_wrapper.remember(self._end.step + 1)
             self._next = self._shares.weigh(closure, num_samples, self._gather)
             end = self._interpreter.advance(self._program)
             assert end is not None, "the program ended before finish()"
             self._end = end
-            if self.replica.updater.keeps:
+            if self.replica.optimizer_wrapper.keeps:
                 self.replica.show_gradients()
             self._record_step(end.step, self._interpreter.loss)
         return self._interpreter.loss
@@ -230,12 +233,12 @@ class Trainer:
         Raises:
             ConfigError: the Trainer has neither `clip_norm` nor `keep_gradients`, so it is not measured.
         """
-        updater = self.replica.updater
-        if not (updater.keeps or updater.clips):
+        wrapper = self.replica.optimizer_wrapper
+        if not (wrapper.keeps or wrapper.clips):
             raise ConfigError(
                 "the gradient's norm is not measured: give the Trainer keep_gradients=True, or clip_norm=math.inf"
             )
-        return None if updater.grad_norm is None else float(updater.grad_norm)
+        return None if wrapper.grad_norm is None else float(wrapper.grad_norm)
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
@@ -309,7 +312,7 @@ class Trainer:
                 Path(folder),
                 self._end,
                 own,
-                {**self._shares.state(), "scheduled": dict(self.replica.updater.of_step)},
+                {**self._shares.state(), "scheduled": dict(self.replica.optimizer_wrapper.of_step)},
                 keep,
             )
         if reason:
@@ -335,7 +338,7 @@ class Trainer:
             self._wait_for_all("load")
             num_steps, kept = self._writer.load(Path(folder))
             self._shares.load(kept)
-            self.replica.updater.of_step = dict(kept.get("scheduled") or {})
+            self.replica.optimizer_wrapper.of_step = dict(kept.get("scheduled") or {})
             self._barrier.steps = num_steps
             self._end, self._program = (
                 EndStep(num_steps - 1, self._ctx.resumed),
@@ -388,7 +391,8 @@ class Trainer:
         elif not self._finished:
             if isinstance(error, ValueError) and "default process group twice" in str(error):
                 error.add_note(
-                    "The Trainer made the default process group, since there was none. Call init_process_group before the Trainer is made, "
+                    "The Trainer made the default process group, since there was none. Call init_process_group before "
+                    "the Trainer is made, "
                     "or leave the call out."
                 )
             self._fail(error)
@@ -411,7 +415,8 @@ class Trainer:
         # A GPU would wait.
         if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):
             raise Diverged(
-                f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now {self.replica.lr:g})"
+                f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now "
+                f"{self.replica.lr:g})"
             )
         if self._folder is not None:
             seconds = self._interpreter.clock.now() - self._evaluated_s

@@ -13,8 +13,8 @@ from typing import Any
 SMALL_BYTES = 32 * 1024 * 1024  # limit of a file with one value, such as `run.json`
 LINE_BYTES = 4 * 1024 * 1024  # limit of a line of metrics, spans, events or commands
 BLOCK_BYTES = 16 * 1024 * 1024  # of a file that are read at once
-MOST_TIMES = 200  # largest compression ratio: a file with a larger one was made to fill the memory
-MOST_DIGITS = 300  # of an integer: a longer one fits no float
+MAX_TIMES = 200  # largest compression ratio: a file with a larger one was made to fill the memory
+MAX_DIGITS = 300  # of an integer: a longer one fits no float
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -91,16 +91,16 @@ def unpacked(content: bytes) -> bytes:
     """The content of a gzip file.
 
     Raises:
-        ValueError: it is no gzip file, is cut off, or decompresses to more than `MOST_TIMES` its size.
+        ValueError: it is no gzip file, is cut off, or decompresses to more than `MAX_TIMES` its size.
     """
-    most = MOST_TIMES * len(content) + 1024 * 1024
+    most = MAX_TIMES * len(content) + 1024 * 1024
     reader = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
         found = reader.decompress(content, most)
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if len(found) >= most:
-        raise ValueError(f"it is compressed {MOST_TIMES} times and more")
+        raise ValueError(f"it is compressed {MAX_TIMES} times and more")
     if not reader.eof:
         raise ValueError("it is cut off")
     return found
@@ -111,6 +111,6 @@ def _line(line: bytes) -> str | None:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return int(digits)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from workbench.gradients import USED, WEIGHT, Gradient
-from workbench.replica.backward import Hooks, Micro
+from workbench.replica.backward import Hooks, MicroBatch
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.replica import Replica
 
-Minibatch = Sequence[Micro]
+Minibatch = Sequence[MicroBatch]
 
 
 @final

@@ -151,7 +151,7 @@ class Lockstep:
             case ops.Discard(gradient):
                 return group.replica.discard(gradient)
             case _:
-                self._meet(request, thread.now_s, partial(self._met, thread, request))
+                self._start_collective(request, thread.now_s, partial(self._end_collective, thread, request))
                 return _PENDING
 
     def _pass(self, thread: _Thread, request: ops.Backward) -> Program:
@@ -189,7 +189,7 @@ class Lockstep:
 
         if isinstance(request.work, ops.AllReduce) and request.work.collective is None:
             work = request.work
-            self._meet(work, now_s, lambda end_s: end(end_s, work.value))
+            self._start_collective(work, now_s, lambda end_s: end(end_s, work.value))
             return ticket
         lane = self._lanes[request.lane] if request.lane != FREE else _Lane()
         thread = _Thread(
@@ -241,7 +241,7 @@ class Lockstep:
 
     # -- collectives -------------------------------------------------------------------------------------------
 
-    def _meet(self, request: Request, now_s: Array, then: Callable[[float], None]) -> None:
+    def _start_collective(self, request: Request, now_s: Array, then: Callable[[float], None]) -> None:
         """Let all workers join a collective, each at its own time.
 
         It begins when the last has arrived and the network is idle.
@@ -255,7 +255,7 @@ class Lockstep:
         self._num_met += 1
         heapq.heappush(self._meetings, (float(now_s.max()), self._num_met, seconds, end))
 
-    def _met(self, thread: _Thread, request: Any, end_s: float) -> None:
+    def _end_collective(self, thread: _Thread, request: Any, end_s: float) -> None:
         """End a collective of the foreground."""
         self._waited(thread, end_s)
         self._ready.append((thread, getattr(request, "value", None), None))

@@ -22,11 +22,11 @@ from workbench.replica.local_training import LocalTraining, num_steps_of
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.simulator.lockstep.gradient_sum import GradientSum
-from workbench.runtimes.simulator.worker import Shapes, ready_shares, shape_of
+from workbench.runtimes.simulator.worker import MetaReplica, ready_shares, shape_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 
-KEPT_ENDS = 4096  # ends of collectives that are kept: no worker lags by that many
+NUM_KEPT_ENDS = 4096  # ends of collectives that are kept: no worker lags by that many
 SINGLE_WORKERS = 64  # workers with spans: a figure shows no more rows
 
 
@@ -52,11 +52,11 @@ class WorkerGroup:
         self.num_workers, self.compute, self.settings = num_workers, compute, settings
         self._worker: LocalTraining | None = None
         self._summation: GradientSum | None = None
-        self.replica: Replica | Shapes
+        self.replica: Replica | MetaReplica
         if timing_only:
             batch_size = settings.batch_size or problem.batch_size
             self.sampler = Sampler(problem.num_samples(), batch_size, num_workers, settings.seed)
-            self.replica = Shapes(shape_of(problem, algorithm))
+            self.replica = MetaReplica(shape_of(problem, algorithm))
         else:
             with torch.random.fork_rng(devices=[]):
                 self._worker = LocalTraining(algorithm, problem, settings, 0, num_workers, torch.device("cpu"))
@@ -70,7 +70,7 @@ class WorkerGroup:
         ]
         self._traced = settings.trace_steps != 0
         self.step, self.last_step = 0, -1
-        self._sent = Sent()
+        self._sent = SentBytes()
         self.waited_s = np.zeros(num_workers)  # seconds that each worker waited
         self._staleness: int | None = None
         self._losses: list[float | None] = [None] * num_workers  # of the last minibatches
@@ -106,7 +106,7 @@ class WorkerGroup:
         return end_s
 
     def _gradient(self, step: int) -> Gradient:
-        if isinstance(self.replica, Shapes):
+        if isinstance(self.replica, MetaReplica):
             return self.replica.backward(step)
         assert self._worker is not None and self._summation is not None
         model = self.replica.model
@@ -173,7 +173,7 @@ class WorkerGroup:
         }
         row = {**row, "loss": None, "num_samples": 0, "lr": None}
         if self._worker is not None:
-            self._look_back(self._worker, step)
+            self._collect_losses(self._worker, step)
             row = {**self._worker.row(step, 0.0, 0.0, self._staleness), "loss": self._mean_loss(step)}
         if len(self.recorders) == self.num_workers:
             for recorder, time_s, entries in zip(self.recorders, now_s.tolist(), self._entries, strict=True):
@@ -187,7 +187,7 @@ class WorkerGroup:
         if self._worker is not None and self._worker.evaluates_after(step):
             self.evaluate(step, now_s[0])
 
-    def _look_back(self, worker: LocalTraining, step: int) -> None:
+    def _collect_losses(self, worker: LocalTraining, step: int) -> None:
         """Collect the losses and the bad gradients of the step, and check the losses."""
         self._entries = [{"loss": loss} for loss in self._losses]
         for found in worker.gradient_reports():
@@ -231,7 +231,7 @@ class WorkerGroup:
 
 
 @final
-class Sent:
+class SentBytes:
     """Counts the bytes that workers had sent by the end of their steps.
 
     Programs run ahead of the network, so the number is known later.
@@ -260,5 +260,5 @@ class Sent:
             low, high = bisect_right(self._ends, float(times.min())), bisect_right(self._ends, float(times.max()))
             counts = np.searchsorted(self._ends[low:high], times, side="right")
             row["bytes_sent"] = int(np.floor(np.array(self._totals[low : high + 1]))[counts].sum())
-        if len(self._ends) > 2 * KEPT_ENDS:
-            del self._ends[:KEPT_ENDS], self._totals[:KEPT_ENDS]
+        if len(self._ends) > 2 * NUM_KEPT_ENDS:
+            del self._ends[:NUM_KEPT_ENDS], self._totals[:NUM_KEPT_ENDS]

@@ -1,0 +1,55 @@
+"""Public names, in reading order."""
+
+# what is trained
+from .problems.base import Problem as Problem
+from . import problems as problems
+
+# how
+from .algorithms import (
+    SynchronousSGD as SynchronousSGD,
+    LayerwiseSGD as LayerwiseSGD,
+    DeAR as DeAR,
+    PipeSGD as PipeSGD,
+    DelayedSGD as DelayedSGD,
+    AdaptiveDelaySGD as AdaptiveDelaySGD,
+    PartialAllReduce as PartialAllReduce,
+    ParameterServerSGD as ParameterServerSGD,
+    BackupSGD as BackupSGD,
+    AsyncSGD as AsyncSGD,
+    StaleSynchronousSGD as StaleSynchronousSGD,
+    SoftsyncSGD as SoftsyncSGD,
+    DelayCompensatedSGD as DelayCompensatedSGD,
+    LocalSGD as LocalSGD,
+    DiLoCo as DiLoCo,
+    StreamingDiLoCo as StreamingDiLoCo,
+    EagerDiLoCo as EagerDiLoCo,
+    StaleSGD as StaleSGD,
+    NoCommunication as NoCommunication,
+    SerialSGD as SerialSGD,
+    ApplyOrder as ApplyOrder,
+)
+from . import algorithms as algorithms, collectives as collectives, codecs as codecs, schedules as schedules
+from .settings import Settings as Settings
+
+# where
+from .clusters import Cluster as Cluster, attach as attach
+from .runtimes.simulator.simulate import simulate as simulate
+from . import costs as costs
+from .runtimes.simulator.replay import replay as replay
+from .runtimes.user_loop.trainer import Trainer as Trainer
+from .runtimes.user_loop.ddp_hook import ddp_hook as ddp_hook
+from .dashboard import Dashboard as Dashboard
+
+# results
+from .trace.run import Run as Run
+from .trace import open_run as open_run
+from .trace.store import list_runs as list_runs
+from . import trace as trace
+from .analysis import compare as compare, summary as summary, runs_table as runs_table
+from . import plots as plots, experiments as experiments, papers as papers
+
+# to write an algorithm
+from .program import Algorithm as Algorithm, Context as Context
+from . import ops as ops, units as units
+
+__version__: str
