@@ -14,16 +14,18 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis.core
 import psutil
 import pytest
-import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
-from tests.leftovers import Definitions, Picture, peak_bytes
+if TYPE_CHECKING:
+    from tests.leftovers import Definitions
+
+# torch is imported where tests run: the workers start when this file is loaded, and it takes two seconds.
 
 # The limit is pytest's own. In continuous integration the examples are always the same, so that a failure is that of the change.
 settings.register_profile("workbench", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
@@ -31,6 +33,7 @@ settings.load_profile("workbench")
 
 
 _definitions: Definitions | None = None
+_longer = False  # a fixture that lasts longer than a test has begun or ended, and may have replaced functions
 _largest = (0, "")  # the most memory of this process so far, and the test in which it came to that
 _of_workers: list[tuple[int, str, int]] = []  # the same of each worker, and the most memory of a rank of its pools
 
@@ -47,6 +50,12 @@ def _mpiexec() -> bool:
     return _has_modules("mpi4py") and _found("mpiexec", str(Path(sys.prefix, "bin", "mpiexec")))
 
 
+def _gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "mpi": (_mpiexec, "no mpiexec: pip install 'sgd-workbench[mpi]'"),
     "notebooks": (
@@ -59,7 +68,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: all(map(_found, ("slurmctld", "slurmd", "munged", "sbatch"))),
         "no Slurm: apt-get install slurm-wlm munge",
     ),
-    "gpu": (torch.cuda.is_available, "no CUDA device"),
+    "gpu": (_gpu, "no CUDA device"),
 }
 
 
@@ -140,6 +149,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
+    global _longer
+    _longer |= fixturedef.scope != "function"
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
+    global _longer
+    _longer |= fixturedef.scope != "function"
+
+
 @pytest.fixture(autouse=True, scope="module")
 def files_give_back() -> Iterator[None]:
     """Ends pools of torch, and returns freed memory to the system.
@@ -162,12 +181,21 @@ def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -
     Torch draws from a seed of the test, as Python and NumPy do (pytest-randomly). WORKBENCH_TEST_MEMORY names a file
     for the resident megabytes of this process after each test, and the most it had so far.
     """
-    global _definitions, _largest
+    import torch
+
+    from tests.leftovers import Definitions, Picture, peak_bytes
+
+    global _definitions, _largest, _longer
     if _definitions is None:
         _definitions = Definitions()
     before = Picture()
-    _definitions.changes()  # of fixtures that last longer
-    torch.manual_seed(random.getrandbits(63))
+    if _longer:
+        _definitions.changes()
+        _longer = False
+    seed = (
+        torch.manual_seed if _gpu() else torch.default_generator.manual_seed
+    )  # the first also records stacks for CUDA
+    seed(random.getrandbits(63))
     yield
     torch.set_num_threads(1)  # a training of one rank takes all cores, by design
     _largest = max(_largest, (peak_bytes(), request.node.nodeid), key=lambda one: one[0])
@@ -188,6 +216,8 @@ def nothing_left_behind(request: pytest.FixtureRequest, single_threaded: None) -
 @pytest.fixture(autouse=True, scope="session")
 def single_threaded() -> None:
     """One compute thread here and in started ranks: sums are equal on every machine, and ranks do not compete for cores."""
+    import torch
+
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
 

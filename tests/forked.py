@@ -5,7 +5,8 @@
 A small interpreter without imports stands in for the forked process. It has the process's place in the tree, its group and its
 session, passes signals on, and ends as the process does. When it is killed, the process ends, and its session with it.
 
-Not for tests of how a process begins, of what is inherited besides streams, folder and environment, or of other namespaces.
+Not for tests of how a process begins, or of what is inherited besides streams, folder and environment. On an emulated network, for
+processes of all hosts, a fork server must run on one of them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import atexit
 import ctypes
 import fcntl
 import json
+import marshal
 import os
 import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable
@@ -30,23 +33,31 @@ from typing import Any, Literal, NoReturn
 
 KERNELS = ("ipykernel_launcher", "workbench.kernel")
 FIRST_FREE = 200  # a file's number that no stream has
+# Of modules that are there at once: with json, signal and socket its start takes twice as long.
 STAND_IN = """\
 #!{python} -IS
-import json, os, signal, socket, sys
-caller = socket.socket(socket.AF_UNIX)
+import _signal, _socket, marshal, os, sys
+caller = _socket.socket(_socket.AF_UNIX)
 caller.connect({address!r})
 streams = [0, 1, 2, *(int(os.environ[name]) for name in ("PMI_FD",) if name in os.environ)]  # MPICH's
 told = {{"command": sys.argv, "streams": streams, "folder": os.getcwd(), "environment": dict(os.environ)}}
-socket.send_fds(caller, [b"!"], streams)
-caller.sendall(json.dumps(told).encode() + b"\\n")
-heard = caller.makefile()
-pid = int(heard.readline())
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, lambda number, _: os.kill(pid, number))
-status = int(heard.readline() or -signal.SIGKILL)
+numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in streams)
+caller.sendmsg([b"!"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
+caller.sendall(marshal.dumps(told))
+heard = b""
+def line():
+    global heard
+    while b"\\n" not in heard and (more := caller.recv(64)):
+        heard += more
+    first, _, heard = heard.partition(b"\\n")
+    return first
+pid = int(line())
+for number in (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2):
+    _signal.signal(number, lambda number, _: os.kill(pid, number))
+status = int(line() or -_signal.SIGKILL)
 if status < 0:
-    if status != -signal.SIGKILL:
-        signal.signal(-status, signal.SIG_DFL)
+    if status != -_signal.SIGKILL:
+        _signal.signal(-status, _signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 os._exit(status)
 """
@@ -132,17 +143,19 @@ def become_forked(caller: socket.socket) -> NoReturn:
     try:
         _, numbers, _, _ = socket.recv_fds(caller, 1, 4)
         with caller.makefile("rb") as file:
-            told = json.loads(file.readline())
-    except (OSError, ValueError):  # the stand-in was killed before it had asked
+            told = marshal.load(file)
+    except (OSError, EOFError):  # the stand-in was killed before it had asked
         os._exit(1)
     received, numbers = numbers, [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for number in numbers]
     for number in received:
         os.close(number)
     os.setsid()
     _leave_with(caller)
+    _enter_host_of(caller)
     os.chdir(told["folder"])
     os.environ.clear()
     os.environ.update(told["environment"])
+    tempfile.tempdir = None  # it is looked up again: TMPDIR may be another
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:0] = paths
     for stream, number in zip(told["streams"], numbers, strict=True):
@@ -150,6 +163,20 @@ def become_forked(caller: socket.socket) -> NoReturn:
         os.close(number)
     sys.modules["torch"].set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "0")) or os.cpu_count())
     _end(_status(*told["command"]))
+
+
+def _enter_host_of(caller: socket.socket) -> None:
+    """Join the network and the host name of the stand-in, which may be on another host of an emulated network."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return  # not on Linux
+    pid = int.from_bytes(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder)
+    for kind in ("net", "uts"):
+        theirs, ours = f"/proc/{pid}/ns/{kind}", f"/proc/self/ns/{kind}"
+        if os.readlink(theirs) != os.readlink(ours):
+            fd = os.open(theirs, os.O_RDONLY)
+            if ctypes.CDLL(None, use_errno=True).setns(fd, 0) != 0:
+                raise OSError(ctypes.get_errno(), f"{theirs} cannot be entered")
+            os.close(fd)
 
 
 def _leave_with(caller: socket.socket) -> None:

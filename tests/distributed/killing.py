@@ -44,28 +44,27 @@ class CountsSteps(tiny.FailsAt):
 
 
 class Slow(tiny.FailsAt):
-    """The MLP, which takes 20 ms."""
+    """The MLP, which takes at least that long."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.02) -> None:
         super().__init__(None, 0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            time.sleep(0.02)
-        return super().forward(x)
-
-
-class Late(tiny.FailsAt):
-    """The MLP, which takes so long on odd ranks that its gradients wait for rounds."""
-
-    def __init__(self) -> None:
-        super().__init__(None, 0)
-        self.seconds = 0.03 if rank_here() % 2 else 0.005
+        self.seconds = seconds
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             time.sleep(self.seconds)
         return super().forward(x)
+
+
+class Late(Slow):
+    """The MLP, which takes so long on odd ranks that its gradients wait for rounds.
+
+    Args:
+        times: how much longer than usual all take.
+    """
+
+    def __init__(self, times: float = 1.0) -> None:
+        super().__init__(times * (0.03 if rank_here() % 2 else 0.005))
 
 
 @final

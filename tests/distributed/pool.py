@@ -261,12 +261,13 @@ class ForkServer:
 
     Args:
         compiler: it has imported torch's compiler, too, which takes another second of a core.
+        begin: starts it: `subprocess.Popen`, or another with its options.
 
     Attributes:
         python: the program of stand-ins: see `forked`.
     """
 
-    def __init__(self, compiler: bool) -> None:
+    def __init__(self, compiler: bool = False, begin: Callable[..., subprocess.Popen[Any]] = subprocess.Popen) -> None:
         ours, theirs = Pipe()
         self._folder = tempfile.mkdtemp(prefix="fork_server-")
         self.python, address = str(Path(self._folder, "python")), str(Path(self._folder, "socket"))
@@ -279,7 +280,7 @@ class ForkServer:
             listener.listen()
             numbers = theirs.fileno(), listener.fileno()
             command = [sys.executable, "-c", code, *map(str, numbers)]
-            self._process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, pass_fds=numbers)
+            self._process = begin(command, env=env, stdin=subprocess.DEVNULL, pass_fds=numbers)
         self._connection = ours
         theirs.close()
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,6 +28,18 @@ if TYPE_CHECKING:
 
 START_S = 100.0  # importing torch on all ranks at once, on a busy machine
 GRACE_S = 5.0  # from being asked to leave to being killed
+# Of commands, ranks, engines, kernels, and of commands that execute notebooks.
+COMMON = (
+    "numpy.ma",
+    "torch.utils.flop_counter",
+    "workbench.analysis",
+    "workbench.cli.main",
+    "workbench.problems.digits",
+    "workbench.runtimes.rank.join",
+    "workbench.runtimes.rank.main",
+    "workbench.runtimes.simulator.simulate",
+)
+OF_NOTEBOOKS = ("ipyparallel.engine.app", "ipykernel.kernelapp", "nbclient", "workbench.clusters.engines.options")
 WHERE_ARE_YOU = signal.SIGUSR2  # a rank prints what each of its threads is at
 
 
@@ -58,6 +71,7 @@ class Health:
     peak_bytes: int
 
 
+_definitions: Definitions | None = None  # those before the fork
 _at_start: tuple[Picture, Definitions, int] | None = None
 
 
@@ -73,7 +87,9 @@ def health() -> Health:
 def _picture() -> tuple[Picture, Definitions, int]:
     from tests.leftovers import Definitions, Picture
 
-    return Picture(), Definitions(), _num_groups()
+    definitions = _definitions or Definitions()
+    definitions.changes()  # how a forked process starts others
+    return Picture(), definitions, _num_groups()
 
 
 def _num_groups() -> int:
@@ -95,7 +111,7 @@ def _num_communicators() -> int:
 
 def serve_forks(connection_number: int, socket_number: int) -> None:
     """Fork a rank for each world that the test process sends, and a process for each stand-in that calls, until it hangs up."""
-    _import_all()  # before the fork, for all
+    _prepare()  # before the fork, for all
     gc.freeze()
     _leave_with_parent()
     connection, listener = Connection(connection_number), socket.socket(fileno=socket_number)
@@ -131,6 +147,7 @@ def _begin(*of_fork_server: Connection | socket.socket) -> None:
     """In a process that was just forked."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    sys.modules["numpy"].random.seed()  # not the numbers of its siblings
     for end in of_fork_server:
         end.close()
 
@@ -177,16 +194,26 @@ def serve_mpi() -> None:
     os._exit(0)  # what failed runs left in MPI may wait for peers forever in MPI_Finalize
 
 
-def _import_all() -> None:
-    """What a training imports, engines, kernels, and commands that execute notebooks, whose library builds a grammar for a second."""
+def _prepare() -> None:
+    """What each forked process would do by itself: import what it needs, and digest the package."""
     import torch
 
-    import workbench.runtimes.rank.main  # noqa: F401
+    import tests.laws.train  # noqa: F401
+    from tests.leftovers import Definitions
+    from workbench.runtimes.rank.fingerprint import package_digest
 
     torch.set_num_threads(1)
-    for name in ("ipyparallel.engine.app", "ipykernel.kernelapp", "nbclient", "workbench.clusters.engines.options"):
+    sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # nbclient's library would build a grammar for a second
+    for name in COMMON:
+        import_module(name)
+    for name in OF_NOTEBOOKS:
         with suppress(ImportError):  # the extra `notebooks` is not installed
             import_module(name)
+    package_digest()
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        one.atexit = False  # torch's, which take its operators apart for 20 ms
+    global _definitions
+    _definitions = Definitions()
 
 
 def _serve(rank: int) -> None:

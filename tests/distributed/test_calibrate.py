@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,11 +12,12 @@ import pytest
 
 import workbench as wb
 from tests.distributed.test_cli import train, workbench
+from tests.forked import forked
 from workbench.analysis import run_overlap
 from workbench.calibration import Calibration, from_profile, predict
 from workbench.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("runs", "no_process_left")
+pytestmark = pytest.mark.usefixtures("forked_starts", "runs", "no_process_left")
 
 LOOP = """
 import sys
@@ -56,8 +56,7 @@ SHAPES = [(512, 64), (512,), (512, 512), (512,), (10, 512), (10,)]
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Chrome traces of two ranks of a DDP loop."""
     folder = tmp_path_factory.mktemp("ddp")
-    (folder / "loop.py").write_text(LOOP)
-    command = [sys.executable, str(folder / "loop.py")]
+    command = forked("-c", LOOP)
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     ranks: list[subprocess.Popen[str]] = [
         subprocess.Popen([*command, str(rank), str(folder)], **quiet) for rank in (0, 1)

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 
+from tests.forked import forked
 from tests.waiting import within
 from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.clusters import Cluster
@@ -305,7 +306,8 @@ def test_nothing_outlives_the_process_that_started_it(
 ) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path)}
     code = textwrap.dedent(HOLDER.format(num_ranks=num_ranks, then=then))
-    begin = [sys.executable, "-c", code]
+    # No handler sees a kill: all processes are new interpreters, as a user's
+    begin = [sys.executable, "-c", code] if sign == signal.SIGKILL else forked("-c", code)
     holder = subprocess.Popen(begin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     assert holder.stdout is not None
     assert f"{num_ranks} rank" in holder.stdout.readline()

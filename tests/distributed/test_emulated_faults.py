@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.distributed.pool import ForkServer
 from tests.distributed.test_emulated import told
 from tests.waiting import within
 from workbench.cli.main import main
@@ -36,13 +38,23 @@ def network() -> Iterator[EmulatedNetwork]:
         yield network
 
 
+@pytest.fixture(scope="module")
+def python(network: EmulatedNetwork) -> Iterator[str]:
+    """The program by which processes on both hosts are forked."""
+    server = ForkServer(begin=partial(network.run, 0))
+    yield server.python
+    server.close()
+
+
 class Training:
     """`workbench train` on the first host, which starts its other rank on the second."""
 
-    def __init__(self, network: EmulatedNetwork, runs: Path, method: str, runtime: str, *more: str) -> None:
+    def __init__(
+        self, network: EmulatedNetwork, runs: Path, method: str, runtime: str, *more: str, python: str = sys.executable
+    ) -> None:
         runs.mkdir(exist_ok=True)
         before = set(runs.glob(RUN))
-        command = [sys.executable, "-m", "workbench", "train", method, "--runtime", runtime, *TRAIN.split(), *more]
+        command = [python, "-m", "workbench", "train", method, "--runtime", runtime, *TRAIN.split(), *more]
         self.process = network.run(0, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert within(60, lambda: set(runs.glob(RUN)) - before), "the run was not opened"
         (self.folder,) = set(runs.glob(RUN)) - before
@@ -112,10 +124,11 @@ def test_what_cannot_be_cut_is_told(network: EmulatedNetwork) -> None:
     ("runtime", "fault"), [("torch", "cut"), ("torch", "slow"), pytest.param("mpi", "cut", marks=pytest.mark.mpi)]
 )
 def test_a_run_goes_on_behind_it(
-    network: EmulatedNetwork, runs: Path, runtime: str, fault: str, expected: dict[str, Tensor]
+    network: EmulatedNetwork, python: str, runs: Path, runtime: str, fault: str, expected: dict[str, Tensor]
 ) -> None:
-    """To the same weights; no rank is reported as dead."""
-    training = Training(network, runs, "synchronous-sgd", runtime, "--timeout", "60")
+    """To the same weights; no rank is reported as dead. On MPI with new interpreters, as a user starts them."""
+    python = sys.executable if runtime == "mpi" else python
+    training = Training(network, runs, "synchronous-sgd", runtime, "--timeout", "60", python=python)
     training.reach(AT_STEP)
     network.cut(1) if fault == "cut" else network.set_rate(1, "1mbit")
     time.sleep(0.5)
@@ -129,9 +142,9 @@ def test_a_run_goes_on_behind_it(
     assert info["status"] == "finished" and "departures" not in info
 
 
-def test_a_worker_that_was_cut_off_comes_back_to_its_server(network: EmulatedNetwork, runs: Path) -> None:
+def test_a_worker_that_was_cut_off_comes_back_to_its_server(network: EmulatedNetwork, python: str, runs: Path) -> None:
     """Its process is there: it is not counted out, and none of its gradients is lost."""
-    training = Training(network, runs, "async-sgd", "torch", "--timeout", "60")
+    training = Training(network, runs, "async-sgd", "torch", "--timeout", "60", python=python)
     training.reach(AT_STEP)
     network.cut(1)
     time.sleep(CUT_S)
@@ -144,10 +157,11 @@ def test_a_worker_that_was_cut_off_comes_back_to_its_server(network: EmulatedNet
 
 
 def test_a_cut_for_good_ends_the_run_which_goes_on_from_its_checkpoint(
-    network: EmulatedNetwork, runs: Path, expected: dict[str, Tensor]
+    network: EmulatedNetwork, python: str, runs: Path, expected: dict[str, Tensor]
 ) -> None:
     """The run ends within the deadline, with an error that distinguishes a network failure from a death."""
-    training = Training(network, runs, "synchronous-sgd", "torch", "--timeout", "4", "--checkpoint-every", "3")
+    more = ("--timeout", "4", "--checkpoint-every", "3")
+    training = Training(network, runs, "synchronous-sgd", "torch", *more, python=python)
     training.reach(AT_STEP)
     network.cut(1)
     begin = time.monotonic()
@@ -158,7 +172,7 @@ def test_a_cut_for_good_ends_the_run_which_goes_on_from_its_checkpoint(
     assert Run.load(training.folder).info["status"] == "failed"
     assert f"--resume {training.folder.name} continues from it" in error
     network.reconnect(1)
-    again = Training(network, runs, "synchronous-sgd", "torch", "--resume", training.folder.name)
+    again = Training(network, runs, "synchronous-sgd", "torch", "--resume", training.folder.name, python=python)
     status, said, error = again.end()
     assert status == 0, error
     assert 0 < json.loads(said)["steps"] <= STEPS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import signal
 import socket
@@ -116,7 +116,7 @@ def test_a_process_ends_whose_stand_in_is_killed_before_it_has_read() -> None:
     ):
         caller.connect(address())
         socket.send_fds(caller, [b"!"], [nothing.fileno(), stream.fileno(), nothing.fileno()])
-        caller.sendall(json.dumps(asked).encode() + b"\n")
+        caller.sendall(marshal.dumps(asked))
         there = psutil.Process(int(said.readline()))
         caller.recv(1, socket.MSG_PEEK)  # its number is here
     assert within(20, lambda: not there.is_running())

@@ -248,6 +248,8 @@ def test_the_command_line_names_the_rank_and_the_signal(runtime: str, runs: Path
     assert (info["status"], info["error"][:52]) == ("failed", "rank 2's process is gone: killed by signal 9 (SIGKIL")
 
 
+# Few long steps: what follows a kill needs time.
+STEPS, LONG_STEPS = 80, ("--steps", "80", "--compute", "backward_s=0.025", "--evaluate-every", "0")
 SHRINK = ("--on-failure", "shrink")
 GOING_ON: list[Any] = [
     ("torch", "async-sgd"),
@@ -260,14 +262,12 @@ GOING_ON: list[Any] = [
 
 @pytest.mark.parametrize("how", GOING_ON, ids=" ".join)
 def test_the_command_line_goes_on_without_a_rank(how: tuple[str, ...], runs: Path, no_process_left: None) -> None:
-    folder, status, said = train_and_kill(
-        runs, *how[1:], "--runtime", how[0], "--steps", "400", "--evaluate-every", "0"
-    )
+    folder, status, said = train_and_kill(runs, *how[1:], "--runtime", how[0], *LONG_STEPS)
     assert status == 0, said
     info = json.loads((folder / "run.json").read_text())
     assert (info["status"], info["result"]["steps"], [row["rank"] for row in info["departures"]]) == (
         "finished",
-        400,
+        STEPS,
         [2],
     )
 
@@ -297,10 +297,8 @@ def test_the_command_line_starts_another_process_in_its_place(
     method: tuple[str, ...], victim: int, runs: Path, no_process_left: None
 ) -> None:
     """The run is paused until it has come, so that it cannot be over before."""
-    command = forked("-m", "workbench", "train", *method, "--replace", "--runtime", "torch", "--steps", "250")
-    process = subprocess.Popen(
-        [*command, "--workers", "3", "--evaluate-every", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    command = forked("-m", "workbench", "train", *method, "--replace", "--runtime", "torch", *LONG_STEPS)
+    process = subprocess.Popen([*command, "--workers", "3", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert within(90, lambda: any(path.stat().st_size for path in runs.glob("2*/metrics-00002.jsonl")))
         folder = next(runs.glob("2*"))
@@ -316,7 +314,7 @@ def test_the_command_line_starts_another_process_in_its_place(
     info = json.loads((folder / "run.json").read_text())
     assert info["status"] == "finished"
     assert [row["rank"] for row in info["departures"]] == [row["rank"] for row in info["joined"]] == [victim]
-    assert Run.load(folder).metrics[victim][-1]["step"] == 249
+    assert Run.load(folder).metrics[victim][-1]["step"] == STEPS - 1
 
 
 # ---------------------------------------------------------------- evaluations that a killed run left

@@ -23,7 +23,12 @@ from workbench.clusters import Cluster
 from workbench.clusters.supervision.reaper import marked
 
 NUM_CYCLES = int(os.environ.get("WORKBENCH_CYCLES", "3"))  # `make soak` takes a hundred
-pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.timeout(120 + 60 * NUM_CYCLES)]
+pytestmark = [
+    pytest.mark.notebooks,
+    pytest.mark.mpi,
+    pytest.mark.timeout(120 + 60 * NUM_CYCLES),
+    pytest.mark.usefixtures("forked_starts"),  # not of ranks whose notebook is killed: that is a new interpreter
+]
 
 HOLDER = """
     import time

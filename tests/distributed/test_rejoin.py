@@ -49,9 +49,10 @@ from workbench.trace.files.append import open_append
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
-NUM_RANKS, VICTIM, STEPS = 3, 1, 250
-HOW = Settings(steps=STEPS, batch_size=2, timeout_s=20, evaluate_every=0, trace_steps=0)
-SOON_STEPS = 100  # another process joins some ten steps later, on a busy machine too
+NUM_RANKS, VICTIM = 3, 1
+STEP_S = 0.05  # few long steps: what another process needs to join is time
+HOW = Settings(steps=100, batch_size=2, timeout_s=20, evaluate_every=0, trace_steps=0)
+SOON_STEPS = 40
 SOON = replace(HOW, steps=SOON_STEPS)
 
 
@@ -74,24 +75,30 @@ def dies_at_the_door(job: Job, rank: int) -> None:
 
 
 def with_another(
-    algorithm: Algorithm, comes: Any, how: Settings = HOW, victim: int = VICTIM
+    algorithm: Algorithm, comes: Any, how: Settings = HOW, victim: int = VICTIM, *, before: Any = None
 ) -> tuple[dict[int, Outcome], Outcome, Run]:
-    """The outcomes of the first ranks and of the one that joined later; and the record."""
-    model = Late if isinstance(algorithm, PartialAllReduce) else Slow
+    """The outcomes of the first ranks and of the one that joined later; and the record.
+
+    Args:
+        before: what yet another process did, up to its end, before the one that joined.
+    """
+    model = partial(Late, 4.0) if isinstance(algorithm, PartialAllReduce) else partial(Slow, STEP_S)
     job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(tiny.Remembered(model)), how)
     dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
     found: dict[int, Outcome] = {}
     calls: list[Any] = [
         (run_rank, (dying,)) if rank == victim else (and_weights, (run_rank, job)) for rank in range(NUM_RANKS)
     ]
-    later = RankPool("torch", 1)
-    later.run(int)
+    later = [(RankPool("torch", 1), does) for does in (before, comes) if does is not None]
+    for pool, _ in later:
+        pool.run(int)
     those = threading.Thread(target=lambda: found.update(outcomes(calls, 60)))
     those.start()
     try:
-        came = later.outcomes([(comes, (job, victim))], may_die=True)[0]
+        *_, came = (pool.outcomes([(does, (job, victim))], may_die=True)[0] for pool, does in later)
     finally:
-        later.close()
+        for pool, _ in later:
+            pool.close()
         those.join(70)
     return found, came, Run.load(job.folder)
 
@@ -107,7 +114,7 @@ def until_left(job: Job, rank: int) -> None:
 
 @pytest.mark.parametrize("algorithm", [AsyncSGD(), BackupSGD(backups=1), NoCommunication()], ids=str)
 def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
-    found, came, run = with_another(algorithm, rejoins, replace(SOON, checkpoint_every=40))
+    found, came, run = with_another(algorithm, rejoins, replace(SOON, checkpoint_every=15))
     assert set(found) == {0, 2}
     for outcome in [*found.values(), came]:
         assert outcome.error is None, outcome.trace
@@ -118,7 +125,8 @@ def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
     steps = [row["step"] for row in run.metrics[VICTIM]]
     assert 0 < first < SOON_STEPS, "behind rank 0's last step, which may have been slower than the one that was killed"
     assert steps[:AT_STEP] == [*range(AT_STEP)], "what the dead one had written stands"
-    assert steps[-1] == SOON_STEPS - 1
+    backup = isinstance(algorithm, BackupSGD)  # the last updates do not wait for a late worker
+    assert steps[-1] == SOON_STEPS - 1 or (backup and steps[-1] >= first)
     sent = [row["bytes_sent"] for row in run.metrics[VICTIM]]
     assert sent == sorted(sent), "the bytes of a rank, whichever process has it"
     assert not run.damaged
@@ -127,8 +135,7 @@ def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
             "all end with the same parameters"
         )
         by = Counter(source for update in run.updates() for source in update["sources"])
-        dropped = isinstance(algorithm, BackupSGD) and algorithm.backups
-        assert by[VICTIM] > (0 if dropped else (SOON_STEPS - first) * 0.9)
+        assert by[VICTIM] > (0 if backup else (SOON_STEPS - first) * 0.9)
         if isinstance(algorithm, AsyncSGD):
             assert by == {0: SOON_STEPS, VICTIM: AT_STEP + SOON_STEPS - first, 2: SOON_STEPS}, (
                 "its gradients are used, each once"
@@ -138,12 +145,12 @@ def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
     assert not (Path(str(run.folder)) / "members").exists()
 
 
-STEPS_OF_FEWER = replace(HOW, steps=120, on_failure="shrink", optimizer=tiny.momentum, checkpoint_every=50)
+STEPS_OF_FEWER = replace(HOW, steps=50, on_failure="shrink", optimizer=tiny.momentum, checkpoint_every=20)
 
 
 def expected(first_of_two: int, first_of_three: int) -> torch.Tensor:
     """Parameters of one process that takes the samples of three ranks, from one step on those of two, and then of three again."""
-    problem = tiny.problem(Slow)
+    problem = tiny.problem(partial(Slow, 0.0))
     model, optimizer, _ = reference._begin(problem, STEPS_OF_FEWER)
     three = Sampler(problem.num_samples(), (HOW.batch_size or 0) * NUM_RANKS, 1, HOW.seed)
     two = replace(
@@ -195,7 +202,7 @@ def test_those_that_went_on_as_fewer_are_as_many_again(algorithm: Algorithm, vic
         assert steps[-1] == (how.steps or 0) - 1
         assert rank != victim or {*range(more, how.steps or 0)} <= set(steps), "it takes all steps from there on"
     assert all(torch.equal(outcome.value, came.value) for outcome in found.values()), "all end with the same parameters"
-    assert complete_checkpoints(Path(str(run.folder)))[0].num_ranks == (NUM_RANKS if more <= 100 else NUM_RANKS - 1)
+    assert complete_checkpoints(Path(str(run.folder)))[0].num_ranks == (NUM_RANKS if more <= 40 else NUM_RANKS - 1)
     assert not (Path(str(run.folder)) / "members").exists()
     if isinstance(algorithm, SynchronousSGD) and isinstance(algorithm.collective, Native | Ring):
         assert torch.allclose(came.value, expected(fewer, more), rtol=1e-11, atol=1e-13)
@@ -277,18 +284,9 @@ def test_what_was_said_before_it_came_stays_said() -> None:
     assert {[row["lr"] for row in rows if "lr" in row][-1] for rows in run.metrics.values()} == {0.01}
 
 
-def dies_and_comes(job: Job, rank: int) -> torch.Tensor:
-    """Another process is killed during its admission, and then this one joins."""
-    first = RankPool("torch", 1)
-    try:
-        first.outcomes([(dies_at_the_door, (job, rank))], may_die=True)
-    finally:
-        first.close()
-    return and_weights(rejoin, job, rank)
-
-
 def test_one_comes_after_one_that_was_killed_at_the_door() -> None:
-    found, came, run = with_another(SynchronousSGD(), dies_and_comes, replace(STEPS_OF_FEWER, steps=400))
+    how = replace(STEPS_OF_FEWER, steps=100)
+    found, came, run = with_another(SynchronousSGD(), rejoins, how, before=dies_at_the_door)
     for outcome in [*found.values(), came]:
         assert outcome.error is None, outcome.trace
     assert [row["rank"] for row in run.info["joined"]] == [VICTIM]
@@ -303,7 +301,7 @@ def steers_and_comes(job: Job, rank: int) -> tuple[torch.Tensor, int]:
     write_command(folder, {"set": {"lr": 0.03}})
     assert within(20, lambda: read_info(folder).get("steering"))
     at = len(Run.load(folder).metrics[1])
-    assert within(20, lambda: len(Run.load(folder).metrics[1]) > at + 15), "the schedule has lowered it since"
+    assert within(20, lambda: len(Run.load(folder).metrics[1]) > at + 5), "the schedule has lowered it since"
     number, gather = [0], Membership.gather_texts
 
     def counting(*args: Any, **named: Any) -> list[str]:
@@ -321,7 +319,7 @@ def test_it_has_the_others_learning_rate_and_meets_them_no_more_than_they_did() 
     """
     how = replace(
         STEPS_OF_FEWER,
-        schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=10, gamma=0.9),
+        schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.9),
         checkpoint_every=None,
     )
     found, came, run = with_another(SynchronousSGD(), steers_and_comes, how, victim=0)

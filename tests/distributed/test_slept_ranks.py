@@ -166,8 +166,10 @@ def test_a_slow_machine_stays_slow_after_another_is_killed(runtime: Literal["tor
 
 
 def test_a_process_that_takes_a_place_sleeps_as_the_one_before() -> None:
-    compute = Compute(forward_s=0.02, backward_s=0.02, stragglers=(SlowMachines(factor_of={joining.VICTIM: 1.5}),))
-    how = replace(joining.HOW, steps=120, trace_steps=None, compute=compute)
+    """Its forward, too, which takes `STEP_S` by itself."""
+    stragglers = (SlowMachines(factor_of={joining.VICTIM: 1.5}),)
+    compute = Compute(forward_s=joining.STEP_S, backward_s=0.02, stragglers=stragglers)
+    how = replace(joining.HOW, steps=50, trace_steps=None, compute=compute)
     found, came, run = joining.with_another(BackupSGD(backups=1), joining.rejoins, how)
     for outcome in [*found.values(), came]:
         assert outcome.error is None, outcome.trace
@@ -178,7 +180,7 @@ def test_a_process_that_takes_a_place_sleeps_as_the_one_before() -> None:
         (row["end_s"] - row["start_s"]).sum()
         for row in (spans[spans["step"] == step] for step in np.unique(spans["step"]))
     ]
-    assert np.median(seconds) >= 0.04 * 1.5 - READING_S, seconds
+    assert np.median(seconds) >= (joining.STEP_S + 0.02) * 1.5 - READING_S, seconds
 
 
 def own_loop(late: bool) -> tuple[list[float], bool, Run | None]:

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.distributed.pool import ForkServer
 from tests.distributed.slurm_world import SlurmWorld, send_by_value
 from tests.papers_share import KEY, finding, make_share, write_claims, write_notebook
 from tests.waiting import within
@@ -37,6 +39,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmWorld]:
     world = SlurmWorld(tmp_path_factory.mktemp("slurm"))
     yield world
     world.close()
+
+
+@pytest.fixture(scope="module")
+def python(world: SlurmWorld) -> Iterator[str]:
+    """The program by which processes on all hosts are forked."""
+    server = ForkServer(compiler=True, begin=partial(world.network.run, 0))
+    yield server.python
+    server.close()
 
 
 @pytest.fixture(autouse=True)
@@ -146,10 +156,10 @@ RANKS = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID e
 
 
 def test_own_loop_under_srun_says_how_its_ranks_meet_and_which_has_one_batch_more(
-    world: SlurmWorld, tmp_path: Path
+    world: SlurmWorld, python: str, tmp_path: Path
 ) -> None:
     (tmp_path / "own.py").write_text(OWN_LOOP)
-    script, env = f"{sys.executable} {tmp_path / 'own.py'}", {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    script, env = f"{python} -m own", {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
     said = world.sh(f"srun -n 2 {script}", env=env, timeout_s=100)
     assert said.count("LaunchError: srun started 2 processes") == 2 and "srun --mpi=pmix -n 2" in said and RANKS in said
     said = world.sh(f"{MEETING} srun {FIRST} -n 2 bash -c '{RANKS} {script}'", env=env, timeout_s=100)
@@ -179,10 +189,12 @@ Cluster(1, launcher=sys.argv[1], timeout_s=45, quiet=True)
 
 
 @pytest.mark.parametrize("words", ["slurm", "slurm:controller=job"])
-def test_a_job_in_the_queue_is_no_timeout_and_ends_with_its_notebook(world: SlurmWorld, words: str) -> None:
+def test_a_job_in_the_queue_is_no_timeout_and_ends_with_its_notebook(
+    world: SlurmWorld, python: str, words: str
+) -> None:
     world.sh("sbatch --nodes=2 --exclusive --job-name=others --output=/dev/null --wrap 'sleep 300'")
     with world.popen(
-        [sys.executable, "-c", WAITS, words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [python, "-c", WAITS, words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as notebook:
         assert notebook.stdout is not None
         said = []
@@ -247,7 +259,7 @@ def test_a_job_that_fails_says_why(world: SlurmWorld, tmp_path: Path) -> None:
 INSIDE = """
 import json, sys
 from workbench.clusters import Cluster
-from workbench.clusters.slurm.queue import ask
+from workbench.clusters.slurm.queue import run_slurm
 from workbench.errors import ConfigError
 refused = []
 for n, words in ((99, "slurm"), (2, "slurm:partition=debug")):
@@ -257,7 +269,7 @@ for n, words in ((99, "slurm"), (2, "slurm:partition=debug")):
         refused.append(str(error))
 with Cluster(2, launcher=sys.argv[1], quiet=True) as cluster:
     hosts = [rank["host"] for rank in cluster.ranks]
-    print("SEEN" + json.dumps([hosts, cluster.client.ids, ask("squeue", "-h", "-o", "%i").split(), refused]))
+    print("SEEN" + json.dumps([hosts, cluster.client.ids, run_slurm("squeue", "-h", "-o", "%i").split(), refused]))
 """
 
 
@@ -332,13 +344,13 @@ ELSEWHERE = """
 import json, os, sys, time
 from pathlib import Path
 import workbench as wb
-from workbench.clusters.slurm.queue import ask
+from workbench.clusters.slurm.queue import run_slurm
 cluster = wb.attach(sys.argv[1], quiet=True)
 run = cluster.run
 steps = lambda: [row["step"] for row in run.run.steps()]
 while not steps():
     time.sleep(0.1)
-ask("scancel", "--batch", "--signal=USR1", sys.argv[2])  # what --signal=B:USR1@60 does near the end
+run_slurm("scancel", "--batch", "--signal=USR1", sys.argv[2])  # what --signal=B:USR1@60 does near the end
 run.wait(60)
 seen = {"status": run.status, "saved": sorted(path.name for path in run.folder.glob("checkpoint-*")), "state": cluster.state}
 seen["complete"] = steps() == list(range(len(steps())))
@@ -350,12 +362,12 @@ print("SEEN" + json.dumps(seen))
 
 
 def test_a_detached_cluster_is_taken_up_elsewhere_and_warned_before_its_time_ends(
-    world: SlurmWorld, tmp_path: Path
+    world: SlurmWorld, python: str, tmp_path: Path
 ) -> None:
     name, job = world.call(trained_and_detached, str(tmp_path))
     log = (world.root / "cache" / "workbench" / "clusters" / name / "job.log").read_text
     assert "controller on host1" in log()
-    said = world.sh(f"{sys.executable} -c '{ELSEWHERE}' {name} {job}", host="host2", timeout_s=120)
+    said = world.sh(f"{python} -c '{ELSEWHERE}' {name} {job}", host="host2", timeout_s=120)
     assert "SEEN" in said, said
     seen = json.loads(said.partition("SEEN")[2])
     assert (seen["status"], seen["saved"]) == ("stopped", ["checkpoint-00000.pt", "checkpoint-00001.pt"])
