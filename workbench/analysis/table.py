@@ -28,7 +28,7 @@ def seconds(value: float) -> str:
 def format_age(value: float) -> str:
     """Format the time since an event.
 
-    >>> ago(0.4), ago(1.25), ago(75.2)
+    >>> format_age(0.4), format_age(1.25), format_age(75.2)
     ('now', '1.2 s ago', '75 s ago')
     """
     if value < 1:
