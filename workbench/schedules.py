@@ -6,6 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from math import isfinite
 
+from torch import zeros
+from torch.nn import Parameter
+from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
 
 from workbench.errors import ConfigError
@@ -71,6 +74,22 @@ def linear_to_zero(num_updates: int, last: int) -> ScheduleFactory:
     return per_update(partial(_line, num_updates, last))
 
 
+def rates_of(lr: float, schedule: ScheduleFactory, num_updates: int) -> list[float]:
+    """Return the learning rate of each update, as a torch optimizer with this schedule has it.
+
+    >>> rates_of(0.5, per_update(lambda t: 0.5**t), 3)
+    [0.5, 0.25, 0.125]
+    """
+    optimizer = SGD([Parameter(zeros(1))], lr=lr)
+    rule = schedule(optimizer)
+    found = []
+    for _ in range(num_updates):
+        found.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        rule.step()
+    return found
+
+
 def _exponential(decay: float, per_step: float, update: int) -> float:
     return float(decay ** (update * per_step))
 
@@ -85,4 +104,4 @@ def _check(**values: float) -> None:
             raise ConfigError(f"{name}={value!r}: give a number above 0")
 
 
-__all__ = ["asynchronous", "linear_to_zero", "per_update", "synchronous"]
+__all__ = ["asynchronous", "linear_to_zero", "per_update", "rates_of", "synchronous"]

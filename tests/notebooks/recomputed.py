@@ -279,7 +279,7 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
         for law in laws
         for s in spreads
     }
-    again = Again(labels=["I(N)", "p - 1"])
+    again = Again(labels=["I(N)"])
     again.text("I(N) =", limit, 1, slope / limit)
     again.text("Mean time until", total, shown)
     simulated = [updates_of(item.run)[-1]["seconds"] / steps for item in kept]
@@ -314,25 +314,16 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
         item.method.backups: seconds
         for item, seconds in zip(kept[checked : checked + tried], simulated[checked:], strict=False)
     }
-    rows = []
-    for item in kept[checked + 2 * tried :]:
-        changes = updates_of(item.run)
-        quarter = len(changes) // 4
-        middle = changes[quarter : 3 * len(changes) // 4 + 1]
-        length = middle[-1]["seconds"] - middle[0]["seconds"]
-        ages = [age for change in changes for age in change["staleness"]]
-        used = sum(len(change["staleness"]) for change in middle[1:])
-        rows.append([length / (len(middle) - 1), used / length, np.mean(ages), max(ages)])
-    again.text("lognormal of spread", total, shown, rows)
-    again.text("time between updates: simulated", rows[2][0], 1 / total, rows[2][2], total - 1)
-    answer: list[Any] = []
-    for law in laws:
-        pays = [s for s in spreads if region[law, s][0]][:1]
-        answer += [pays, shown, late[law][0], total, late[law][1], best(np.array(fresh[law]))[0], paid[law]]
     steady = best(np.array([fresh_s(quantile("lognormal", 0.02), total - b, total) for b in range(total)]))[0]
-    answer += [num_slow, num_slow - 1, persistent[num_slow - 1], num_slow, persistent[num_slow], 0.02, steady]
+    numbers, gains = [late[law][0] for law in laws], [late[law][1] for law in laws]
+    cheapest = [paid[law][1] for law in laws]
     waiting, _, unused = max(idle.values())
-    again.text("backups pay", answer, waiting, unused)
+    again.text(
+        "the best number of backups of",
+        *(shown, total, min(numbers), max(numbers), min(gains), max(gains), 0.02, steady, num_slow),
+        *(persistent[num_slow], persistent[num_slow - 1] / names["slow_factor"]),
+        *(min(cheapest), max(cheapest), waiting, unused),
+    )
     again.claim("chen2016revisiting/steady-machines-need-none", steady)
     again.claim("chen2016revisiting/pays-under-every-law", [late[law][1] for law in laws])
     again.claim("chen2016revisiting/hardware-is-repaid", [paid[law][1] for law in laws])

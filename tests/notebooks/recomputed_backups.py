@@ -20,7 +20,6 @@ from tests.notebooks.formulas import (
     student,
     updates_of,
     with_ends,
-    with_interval,
 )
 from tests.notebooks.shown import Again, Kept
 from workbench import schedules
@@ -85,21 +84,12 @@ def staleness_by_layer(names: Names, kept: list[Kept]) -> Again:
         again.text(
             "from the top: mean", [[bucket, late.mean(), late.min(), late.max()] for bucket, late in real.items()]
         )
-    apart = max(np.ptp(means[:, -1]), np.ptp(means[:, 0]))
-    answer = [
-        means[:, -1].mean(),
-        means[:, 0].mean(),
-        apart,
-        1,
-        p - 1,
-        formula[-1],
-        formula[0],
-        level[:, -1].mean(),
-        level[:, 0].mean(),
-    ]
-    if real:
-        answer += [names["real_workers"], *(late.mean() for late in real.values()), 1, names["real_workers"] - 1]
-    again.text("With parameters read before a step", [float(one) for one in answer])
+    again.text(
+        "reads all parameters before a step",
+        *(with_ends(means[:, -1]), with_ends(means[:, 0]), with_ends(means[:, -1] / means[:, 0]), 1, p - 1),
+        *(formula[-1], formula[0], with_ends(level[:, -1] / level[:, 0])),
+        *(with_ends(level[:, -1]), with_ends(level[:, 0])),
+    )
     return again
 
 
@@ -108,50 +98,54 @@ def injected_staleness(names: Names, kept: list[Kept]) -> Again:
     runs = iter([item.run for item in kept if type(item.method).__name__ == "StaleSGD"])
     constant = {mean: [next(runs) for _ in range(seeds)] for mean in means}
     others = {kind: [next(runs) for _ in range(seeds)] for kind in kinds}
-    abrupt = [next(runs) for _ in range(seeds)]
+    slow, abrupt = ([next(runs) for _ in range(seeds)] for _ in range(2))
     steps = names["epochs"] * -(-names["task"].num_samples() // names["batch_size"])
 
     def errors(found: list[Any]) -> Array:
         return np.array([90.0 if run is None else 100 - 100 * evaluations_of(run)[-1]["accuracy"] for run in found])
 
-    def needed(found: list[Any]) -> Array:
-        return np.array(
-            [steps if run is None else min(first_at(run, "step", "accuracy", target), steps) for run in found]
-        )
-
     none, last, kind_mean = errors(constant[0]), means[-1], names["kind_mean"]
     more = {mean: errors(constant[mean]) - none for mean in means}
     again = Again()
     again.text("Test error against average staleness", names["epochs"])
-    rows = [[mean, constant[mean]] for mean in means] + [[kind_mean, others[kind]] for kind in kinds] + [[last, abrupt]]
-    table = []
-    for mean, found in rows:
-        reached = sum(run is not None and first_at(run, "step", "accuracy", target) < np.inf for run in found)
-        table.append(
-            [mean, errors(found).mean(), needed(found).mean(), reached, len(found), sum(run is None for run in found)]
-        )
-    again.text(", target ", target, seeds, [[float(one) for one in row] for row in table])
+    rows = [[[mean], constant[mean]] for mean in means] + [[[kind_mean], others[kind]] for kind in kinds]
+    rows += [[[last], abrupt], [[0, names["late_lr"]], slow]]
+    table = [[entry, _targets_row(found, [target], steps)] for entry, found in rows]
+    again.text("Updates to", target)
+    again.text("updates, means of", steps, seeds, table)
     for mean in {20, 50} & {*means}:
         again.claim(f"{KEY}error-at-staleness-{mean}", more[mean])
     if 15 in means and last > 15:
         again.claim(f"{KEY}error-bends-upward-at-15", (more[last] - more[15]) / (last - 15) - more[15] / 15)
-    gained, slower = errors(abrupt) - errors(constant[last]), needed(constant[last]) / needed(constant[0])
+    needed = {
+        name: _needed(found, target, steps)
+        for name, found in ((0, constant[0]), (last, constant[last]), ("slow", slow))
+    }
+    gained, slower = errors(abrupt) - errors(constant[last]), needed[last] / needed[0]
     again.claim(f"{KEY}ramp-is-needed", gained)
     again.claim(f"{KEY}staleness-slows-convergence", slower)
-    ends = sorted([errors(others[kind]).mean() for kind in kinds] + [errors(constant[kind_mean]).mean()])
-    answer = [[mean, with_interval(more[mean])] for mean in means[1:]]
     again.text(
-        "worse than none",
-        answer,
-        kind_mean,
-        [end / 100 for end in ends],
-        last,
-        with_interval(gained),
-        target,
-        last,
-        with_interval(slower),
+        "changes the test error by",
+        *(20, with_ends(more[20]), last, with_ends(more[50]), with_ends(errors(slow) - none), last, with_ends(gained)),
+        *(target, with_ends(slower), last, with_ends(needed["slow"] / needed[0])),
     )
     return again
+
+
+def _needed(found: list[Any], target: float, steps: int) -> Array:
+    """Steps to an accuracy; all of them for a run that never has it."""
+    return np.array([steps if run is None else min(first_at(run, "step", "accuracy", target), steps) for run in found])
+
+
+def _targets_row(found: list[Any], targets: list[float], steps: int) -> list[Any]:
+    """Accuracies at the end and at best, the step of the best, the steps to targets, how many have the last, and diverged."""
+    rows = [evaluations_of(run) if run else [{"accuracy": 0.1, "step": steps - 1}] for run in found]
+    best = [max(row["accuracy"] for row in one) for one in rows]
+    at = [1 + min(row["step"] for row in one if row["accuracy"] == most) for one, most in zip(rows, best, strict=True)]
+    last = [100 * one[-1]["accuracy"] for one in rows]
+    reached = sum(run is not None and first_at(run, "step", "accuracy", targets[-1]) < np.inf for run in found)
+    needed = [_needed(found, target, steps).mean() for target in targets]
+    return [np.mean(last), 100 * np.mean(best), np.mean(at), *needed, reached, len(found), found.count(None)]
 
 
 def best_backups(names: Names, kept: list[Kept]) -> Again:
@@ -228,97 +222,33 @@ def learning_rate(names: Names, kept: list[Kept]) -> Again:
     runs = {rate: [next(given) for _ in seeds] for rate in rates}
     steps = epochs * -(-names["num_samples"] // (p * batch))
 
-    def best(run: Any) -> tuple[float, int]:
-        rows = evaluations_of(run) if run else [{"accuracy": 0.1, "step": steps - 1}]
-        most = max(row["accuracy"] for row in rows)
-        return 100 * most, 1 + min(int(row["step"]) for row in rows if row["accuracy"] == most)
+    def best(found: list[Any]) -> Array:
+        return np.array([100 * max(row["accuracy"] for row in evaluations_of(run)) if run else 10.0 for run in found])
 
-    def needed(rate: float, goal: float) -> Array:
-        return np.array([min(first_at(run, "step", "accuracy", goal), steps) if run else steps for run in runs[rate]])
-
-    ends = {rate: np.array([best(run)[0] for run in found]) for rate, found in runs.items()}
+    ends = {rate: best(found) for rate, found in runs.items()}
     small, large = rates[0], rates[2]
-    points, sooner = ends[large] - ends[small], needed(large, easy) / needed(small, easy)
-    later = needed(small, hard) / needed(large, hard)
+    to_easy, to_hard = ({rate: _needed(runs[rate], goal, steps) for rate in rates} for goal in (easy, hard))
+    points, sooner, later = ends[large] - ends[small], to_easy[large] / to_easy[small], to_hard[small] / to_hard[large]
     again = Again()
     again.claim(f"{KEY}learning-rate-rule", worst)
-    again.text("Test accuracy", p, batch)
-    rows = []
-    for rate, found in runs.items():
-        reached = sum(run is not None and first_at(run, "step", "accuracy", hard) < np.inf for run in found)
-        rows.append([rate, ends[rate].mean(), np.mean([best(run)[1] for run in found]), needed(rate, easy).mean()])
-        rows[-1] += [needed(rate, hard).mean(), reached, len(found), found.count(None)]
+    again.text("Test error", p, batch)
+    rows = [[rate, _targets_row(found, [easy, hard], steps)] for rate, found in runs.items()]
     again.text("counts as all", len(seeds), steps, rows)
     again.claim(f"{KEY}small-rate-worse-in-the-end", points)
     again.claim(f"{KEY}small-rate-sooner-at-easy-target", sooner)
     again.claim(f"{KEY}small-rate-later-at-hard-target", later)
     first = max(rates, key=lambda rate: ends[rate].mean())
     again.text(
-        "A rate of",
-        *(small, large, with_ends(points), easy, large, with_ends(sooner), hard, with_ends(later), large),
-        *(first, ends[first].mean() / 100, worst),
+        "The best accuracy with a rate of",
+        *(large, small, with_ends(points), easy, large, with_ends(sooner), small),
+        *(hard, small, with_ends(later), large, first, ends[first].mean() / 100, worst),
     )
-    return again
-
-
-def sync_against_async(names: Names, kept: list[Kept]) -> Again:
-    workers, backups, seeds, epochs, target = (
-        names[key] for key in ("workers", "backups", "seeds", "epochs", "target")
-    )
-    given = iter([item.run for item in kept])
-    sync = {p: [next(given) for _ in seeds] for p in workers}
-    free = {p: [next(given) for _ in seeds] for p in workers}
-    times, epochs_to, points, rows = {}, {}, {}, []
-    for p, b in zip(workers, backups, strict=True):
-        found = []
-        for pair in zip(sync[p], free[p], strict=True):
-            end, most = (
-                max(ends_of(run)[-1] for run in pair if run),
-                epochs * names["task"].num_samples() / names["batch_size"] / (p - b),
-            )
-            met = [first_at(run, "seconds", "accuracy", target) if run else np.inf for run in pair]
-            counts = [
-                sum(row["seconds"] <= at for row in updates_of(run)) if run else 0
-                for run, at in zip(pair, met, strict=True)
-            ]
-            best = [100 * max(row["accuracy"] for row in evaluations_of(run)) if run else 10.0 for run in pair]
-            scaled = [
-                count / each if at < np.inf else most for count, each, at in zip(counts, (1, p - b), met, strict=True)
-            ]
-            found.append([best, np.minimum(met, end), scaled, np.isfinite(met)])
-        best, seconds, needed, reached = np.array(found).transpose(1, 2, 0)
-        times[p], epochs_to[p], points[p] = seconds[1] / seconds[0], needed[1] / needed[0], best[0] - best[1]
-        for place, shape in ((0, [p - b, b]), (1, [p])):
-            rows.append(
-                [
-                    *shape,
-                    best[place].mean(),
-                    best[place].min(),
-                    seconds[place].mean(),
-                    needed[place].mean(),
-                    reached[place].sum(),
-                ]
-            )
-    again = Again(labels=[names["stragglers"]])
-    runs = [run for found in (*sync.values(), *free.values()) for run in found]
-    again.text("diverged", runs.count(None), len(runs))
-    again.text("epochs of data", epochs, len(seeds), rows)
-    again.text("asynchronous over synchronous", target, len(seeds))
-    better, grows = np.mean([*points.values()], axis=0), times[workers[-1]] / times[workers[0]]
-    fewer = np.mean([*epochs_to.values()], axis=0)
-    again.claim(f"{KEY}sync-better-at-every-size", better)
-    again.claim(f"{KEY}sync-sooner-with-many", times[workers[-1]])
-    again.claim(f"{KEY}async-sooner-with-few", times[workers[0]])
-    again.claim(f"{KEY}gap-grows-with-workers", grows)
-    again.claim(f"{KEY}fewer-epochs", fewer)
-    answer = [[p, with_interval(times[p]), target, with_interval(points[p])] for p in workers]
-    again.text("asynchronous SGD is", answer, workers[0], workers[-1], with_interval(grows), with_interval(fewer))
     return again
 
 
 def generative(names: Names, kept: list[Kept]) -> Again:
     seeds, workers, horizon, rates = (names[key] for key in ("seeds", "workers", "horizon", "rates"))
-    untrained = math.log(names["levels"])
+    untrained = math.log(names["task"].model().levels)
     given = iter([item.run for item in kept])
 
     def best(run: Any) -> list[tuple[float, float]]:
@@ -370,23 +300,13 @@ def generative(names: Names, kept: list[Kept]) -> Again:
     ]
     again.text("Time to the NLL", rows)
     again.whole = not names["own_rates"] and not names["larger_batch"]
-    late = [("Async-Opt", p) for p in workers]
-    again.text(
-        "Best by time",
-        horizon,
-        [[item[1], rate, final[item].mean(), (final[item] < alone).sum(), len(seeds)] for item in late],
-    )
-    few = student(final["Sync-Opt", workers[0]] - alone)
-    again.text("less one worker's", workers[0], names["batch_size"], few)
-    answer = [[item[1], student(final[item] - alone), len(within[item]), len(seeds)] for item in what[1:]]
-    again.text(
-        "mean times of a gradient",
-        horizon,
-        len(seeds),
-        alone.mean(),
-        answer,
-        named[min(what, key=lambda item: final[item].mean())],
-    )
+    late = final["Async-Opt", workers[0]]
+    again.text("best by time", workers[0], horizon, rate, late.mean(), (late < alone).sum(), len(seeds))
+    few = final["Sync-Opt", workers[0]] - alone
+    again.text("less one worker's", workers[0], names["batch_size"], student(few))
+    answer = [horizon, with_ends(alone), workers[0], with_ends(few), with_ends(late - alone)]
+    answer += [with_ends(np.minimum(alone, asynchronous) - synchronous), with_ends(there), workers[0]]
+    again.text("mean times of a gradient one worker", answer, with_ends(late - alone))
     return again
 
 
@@ -441,7 +361,7 @@ def softsync(names: Names, kept: list[Kept]) -> Again:
     slowest = integrate.quad(largest, 0, 36, limit=500)[0] / law.mean
     waits, soft = ([update_s(next(given)) for _ in seeds] for _ in range(2))
     again = Again(labels=[names["stragglers"]])
-    again.text("simulated workers, delays", p)
+    again.text("Time to", target, p)
     rows = []
     for name, found in runs.items():
         values, (late, share) = accuracy(found), ages(found)
@@ -450,8 +370,8 @@ def softsync(names: Names, kept: list[Kept]) -> Again:
                 values.mean(),
                 values.min(),
                 times[name].mean(),
-                late.mean(),
                 np.isfinite(met(found)).sum(),
+                late.mean(),
                 late.max(),
                 share,
             ]
@@ -462,6 +382,15 @@ def softsync(names: Names, kept: list[Kept]) -> Again:
     gained = accuracy(clipped) - accuracy(plain)
     again.claim(f"{KEY}backups-beat-waiting", ratios)
     again.claim(f"{KEY}backups-better-than-asynchronous", points)
+    until_there = [
+        [
+            sum(row["seconds"] <= at for row in updates_of(run)) if run else 0
+            for run, at in zip(found, met(found), strict=True)
+        ]
+        for found in (runs["asynchronous"], runs["backup workers"])
+    ]
+    epochs = np.array(until_there[0]) / (p - names["backups"]) / np.array(until_there[1])
+    again.claim(f"{KEY}fewer-epochs", epochs)
     bound = (p - 1) * (2 * names["bound"] + 1)
     again.claim(f"{KEY}stale-synchronous-is-bounded", ages(runs["stale synchronous"])[0].max() / bound)
     again.claim(f"{KEY}asynchronous-needs-clipping", gained)
@@ -471,11 +400,17 @@ def softsync(names: Names, kept: list[Kept]) -> Again:
     again.text("Asynchronous SGD, ", p, len(seeds), [row[row[0] == np.inf :] for row in rows])
     again.claim(f"{KEY}synchronous-step-is-the-slowest", np.array(waits) / slowest)
     again.claim(f"{KEY}softsync-never-waits", soft)
-    answer = [target, with_interval(ratios), with_interval(points)]
-    answer += [with_interval(times[name] / times["backup workers"]) for name in order[2:]]
-    limit, best, used, _ = max(rows, key=lambda row: row[1])
-    answer += [names["large_lr"], with_interval(gained), [limit] if np.isfinite(limit) else [], best / 100, used]
-    again.text("Backup workers reach", answer, np.mean(waits), np.mean(soft))
+    answer = [with_ends(ratios), target, names["backups"], p]
+    answer += [with_ends(times[name] / times["backup workers"]) for name in order[2:]]
+    answer += [
+        with_ends(points),
+        with_ends(epochs),
+        names["large_lr"],
+        with_ends(gained),
+        with_ends(waits),
+        with_ends(soft),
+    ]
+    again.text("Waiting for all takes", answer)
     return again
 
 
@@ -539,9 +474,16 @@ def tuned_settings(names: Names, kept: list[Kept]) -> Again:
     sync, tuned, untuned = (found[most, *pair] for pair in pairs)
     again.claim(f"{KEY}tuning-helps-asynchronous-more", (untuned - sync) - (tuned - sync))
     again.claim(f"{KEY}tuned-synchronous-still-better", tuned - sync)
-    answer = [judged, shown.mean(), 1, 1 - 1 / judged, few, most, with_interval(falls), with_interval(control)]
-    answer += [with_interval(falls - control), with_interval(untuned - tuned), most, with_interval(tuned - sync)]
-    again.text("show a momentum of", answer)
+    answer = [
+        judged,
+        with_ends(shown / (1 - 1 / judged)),
+        1 - 1 / judged,
+        few,
+        most,
+        with_ends(falls),
+        with_ends(control),
+    ]
+    again.text("times the momentum of the theory", answer, with_ends(untuned - tuned), most, with_ends(tuned - sync))
     return again
 
 
@@ -589,13 +531,14 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     again.text("permanently slow", b, p, steps, len(seeds))
     again.claim(f"{KEY}dropping-is-unbiased", by_chance)
     again.claim(f"{KEY}slow-data-is-never-seen", never)
-    means = [accuracy(found).mean() / 100 for found in (without, some, soft)]
-    again.text("of the classes", means[0], held, b, means[1], held, means[2], held)
+    again.text(
+        "Accuracy on the classes", held, student(accuracy(without)), b, student(accuracy(some)), student(accuracy(soft))
+    )
     again.claim(f"{KEY}slow-data-biases", lost)
     again.claim(f"{KEY}softsync-uses-all", kept_more)
     again.claim(f"{KEY}shuffled-shards-cure", shuffled)
-    answer = [b, with_ends(by_chance), held, never, with_ends(lost), with_ends(kept_more), with_ends(shuffled)]
-    again.text("holds classes of its own", answer)
+    answer = [b, with_ends(by_chance), len(held), never, with_ends(lost), with_ends(kept_more), with_ends(shuffled)]
+    again.text("each worker holds its own classes", answer)
     return again
 
 
@@ -648,7 +591,7 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     slow = {kind: np.array([step_s(next(given)) for _ in seeds]) for kind in plain}
     adds = {kind: slow[kind] - plain[kind] for kind in plain}
     bare = {number: step_s(next(given)) for number in more}
-    link, num_bytes = names["scaled"], 4 * num_values(names["task"])
+    link, num_bytes = names["gathering"].scaled, 4 * num_values(names["gathering"].task)
     # A flag and a count more
     wire_s = {number: link.latency_s + (num_bytes / number + 8) / link.bandwidth_bytes_per_s for number in more}
     told = {number: compute_s + (p + number) * wire_s[number] for number in more}
@@ -659,12 +602,10 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     again.text("Delays, as factors", rows)
     again.text("Arrival of the k-th", p)
     again.claim(f"{KEY}all-but-two-come-soon", early)
-    ranks = (
-        [[len(seconds), by_then(np.sort(seconds.T, axis=1), 1), independent(len(seconds), 1)]]
-        if seconds is not None
-        else []
-    )
-    again.text("independent workers", [[expected + found.mean(), expected] for found in apart.values()], ranks)
+    rows = [[found.mean() + expected, expected] for found in apart.values()]
+    if seconds is not None:
+        rows.append([len(seconds), by_then(np.sort(seconds.T, axis=1), 1), independent(len(seconds), 1)])
+    again.text("Share of the iterations in which all but", missing, p, rows)
     again.claim(f"{KEY}all-but-two-whatever-the-law", np.mean([*apart.values()], axis=0))
     again.text("Mean time to collect k", p)
     again.claim(f"{KEY}tail-grows", bent)
@@ -679,19 +620,10 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}ring-waits-too", adds["ring"] / adds["servers"])
     again.text("without delays", p, names["model_bytes"])
     again.claim(f"{KEY}servers-are-a-bottleneck", [bare[number] / told[number] for number in more])
-    enough = [number for number in more if bare[number] <= plain["ring"]]
-    answer = [
-        p,
-        part,
-        missing,
-        with_interval(early),
-        expected,
-        0.03,
-        with_interval(bent),
-        with_interval(tail_s[1] / tail_s[0]),
-    ]
-    answer += [servers, with_interval(adds["ring"] / adds["servers"]), (enough or more[-1:])[0], p]
-    again.text("By the time with all", answer)
+    answer = [p, part, missing, with_ends(early), expected, 0.03, with_ends(bent), with_ends(tail_s[1] / tail_s[0])]
+    answer += [servers, with_ends(adds["ring"] / adds["servers"]), plain["ring"]]
+    answer += [bare[more[0]], more[0], bare[more[-1]], more[-1]]
+    again.text("By the time that has all", answer)
     return again
 
 
@@ -701,7 +633,6 @@ NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
     "43-arrival-statistics": arrival_statistics,
     "44-best-backups": best_backups,
     "45-learning-rate": learning_rate,
-    "46-sync-against-async": sync_against_async,
     "47-generative": generative,
     "48-softsync-and-clipping": softsync,
     "49-tuned-hyperparameters": tuned_settings,

@@ -119,9 +119,9 @@ def test_codecs(tmp_path: Path) -> None:
         ),
         ("11-interconnect", {"networks": ["2x nvlink-3 + ethernet-1g"]}, "put it into two_level"),
         ("11-interconnect", {"every": 20}, "more than twice"),
-        ("12-stragglers", {"spreads": [0.3, 1.5]}, "below 1"),
-        ("12-stragglers", {"checked": [100]}, "backups of fewer than total"),
-        ("12-stragglers", {"often": 0.6}, "often < 0.5"),
+        ("12-stragglers", {"spreads": [0.3, 1.5]}, "less than 1"),
+        ("12-stragglers", {"checked": [100]}, "less than 100"),
+        ("12-stragglers", {"often": 0.6}, "less than 0.5"),
     ],
 )
 def test_a_wrong_parameter_is_refused_with_the_fix(

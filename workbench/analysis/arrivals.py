@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +44,34 @@ def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
     if not whole:
         raise ConfigError("no update has as many messages as gradients: trace all steps, with dedicated=True")
     return np.array(whole)
+
+
+def share_in_time(times: NDArray[np.float64], missing: int, share: float) -> float:
+    """Return how often all but `missing` gradients have arrived by the time that has all in a `share` of the iterations.
+
+    Args:
+        times: (iterations, gradients) seconds, ascending in each row.
+        missing: number of gradients that may be late.
+        share: of the iterations.
+    """
+    return float(np.mean(times[:, -1 - missing] <= np.quantile(times[:, -1], share)))
+
+
+def tail_growth(times: NDArray[np.float64], tail: float = 0.03) -> float:
+    """Return the mean wait for one gradient more in the last `tail`, over that from half of the gradients to there.
+
+    >>> tail_growth(np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]), tail=0.2)
+    2.5
+    """
+    count, mean = times.shape[1], times.mean(axis=0)
+    middle, high = count // 2, math.floor((1 - tail) * count)
+    late = (mean[-1] - mean[high - 1]) / (count - high)
+    return float(late / ((mean[high - 1] - mean[middle - 1]) / (high - middle)))
+
+
+def tail_s(times: NDArray[np.float64], share: float = 0.9) -> float:
+    """Return the mean seconds from a `share` of the gradients to all of them."""
+    return float((times[:, -1] - times[:, math.ceil(share * times.shape[1]) - 1]).mean())
 
 
 def share_of_updates_in_time(workers: int, backups: int, share: float) -> float:

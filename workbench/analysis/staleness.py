@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,18 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, IntArr
     return found
 
 
+def mean_by_layer(staleness: Sequence[Mapping[int, IntArray]]) -> dict[int, list[float]]:
+    """Return layer, counted from the input -> mean staleness in each run, if every layer is a bucket.
+
+    Bucket 0 is the layer next to the output, whose gradient is computed first.
+
+    >>> mean_by_layer([{0: np.array([1, 3]), 1: np.array([4])}])
+    {1: [2.0], 0: [4.0]}
+    """
+    top = len(staleness[0]) - 1
+    return {top - bucket: [float(one[bucket].mean()) for one in staleness] for bucket in staleness[0]}
+
+
 def _by_bucket(run: Run) -> dict[int, list[dict[str, Any]]]:
     rows: dict[int, list[dict[str, Any]]] = {}
     for row in run.updates():
@@ -86,4 +99,4 @@ def _steady(values: list[int], skip: float) -> IntArray:
     return np.array(values[int(skip * len(values)) :], np.int64)
 
 
-__all__ = ["staleness_by_bucket", "staleness_if_read_first"]
+__all__ = ["mean_by_layer", "staleness_by_bucket", "staleness_if_read_first"]

@@ -18,7 +18,7 @@ import torch
 
 from workbench import problems
 from workbench.analysis.parts import PART_NAMES
-from workbench.analysis.summary import run_parts, time_to, time_to_accuracy
+from workbench.analysis.summary import run_parts, time_to, time_to_accuracy, time_to_loss
 from workbench.analysis.table import Column, Table, seconds, three_digits
 from workbench.clusters.emulated.check import PAYLOAD
 from workbench.collectives import native_bytes
@@ -523,16 +523,21 @@ class Times:
         cap_s: the longest run.
     """
 
-    seconds: Mapping[str, Sequence[float]]
+    seconds: Mapping[Any, Sequence[float]]
     cap_s: float
 
-    def ratios(self, over: str, under: str) -> list[float]:
+    def ratios(self, over: Any, under: Any) -> list[float]:
         """Return the time of one algorithm over that of another, seed by seed."""
         return paired(self.seconds[over], self.seconds[under])
 
-    def num_reached(self, name: str) -> int:
+    def num_reached(self, name: Any) -> int:
         """Return how many runs of an algorithm reach the target."""
         return sum(value < self.cap_s for value in self.seconds[name])
+
+    def censored(self, *names: Any) -> list[bool]:
+        """Return for each seed whether a run of these algorithms does not reach the target; of all if none is named."""
+        chosen = [self.seconds[name] for name in names or self.seconds]
+        return [any(value >= self.cap_s for value in of_seed) for of_seed in zip(*chosen, strict=True)]
 
     def table(self, caption: str) -> Table:
         """Return a row for each algorithm: its seconds, and how many runs reach the target."""
@@ -544,11 +549,21 @@ class Times:
         return Table(rows, columns, caption=f"{caption}. A target that is not reached counts as {self.cap_s:.3g} s.")
 
 
-def times_to_accuracy(runs: Mapping[str, Sequence[Run | None]], target: float) -> Times:
+def times_to_accuracy(runs: Mapping[Any, Sequence[Run | None]], target: float) -> Times:
     """Return seconds to a test accuracy (0 to 1)."""
 
     def one(run: Run) -> float:
         found = time_to_accuracy(run, target)
+        return math.inf if found is None else found
+
+    return _times(runs, one)
+
+
+def times_to_test_loss(runs: Mapping[Any, Sequence[Run | None]], target: float) -> Times:
+    """Return seconds to a test loss."""
+
+    def one(run: Run) -> float:
+        found = time_to_loss(run, target)
         return math.inf if found is None else found
 
     return _times(runs, one)
@@ -559,7 +574,7 @@ def times_to_loss(runs: Mapping[str, Sequence[Run | None]], target: float) -> Ti
     return _times(runs, lambda run: seconds_to_loss(run, target))
 
 
-def _times(runs: Mapping[str, Sequence[Run | None]], one: Callable[[Run], float]) -> Times:
+def _times(runs: Mapping[Any, Sequence[Run | None]], one: Callable[[Run], float]) -> Times:
     ends = [run.steps()[-1]["seconds"] for found in runs.values() for run in found if run is not None]
     cap_s = float(max(ends))
     taken = {name: [cap_s if run is None else min(cap_s, one(run)) for run in found] for name, found in runs.items()}

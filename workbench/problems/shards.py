@@ -30,6 +30,40 @@ def shards_by_label(labels: Sequence[int], num_workers: int) -> list[list[int]]:
     return [part.tolist() for part in np.array_split(order, num_workers)]
 
 
+def shuffled_shards(num_samples: int, num_workers: int, seed: int) -> list[list[int]]:
+    """Deal samples in a random order to the workers, one after another.
+
+    >>> sorted(sum(shuffled_shards(5, 2, seed=0), []))
+    [0, 1, 2, 3, 4]
+    """
+    order = np.random.default_rng(seed).permutation(num_samples).tolist()
+    return [order[rank::num_workers] for rank in range(num_workers)]
+
+
+def main_classes(labels: Sequence[int], shards: Sequence[Sequence[int]], share: float = 0.4) -> list[int]:
+    """Return the classes that are more than a `share` of one of these shards, ascending.
+
+    >>> main_classes([0, 0, 1, 2], [[0, 1, 2], [3]])
+    [0, 2]
+    """
+    counted = np.asarray(labels)
+    held = {int(label) for shard in shards for label in set(labels) if np.mean(counted[list(shard)] == label) > share}
+    return sorted(held)
+
+
+def of_classes(problem: Problem, classes: Sequence[int]) -> Problem:
+    """Return the same problem, judged only on the test samples of these classes.
+
+    Raises:
+        ConfigError: the problem has no test set.
+    """
+    data: Any = problem.test_data()
+    if data is None:
+        raise ConfigError(f"{problem.name} has no test set: give a problem with one")
+    places = [place for place, (_, label) in enumerate(data) if int(label) in {*classes}]
+    return replace(problem, test=partial(Subset, data, places))
+
+
 def sharded(problem: Problem, shards: Sequence[Sequence[int]], *, batch_size: int, steps: int, seed: int) -> Problem:
     """Return the same problem, where worker r draws from `shards[r]` only.
 
