@@ -33,7 +33,7 @@ def kebab(name: str) -> str:
 def same_name(one: str, other: str) -> bool:
     """Return whether two names are the same but for case, hyphens and underscores: a class's and the command line's.
 
-    >>> same_word("DiLoCo", "diloco"), same_word("PipeSGD", "pipe-sgd"), same_word("PipeSGD", "pipe")
+    >>> same_name("DiLoCo", "diloco"), same_name("PipeSGD", "pipe-sgd"), same_name("PipeSGD", "pipe")
     (True, True, False)
     """
     return re.sub("[-_]", "", one).lower() == re.sub("[-_]", "", other).lower()
@@ -42,7 +42,7 @@ def same_name(one: str, other: str) -> bool:
 def shorten(value: Any) -> str:
     """Return a value for a message, shortened if it is long.
 
-    >>> brief("width"), len(brief("x" * 10**6))
+    >>> shorten("width"), len(shorten("x" * 10**6))
     ("'width'", 79)
     """
     try:

@@ -1,4 +1,4 @@
-"""What each notebook on Pipe-SGD (61 to 68) must show, computed again as in `recomputed`."""
+"""What each notebook on Pipe-SGD (62 to 68) must show, computed again as in `recomputed`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from tests.notebooks.formulas import (
     num_values,
     parts_of,
     ring_s,
-    student,
     times_of,
     usual_step_s,
     with_ends,
@@ -165,84 +164,6 @@ def trained_limit(limit: float, delay: int, momentum: float, modes: int, steps: 
 # -- studies -------------------------------------------------------------------------------------------------------------
 
 
-def accuracy_against_time(names: Names, kept: list[Kept]) -> Again:
-    workloads, trained, seeds, p, link = (names[key] for key in ("workloads", "trained", "seeds", "workers", "link"))
-    methods, runs, warm = [*names["methods"]], iter([item.run for item in kept]), names["warmup"]
-    pipes = [m for m in methods if m.startswith("Pipe")]
-    clocks = {(w, m): [next(runs) for _ in seeds] for w in workloads for m in methods}
-    still = {(w, m): next(runs) for w in workloads for m in methods}
-
-    def step_s(run: Any) -> float:
-        return long_run_s(run, warm + 4 if len(ends_of(run)) > warm + 8 else 0)
-
-    steps = {key: np.array([step_s(run) for run in found]) for key, found in clocks.items()}
-    again = Again(labels=[link.name, *workloads])
-    num_bytes, rows = {}, []
-    for w, batch in zip(workloads, names["batches"], strict=True):
-        num_bytes[w] = 4 * num_values(names["shapes"][w])
-        alone_s = names["launch_ms"] / 1e3 + batch * operations(w) / names["tflops"] / 1e12
-        sum_s = ring_s(num_bytes[w], p, link)
-        rows.append([num_bytes[w], alone_s, sum_s, sum_s / alone_s])
-    again.text("One step", p, rows)
-    gains = [[steps[w, "D-Sync"].mean() / steps[w, m].mean() for w in workloads] for m in methods]
-    again.text("Steps per second over D-Sync's", p, names["tflops"], gains)
-    doubled = [
-        step_s(still[w, "D-Sync" + codec]) / step_s(still[w, "Pipe-SGD" + codec])
-        for w in workloads
-        for codec in ("", "+T", "+Q")
-    ]
-    again.claim(f"{KEY}overlap-at-most-doubles", min(doubled) if min(doubled) < 1 else max(doubled))
-    bound = []
-    for count in (2, 4, 8):
-        ring, shared, queued = (step_s(next(runs)) for _ in range(3))
-        bound.append([count, count**2 / (count - 1), shared / ring, queued / ring])
-    again.claim(f"{KEY}server-over-ring", max(abs(shared / told - 1) for _, told, shared, _ in bound))
-    again.text("communication alone", bound)
-    shown = [w for w, what in zip(workloads, trained, strict=True) if what]
-    real = {(w, m): [next(runs) for _ in seeds] for w in shown for m in methods}
-    again.text(
-        "trainings", sum(map(len, real.values())), sum(len(ends_of(run)) for found in real.values() for run in found)
-    )
-    reached, last = {}, {}
-    for (w, m), found in real.items():
-        goal, rows = names["targets"][workloads.index(w)], [evaluations_of(run) for run in found]
-        ends = [ends_of(run) for run in clocks[w, m]]
-        good = [[row["step"] for row in one if row["accuracy"] >= goal] for one in rows]
-        reached[w, m] = np.array(
-            [end[int(steps[0])] if steps else np.inf for end, steps in zip(ends, good, strict=True)]
-        )
-        last[w, m] = np.array([one[-1]["accuracy"] for one in rows])
-    table = []
-    for w, m in real:
-        server, ring = (reached[w, base] / reached[w, m] for base in ("PS-Sync", "D-Sync"))
-        less = last[w, m] - last[w, "D-Sync"]
-        table.append(
-            [reached[w, m].mean(), server.mean(), ring.mean(), last[w, m].mean(), less.mean(), less.std(ddof=1)]
-        )
-    again.text("Time to the target accuracy", table)
-    others = [m for m in methods if m not in pipes]
-    sooner = {
-        w: np.divide(*(np.min([reached[w, m] for m in group], axis=0) for group in (others, pipes))) for w in shown
-    }
-    fold = {w: steps[w, "PS-Sync"] / np.min([steps[w, m] for m in pipes], axis=0) for w in workloads}
-    most = max(fold, key=lambda w: fold[w].mean())
-    kept_points = np.mean([last[w, m] - last[w, "D-Sync"] for w in shown for m in pipes], axis=0)
-    again.claim(f"{KEY}up-to-5-times-as-fast", fold[most])
-    again.claim(f"{KEY}pipe-reaches-accuracy-first", np.min([*sooner.values()], axis=0))
-    again.claim(f"{KEY}final-accuracy-kept", kept_points)
-    again.text("Not measured at this size", 0)
-    answer: list[Any] = [p, names["tflops"], fold[most].mean(), 5.4]
-    for w in workloads:
-        best = min(pipes, key=lambda m: steps[w, m].mean())
-        answer += [steps[w, "D-Sync"].mean() / steps[w, best].mean(), fold[w].mean()]
-    answer.append(max(doubled))
-    for w in shown:
-        answer += [names["targets"][workloads.index(w)], (sooner[w] > 1).sum(), len(seeds), sooner[w].mean()]
-    again.text("the fastest Pipe-SGD takes steps", answer, 100 * np.array(student(kept_points)))
-    again.whole = not names["launcher"] and not names["real_epochs"]
-    return again
-
-
 def time_breakdown(names: Names, kept: list[Kept]) -> Again:
     workloads, networks, shown, p, steps = (
         names[key] for key in ("workloads", "networks", "shown", "workers", "steps")
@@ -256,20 +177,17 @@ def time_breakdown(names: Names, kept: list[Kept]) -> Again:
         alone[w] = names["launch_ms"] / 1e3 + batch * operations(w) / names["tflops"] / 1e12
     for w, m, link in parts:
         key = w, m, link
-        sums[key] = coded_s(4 * num_values(names["shapes"][w]), p, links[link], methods[m].collective.codec)
+        sums[key] = coded_s(4 * num_values(names["tasks"][w]), p, links[link], methods[m].collective.codec)
         told[key] = sums[key] if m.startswith("D-Sync") else max(0.0, sums[key] - alone[w])
         off.append(abs(parts[key]["exposed"] - told[key]) / parts[key]["step"])
     again.text("Time of a step, simulated", p, names["tflops"])
     short = [key for key in parts if key[1].startswith("Pipe") and sums[key] <= 0.95 * alone[key[0]]]
     plain = [key for key in parts if key[1] == "Pipe-SGD" and sums[key] > alone[key[0]]]
     ratios = [parts[w, "Pipe-SGD+Q", link]["exposed"] / parts[w, m, link]["exposed"] for w, m, link in plain]
-    again.claim(f"{KEY}exposed-is-what-is-longer", max(off))
     least = [parts[key]["hidden"] / (parts[key]["hidden"] + parts[key]["exposed"]) for key in short]
-    if short:
-        again.claim(f"{KEY}communication-hidden-at-width-two", min(least))
-    if plain:
-        again.claim(f"{KEY}compression-hides-more", max(ratios))
-    again.text("breakdowns", len(parts), len(short), len(plain))
+    again.claim(f"{KEY}exposed-is-what-is-longer", max(off))
+    again.claim(f"{KEY}communication-hidden-at-width-two", min(least))
+    again.claim(f"{KEY}compression-hides-more", max(ratios))
     rows = [
         [*(parts[key][each] for each in ("step", "compute", "hidden", "exposed")), told[key]]
         for key in parts
@@ -286,33 +204,22 @@ def time_breakdown(names: Names, kept: list[Kept]) -> Again:
             step_s = parts[w, m, shown]["step"]
             rows.append([codec_s, wire_s, codec_s / step_s, 1 - step_s / parts[w, m[:-2], shown]["step"]])
     again.text("Seconds a step and rank", names["codec_gb_per_s"], rows)
-    again.whole = not names["real"]  # a calibration is printed, which has tests of its own
-    real = {key: times_of(run, _warm(run)) for key, run in names["real"].items()}
-    exposed = [
-        real["Pipe-SGD", seed]["exposed"] / real["D-Sync", seed]["exposed"]
-        for seed in names["seeds"]
-        if ("Pipe-SGD", seed) in real
-    ]
-    if exposed:
-        again.claim(f"{KEY}pipe-exposes-less-on-ranks", exposed)
-    if real:
-        again.text("Time of a step, wide-mlp", 1e6 * names["real_megabytes"])
-    answer: list[Any] = [
-        0,
-        max(off),
-        [len(short), 2, min(least)] if short else [],
-        [8, 100 * min(ratios), max(ratios)] if plain else [],
-    ]
-    answer.append([names["codec_gb_per_s"], max(row[2] for row in rows)])
-    for m in names["real_methods"] if real else ():
-        mine = [real[m, seed] for seed in names["seeds"]]
-        shares = [one["hidden"] / (one["hidden"] + one["exposed"]) for one in mine]
-        steps_s = [
-            np.mean([usual_step_s(of[m, seed]) for seed in names["seeds"]])
-            for of in (names["real"], names["predicted"])
-        ]
-        answer.append([steps_s[0], np.mean([one["exposed"] for one in mine]), np.mean(shares), steps_s[1]])
-    again.text("D-Sync exposes m", answer, [np.mean(exposed)] if exposed else [])
+    again.whole = False  # a calibration is shown, which has tests of its own
+    exposed = {
+        m: np.array([times_of(run, _warm(run))["exposed"] for run in names["real"][m]]) for m in ("D-Sync", "Pipe-SGD")
+    }
+    again.claim(f"{KEY}pipe-exposes-less-on-ranks", exposed["Pipe-SGD"] / exposed["D-Sync"])
+    again.text("Time of a step, wide-mlp", 1e6 * names["real_megabytes"])
+    usual = {
+        (what, m): np.array([usual_step_s(run) for run in names[what][m]])
+        for what in ("real", "predicted")
+        for m in names["real_methods"]
+    }
+    missed = [abs(usual["predicted", m] / usual["real", m] - 1) for m in names["real_methods"] if m != "D-Sync"]
+    answer: list[Any] = [0, max(off), min(least), 8, min(ratios), max(ratios), max(row[2] for row in rows)]
+    answer += [-max(row[3] for row in rows), -min(row[3] for row in rows), p]
+    answer += [with_ends(exposed["Pipe-SGD"] / exposed["D-Sync"]), with_ends(np.mean(missed, axis=0))]
+    again.text("D-Sync exposes all communication m", answer)
     return again
 
 
@@ -320,11 +227,8 @@ def timing_model(names: Names, kept: list[Kept]) -> Again:
     models, workers, networks, links, shares, segments = (
         names[key] for key in ("models", "workers", "networks", "links", "shares", "segments")
     )
-    runs, seeds, num_bytes = (
-        iter([item.run for item in kept]),
-        names["seeds"],
-        {w: 4 * num_values(names["tasks"][w]) for w in names["models"]},
-    )
+    runs = iter([item.run for item in kept])
+    num_bytes = {w: 4 * num_values(names["tasks"][w]) for w in names["models"]}
 
     def step_s() -> float:
         return long_run_s(next(runs), 4)
@@ -334,56 +238,53 @@ def timing_model(names: Names, kept: list[Kept]) -> Again:
         sum_s = coded_s(num_bytes[name], p, links[link])
         for share in shares:
             off += [step_s() / (sum_s * (1 + share)) - 1, step_s() / (sum_s * max(1.0, share)) - 1]
-    # Pipe-SGD in parts, bound by communication; then the others
-    bound = [step_s() for _ in range(4 * len(segments))][: len(segments)]
+    servers = []
+    for p in (2, 4, 8):
+        ring, shared, queued = (step_s() for _ in range(3))
+        servers.append([p, p**2 / (p - 1), shared / ring, queued / ring])
+    # Pipe-SGD and D-Sync in parts, bound by communication and by compute
+    for _ in range(4 * len(segments)):
+        step_s()
     link, surplus, still = links[networks[-1]], [], []
     for p in workers:
         slow_s, quick_s = step_s(), step_s()
-        for count in segments[1:]:
-            surplus.append((step_s() - slow_s) / (2 * (count - 1) * (p - 1) * link.latency_s) - 1)
-            still.append(step_s() / quick_s - 1)
+        surplus += [(step_s() - slow_s) / (2 * (count - 1) * (p - 1) * link.latency_s) - 1 for count in segments[1:]]
+        still += [step_s() / quick_s - 1 for _ in segments[1:]]
     gains = []
     for _ in range(len(models) * len(networks)):
         parts = [step_s() for _ in segments[1:]]
         gains.append(step_s() / min(parts))
-    again = Again(labels=["2 (L-1) (p-1)", *models, *networks, *(one.name for one in links.values())])
+    again = Again(labels=["p^2/(p-1)", *models, *networks, *(one.name for one in links.values())])
     again.claim(f"{KEY}steps-follow-the-model", max(map(abs, off)))
+    again.claim(f"{KEY}server-over-ring", max(abs(shared / told - 1) for _, told, shared, _ in servers))
     again.text("Lines by formula", workers[-1])
+    again.text("communication alone", servers)
     again.text("Lines by formula", 4)
     again.claim(f"{KEY}segments-cost-latency", max(map(abs, surplus)))
     again.claim(f"{KEY}segments-free-under-compute", max(map(abs, still)))
     again.claim(f"{KEY}layers-help-d-sync", min(gains))
     again.whole = not names["real_batches"]
-    real: Any = []
-    if names["real"]:
-        taken = {
-            L: np.array([usual_step_s(names["real"][("Pipe-SGD", L, names["real_batch"]), s]) for s in seeds])
-            for L in names["real_segments"]
-        }
-        most = names["real_segments"][-1]
-        longer = taken[most] / taken[1]
-        again.claim(f"{KEY}segments-cost-on-ranks", longer)
-        rows = [[L, 1e3 * times.mean(), 1e3 * times.min(), 1e3 * times.max()] for L, times in taken.items()]
-        again.text("Pipe-SGD on", names["real_workers"], names["real_batch"], rows)
-        mean, low, high = student(longer)
-        real = [most, mean, low, high]
-    best = segments[int(np.argmin(bound))]
+    taken = {L: np.array([usual_step_s(run) for run in names["in_parts"][f"L = {L}"]]) for L in names["real_segments"]}
+    most = names["real_segments"][-1]
+    longer = taken[most] / taken[1]
+    again.claim(f"{KEY}segments-cost-on-ranks", longer)
+    again.text("Pipe-SGD on", names["real_workers"], names["real_batch"])
     answer = [
         max(map(abs, off)),
+        max(abs(shared / told - 1) for _, told, shared, _ in servers),
         max(map(abs, surplus)),
         max(map(abs, still)),
-        max(gains),
         min(gains),
-        [best] if best > 1 else [],
+        max(gains),
     ]
-    again.text("The formulas and the simulated steps differ", answer, real)
+    again.text("The formulas and the simulated steps differ", answer, most, with_ends(longer))
     return again
 
 
 def codec_cost(names: Names, kept: list[Kept]) -> Again:
     import torch
 
-    seeds, workers, few, numel, link = (names[key] for key in ("seeds", "workers", "message_workers", "numel", "link"))
+    seeds, few, numel, link = (names[key] for key in ("seeds", "message_workers", "numel", "link"))
     # Costs: (rounds, 2)
     codecs, costs = (
         names["codecs"],
@@ -430,9 +331,8 @@ def codec_cost(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}once-stays", slopes["once"])
     again.claim(f"{KEY}truncated-hops-grow-linearly", slopes["truncated"])
     again.text("Real sums on simulated workers", names["block"], len(seeds))
-    p = 4 if 4 in workers else workers[0]
-    rates = [[even(name, p, number) for number in range(len(seeds))] for name in hops]
-    answer = [p, [with_ends(found) for found in rates], with_ends(longer), 4, with_ends(share)]
+    cut, *rates = ([even(name, 4, number) for number in range(len(seeds))] for name in hops)
+    answer = [4, 16, with_ends(cut), [with_ends(found) for found in rates], with_ends(longer), 4, with_ends(share)]
     again.text("pays below", answer, [with_ends(slopes[kind]) for kind in ("hops", "once", "truncated")])
     return again
 
@@ -450,7 +350,7 @@ def parts_of_sums(names: Names, kept: list[Kept]) -> Again:
     simulated, off = {}, []
     for mb in megabytes:
         for count in workers:
-            for name in names["known"]:
+            for name in names["rings"]:
                 run = next(runs)
                 simulated[mb, count, name] = parts_of(run)
                 if name == "none":
@@ -469,30 +369,28 @@ def parts_of_sums(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}skew-is-waiting", skew)
     again.text("D-Sync's ring", p, megabytes[-1] * 1e6, len(seeds))
 
-    def shares(found: list[dict[str, float]]) -> list[float]:
-        """Of all parts, largest first."""
-        sums = sorted((sum(one[part] for one in found) for part in found[0]), reverse=True)
-        return [value / sum(sums) for value in sums if value > 0]
+    def share(found: dict[str, float], part: str) -> float:
+        """Of all parts."""
+        return found[part] / sum(found.values())
 
-    answer: list[Any] = []
+    real = {
+        (mb, name): [parts_of(run, 2) for run in found]
+        for mb, by_name in names["real"].items()
+        for name, found in by_name.items()
+    }
+    plain = real[top, "none"]
+    usual = {name: np.array([usual_step_s(run) for run in found]) for name, found in names["real"][top].items()}
+    ratios, slower = [one["wire"] / one["sum"] for one in plain], usual["8 bits"] / usual["none"]
+    again.claim(f"{KEY}wire-longer-than-sum", ratios)
+    if names["launcher"] == "local":
+        again.claim(f"{KEY}codec-costs-more-than-it-saves-on-one-machine", slower)
+    again.text("D-Sync's ring", names["real_workers"], len(seeds))
+    answer: list[Any] = [max(off), p]
     for mb in (megabytes[0], megabytes[-1]):
-        answer += [[p, mb * 1e6, shares([simulated[mb, p, name]])] for name in names["known"]]
-    mean, low, high = student(skew)
-    answer += [max(off), mean, 100 * low, 100 * high]
-    if names["real"]:
-        real = {key: parts_of(run, 2) for key, run in names["real"].items()}
-        ratios = [real[top, "none", seed]["wire"] / real[top, "none", seed]["sum"] for seed in seeds]
-        usual = {key: usual_step_s(run) for key, run in names["real"].items()}
-        slower = [usual[top, "8 bits", seed] / usual[top, "none", seed] for seed in seeds]
-        again.claim(f"{KEY}wire-longer-than-sum", ratios)
-        if names["real_on"] == "local":
-            again.claim(f"{KEY}codec-costs-more-than-it-saves-on-one-machine", slower)
-        again.text("D-Sync's ring", names["real_workers"], len(seeds))
-        for mb in names["real_megabytes"]:
-            for name in names["real_codecs"]:
-                answer.append([names["real_workers"], mb * 1e6, shares([real[mb, name, seed] for seed in seeds])])
-        answer += [student(ratios), np.mean(slower), min(slower), max(slower)]
-    again.text("Simulated, ", answer)
+        answer += [share(simulated[mb, p, "none"], "wire"), mb * 1e6]
+    answer += [with_ends(skew), names["real_workers"], top * 1e6]
+    answer += [with_ends([share(one, part) for one in plain]) for part in ("wire", "wait")]
+    again.text("In simulation waiting", answer, with_ends(ratios), with_ends(slower))
     return again
 
 
@@ -510,7 +408,9 @@ def hierarchical_sums(names: Names, kept: list[Kept]) -> Again:
     gain = {where: taken[where, "ring"] / taken[where, "two levels"] for where in ("equal links", "hosts")}
     off = max(abs(next(sums) / next(sums) / count - 1) for count in linear)
     kinds = ["ring, no codec", "ring, every hop", "once around the sum", "no codec", "each level", "between hosts"]
-    spent, free = ({kind: next(sums) for kind in kinds} for _ in range(2))
+    spent, free = {}, {}
+    for kind in kinds:
+        spent[kind], free[kind] = next(sums), next(sums)
     errors: dict[str, list[float]] = {kind: [] for kind in kinds}
     codec = names["kinds"]["ring, every hop"].codec
     for seed in names["seeds"]:
@@ -561,15 +461,16 @@ def hierarchical_sums(names: Names, kept: list[Kept]) -> Again:
 
 
 def larger_clusters(names: Names, kept: list[Kept]) -> Again:
-    workers, rates, few, seeds, known = (
-        names[key] for key in ("workers", "rates_mbit", "message_workers", "seeds", "known")
-    )
-    runs, told = iter([item.run for item in kept]), json.loads(names["path"].read_text())["rows"]
+    from workbench.resources import shared
+
+    workers, rates, few, seeds = (names[key] for key in ("workers", "rates_mbit", "message_workers", "seeds"))
+    known, runs = names["recorded"].calibrations, iter([item.run for item in kept])
     short = {"synchronous": "D-Sync", "Pipe-SGD": "Pipe-SGD", "Pipe-SGD, 16-bit hops": "Pipe-SGD+T"}
+    told = json.loads((shared("papers").parent / names["record"]).read_text())["rows"]
     told = [row for row in told if row["method"] in short and not row["fitted"]]
-    errors: dict[tuple[int, str], list[float]] = {}
+    errors: dict[tuple[int, str], list[float]] = {(hosts, name): [] for hosts in (2, 4) for name in short.values()}
     for row in told:
-        errors.setdefault((row["hosts"], short[row["method"]]), []).append(abs(row["error"]))
+        errors[row["hosts"], short[row["method"]]].append(abs(row["error"]))
     of_hosts = {p: np.median([abs(row["error"]) for row in told if row["hosts"] == p]) for p in (2, 4)}
     again = Again(labels=[*known, names["record"], *(f"{rate:g} Mbit/s" for rate in rates)])
     again.claim(f"{KEY}model-holds-beyond-its-calibration", of_hosts[4])
@@ -601,11 +502,9 @@ def larger_clusters(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}pipe-suffers-less-from-jitter", milder)
     again.text("Lognormal compute", names["jitter"], len(seeds))
     again.text("No new measurement", 8, 1)
-    answer: list[Any] = [2, 2, of_hosts[2], 4, of_hosts[4], min(workers), top, min(every), max(every)]
-    for line in gains.values():
-        best = max(line, key=lambda p: line[p])
-        answer.append([line[4], 4, best, line[best], line[top], top])
-    answer += [4, top, ended, 4, max(map(abs, off)), student(milder), top, max(row["hosts"] for row in told)]
+    extreme = min(every) if min(every) < 1 else max(every)
+    answer = [2, 2, of_hosts[2], 4, of_hosts[4], min(workers), top, min(every), extreme, 4, top, ended, 4]
+    answer += [max(map(abs, off)), top, with_ends(milder), max(row["hosts"] for row in told)]
     again.text("Calibrated on 2 hosts", answer)
     again.whole = not names["real_on"] and not names["anew"]
     return again
@@ -641,7 +540,7 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
 
     again = Again(labels=[link.name, *RULES])
     again.claim(f"{KEY}wider-is-not-faster", off)
-    again.text("Time of a step, simulated", p, [[K, found] for K, found in steps.items()])
+    again.text("Time of a step over", p, [[K, found] for K, found in steps.items()])
     trained = {K: next_runs() for K in widths}
     late = {
         K: np.array([first_at(run, "seconds", "loss", goal) if run else np.inf for run in found])
@@ -656,6 +555,21 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
         losses, met = test_loss(found), [late[K].mean()] if np.isfinite(late[K]).all() else []
         rows.append([K, met, losses.mean(), losses.std(ddof=1), [np.mean(right)] if right else []])
     again.text(f"{names['problem']}, {len(seeds)} seeds", len(seeds), rows)
+
+    def accuracy(found: list[Any]) -> Array:
+        return np.array([evaluations_of(run)[-1]["accuracy"] if run else 0.1 for run in found])
+
+    plain, (cut, hops, once, fed) = trained[2], (next_runs() for _ in range(4))
+    lost = np.mean([accuracy(found) - accuracy(trained[1]) for found in (plain, cut, hops)], axis=0)
+    gained = test_loss(once) - test_loss(fed)
+    again.claim(f"{KEY}final-accuracy-kept", lost)
+    again.claim(f"{KEY}q-needs-no-feedback", gained)
+    rows = []
+    for bits, found in ((32, plain), (16, cut), (8, hops), (8, once), (8, fed)):
+        apart = (accuracy(found) - accuracy(trained[1])).mean()
+        rows.append([bits, test_loss(found).mean(), (test_loss(found) - test_loss(plain)).mean()])
+        rows[-1] += [accuracy(found).mean(), apart]
+    again.text("K = 2, ", p, 2, names["epochs"], len(seeds), rows)
     table, wrong = [], []
     for K in (2, 3):
         for mu in sorted({min(momenta), max(momenta)}):
@@ -673,16 +587,7 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
     ruled = {rule: test_loss(next_runs()) for rule in rules}
     sync, width = test_loss(moved[1, mu]), names["rescaled_width"]
     again.claim(f"{KEY}rescaling-repairs", np.log(ruled["1"] / ruled["1 / (1 + tau)"]))
-    rows = [
-        [width, [1] if rule == "1" else [], found.mean(), found.min(), found.max()] for rule, found in ruled.items()
-    ]
-    rate = names["effective_lr"] * (1 - mu)
-    again.text(" K = ", p, width, mu, rate, names["epochs"], len(seeds), rows, 1, sync.mean(), sync.min(), sync.max())
-    plain = test_loss(trained[2])
-    hops, once, fed = (test_loss(next_runs()) for _ in range(3))
-    again.claim(f"{KEY}q-needs-no-feedback", once - fed)
-    rows = [[32, plain.mean(), 0.0], *([8, found.mean(), (found - plain).mean()] for found in (hops, once, fed))]
-    again.text(" K = 2, ", p, 2, names["epochs"], len(seeds), rows)
+    again.text(f"{names['problem']}, momentum", mu, names["epochs"], len(seeds))
 
     def mean_step(width: int, sigma: float, seed: int) -> float:
         """A step computes for 1 once the sum of K steps before is there; sums go one after the other."""
@@ -697,29 +602,15 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
     absorbed = [mean_step(2, sigma, seed) / mean_step(widest, sigma, seed) for seed in seeds]
     again.claim(f"{KEY}width-absorbs-fluctuation", absorbed)
     again.text("Communication lognormal", names["link_steps"], len(seeds))
-    first = min(widths, key=lambda K: late[K].mean())
-    answer = [2, off, goal, first, 2, (ahead > 1).sum(), len(seeds), student(ahead), max(wrong), mu, 2]
-    answer += [stable_limit(1, mu) / (2 * (1 + mu)), 1, rate, 2, np.exp(careful.mean()), 1, width, ruled["1"].mean()]
-    mean, low, high = student(once - fed)
-    answer += [
-        ruled["1 / (1 + tau)"].mean(),
-        1,
-        sync.mean(),
-        8,
-        -mean,
-        -high,
-        -low,
-        sigma,
-        2,
-        np.mean(absorbed),
-        widest,
-    ]
+    answer = [2, off, goal, with_ends(ahead), 2, with_ends(lost), 8, with_ends(gained), mu, 2]
+    answer += [stable_limit(1, mu) / (2 * (1 + mu)), 1, max(wrong), 2, with_ends(careful), width]
+    answer += [ruled["1"].mean(), ruled["1 / (1 + tau)"].mean(), 1, sync.mean()]
+    answer += [sigma, 2, with_ends(absorbed), widest]
     again.text("On constant links", answer)
     return again
 
 
 NOTEBOOKS: dict[str, Callable[[Names, list[Kept]], Again]] = {
-    "61-accuracy-against-time": accuracy_against_time,
     "62-time-breakdown": time_breakdown,
     "63-timing-model": timing_model,
     "64-codec-cost": codec_cost,

@@ -31,6 +31,7 @@ SIMULATORS = (
     "runtimes.simulator.simulate",
     "papers.training",
     "papers.sums",
+    "papers.simulated_steps",
     "papers.quadratic",
     "papers.regret",
     "papers.shapes",

@@ -27,6 +27,20 @@ def test_bars_of_parts_are_stacked_in_seconds() -> None:
         plots.stacked_bars({}, title="none")
 
 
+def test_groups_of_bars_have_their_own_axes_or_one_scale() -> None:
+    groups = {"short": {"ring": {"wire": 0.001}}, "long": {"ring": {"wire": 0.1}}}
+    own, one = (plots.stacked_bars(groups, title="sums", one_scale=same) for same in (False, True))
+    assert own.data[0].x[0] == pytest.approx(1000) and own.layout.xaxis.range != own.layout.xaxis2.range
+    assert [trace.x[0] for trace in one.data] == pytest.approx([1.0, 100.0])
+    assert one.layout.xaxis.range == one.layout.xaxis2.range
+
+
+def test_four_groups_of_bars_are_two_by_two() -> None:
+    figure = plots.stacked_bars({str(number): {"ring": {"wire": 1.0}} for number in range(4)}, title="sums")
+    assert [title.text for title in figure.layout.annotations] == [f"<b>{number}</b>" for number in range(4)]
+    assert figure.layout.xaxis.domain == figure.layout.xaxis3.domain != figure.layout.xaxis2.domain
+
+
 def test_speed_ups_are_over_one_worker_s_share_of_the_best_mean_rate() -> None:
     figure = plots.scaling(RATES)
     assert lines(figure, "x") == {
@@ -140,3 +154,28 @@ def test_a_dot_plot_has_a_row_an_entry_with_its_repetitions_and_interval() -> No
     assert list(mean.x) == [2.0] and mean.error_x.array[0] == mean.error_x.arrayminus[0] == 1.5
     assert list(second.x) == list(lone.x) == [5.0] and lone.error_x.array[0] == 0, "no interval"
     assert list(figure.layout.yaxis.ticktext) == ["a ", "b "] and figure.layout.shapes[0].x0 == 1.0
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.5, 1.0, 2.0], [0.5, 1.0, 2.0]),
+        (np.geomspace(0.5, 2.0, 25), [0.5, 1.0, 2.0]),
+        (np.geomspace(0.03, 2.9, 25), [0.05, 0.1, 0.2, 0.5, 1.0, 2.0]),
+        (np.geomspace(20, 300, 25), [20.0, 50.0, 100.0, 200.0]),
+    ],
+    ids=repr,
+)
+def test_a_logarithmic_axis_of_less_than_two_powers_of_ten_has_ticks_between_them(values, ticks) -> None:
+    figure = plots.curves_of({"line": {float(x): 1.0 for x in values}}, title="ticks", x="x", y="y", log_x=True)
+    assert list(figure.layout.xaxis.tickvals) == pytest.approx(ticks)
+    figure = plots.curves_of({"line": dict(enumerate(values))}, title="ticks", x="x", y="y", log_y=True)
+    assert list(figure.layout.yaxis.tickvals) == pytest.approx(ticks)
+
+
+def test_a_longer_logarithmic_axis_has_ticks_at_powers_of_ten() -> None:
+    values = range(1, 500, 20)
+    wide = plots.curves_of({"line": dict(zip(values, values, strict=True))}, title="ticks", x="x", y="y", log_x=True)
+    assert wide.layout.xaxis.tickvals is None and wide.layout.xaxis.dtick == 1
+    narrow = plots.curves_of({"line": {0: 2.3, 1: 4.1}}, title="ticks", x="x", y="y", log_y=True)
+    assert narrow.layout.yaxis.type == "log" and narrow.layout.yaxis.tickvals is None

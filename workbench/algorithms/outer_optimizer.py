@@ -191,7 +191,7 @@ class FragmentState(State):
 def is_due(fragment: int, num_fragments: int, every: int, num_done: int) -> bool:
     """Return True if a fragment has its turn after that many steps: t mod H = floor(f H / P).
 
-    >>> [[f for f in range(3) if has_turn(f, 3, 6, num_done)] for num_done in range(1, 7)]
+    >>> [[f for f in range(3) if is_due(f, 3, 6, num_done)] for num_done in range(1, 7)]
     [[], [1], [], [2], [], [0]]
     """
     return num_done % every == fragment * every // num_fragments

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,6 +59,16 @@ def sum_s(collective: Collective, numel: int, workers: int, network: AnyNetwork 
     return float(sum_run(collective, numel, workers, network).steps()[-1]["seconds"]) / 2
 
 
+def times_by_size(
+    collectives: Mapping[str, Collective], megabytes: Sequence[float], workers: int, network: AnyNetwork | str
+) -> dict[str, dict[float, float]]:
+    """Return name -> megabytes of float32 values -> seconds of a sum, for each collective."""
+    return {
+        name: {mb: sum_s(collective, int(mb * 1e6) // 4, workers, network) for mb in megabytes}
+        for name, collective in collectives.items()
+    }
+
+
 def sum_error(collective: Collective, values: Tensor) -> float:
     """Return the relative error of a sum: the norm of its error over the norm of the exact sum, in double precision.
 
@@ -93,6 +105,48 @@ def sum_error(collective: Collective, values: Tensor) -> float:
     )
     exact = -values.double().mean(0)
     return float((seen[-1] - exact).norm() / exact.norm())
+
+
+def errors_by_workers(
+    collectives: Mapping[str, Collective], workers: Sequence[int], seeds: Sequence[int], *, block: int
+) -> dict[str, dict[int, list[float]]]:
+    """Return name -> number of workers -> `sum_error` for each seed, of independent normal values.
+
+    Args:
+        collectives: name -> the all-reduce.
+        workers: numbers of workers.
+        seeds: of the values.
+        block: values per block of a ring, so p workers sum p blocks.
+    """
+    errors: dict[str, dict[int, list[float]]] = {name: {p: [] for p in workers} for name in collectives}
+    for p in workers:
+        for seed in seeds:
+            values = torch.randn(p, p * block, generator=torch.Generator().manual_seed(seed))
+            for name, collective in collectives.items():
+                errors[name][p].append(sum_error(collective, values))
+    return errors
+
+
+def growth_exponents(errors: Mapping[int, Sequence[float]]) -> list[float]:
+    """Return the power of p + 1 with which errors grow, fitted for each seed.
+
+    >>> growth_exponents({3: [2.0, 1.0], 15: [4.0, 1.0], 63: [8.0, 1.0]})
+    [0.5, 0.0]
+
+    Args:
+        errors: number of workers p -> error of each seed.
+    """
+    slopes = np.polyfit(np.log(np.array(list(errors)) + 1), np.log(list(errors.values())), 1)[0]
+    return [round(float(slope), 12) + 0.0 for slope in slopes]
+
+
+def delay_of_last_s(run: Run) -> float:
+    """Return by how much the last worker ends backward after the mean of all, mean over steps of a traced run."""
+    last_ends_s: dict[int, dict[int, float]] = {}
+    for span in run.spans.table[run.spans.is_kind(["backward"])]:
+        ends_s = last_ends_s.setdefault(int(span["step"]), {})
+        ends_s[int(span["rank"])] = max(ends_s.get(int(span["rank"]), 0.0), float(span["end_s"]))
+    return float(np.mean([max(ends_s.values()) - np.mean([*ends_s.values()]) for ends_s in last_ends_s.values()]))
 
 
 def _vector(values: Tensor) -> nn.Module:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import numpy as np
 import torch
@@ -498,11 +498,19 @@ class Judge:
 
 def mean_errors(runs: Sequence[Run | None], number: int = 40) -> dict[float, list[float]]:
     """Return seconds -> test error in per cent of each run that did not diverge, interpolated on one grid."""
-    curves = [run.curve("seconds", "accuracy") for run in runs if run is not None]
+    found = on_one_grid(runs, "accuracy", number)
+    return {at: [100 * (1 - value) for value in values] for at, values in found.items()}
+
+
+def on_one_grid(
+    runs: Sequence[Run | None], y: Literal["accuracy", "test_loss"], number: int = 40
+) -> dict[float, list[float]]:
+    """Return seconds -> accuracy or test loss of each run that did not diverge, interpolated on one grid."""
+    curves = [run.curve("seconds", y) for run in runs if run is not None]
     if not curves:
         return {}
     grid = np.linspace(max(ends[0] for ends, _ in curves), min(ends[-1] for ends, _ in curves), number)
-    return {float(at): [100 * (1 - float(np.interp(at, *curve))) for curve in curves] for at in grid}
+    return {float(at): [float(np.interp(at, *curve)) for curve in curves] for at in grid}
 
 
 @final
@@ -740,8 +748,8 @@ def predictions_table(rows: Mapping[tuple[str, str], Sequence[float]], caption: 
     return Table(shown, columns, caption=caption)
 
 
-def parts_of_a_sum(run: Run) -> dict[str, float]:
-    """Return seconds of each part of a sum, mean over ranks and steps after the first ones."""
-    steps, num_ranks = len(run.steps()) - SKIPPED, run.num_ranks
-    total = run_parts(run, slice(SKIPPED, None)).total()
+def parts_of_a_sum(run: Run, skipped: int = SKIPPED) -> dict[str, float]:
+    """Return seconds of each part of a sum, mean over ranks and steps after the first `skipped` ones."""
+    steps, num_ranks = len(run.steps()) - skipped, run.num_ranks
+    total = run_parts(run, slice(skipped, None)).total()
     return {name.removesuffix("_s"): total[name] / steps / num_ranks for name in PART_NAMES}

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from workbench.plots.studies import round_log_axis
 from workbench.plots.style import BLUE, GREY, INK, TEMPLATE, escape_text, faded
 
 ROW_PIXELS, FRAME_PIXELS = 34, 150
@@ -56,7 +57,8 @@ def dot_plot(
         )
     if reference is not None:
         figure.add_vline(x=reference, line={"color": GREY, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title=escape_text(x), **({"type": "log"} if log_x else {}))
+    every = [value for found in values.values() for value in found]
+    figure.update_xaxes(title=escape_text(x), **(round_log_axis(min(every), max(every)) if log_x else {}))
     names = [f"{escape_text(name)} " for name in values]
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=names, range=[len(names) - 0.5, -0.5], ticks="")
     figure.update_layout(height=FRAME_PIXELS + ROW_PIXELS * len(names))

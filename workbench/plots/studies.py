@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -124,14 +125,17 @@ def curves_of(
     return figure
 
 
-def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of a step") -> go.Figure:
-    """Draw a stacked bar for each run, as `overlap_bars`, in groups next to each other. Each group has its own axis.
+def step_bars(
+    groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of a step", one_scale: bool = False
+) -> go.Figure:
+    """Draw a stacked bar for each run, as `overlap_bars`, in groups next to each other.
 
     The title says if ranks slept for their compute. If only some runs did, their entries say it.
 
     Args:
         groups: group -> entry -> run.
         title: title of the figure.
+        one_scale: whether all groups have the same axis, to compare them.
 
     Raises:
         ConfigError: there are no runs.
@@ -149,20 +153,26 @@ def step_bars(groups: Mapping[str, Mapping[str, Run]], *, title: str = "Time of 
             for name, group in groups.items()
         },
         title=title + slept_words(slept=all_slept),
+        one_scale=one_scale,
     )
 
 
 def stacked_bars(
-    groups: Mapping[str, Mapping[str, Mapping[str, float]]], *, title: str, of: str = "a step"
+    groups: Mapping[str, Mapping[str, Mapping[str, float]]],
+    *,
+    title: str,
+    of: str = "a step",
+    one_scale: bool = False,
 ) -> go.Figure:
     """Draw a stacked bar for each entry, in groups next to each other.
 
-    Each group has its own axis. An entry is in the same row of each group.
+    An entry is in the same row of each group.
 
     Args:
         groups: group -> entry -> part -> seconds, with the same parts.
         title: title of the figure.
         of: what takes the seconds.
+        one_scale: whether all groups have the same axis, to compare them. By default each has its own.
 
     Raises:
         ConfigError: there are no entries.
@@ -172,7 +182,7 @@ def stacked_bars(
     found = groups
     entries = list(dict.fromkeys(entry for group in found.values() for entry in group))
     parts = list(next(iter(next(iter(found.values())).values())))
-    columns = min(3, len(groups))
+    columns = 2 if len(groups) == 4 else min(3, len(groups))
     rows = -(-len(groups) // columns)
     inner = BAR_PIXELS * len(entries) * rows + ROW_GAP_PIXELS * (rows - 1)
     figure = make_subplots(
@@ -183,9 +193,10 @@ def stacked_bars(
         horizontal_spacing=0.035,
         vertical_spacing=ROW_GAP_PIXELS / inner if rows > 1 else 0,
     )
+    longest = [max((sum(entry.values()) for entry in group.values()), default=0.0) for group in found.values()]
     for number, group in enumerate(found.values()):
         place = {"row": number // columns + 1, "col": number % columns + 1}
-        longest_s = max((sum(entry.values()) for entry in group.values()), default=0.0)
+        longest_s = max(longest) if one_scale else longest[number]
         unit, factor = ("µs", 1e6) if longest_s < 2e-3 else ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
         for part, color in zip(parts, PART_COLORS, strict=False):
             lengths_s = [group.get(entry, {}).get(part, 0.0) for entry in entries]
@@ -258,16 +269,28 @@ def _wrapped(value: Any) -> str:
 
 
 def log_axis(values: Sequence[float]) -> dict[str, Any]:
-    """Return a logarithmic axis with ticks at these values; with more than ten, at the powers of ten."""
+    """Return a logarithmic axis with ticks at these values; with more than ten, at round values."""
     if len(values) > 10:
-        return {"type": "log", "dtick": 1}
+        return round_log_axis(min(values), max(values))
     return {"type": "log", "tickvals": list(values), "ticktext": [f"{value:,.6g}" for value in values]}
 
 
 def _log_y(curves: Mapping[str, Series]) -> dict[str, Any]:
-    """Return ticks at powers of ten only, if there are several."""
+    """Return a logarithmic axis with round ticks."""
     found = np.concatenate([np.ravel(np.asarray(list(series.values()), float)) for series in curves.values() if series])
-    return {"type": "log", "dtick": 1} if found.max() >= 30 * found.min() else {"type": "log"}
+    return round_log_axis(float(found.min()), float(found.max()))
+
+
+def round_log_axis(low: float, high: float) -> dict[str, Any]:
+    """Return a logarithmic axis with ticks at powers of ten; at 1, 2, 5, 10, ... if it spans less than two of them."""
+    if not 0 < low <= high < 100 * low:
+        return {"type": "log", "dtick": 1}
+    first = math.floor(math.log10(low))
+    steps = [float(f"{step}e{power}") for power in range(first, first + 4) for step in (1, 2, 5)]
+    ticks = [step for step in steps if 0.9 * low <= step <= 1.1 * high]
+    if len(ticks) < 2:
+        return {"type": "log"}
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,.6g}" for tick in ticks]}
 
 
 def _lines(curves: Mapping[str, Series], hover: str, *, legend: bool = True) -> list[go.Scatter]:
