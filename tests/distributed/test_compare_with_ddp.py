@@ -11,7 +11,7 @@ import torch.distributed as dist
 import workbench as wb
 from tests.distributed.pool import shared_pool
 from workbench.calibration.probe import probe_here
-from workbench.papers.compare_with_ddp import DDP, HOOKED, compare_with_ddp
+from workbench.papers.studies.compare_with_ddp import DDP, HOOKED, compare_with_ddp
 
 OURS = {
     "synchronous": wb.SynchronousSGD(),

@@ -11,8 +11,8 @@ from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.codecs import Linear8
 from workbench.collectives import Ring
 from workbench.costs import Network
-from workbench.papers.breakdown import breakdown, codec_share
-from workbench.papers.simulated_steps import compute_of, gradient_bytes, simulated_steps
+from workbench.papers.studies.breakdown import breakdown, codec_share
+from workbench.papers.studies.simulated_steps import compute_of, gradient_bytes, simulated_steps
 from workbench.program import Algorithm
 from workbench.theory import all_reduce_s
 from workbench.trace.run import Run

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from workbench.errors import ConfigError
-from workbench.papers import codec_times
-from workbench.papers.codec_times import normal_values, seconds_per_byte
+from workbench.papers.studies import codec_times
+from workbench.papers.studies.codec_times import normal_values, seconds_per_byte
 
 
 class Timed:

@@ -198,15 +198,17 @@ def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
     assert (source_digest(other) == source_digest("def f(x):\n    return 2 * x")) is same
 
 
-def test_an_experiment_includes_what_it_imports_from_the_papers(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_includes_what_it_imports_from_the_papers_and_what_that_imports(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(experiment, "library_digest", lambda modules: asked.append(modules) or "0")
-    lines = (
-        "from workbench import papers\nfrom workbench.papers import training\nfrom workbench.papers.sums import sum_s\n"
-    )
+    lines = "from workbench import papers\nfrom workbench.papers.studies import training\nfrom workbench.papers.studies.sums import sum_s\n"
     path = write_notebook(share, "23-imports", ("", lines + "from workbench.papers.verdicts import interval"))
     experiment_digest(path, {}, ["formula"])
-    assert [name for name in asked[0] if name.startswith("papers/")] == ["papers/sums.py", "papers/training.py"]
+    assert [name for name in asked[0] if name.startswith("papers/")] == [
+        "papers/pool_client.py",
+        "papers/studies/sums.py",
+        "papers/studies/training.py",
+    ]
 
 
 def test_a_message_is_no_code() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from workbench import theory
 from workbench.algorithms import PipeSGD, SerialSGD
-from workbench.papers.quadratic import trained_limit
+from workbench.papers.studies.quadratic import trained_limit
 from workbench.program import Algorithm
 
 

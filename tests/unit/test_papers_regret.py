@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from workbench.papers.regret import RegressionInBall, projected_sgd
+from workbench.papers.studies.regret import RegressionInBall, projected_sgd
 
 
 def test_parameters_outside_the_ball_are_scaled_and_those_inside_are_not() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from workbench import problems
 from workbench.algorithms import SerialSGD
-from workbench.papers.equal_time import EqualTime
-from workbench.papers.repetitions import Repetitions, targets_table
-from workbench.papers.trials import slept
-from workbench.papers.tuning import GUESSING, Grid
+from workbench.papers.studies.equal_time import EqualTime
+from workbench.papers.studies.repetitions import Repetitions, targets_table
+from workbench.papers.studies.trials import slept
+from workbench.papers.studies.tuning import GUESSING, Grid
 from workbench.trace.run import Run
 
 pytestmark = pytest.mark.notebooks

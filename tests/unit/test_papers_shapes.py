@@ -6,7 +6,7 @@ import pytest
 
 from workbench.algorithms import LayerwiseSGD, SynchronousSGD
 from workbench.costs import Compute, Network
-from workbench.papers.shapes import Shape, equal_layers
+from workbench.papers.studies.shapes import Shape, equal_layers
 from workbench.theory import layerwise
 
 LINK = Network(name="link", latency_s=1e-3, bandwidth_bytes_per_s=1e6)

@@ -8,8 +8,8 @@ import pytest
 from workbench.algorithms import AsyncSGD, BackupSGD
 from workbench.costs import Constant, Lognormal, SlowMachines
 from workbench.errors import ConfigError
-from workbench.papers import stragglers
-from workbench.papers.backup_rule import BackupRule, idle_shares, iterations_of
+from workbench.papers.studies import stragglers
+from workbench.papers.studies.backup_rule import BackupRule, idle_shares, iterations_of
 from workbench.theory import fit_iterations
 
 pytestmark = pytest.mark.notebooks

@@ -10,8 +10,8 @@ from workbench.algorithms import SynchronousSGD
 from workbench.codecs import Linear8
 from workbench.collectives import Linear, Once, Ring
 from workbench.costs import Network
-from workbench.papers.simulated_steps import LateOnce, compute_of, simulated_steps
-from workbench.papers.sums import delay_of_last_s, errors_by_workers, sum_error, sum_run, sum_s, times_by_size
+from workbench.papers.studies.simulated_steps import LateOnce, compute_of, simulated_steps
+from workbench.papers.studies.sums import delay_of_last_s, errors_by_workers, sum_error, sum_run, sum_s, times_by_size
 from workbench.theory import all_reduce_s
 
 LINK = Network(

@@ -14,8 +14,8 @@ from workbench.algorithms import NoCommunication, SynchronousSGD
 from workbench.clusters.emulated.check import PAYLOAD
 from workbench.collectives import native_bytes
 from workbench.errors import ConfigError
-from workbench.papers import trials
-from workbench.papers.trials import NO_COMM, SYNC, Point, Wire
+from workbench.papers.studies import trials
+from workbench.papers.studies.trials import NO_COMM, SYNC, Point, Wire
 from workbench.theory import fit_iterations
 from workbench.trace.run import Run
 

@@ -12,7 +12,7 @@ from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.codecs import Truncate16
 from workbench.collectives import Ring
 from workbench.errors import ConfigError
-from workbench.papers.predictions import Predictions
+from workbench.papers.studies.predictions import Predictions
 
 RECORD = "records/predictions.json"
 

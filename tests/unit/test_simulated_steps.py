@@ -8,7 +8,13 @@ from workbench import problems
 from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
 from workbench.costs import Network
-from workbench.papers.simulated_steps import LateOnce, compute_of, gradient_bytes, simulated_step_s, simulated_steps
+from workbench.papers.studies.simulated_steps import (
+    LateOnce,
+    compute_of,
+    gradient_bytes,
+    simulated_step_s,
+    simulated_steps,
+)
 from workbench.theory import all_reduce_s
 
 LINK = Network(latency_s=1e-4, bandwidth_bytes_per_s=1e8)

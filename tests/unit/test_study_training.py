@@ -7,7 +7,7 @@ import pytest
 
 import workbench as wb
 from workbench.costs import Compute
-from workbench.papers import training
+from workbench.papers.studies import training
 
 COMPUTE = Compute(forward_s=0.01, backward_s=0.02)
 

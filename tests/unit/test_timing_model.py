@@ -9,8 +9,8 @@ from workbench.algorithms import PipeSGD
 from workbench.collectives import Ring
 from workbench.costs import Network
 from workbench.errors import ConfigError
-from workbench.papers.simulated_steps import gradient_bytes, simulated_step_s
-from workbench.papers.timing_model import (
+from workbench.papers.studies.simulated_steps import gradient_bytes, simulated_step_s
+from workbench.papers.studies.timing_model import (
     PipeInParts,
     layerwise_gain,
     model_compute,

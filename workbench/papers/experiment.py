@@ -40,6 +40,7 @@ ON_RANKS = (
     "clusters/emulated",
 )
 RULES = ("papers/verdicts.py",)  # verdicts follow from the numbers
+STUDIES = "papers/studies/"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -106,7 +107,7 @@ def _rooms(where: Collection[str]) -> set[str]:
 
 
 def _experiments_of(source: str) -> Iterator[str]:
-    """The modules of `workbench.papers` that a cell imports, which run experiments for it."""
+    """The modules of `workbench.papers` that code imports, which run experiments for it, and those that they import."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -114,8 +115,11 @@ def _experiments_of(source: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workbench.papers"):
             names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-            files = [f"{name.removeprefix('workbench.').replace('.', '/')}.py" for name in names]
-            yield from (file for file in files if (PACKAGE / file).is_file() and file not in RULES)
+            for file in (f"{name.removeprefix('workbench.').replace('.', '/')}.py" for name in names):
+                if (PACKAGE / file).is_file() and file not in RULES:
+                    yield file
+                    if file.startswith(STUDIES):
+                        yield from _experiments_of((PACKAGE / file).read_text(encoding="utf-8"))
 
 
 def _add_words(node: Any, words: list[str]) -> None:

@@ -16,7 +16,7 @@ from workbench.algorithms import BackupSGD, SynchronousSGD
 from workbench.analysis.arrivals import arrivals
 from workbench.collectives import Ring
 from workbench.costs import Compute, Independent, Network
-from workbench.papers.training import train
+from workbench.papers.studies.training import train
 from workbench.problems.base import Problem
 from workbench.theory import parameter_server_s
 from workbench.trace.run import Run

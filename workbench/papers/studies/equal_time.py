@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from workbench.algorithms import AsyncSGD, BackupSGD, SerialSGD
 from workbench.costs import Lognormal
 from workbench.errors import Diverged
-from workbench.papers.training import train
-from workbench.papers.trials import slept
+from workbench.papers.studies.training import train
+from workbench.papers.studies.trials import slept
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.theory import LognormalTime

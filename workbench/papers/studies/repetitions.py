@@ -12,8 +12,8 @@ from workbench.analysis import Table, tabulate
 from workbench.analysis.summary import time_to
 from workbench.analysis.table import three_digits
 from workbench.errors import Diverged
-from workbench.papers.training import train
-from workbench.papers.trials import final_accuracy
+from workbench.papers.studies.training import train
+from workbench.papers.studies.trials import final_accuracy
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.trace.run import Run

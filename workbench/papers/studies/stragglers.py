@@ -18,8 +18,8 @@ from workbench.costs import Bimodal, Independent, Lognormal, Pareto, ShiftedExpo
 from workbench.costs import stragglers as laws
 from workbench.errors import ConfigError
 from workbench.naming import unknown
-from workbench.papers.training import train
-from workbench.papers.trials import slept
+from workbench.papers.studies.training import train
+from workbench.papers.studies.trials import slept
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.theory import Arrival, BimodalTime, QuantileTime

@@ -16,7 +16,7 @@ from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.gradients import Layout, build_layout
 from workbench.ops import Program
-from workbench.papers.simulated_steps import gradient_bytes, simulated_step_s
+from workbench.papers.studies.simulated_steps import gradient_bytes, simulated_step_s
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Buckets, Card, Context, Requirements
 from workbench.theory import all_reduce_s, layerwise, per_layer_pipe_s

@@ -12,8 +12,8 @@ from workbench.algorithms import SerialSGD
 from workbench.analysis.summary import time_to
 from workbench.costs import Independent
 from workbench.errors import ConfigError
-from workbench.papers.stragglers import arrival_of
-from workbench.papers.training import train
+from workbench.papers.studies.stragglers import arrival_of
+from workbench.papers.studies.training import train
 from workbench.problems.base import Problem
 from workbench.theory import Backlog, BackupChoice, best_backups, fit_iterations, machine_seconds
 

@@ -29,7 +29,7 @@ from workbench.papers import pool_client
 from workbench.papers.claims import Size, find_claim
 from workbench.papers.findings import Where, finding
 from workbench.papers.pool_client import ranks, within_reach
-from workbench.papers.training import train
+from workbench.papers.studies.training import train
 from workbench.papers.verdicts import Verdict, interval
 from workbench.problems.base import Problem
 from workbench.program import Algorithm

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from workbench.errors import Diverged
-from workbench.papers.training import train
+from workbench.papers.studies.training import train
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 
