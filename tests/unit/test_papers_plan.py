@@ -198,7 +198,9 @@ def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
     assert (source_digest(other) == source_digest("def f(x):\n    return 2 * x")) is same
 
 
-def test_an_experiment_includes_what_it_imports_from_the_papers_and_what_that_imports(share: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_includes_what_it_imports_from_the_papers_and_what_that_imports(
+    share: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(experiment, "library_digest", lambda modules: asked.append(modules) or "0")
     lines = "from workbench import papers\nfrom workbench.papers.studies import training\nfrom workbench.papers.studies.sums import sum_s\n"

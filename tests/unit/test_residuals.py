@@ -157,7 +157,9 @@ def test_without_waiting_for_a_device_it_is_the_same(
     begin = int(torch.randint(0, ends[-1], (), generator=generator))
     plain, other = residual[begin:].clone(), residual[begin:].clone()
     outcome_of(tail, total, spans).update_residual(plain, left[begin:].clone(), share, begin)
-    outcome_on_device(tail, total, spans).update_residual(other, left[begin:].clone(), torch.tensor(share).double(), begin)
+    outcome_on_device(tail, total, spans).update_residual(
+        other, left[begin:].clone(), torch.tensor(share).double(), begin
+    )
     torch.testing.assert_close(plain, other, rtol=1e-12, atol=1e-12)
     if bad or (num_slots and weight == 0):
         assert torch.equal(plain, residual[begin:]), "nothing was applied, so all is still owed"
