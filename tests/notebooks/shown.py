@@ -29,12 +29,12 @@ UNITS = {"%": 0.01, "ms": 1e-3, "µs": 1e-6, "s": 1.0, "kB": 1e3, "MB": 1e6, "GB
 # Modules that hold the function
 SIMULATORS = (
     "runtimes.simulator.simulate",
-    "papers.training",
-    "papers.sums",
-    "papers.simulated_steps",
-    "papers.quadratic",
-    "papers.regret",
-    "papers.shapes",
+    "papers.studies.training",
+    "papers.studies.sums",
+    "papers.studies.simulated_steps",
+    "papers.studies.quadratic",
+    "papers.studies.regret",
+    "papers.studies.shapes",
 )
 
 
