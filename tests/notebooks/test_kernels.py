@@ -95,6 +95,7 @@ def notebook(environment: dict[str, str]) -> Iterator[Notebook]:
         found = Notebook("workbench-mpi", environment)
     assert found.cell("pass")[1] == ""  # starts the ranks, and says so
     yield found
+    found.cell("%stop_ranks")  # at its end the kernel would only detach those that a test has attached
     found.close()
 
 
