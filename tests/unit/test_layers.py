@@ -29,7 +29,7 @@ def test_contracts_of_pyproject_are_kept() -> None:
     ("library", "doors"),
     [
         ("plotly", ("plots/",)),
-        ("mpi4py", ("runtimes/", "bench/peers.py")),  # whom we are measured against speaks it himself
+        ("mpi4py", ("runtimes/", "bench/peers.py")),  # the benchmark's peers use MPI themselves
         ("torch.distributed", ("runtimes/", "bench/peers.py")),
         ("ipyparallel", ("clusters/",)),
         ("torchvision", ("problems/torchvision_door.py",)),

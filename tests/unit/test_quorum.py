@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from workbench.algorithms import BackupSGD
 from workbench.algorithms.quorum import MEMORY, ArrivalTimes, FixedQuorum, NoiseScale, OnlineQuorum, best_quorum
+from workbench.errors import ConfigError
 from workbench.gradients import WEIGHT, Gradient, build_layout
 
 
@@ -171,3 +173,10 @@ def test_an_online_quorum_that_measures_noise_waits_for_two() -> None:
         quorum = OnlineQuorum(3, noise_scale, now_s=0.0)
         report(quorum, [1.0, 2.0, 3.0], [[1.0, 2.0], [1.0, 2.0], [1.0, 2.1]], now_s=0.0)
         assert quorum.size == size
+
+
+def test_a_noise_scale_is_refused_where_nothing_is_chosen_online() -> None:
+    with pytest.raises(
+        ConfigError, match=r"noise_scale=5\.0 chooses b online, and backups=1 is fixed: leave noise_scale out"
+    ):
+        BackupSGD(backups=1, noise_scale=5.0)

@@ -43,7 +43,7 @@ class BackupSGD(ServerAlgorithm):
             needed with N gradients in each.
         timeout_s: the longest wait after the first gradient of an update; the update then takes the gradients that
             have arrived. With backups=0 it is used instead of backups, otherwise in addition.
-        noise_scale: S, if it is known. None: it is measured.
+        noise_scale: S, if it is known, for "online" only. None: it is measured.
 
     Paper: chen2016revisiting, Alg. 3-4 and section 3.1, which suggests time-outs. Choosing b online: after
     xu2020dynamic. The noise scale: mccandlish2018empirical, appendix A.1.
@@ -73,6 +73,11 @@ class BackupSGD(ServerAlgorithm):
             check_positive(
                 "noise_scale", self.noise_scale, (int, float), 0, "S, in gradients of one worker, or None to measure it"
             )
+            if self.backups != "online":
+                raise ConfigError(
+                    f"noise_scale={self.noise_scale} chooses b online, and backups={self.backups} is fixed: leave "
+                    'noise_scale out, or give backups="online"'
+                )
 
     @property
     def max_staleness(self) -> int:

@@ -17,7 +17,7 @@ from workbench.algorithms.parameter_server import body_of
 from workbench.gradients import Gradient
 from workbench.ops import Local, Program
 
-MEMORY = 20  # rounds in the mean, for each worker
+MEMORY = 20  # samples in the mean, for each worker
 
 
 @final
@@ -89,10 +89,10 @@ class OnlineQuorum:
 
 @final
 class ArrivalTimes:
-    """Mean times until the first, second, ... gradient, from each worker's last time, over recent arrivals.
+    """Mean seconds until the k-th gradient, for each k, from recent arrivals.
 
-    A round is the last time of each worker, sorted. Every arrival makes a round, and the newest `MEMORY` times p rounds
-    count. The sums over them are kept, with the oldest round and the arrivals since. This takes memory for O(p)
+    A sample is the last time of each worker, sorted. Every arrival makes a sample, and the newest `MEMORY` times p
+    samples count. The sums over them are kept, with the oldest sample and the arrivals since. This takes memory for O(p)
     numbers, and two passes over p numbers for each arrival.
     """
 
@@ -100,11 +100,11 @@ class ArrivalTimes:
         self._last: dict[int, float | None] = dict.fromkeys(range(num_workers))
         self._num_unknown = num_workers
         self._most = MEMORY * num_workers
-        self._newest = self._oldest = Round([])
-        # (time before, time after), for each round after the oldest.
+        self._newest = self._oldest = SortedTimes([])
+        # (time before, time after), for each sample after the oldest.
         self._arrivals: deque[tuple[float, float]] = deque()
-        self._sums = np.zeros(0)  # (p,) over the rounds that count
-        self._num_rounds = 0
+        self._sums = np.zeros(0)  # (p,) over the samples that count
+        self._num_samples = 0
 
     def add(self, worker: int, seconds: float) -> None:
         """Count the time that a worker took, late or not."""
@@ -113,41 +113,41 @@ class ArrivalTimes:
         self._last[worker] = seconds
         if self._num_unknown:
             return
-        if before is None or not self._num_rounds:
+        if before is None or not self._num_samples:
             self._begin()
             return
         self._newest.replace(before, seconds)
         self._arrivals.append((before, seconds))
         self._sums += self._newest.seconds
-        self._num_rounds += 1
-        if self._num_rounds > self._most:
+        self._num_samples += 1
+        if self._num_samples > self._most:
             self._sums -= self._oldest.seconds
             self._oldest.replace(*self._arrivals.popleft())
-            self._num_rounds -= 1
+            self._num_samples -= 1
 
     def _begin(self) -> None:
-        """Make the first round, when all workers have arrived."""
+        """Make the first sample, when all workers have arrived."""
         known = [value for value in self._last.values() if value is not None]
-        self._newest, self._oldest = Round(known), Round(known)
+        self._newest, self._oldest = SortedTimes(known), SortedTimes(known)
         self._arrivals.clear()
-        self._sums, self._num_rounds = self._newest.seconds.copy(), 1
+        self._sums, self._num_samples = self._newest.seconds.copy(), 1
 
     def forget(self, worker: int) -> None:
-        """Remove a worker that has left, and all rounds so far."""
+        """Remove a worker that has left, and all samples so far."""
         self._num_unknown -= self._last.pop(worker) is None
         self._arrivals.clear()
-        self._num_rounds = 0
+        self._num_samples = 0
 
     def means(self) -> list[float] | None:
         """Mean seconds until the k-th gradient, k = 1 to p; None until every worker has arrived once."""
-        if not self._num_rounds:
+        if not self._num_samples:
             return None
-        found: list[float] = (self._sums / self._num_rounds).tolist()
+        found: list[float] = (self._sums / self._num_samples).tolist()
         return found
 
 
 @final
-class Round:
+class SortedTimes:
     """The last time of each worker: `seconds`, (p,), ascending."""
 
     def __init__(self, seconds: Sequence[float]) -> None:

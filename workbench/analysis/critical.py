@@ -302,7 +302,7 @@ def _last_arrival(table: NDArray[Any]) -> Steps:
 def _free_since(table: NDArray[Any]) -> Floats:
     """Return when each span began to work, shape (N,).
 
-    That is its start, but for a collective not before the previous one on its lane ended.
+    That is its start. A collective begins to work when the previous one on its lane has ended, if that is later.
     """
     free_s = table["start_s"].astype(np.float64)
     calls = np.flatnonzero(np.isin(table["kind"], [CODES[kind] for kind in COLLECTIVES]))

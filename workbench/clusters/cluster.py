@@ -335,7 +335,7 @@ def attach(name: str, *, quiet: bool = False) -> Cluster:
     """Attach to a detached cluster and its training: see `Cluster.attach`.
 
     Args:
-        name: its id, or a beginning of the id that no other cluster has.
+        name: its id, or enough of its beginning to tell it from other clusters.
         quiet: print nothing.
 
     Raises:

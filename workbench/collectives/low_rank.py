@@ -37,8 +37,8 @@ class PowerSGD(Collective):
     orth is Householder QR: a zero or rank-deficient factor has a basis too. A sum of rank r or less is exact (with
     `alternate` and a constant sum, each pair of an even and an odd step is). `ctx.memory` keeps Q, P and e_i by
     parameter. A NaN or an infinity reaches every rank, and is not kept. e_i is the loss of this rank's own M_i, not an
-    equal share of the loss of the sum. Both add up to the same, but equal shares would grow without limit if the ranks'
-    gradients differ. Residuals are in units of the applied mean (`collectives.memory`). With `alternate`, t counts the
+    equal share of the loss of the sum. The sum over the ranks is the same, but equal shares would grow without limit if
+    the ranks' gradients differ. Residuals are in units of the applied mean (`collectives.memory`). With `alternate`, t counts the
     sums of a bucket, not steps.
 
     Args:

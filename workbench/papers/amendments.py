@@ -103,7 +103,7 @@ def amendments_in_git(papers: Path, key: str) -> tuple[Amendment, ...] | None:
     for commit in commits:
         for (kind, _notebook), (old, new) in commit.changes.items():
             if kind in ("claims", "sizes") and new in texts and not _is_yaml(texts[new]):
-                texts[new] = texts.get(old, "")  # no edit; what mends the file is compared with the version before
+                texts[new] = texts.get(old, "")  # no edit: the next version is compared with the one before
     recorded: set[str] = set()
     claimed = {name for commit in commits for kind, name in commit.changes if kind == "claims"}
     found = []

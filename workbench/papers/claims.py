@@ -235,7 +235,7 @@ class Question:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure of a notebook, from the cell with the tag `figure-ID`: its caption, and a text for who cannot see it."""
+    """A figure of a notebook, from the cell with the tag `figure-ID`: its caption, and its alternative text."""
 
     paper: str
     notebook: str

@@ -8,5 +8,5 @@
 - `gradient_guard`: bad gradients, found before they are sent.
 - `local_training`: one rank's part of a run: replica, minibatches, evaluation, rows of metrics.
 
-Begin with `replica`.
+May import `problems`, `program`, `settings` and what lies below, and no runtime. Begin with `replica`.
 """

@@ -4,9 +4,9 @@
 - The store has a folder for each run: `store`, `info` (run.json), `index`, and `processes` (whether a writer is alive).
 - A reader reads: `run`, from `read`, `columns`, `spans` and `row_checks`. `tail` and `follow` read a run that trains.
 - Other formats: `chrome` writes Chrome's; `from_profiler` and `profile` read torch.profiler's.
-- `files` is a room of its own: how files are written and read safely.
+- `files` is a folder: how files are written and read safely.
 
-May import `program`, `settings` and what lies below. Only `views` names higher layers (decisions/0033). Begin with `run`.
+May import `program`, `settings` and what lies below. Only `views` and a run's HTML name higher layers (decisions/0033). Begin with `run`.
 """
 
 import os

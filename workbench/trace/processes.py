@@ -49,7 +49,7 @@ def this_process() -> dict[str, Any]:
 def when_begun(pid: int | None = None) -> dict[str, Any]:
     """When a process began (None: this one): the start of the machine, and seconds since then.
 
-    Empty if the system does not tell. This clock is never set. `psutil`'s time since 1970 is computed from the time
+    Empty if the system does not report it. This clock is never set. `psutil`'s time since 1970 is computed from the time
     of day, and changes when that is set.
     """
     with suppress(OSError, ValueError, IndexError):
@@ -101,7 +101,7 @@ def writer_is_alive(header: Mapping[str, Any]) -> bool:
 
 
 def state_of_process(pid: int, started_s: float) -> Literal["alive", "stopped", "gone"] | None:
-    """State of the process of this machine with that number and `start_of`; None if the system does not tell."""
+    """State of the process of this machine with that number and `start_of`; None if the system does not report it."""
     try:
         letter, now_s = _state_and_start(pid)
     except psutil.NoSuchProcess:

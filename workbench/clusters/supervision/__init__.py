@@ -5,4 +5,6 @@
 - `exit_status`: how a rank's process ended, as its launcher reports it.
 - `reaper`: ends a cluster's processes when the process that started them is gone.
 - `start_progress`: the line that is shown while ranks start.
+
+Imports nothing else of `clusters`. Begin with `registry`.
 """

@@ -108,7 +108,7 @@ def relative_times(choice: BackupChoice, backups: Iterable[int]) -> dict[int, fl
 
 
 def idle_shares(choice: BackupChoice) -> tuple[float, float]:
-    """Return the share of the machines' time that is idle with b = 0, and that which yields no used gradient with the best b.
+    """Return two shares of the machines' time: idle with b = 0, and idle or spent on dropped gradients with the best b.
 
     Times of a step are in units of mean compute, without overhead.
     """

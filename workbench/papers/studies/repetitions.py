@@ -28,7 +28,7 @@ class Repetitions:
 
     Attributes:
         runs: the runs; None for one that diverged. It counts as guessing, and as not reaching any target.
-        steps: steps of each run; what a run that does not reach a target counts with.
+        steps: steps of each run. A run that does not reach a target counts with this number.
     """
 
     runs: Sequence[Run | None]
@@ -38,7 +38,7 @@ class Repetitions:
     def train(
         cls, algorithm: Algorithm, problem: Problem, seeds: Sequence[int], *, steps: int, **settings: Any
     ) -> Repetitions:
-        """Train once for each seed: see `papers.training.train`."""
+        """Train once for each seed: see `papers.studies.training.train`."""
 
         def one(seed: int) -> Run | None:
             try:

@@ -49,7 +49,7 @@ class Shape:
     Attributes:
         name: its name.
         problem: the network with synthetic data.
-        timed: the same for simulations of time, with more samples than any run uses.
+        timed: the same network with 10^9 samples and no test data, for simulations of time.
         weights: name and shape of each parameter.
         operations: forward and backward of one sample on a device of one operation per second.
     """

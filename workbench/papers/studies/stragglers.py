@@ -118,10 +118,10 @@ def timed(
 
     Args:
         algorithm: the algorithm.
-        law: of the workers' delays.
+        law: distribution of the workers' delays.
         workers: number of workers.
         steps: of each worker.
-        mean: mean factor of the law; compute takes 1 on average.
+        mean: mean factor of the distribution; compute takes 1 on average.
         seed: of the delays.
         network: cost of messages.
         problem: whose parameters are sent; a small one by default.

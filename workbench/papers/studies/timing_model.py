@@ -143,8 +143,8 @@ def parts_off_formula(
     `steps_in_parts`.
 
     Returns:
-        The largest relative differences: of the surplus from the latencies, and of a step bound by compute from one
-        with a whole gradient.
+        Two relative differences, each the largest. If communication bounds the step: its surplus over one with a whole
+        gradient, from the latencies of the formula. If compute bounds it: the step, from one with a whole gradient.
     """
     whole_s = all_reduce_s(Ring(), gradient_bytes(problem), workers, link)
     latencies_s = 2 * (workers - 1) * link.latency_s

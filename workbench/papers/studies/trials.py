@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from workbench.clusters import Cluster
 
 LIBRARIES: Mapping[str, RuntimeName] = {"gloo": "torch", "MPI": "mpi"}
-BURST = "burst=1ms"  # a virtual machine's timers can be late by more than the usual burst
+# Of the rate limit: the timers of a virtual machine are late by more than the usual burst lasts.
+BURST = "burst=1ms"
 TIMING_LR = 1e-4  # of trainings whose steps are timed and that need not learn
 SKIPPED = 2  # first steps, in which a pipeline fills
 WINDOW = 5  # steps over which a training loss is averaged
@@ -250,7 +251,7 @@ def seconds_to_loss(run: Run, target: float, window: int = WINDOW) -> float:
 def paired(
     over: Iterable[float], under: Iterable[float], apart: Callable[[float, float], float] = lambda a, b: a / b
 ) -> list[float]:
-    """Return the ratios of two methods' numbers, seed by seed; or what `apart` makes of them."""
+    """Return a number for each seed from two algorithms' numbers: their ratio, or the result of `apart`."""
     return [apart(one, other) for one, other in zip(over, under, strict=True)]
 
 

@@ -62,7 +62,7 @@ class Grid:
             seeds: of weights, data order and delays.
             rates, momenta: the grid.
             gradients: number of gradients in an update. It multiplies the rate.
-            settings: see `papers.training.train`.
+            settings: see `papers.studies.training.train`.
         """
 
         def loss(rate: float, momentum: float, seed: int) -> float:
@@ -106,7 +106,7 @@ class Grid:
     def judged(self, tuned: Grid | None = None) -> list[float]:
         """Return the loss of each seed with the settings of least mean loss on all other seeds.
 
-        So more trials do not help an algorithm.
+        A seed is never judged by settings that were chosen on it, so a larger grid gives no advantage.
 
         Args:
             tuned: the grid by which settings are chosen, with the same settings and seeds; its own by default.

@@ -33,7 +33,7 @@ class CheckpointWriter:
         self._worker, self._interpreter, self._folder = worker, interpreter, folder
         self._transport = interpreter.transport
         self._every = worker.settings.checkpoint_every
-        self._snapshot = StagingBuffers()
+        self._staging = StagingBuffers()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._notes: list[str] = []
@@ -56,12 +56,13 @@ class CheckpointWriter:
         self.finish_writing()
         if self._transport.members is not None and (missing := self._transport.members.missing()):
             self._notes.append(f"rank {missing[0]} left, and no checkpoint was kept since: earlier ones are valid")
+            interpreter.clock.activity = ""
             return
         begin = interpreter.clock.now()
         memory = interpreter.context.memory if interpreter.context else {}
         saved = take_checkpoint(algorithm, replica, self._transport.num_workers, end, memory, self._worker.sampler)
         saved["random"] = random_state(self._transport.device)
-        tree = self._snapshot.take(saved)
+        tree = self._staging.take(saved)
         path = rank_file_path(self._folder, place, self._transport.rank)
         self._error = None
         facts = {

@@ -6,6 +6,7 @@
   they differ in how they wait.
 - `progress`: how started communication makes progress while the rank computes (`Settings.progress`).
 - `tasks`, `polling`: the two ways, threads and polling from the foreground.
+- `slept_compute`: forward and backward passes that sleep for the seconds of a cost model.
 - `evaluation_schedule`: when an algorithm with servers is evaluated.
 
 May import `transport` and `liveness`. Begin with `interpreter`.

@@ -320,8 +320,8 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
                 notes=notes,
             )
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
-        session = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after)
-        summary = session.run(ctx, at)
+        loop = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after)
+        summary = loop.run(ctx, at)
         record_departures(folder, transport)
         return summary
     finally:

@@ -24,7 +24,7 @@ JOIN_S = 0.5  # for threads that wait in the library; one whose peer is gone nev
 def wait_inside(work: Any, deadline: Deadline) -> None:
     """Wait for a collective on host memory, in the library, which wakes this thread directly."""
     while True:
-        over = work.is_completed()  # read before: an error of a completed work is its own, and not this wait's time-out
+        over = work.is_completed()  # read before the wait: then an error is the work's own, and no time-out
         try:
             work.wait(CHECK_INTERVAL)
         except RuntimeError:

@@ -3,4 +3,6 @@
 - `lockstep`: runs one program, and keeps time as a vector over workers.
 - `worker_group`: the replica and the record of all workers.
 - `gradient_sum`: the sum of the workers' gradients, each added as it is computed.
+
+May import what `simulator` may. Begin with `lockstep`.
 """
