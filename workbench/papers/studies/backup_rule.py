@@ -78,26 +78,26 @@ class BackupRule:
     drawn: int
     overhead: float = 0.0
 
-    def best(self, law: Independent, seed: int = 0) -> BackupChoice:
+    def best(self, distribution: Independent, seed: int = 0) -> BackupChoice:
         """Return the best b. A straggler is not cancelled, so it starts its next step late."""
-        return best_backups(self.machines, self.iterations, self.carried(law, seed), self.overhead)
+        return best_backups(self.machines, self.iterations, self.carried(distribution, seed), self.overhead)
 
-    def best_if_cancelled(self, law: Independent) -> BackupChoice:
+    def best_if_cancelled(self, distribution: Independent) -> BackupChoice:
         """Return the best b if all machines start each step together."""
-        return best_backups(self.machines, self.iterations, arrival_of(law), self.overhead)
+        return best_backups(self.machines, self.iterations, arrival_of(distribution), self.overhead)
 
-    def carried(self, law: Independent, seed: int = 0) -> Backlog:
+    def carried(self, distribution: Independent, seed: int = 0) -> Backlog:
         """Return arrival times of mean 1 with stragglers carried into the next step."""
-        return Backlog(arrival=arrival_of(law), num_steps=self.drawn, seed=seed)
+        return Backlog(arrival=arrival_of(distribution), num_steps=self.drawn, seed=seed)
 
-    def step_s(self, law: Independent, backups: Iterable[int], *, cancelled: bool = False) -> dict[int, float]:
+    def step_s(self, distribution: Independent, backups: Iterable[int], *, cancelled: bool = False) -> dict[int, float]:
         """Return b -> mean time of a step without overhead."""
-        arrival = arrival_of(law) if cancelled else self.carried(law)
+        arrival = arrival_of(distribution) if cancelled else self.carried(distribution)
         return {b: arrival.expected_order_statistic(self.machines - b, self.machines) for b in backups}
 
-    def machine_seconds(self, law: Independent, extra: Iterable[int]) -> dict[int, float]:
+    def machine_seconds(self, distribution: Independent, extra: Iterable[int]) -> dict[int, float]:
         """Return b -> machine-seconds to the goal of N = `machines` with b more machines, over those without."""
-        arrival = self.carried(law)
+        arrival = self.carried(distribution)
         alone = machine_seconds(self.machines, 0, self.iterations, arrival)
         return {b: machine_seconds(self.machines, b, self.iterations, arrival) / alone for b in extra}
 

@@ -97,21 +97,23 @@ class EqualTime:
         return [self._one(name, workers, seed, lr, batch_size) for seed in seeds]
 
     def _one(self, name: Name, workers: int, seed: int, lr: float, batch_size: int) -> BestSoFar:
-        methods: dict[Name, Algorithm] = {
+        algorithms: dict[Name, Algorithm] = {
             "one worker": SerialSGD(),
             "Sync-Opt": BackupSGD(backups=self.backups),
             "Async-Opt": AsyncSGD(),
         }
-        law, steps = Lognormal(sigma=self.spread), self._steps(name, workers)
+        distribution, steps = Lognormal(sigma=self.spread), self._steps(name, workers)
         how: dict[str, Any] = {"steps": steps, "evaluate_every": max(1, steps // self.evaluations), "seed": seed}
         how |= {"batch_size": batch_size, "lr": lr, "schedule": partial(_falling, self.decay_after)}
         try:
-            compute = slept(1.0, law)
-            run = train(methods[name], self.problem, workers=workers, compute=compute, trace_steps=0, threads=1, **how)
+            compute = slept(1.0, distribution)
+            run = train(
+                algorithms[name], self.problem, workers=workers, compute=compute, trace_steps=0, threads=1, **how
+            )
         except Diverged:
             return BestSoFar(times=(0.0, self.horizon), losses=(self.untrained, self.untrained))
         seconds, losses = run.curve("seconds", "test_loss")
-        times = np.array([0.0, *seconds]) / law.mean
+        times = np.array([0.0, *seconds]) / distribution.mean
         best = np.minimum.accumulate(np.nan_to_num([self.untrained, *losses], nan=math.inf))
         within = times <= self.horizon
         return BestSoFar(

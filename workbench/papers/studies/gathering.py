@@ -68,24 +68,24 @@ class Gathering:
     def _num_bytes(self) -> int:
         return sum(weight.numel() * weight.element_size() for weight in self.task.model().parameters())
 
-    def without_traffic(self, law: Independent, seed: int, steps: int) -> Seconds:
+    def without_traffic(self, distribution: Independent, seed: int, steps: int) -> Seconds:
         """Return (steps, p) seconds until the k-th gradient arrives if messages cost nothing, k ascending."""
-        drawn = np.array([law.factors(seed, step, self.workers) for step in range(steps)])
-        return np.asarray(np.sort(drawn, axis=1) * self.compute_s / law.mean)
+        drawn = np.array([distribution.factors(seed, step, self.workers) for step in range(steps)])
+        return np.asarray(np.sort(drawn, axis=1) * self.compute_s / distribution.mean)
 
-    def at_servers(self, law: Independent, seed: int, steps: int, servers: int) -> Seconds:
+    def at_servers(self, distribution: Independent, seed: int, steps: int, servers: int) -> Seconds:
         """Return (steps, p) seconds until one of the servers has the k-th gradient, k ascending."""
-        return arrivals(self._with_servers(law, seed, steps, servers))
+        return arrivals(self._with_servers(distribution, seed, steps, servers))
 
-    def server_step_s(self, law: Independent | None, seed: int, steps: int, servers: int) -> float:
+    def server_step_s(self, distribution: Independent | None, seed: int, steps: int, servers: int) -> float:
         """Return the mean seconds of a step with servers, without the first; None: without delays."""
-        run = self._with_servers(law, seed, steps, servers, trace_steps=0)
+        run = self._with_servers(distribution, seed, steps, servers, trace_steps=0)
         return _step_s([row["seconds"] for row in run.updates() if row["bucket"] == 0])
 
-    def ring_step_s(self, law: Independent | None, seed: int, steps: int) -> float:
+    def ring_step_s(self, distribution: Independent | None, seed: int, steps: int) -> float:
         """Return the same with a ring, which starts when the last worker arrives."""
-        method = SynchronousSGD(collective=Ring())
-        run = self._run(method, law, seed, steps, workers=self.workers, detail="formula", trace_steps=0)
+        algorithm = SynchronousSGD(collective=Ring())
+        run = self._run(algorithm, distribution, seed, steps, workers=self.workers, detail="formula", trace_steps=0)
         return _step_s([row["seconds"] for row in run.steps()])
 
     def predicted_step_s(self, servers: int) -> float:
@@ -94,16 +94,16 @@ class Gathering:
         traffic_s = parameter_server_s(num_bytes, self.workers, self.scaled, servers, staggered=True)
         return self.compute_s + float(traffic_s)
 
-    def _with_servers(self, law: Independent | None, seed: int, steps: int, servers: int, **how: Any) -> Run:
-        method = BackupSGD(backups=0, shards=servers, dedicated=True)
-        return self._run(method, law, seed, steps, workers=self.workers + servers, **how)
+    def _with_servers(self, distribution: Independent | None, seed: int, steps: int, servers: int, **how: Any) -> Run:
+        algorithm = BackupSGD(backups=0, shards=servers, dedicated=True)
+        return self._run(algorithm, distribution, seed, steps, workers=self.workers + servers, **how)
 
-    def _run(self, method: Any, law: Independent | None, seed: int, steps: int, **how: Any) -> Run:
-        unit_s = self.compute_s / (law.mean if law else 1.0)
+    def _run(self, algorithm: Any, distribution: Independent | None, seed: int, steps: int, **how: Any) -> Run:
+        unit_s = self.compute_s / (distribution.mean if distribution else 1.0)
         # A gradient is sent when it is complete
-        compute = Compute(forward_s=unit_s, backward_s=0.0, stragglers=(law,) if law else ())
+        compute = Compute(forward_s=unit_s, backward_s=0.0, stragglers=(distribution,) if distribution else ())
         common: dict[str, Any] = {"timing_only": True, "steps": steps, "batch_size": 1, "seed": seed}
-        return train(method, self.task, network=self.scaled, compute=compute, **common, **how)
+        return train(algorithm, self.task, network=self.scaled, compute=compute, **common, **how)
 
 
 def measured_seconds(run: Run) -> Seconds:

@@ -15,7 +15,7 @@ from workbench.algorithms import AsyncSGD, Constant, Empirical, Geometric, Unifo
 from workbench.algorithms.staleness import Staleness
 from workbench.analysis.staleness import staleness_by_bucket
 from workbench.costs import Bimodal, Independent, Lognormal, Pareto, ShiftedExponential, Stragglers
-from workbench.costs import stragglers as laws
+from workbench.costs import stragglers as distributions
 from workbench.errors import ConfigError
 from workbench.naming import unknown
 from workbench.papers.studies.training import train
@@ -38,7 +38,7 @@ def independent(name: str) -> Independent:
     Raises:
         ConfigError: workers of that name do not draw independently, or it has no quantile function.
     """
-    found = laws.get(name)
+    found = distributions.get(name)
     if not isinstance(found, Independent):
         raise ConfigError(f"stragglers {name!r}: give random ones, such as lognormal:0.3, pareto:4 or bimodal:0.05,3")
     return found
@@ -67,11 +67,12 @@ def of_spread(name: str, spread: float, often: float = 0.05) -> Independent:
     raise unknown("distribution", name, OF_SPREAD)
 
 
-def arrival_of(law: Independent) -> Arrival:
+def arrival_of(distribution: Independent) -> Arrival:
     """Return the arrival times of a distribution, scaled to mean 1."""
-    if isinstance(law, Bimodal):
-        return BimodalTime(usual_s=1 / law.mean, slow_s=law.factor / law.mean, probability=law.probability)
-    return QuantileTime(quantile_of=law.quantile, scale_s=1 / law.mean)
+    if isinstance(distribution, Bimodal):
+        usual_s = 1 / distribution.mean
+        return BimodalTime(usual_s=usual_s, slow_s=usual_s * distribution.factor, probability=distribution.probability)
+    return QuantileTime(quantile_of=distribution.quantile, scale_s=1 / distribution.mean)
 
 
 def staleness_of(kind: str, mean: int) -> Staleness:
@@ -93,8 +94,8 @@ def staleness_of(kind: str, mean: int) -> Staleness:
         case "geometric":
             return Geometric(mean)
         case "empirical":
-            law = Lognormal(sigma=0.3)
-            found = staleness_by_bucket(timed(AsyncSGD(), law, workers=mean + 1, steps=40, mean=1.0))[0]
+            distribution = Lognormal(sigma=0.3)
+            found = staleness_by_bucket(timed(AsyncSGD(), distribution, workers=mean + 1, steps=40, mean=1.0))[0]
             values, counts = np.unique(found, return_counts=True)
             return Empirical(tuple(values.tolist()), tuple(counts.astype(float).tolist()))
     raise unknown("distribution of staleness", kind, STALENESS)
@@ -105,7 +106,7 @@ def staleness_of(kind: str, mean: int) -> Staleness:
 
 def timed(
     algorithm: Algorithm,
-    law: Stragglers,
+    distribution: Stragglers,
     *,
     workers: int,
     steps: int,
@@ -118,7 +119,7 @@ def timed(
 
     Args:
         algorithm: the algorithm.
-        law: distribution of the workers' delays.
+        distribution: of the workers' delays.
         workers: number of workers.
         steps: of each worker.
         mean: mean factor of the distribution; compute takes 1 on average.
@@ -129,7 +130,7 @@ def timed(
     # Samples are counted, never read
     counted = replace(problem or problems.get("digits-softmax"), train=range(10**9), test=None)
     how: dict[str, Any] = {"timing_only": True, "steps": steps, "batch_size": 1, "trace_steps": 0, "seed": seed}
-    return train(algorithm, counted, workers=workers, network=network, compute=slept(1 / mean, law), **how)
+    return train(algorithm, counted, workers=workers, network=network, compute=slept(1 / mean, distribution), **how)
 
 
 def steps_s(run: Run, steps: int) -> float:

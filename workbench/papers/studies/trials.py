@@ -589,8 +589,8 @@ def best_backups_by_rule(
     machines: int, updates: Iterations, sigma: float, num_steps: int
 ) -> tuple[BackupChoice, BackupChoice]:
     """Return the best b for lognormal arrivals: of fresh arrivals, and with stragglers carried into the next step."""
-    law = Lognormal(sigma=sigma)
-    arrival = QuantileTime(quantile_of=law.quantile, scale_s=1 / law.mean)
+    distribution = Lognormal(sigma=sigma)
+    arrival = QuantileTime(quantile_of=distribution.quantile, scale_s=1 / distribution.mean)
     return best_backups(machines, updates, arrival), best_backups(
         machines, updates, Backlog(arrival=arrival, num_steps=num_steps)
     )
