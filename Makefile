@@ -144,9 +144,9 @@ fuzz: $(INSTALLED) ## thousands of bad inputs for all code that reads files and 
 	mkdir -p runs
 	WORKBENCH_FUZZ=5000 WORKBENCH_FUZZ_COUNT=$(CURDIR)/runs/fuzz.json $(BIN)/python -m pytest --timeout 3600 tests/unit -k hostile
 
-.PHONY: new-method
-new-method: $(INSTALLED) ## the tests that a new algorithm must satisfy: make new-method NAME=HalvesSGD
-	@test -n "$(NAME)" || { echo "Say which: make new-method NAME=HalvesSGD (the name of its class)" >&2; exit 1; }
+.PHONY: new-algorithm
+new-algorithm: $(INSTALLED) ## the tests that a new algorithm must satisfy: make new-algorithm NAME=HalvesSGD
+	@test -n "$(NAME)" || { echo "Say which: make new-algorithm NAME=HalvesSGD (the name of its class)" >&2; exit 1; }
 	$(BIN)/python -m pytest -q tests/unit/test_{catalogue,papers,front_page,layers,style,security,deadlines}.py
 	$(BIN)/python -m pytest -q tests/laws -k "$(NAME) or local_steps or every_method"
 
