@@ -128,7 +128,7 @@ def test_it_is_raised_where_it_is_waited_for_on_ranks(runtime: str, lane: int) -
     found = run_on_ranks(on_a_rank, job, 2)
     own = [log for name, log in found if name == "Broken"]
     assert own and own == [["step ended"]] * len(own)
-    # A rank that is told of the other's error may be told before its own step ends.
+    # A rank that learns of the other's error may leave before its own step ends.
     assert all(name in ("Broken", "PeerFailed") and "continued" not in log for name, log in found)
 
 
