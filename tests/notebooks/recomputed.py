@@ -40,9 +40,9 @@ def scaling(names: Names, kept: list[Kept]) -> Again:
     alone_s = names["compute_ms"] / 1e3 or 2 * num_bytes / links[0].bandwidth_bytes_per_s
 
     def name_of(item: Kept) -> str:
-        kind = type(item.method).__name__
+        kind = type(item.algorithm).__name__
         if kind in ("SynchronousSGD", "PipeSGD"):
-            sums = "halving-doubling" if "HalvingDoubling" in str(item.method.collective) else "ring"
+            sums = "halving-doubling" if "HalvingDoubling" in str(item.algorithm.collective) else "ring"
             return f"{'synchronous' if kind == 'SynchronousSGD' else 'Pipe-SGD'}, {sums}"
         return {"LayerwiseSGD": "layer-wise", "BackupSGD": "parameter server", "NoCommunication": "no communication"}[
             kind
@@ -226,14 +226,14 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
     slope = (names["few_updates"] - names["many_updates"]) / (1 / names["few_workers"] - 1 / names["many_workers"])
     limit = names["few_updates"] - slope / names["few_workers"]
 
-    def quantile(law: str, spread: float) -> Callable[[Array], Array]:
+    def quantile(distribution: str, spread: float) -> Callable[[Array], Array]:
         """Of mean 1."""
-        if law == "lognormal":
+        if distribution == "lognormal":
             sigma = math.sqrt(math.log(1 + spread**2))
             return lambda u: np.exp(sigma * ndtri(u) - sigma**2 / 2)
-        if law == "shifted exponential":
+        if distribution == "shifted exponential":
             return lambda u: 1 - spread - spread * np.log1p(-u)  # standard deviation = mean of the exponential part
-        if law == "Pareto":
+        if distribution == "Pareto":
             shape = 1 + math.sqrt(1 + spread**-2)
             return lambda u: (1 - 1 / shape) * (1 - u) ** (-1 / shape)
         usual = 1 - spread * math.sqrt(often / (1 - often))  # two values of mean 1 and variance spread^2
@@ -249,13 +249,19 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
         times = np.array([(limit + slope / (total - b)) * (wait + overhead) for b, wait in enumerate(waits)])
         return int(times.argmin()), float(times[0] / times.min()), times
 
-    laws = ("lognormal", "shifted exponential", "Pareto", "bimodal")
-    carried = {law: carried_s(quantile(law, shown)(draws(total)), range(total, 0, -1)) for law in laws}
-    late = {law: best(carried[law].mean(1)) for law in laws}
-    fresh = {law: [fresh_s(quantile(law, shown), total - b, total) for b in range(total)] for law in laws}
+    distributions = ("lognormal", "shifted exponential", "Pareto", "bimodal")
+    carried = {
+        distribution: carried_s(quantile(distribution, shown)(draws(total)), range(total, 0, -1))
+        for distribution in distributions
+    }
+    late = {distribution: best(carried[distribution].mean(1)) for distribution in distributions}
+    fresh = {
+        distribution: [fresh_s(quantile(distribution, shown), total - b, total) for b in range(total)]
+        for distribution in distributions
+    }
     region = {
-        (law, s): best(carried_s(quantile(law, s)(draws(total)), range(total, 0, -1)).mean(1))
-        for law in laws
+        (distribution, s): best(carried_s(quantile(distribution, s)(draws(total)), range(total, 0, -1)).mean(1))
+        for distribution in distributions
         for s in spreads
     }
     again = Again(labels=["I(N)"])
@@ -269,33 +275,43 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
         rows.append([b, found, carried["lognormal"][b].mean(), error, fresh["lognormal"][b]])
     again.text("Time of a step, lognormal", shown, steps, rows)
     again.text("Time to the goal", total, shown)
-    again.text("machines, spread", total, shown, [[*best(np.array(fresh[law]))[:2], *late[law][:2]] for law in laws])
-    again.text("Best b of", total, [[region[law, s][0] for s in spreads] for law in laws])
-    again.text("Times as fast as without", [[region[law, s][1] for s in spreads] for law in laws])
+    again.text(
+        "machines, spread",
+        total,
+        shown,
+        [[*best(np.array(fresh[distribution]))[:2], *late[distribution][:2]] for distribution in distributions],
+    )
+    again.text("Best b of", total, [[region[distribution, s][0] for s in spreads] for distribution in distributions])
+    again.text(
+        "Times as fast as without", [[region[distribution, s][1] for s in spreads] for distribution in distributions]
+    )
     paid = {}
-    for law in laws:
+    for distribution in distributions:
         costs = []
         for b in range(min(total, 41)):
-            costs.append((total + b) * carried_s(quantile(law, shown)(draws(total + b)), [total]).mean())
-        paid[law] = int(np.argmin(costs)), min(costs) / costs[0]
+            costs.append((total + b) * carried_s(quantile(distribution, shown)(draws(total + b)), [total]).mean())
+        paid[distribution] = int(np.argmin(costs)), min(costs) / costs[0]
     again.text("Machine-seconds with b", total, shown)
     num_slow = max(1, round(names["slow_share"] * total))
     again.text("gradients take", num_slow, total, names["slow_factor"])
     idle = {}
-    for law in laws:
-        b, waits = late[law][0], carried[law].mean(1)
-        idle[law] = 1 - 1 / waits[0], b, 1 - (total - b) / (total * waits[b])
+    for distribution in distributions:
+        b, waits = late[distribution][0], carried[distribution].mean(1)
+        idle[distribution] = 1 - 1 / waits[0], b, 1 - (total - b) / (total * waits[b])
     again.text("share of their time", total, shown, list(idle.values()))
 
     tried = len({0, num_slow - 1, num_slow, 2 * num_slow} & set(range(min(total - 1, 3 * num_slow + 2))))
     checked = len(names["checked"])
     persistent = {
-        item.method.backups: seconds
+        item.algorithm.backups: seconds
         for item, seconds in zip(kept[checked : checked + tried], simulated[checked:], strict=False)
     }
     steady = best(np.array([fresh_s(quantile("lognormal", 0.02), total - b, total) for b in range(total)]))[0]
-    numbers, gains = [late[law][0] for law in laws], [late[law][1] for law in laws]
-    cheapest = [paid[law][1] for law in laws]
+    numbers, gains = (
+        [late[distribution][0] for distribution in distributions],
+        [late[distribution][1] for distribution in distributions],
+    )
+    cheapest = [paid[distribution][1] for distribution in distributions]
     waiting, _, unused = max(idle.values())
     again.text(
         "the best number of backups of",
@@ -304,8 +320,8 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
         *(min(cheapest), max(cheapest), waiting, unused),
     )
     again.claim("chen2016revisiting/steady-machines-need-none", steady)
-    again.claim("chen2016revisiting/pays-under-every-law", [late[law][1] for law in laws])
-    again.claim("chen2016revisiting/hardware-is-repaid", [paid[law][1] for law in laws])
+    again.claim("chen2016revisiting/pays-under-every-law", [late[distribution][1] for distribution in distributions])
+    again.claim("chen2016revisiting/hardware-is-repaid", [paid[distribution][1] for distribution in distributions])
     again.claim("chen2016revisiting/persistent-needs-as-many", persistent[num_slow])
     again.claim("chen2016revisiting/one-backup-too-few", persistent[num_slow - 1] / names["slow_factor"])
     return again

@@ -95,7 +95,7 @@ def staleness_by_layer(names: Names, kept: list[Kept]) -> Again:
 
 def injected_staleness(names: Names, kept: list[Kept]) -> Again:
     seeds, means, kinds, target = len(names["seeds"]), names["means"], names["kinds"], names["target"]
-    runs = iter([item.run for item in kept if type(item.method).__name__ == "StaleSGD"])
+    runs = iter([item.run for item in kept if type(item.algorithm).__name__ == "StaleSGD"])
     constant = {mean: [next(runs) for _ in range(seeds)] for mean in means}
     others = {kind: [next(runs) for _ in range(seeds)] for kind in kinds}
     slow, abrupt = ([next(runs) for _ in range(seeds)] for _ in range(2))
@@ -150,7 +150,7 @@ def _targets_row(found: list[Any], targets: list[float], steps: int) -> list[Any
 
 def best_backups(names: Names, kept: list[Kept]) -> Again:
     total, seeds, counts, goal, updates = (names[key] for key in ("total", "seeds", "counts", "goal", "updates"))
-    drawn, law = names["drawn"], names["law"]
+    drawn, distribution = names["drawn"], names["distribution"]
     runs = iter([item.run for item in kept])
     counted = np.array([[first_at(next(runs), "step", "loss", goal) for _ in seeds] for _ in counts])
 
@@ -167,8 +167,8 @@ def best_backups(names: Names, kept: list[Kept]) -> Again:
         gradients = np.arange(total, 0, -1)
         return needed(found)(gradients) * carried_s(seconds, gradients).mean(1)
 
-    main = times(counted.mean(1), law)
-    best, own = int(main.argmin()), [times(counted[:, i], law, seed) for i, seed in enumerate(seeds)]
+    main = times(counted.mean(1), distribution)
+    best, own = int(main.argmin()), [times(counted[:, i], distribution, seed) for i, seed in enumerate(seeds)]
     tried = sorted({*names["tried"], best})
     trained = {b: [next(runs) for _ in seeds] for b in tried}
     ends = {b: np.array([float(ends_of(run)[-1]) for run in found]) for b, found in trained.items()}
@@ -179,13 +179,13 @@ def best_backups(names: Names, kept: list[Kept]) -> Again:
     last = {b: np.array([100 * evaluations_of(run)[-1]["accuracy"] for run in found]) for b, found in trained.items()}
     told = [np.mean([one[b] / took[b][i] for b in tried]) for i, one in enumerate(own)]
     quickest = min(tried, key=lambda b: took[b].mean())
-    others = [times(counted.mean(1), _stragglers(name)) for name in names["more_laws"]]
+    others = [times(counted.mean(1), _stragglers(name)) for name in names["more_distributions"]]
     halved, lost, points = (
         counted[counts.index(total // 2)] / counted[-1],
         took[best] / took[quickest],
         last[best] - last[tried[0]],
     )
-    again = Again(labels=[names["stragglers"], *names["more_laws"]])
+    again = Again(labels=[names["stragglers"], *names["more_distributions"]])
     again.text("Updates to a test loss", goal, names["batch_size"], len(seeds))
     again.claim(f"{KEY}iterations-fall-with-n", halved)
     again.text("Time to a test loss", goal, total)
@@ -205,7 +205,7 @@ def best_backups(names: Names, kept: list[Kept]) -> Again:
 
 
 def _stragglers(name: str, factors: Array = ()) -> Any:
-    """A law by its name, or of factors that were measured."""
+    """A distribution by its name, or of factors that were measured."""
     from workbench.costs import stragglers
 
     return stragglers.Empirical(values=tuple(factors.ravel().tolist())) if name == "empirical" else stragglers.get(name)
@@ -312,7 +312,7 @@ def generative(names: Names, kept: list[Kept]) -> Again:
 
 def softsync(names: Names, kept: list[Kept]) -> Again:
     p, seeds, target, cutoffs = (names[key] for key in ("workers", "seeds", "target", "cutoffs"))
-    given, law = iter([item.run for item in kept]), names["law"]
+    given, distribution = iter([item.run for item in kept]), names["distribution"]
     order = [
         "synchronous",
         "backup workers",
@@ -356,9 +356,9 @@ def softsync(names: Names, kept: list[Kept]) -> Again:
     def largest(t: float) -> float:
         """Quantile times density of the largest, at u = 1 - exp(-t)."""
         u = -math.expm1(-t)
-        return float(law.quantile(u) * p * u ** (p - 1) * math.exp(-t))
+        return float(distribution.quantile(u) * p * u ** (p - 1) * math.exp(-t))
 
-    slowest = integrate.quad(largest, 0, 36, limit=500)[0] / law.mean
+    slowest = integrate.quad(largest, 0, 36, limit=500)[0] / distribution.mean
     waits, soft = ([update_s(next(given)) for _ in seeds] for _ in range(2))
     again = Again(labels=[names["stragglers"]])
     again.text("Time to", target, p)
@@ -415,12 +415,12 @@ def softsync(names: Names, kept: list[Kept]) -> Again:
 
 
 def tuned_settings(names: Names, kept: list[Kept]) -> Again:
-    law_workers, window, workers, rates, momenta, seeds = (
-        names[key] for key in ("law_workers", "law_window", "workers", "rates", "momenta", "seeds")
+    quadratic_workers, window, workers, rates, momenta, seeds = (
+        names[key] for key in ("quadratic_workers", "quadratic_window", "workers", "rates", "momenta", "seeds")
     )
     given, every = iter([item.run for item in kept]), range(len(names["seeds"]))
     late = {}
-    for p in law_workers:
+    for p in quadratic_workers:
         ages = [np.array([change["staleness"][0] for change in updates_of(next(given))]) for _ in seeds]
         late[p] = [one[len(one) // 5 : len(one) - -(-len(one) // 5)] for one in ages]
 
@@ -430,28 +430,28 @@ def tuned_settings(names: Names, kept: list[Kept]) -> Again:
         for begin in range(0, len(ages) - window + 1, window):
             path = [1.0]
             for t, age in enumerate(ages[begin : begin + window]):
-                path.append(path[t] - names["law_step"] * path[max(t - int(age), 0)])
+                path.append(path[t] - names["quadratic_rate"] * path[max(t - int(age), 0)])
             paths.append(path)
         mean = np.mean(paths, axis=0)
         moves = np.diff(mean)
         return float(np.linalg.lstsq(np.column_stack([moves[:-1], -mean[1:-1]]), moves[1:], rcond=None)[0][0])
 
-    judged = law_workers[-1]
+    judged = quadratic_workers[-1]
     shown = np.array([momentum(ages) for ages in late[judged]])
     grid, guess = [(rate, mu) for rate in rates for mu in momenta], math.log(10)
     losses = {}
-    for method in ("synchronous", "asynchronous"):
+    for algorithm in ("synchronous", "asynchronous"):
         for p in workers:
             found = [[next(given) for _ in seeds] for _ in grid]
-            losses[method, p] = np.array(
+            losses[algorithm, p] = np.array(
                 [[min(guess, evaluations_of(run)[-1]["loss"]) if run else guess for run in row] for row in found]
             )
     own = {key: np.array([grid[int(place)] for place in found.argmin(0)]) for key, found in losses.items()}
 
-    def with_settings(method: str, p: int, settings_of: str) -> Array:
+    def with_settings(algorithm: str, p: int, settings_of: str) -> Array:
         """Loss of each seed with what is best on the others."""
         chosen = [int(np.delete(losses[settings_of, p], i, axis=1).mean(1).argmin()) for i in every]
-        return np.array([losses[method, p][place, i] for i, place in enumerate(chosen)])
+        return np.array([losses[algorithm, p][place, i] for i, place in enumerate(chosen)])
 
     few, most = workers[0], workers[-1]
     falls = own["asynchronous", most][:, 1] - own["asynchronous", few][:, 1]
@@ -497,9 +497,9 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     )
     given = iter([item.run for item in kept])
     order = [
-        (kind, law, number)
+        (kind, distribution, number)
         for kind in ("own", "shuffled")
-        for law in ("by chance", "permanently slow")
+        for distribution in ("at random", "permanently slow")
         for number in (0, b)
     ]
     runs = {key: [next(given) for _ in seeds] for key in order}
@@ -512,10 +512,10 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
         sources = [source for run in found for change in updates_of(run) for source in change["sources"]]
         return sum(source in slow for source in sources) / len(sources)
 
-    def points(kind: str, law: str) -> Array:
-        return accuracy(runs[kind, law, b]) - accuracy(runs[kind, law, 0])
+    def points(kind: str, distribution: str) -> Array:
+        return accuracy(runs[kind, distribution, b]) - accuracy(runs[kind, distribution, 0])
 
-    by_chance, shuffled = points("own", "by chance"), points("shuffled", "permanently slow")
+    random, shuffled = points("own", "at random"), points("shuffled", "permanently slow")
     never, lost, kept_more = (
         share(runs["own", "permanently slow", b]),
         accuracy(some) - accuracy(without),
@@ -529,7 +529,7 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
         rows.append([number, accuracy(found).mean(), accuracy(found).min(), share(found), np.mean(last)])
     again.text("updates", steps, p, len(seeds), rows)
     again.text("permanently slow", b, p, steps, len(seeds))
-    again.claim(f"{KEY}dropping-is-unbiased", by_chance)
+    again.claim(f"{KEY}dropping-is-unbiased", random)
     again.claim(f"{KEY}slow-data-is-never-seen", never)
     again.text(
         "Accuracy on the classes", held, student(accuracy(without)), b, student(accuracy(some)), student(accuracy(soft))
@@ -537,7 +537,7 @@ def skewed_data(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}slow-data-biases", lost)
     again.claim(f"{KEY}softsync-uses-all", kept_more)
     again.claim(f"{KEY}shuffled-shards-cure", shuffled)
-    answer = [b, with_ends(by_chance), len(held), never, with_ends(lost), with_ends(kept_more), with_ends(shuffled)]
+    answer = [b, with_ends(random), len(held), never, with_ends(lost), with_ends(kept_more), with_ends(shuffled)]
     again.text("each worker holds its own classes", answer)
     return again
 
@@ -549,10 +549,17 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     )
     if seconds is not None:
         late = _stragglers("empirical", seconds / np.median(seconds))
-    laws, given = {name: _stragglers(name) for name in names["laws"]}, iter([item.run for item in kept])
+    distributions, given = (
+        {name: _stragglers(name) for name in names["other_distributions"]},
+        iter([item.run for item in kept]),
+    )
 
-    def draws(law: Any, seed: int, count: int = drawn) -> Array:
-        return np.sort([law.factors(seed, step, p) for step in range(count)], axis=1) * compute_s / law.mean
+    def draws(distribution: Any, seed: int, count: int = drawn) -> Array:
+        return (
+            np.sort([distribution.factors(seed, step, p) for step in range(count)], axis=1)
+            * compute_s
+            / distribution.mean
+        )
 
     def heard(run: Any) -> Array:
         """(iterations, p) when the first server has received each gradient, since all servers have made the update before."""
@@ -578,7 +585,8 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     missing = p - math.ceil(0.98 * p)
     early, expected = [by_then(found, missing) for found in fresh], independent(p, missing)
     apart = {
-        name: np.array([by_then(draws(law, seed), missing) for seed in seeds]) - expected for name, law in laws.items()
+        name: np.array([by_then(draws(distribution, seed), missing) for seed in seeds]) - expected
+        for name, distribution in distributions.items()
     }
     mean, half, high = np.array([found.mean(0) for found in served]), p // 2, math.floor(0.97 * p)
     bent = (mean[:, -1] - mean[:, high - 1]) / (p - high) / ((mean[:, high - 1] - mean[:, half - 1]) / (high - half))
@@ -597,8 +605,11 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     told = {number: compute_s + (p + number) * wire_s[number] for number in more}
 
     measured = f"{names['real_workers']} MPI ranks, {names['real_problem']}"
-    again = Again(labels=[*laws, measured, names["network"]])
-    rows = [[*np.asarray(law.quantile(np.array([0.5, 0.9, 0.99, 0.999]))), law.mean] for law in (late, *laws.values())]
+    again = Again(labels=[*distributions, measured, names["network"]])
+    rows = [
+        [*np.asarray(distribution.quantile(np.array([0.5, 0.9, 0.99, 0.999]))), distribution.mean]
+        for distribution in (late, *distributions.values())
+    ]
     again.text("Delays, as factors", rows)
     again.text("Arrival of the k-th", p)
     again.claim(f"{KEY}all-but-two-come-soon", early)

@@ -146,7 +146,7 @@ def gpt2_operations(name: str) -> float:
 
 
 def same_order(rates: Any, model: str, machines: list[str], at: int) -> float:
-    """Of the pairs of methods that are 1 % apart on 8 devices of all machines, the share that is ordered the same; 1 without one."""
+    """Of the pairs of algorithms that are 1 % apart on 8 devices of all machines, the share that is ordered the same; 1 without one."""
     found = [np.array([of[8][at] for of in rates[model, machine].values() if 8 in of]) for machine in machines]
     one, other = np.triu_indices(len(found[0]), 1)
     ratios = np.log([each[one] / each[other] for each in found])
@@ -187,7 +187,7 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
     weak = {
         model: {
             name: {p: np.array([p * rate() for _ in seeds]) for p in names["beyond"]}
-            for name in names["beyond_methods"]
+            for name in names["beyond_algorithms"]
         }
         for model in models
     }
@@ -202,12 +202,12 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
         for of in rates.values()
     ]
     again.text("Parallel efficiency", 8, rows)
-    runs, ranks, methods = names["runs"], names["ranks"], names["methods"]
-    others = [name for name in names["real_methods"] if name != "SGD"]
+    runs, ranks, algorithms = names["runs"], names["ranks"], names["algorithms"]
+    others = [name for name in names["real_algorithms"] if name != "SGD"]
     took = {name: np.array([usual_step_s(run) for run in runs[name]]) for name in others}
     fitted = [calibrate(run) for run in runs["SGD"]]
     told = {
-        name: np.array([predict(model, methods[name], workers=ranks, draws=0).step_s for model in fitted])
+        name: np.array([predict(model, algorithms[name], workers=ranks, draws=0).step_s for model in fitted])
         for name in others
     }
     again.text("Predicted over measured", ranks)
@@ -443,7 +443,7 @@ def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
     swept = [ends_of(item.run)[warm:] for item in kept if item.how.get("steps") == names["sweep_steps"]]
     took = np.array([(ends[-1] - ends[0]) / (len(ends) - 1) for ends in swept]).reshape(2, len(links), largest + 1)
     threads, one = took
-    adaptive = [item for item in kept if type(item.method).__name__ == "AdaptiveDelaySGD"]
+    adaptive = [item for item in kept if type(item.algorithm).__name__ == "AdaptiveDelaySGD"]
     ages = [
         [row["staleness"] for row in item.run.metrics[0] if row.get("staleness") is not None][-1] for item in adaptive
     ]
@@ -499,7 +499,7 @@ def small_minibatch(names: Names, kept: list[Kept]) -> Again:
     )
     links = {net: costs.get(net) for net in nets}
     curves = [np.array([loss for _, loss, _ in evaluations_of(item.run)]) for item in kept if "epochs" in item.how]
-    after = len(names["methods"]) * len(names["idle_workers"]) * len(seeds) * 2
+    after = len(names["algorithms"]) * len(names["idle_workers"]) * len(seeds) * 2
     idle = max(np.abs(one / other - 1).max() for other, one in zip(curves[:after:2], curves[1:after:2], strict=True))
     whole = curves[after : after + len(seeds)]  # on one worker
     rest = [np.abs(one / whole[at % len(seeds)] - 1).max() for at, one in enumerate(curves[after:])]
@@ -605,10 +605,10 @@ def delay_theory(names: Names, kept: list[Kept]) -> Again:
     dropped: dict[int, list[float]] = {}
     for item in kept:
         steps, losses = item.how["steps"], losses_of(item.run)
-        if type(item.method).__name__ == "BackupSGD":
-            dropped.setdefault(item.method.backups, []).append(float(losses[-(len(losses) // 10) :].mean()))
+        if type(item.algorithm).__name__ == "BackupSGD":
+            dropped.setdefault(item.algorithm.backups, []).append(float(losses[-(len(losses) // 10) :].mean()))
         elif "seed" in item.how:  # those on the quadratic have none
-            regret.setdefault((item.method.delay, steps), []).append(
+            regret.setdefault((item.algorithm.delay, steps), []).append(
                 losses.sum() - steps * best[steps, item.how["seed"]]
             )
     bound = {d: 2 * radius * steepest * math.sqrt((1 + 2 * d) * longest) for d in delays}
@@ -767,10 +767,10 @@ def frameworks(names: Names, kept: list[Kept]) -> Again:
     """29: medians of the seconds that rank 0 returned, against those of DDP with the same seed."""
     seeds, ranks, found, twins = (names[key] for key in ("seeds", "ranks", "found", "twins"))
     ddp, hooked = "torch DDP", "torch DDP, our hook"
-    methods = [ddp, hooked, "SGD", "layer-wise SGD", "AGD 1"]
-    step_s = {name: np.array([float(np.median(found[seed]["seconds"][name])) for seed in seeds]) for name in methods}
+    algorithms = [ddp, hooked, "SGD", "layer-wise SGD", "AGD 1"]
+    step_s = {name: np.array([float(np.median(found[seed]["seconds"][name])) for seed in seeds]) for name in algorithms}
     over = {name: of / step_s[ddp] for name, of in step_s.items()}
-    far = {name: [twins[seed]["off"][name] for seed in seeds] for name in methods}
+    far = {name: [twins[seed]["off"][name] for seed in seeds] for name in algorithms}
     equal = np.max([far[hooked], far["SGD"], far["layer-wise SGD"]], axis=0)
     again = Again(labels=["AGD 1", *names["versions"].values()])
     again.text("Time of a step over that of torch DDP", ranks)
@@ -797,7 +797,7 @@ def limitations(names: Names, kept: list[Kept]) -> Again:
                 item.how["optimizer"].keywords,
                 evaluations_of(item.run) if item.run else [(0, math.inf, 0.0)],
             )
-            place = item.method.width - 1, solver["momentum"], item.how["seed"]
+            place = item.algorithm.width - 1, solver["momentum"], item.how["seed"]
             trains.setdefault(place, {})[solver["lr"]] = ends[-1][1] < (losses_of(item.run)[0] / 2 if item.run else 0.0)
     best = {place: max(lr for lr, well in tried.items() if well) for place, tried in trains.items()}
     largest = {(d, mu): [best[d, mu, seed] for seed in seeds] for d in (0, 3) for mu in (0.0, 0.9)}
@@ -867,34 +867,35 @@ def on_front(points: dict[str, tuple[float, float]]) -> list[str]:
 
 def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
     """32: fronts from the end of each run and its last evaluation."""
-    seeds, methods, workers, ratio = names["seeds"], [*names["methods"]], names["workers"], names["ratio"]
+    seeds, algorithms, workers, ratio = names["seeds"], [*names["algorithms"]], names["workers"], names["ratio"]
     unit_s, left = names["compute_ms"] / 1e3, iter(kept)
     took: dict[str, Array] = {}
     right: dict[str, Array] = {}
-    for name in methods:
+    for name in algorithms:
         found = []
         for item in (next(left) for _ in seeds):
             accuracy = evaluations_of(item.run)[-1][2] if item.run else 0.0
             found.append((used_s((item if item.run else next(left)).run), accuracy))
         took[name], right[name] = np.array(found).T
-    sgd, late, later, server, backup, partial, free, tuned, stale = methods
+    sgd, late, later, server, backup, partial, free, tuned, stale = algorithms
     shares = sorted({ratio, *names["other_ratios"]})
     rows: list[Any] = []
     for name in (sgd, late, later, partial, server, backup, free):
         times = [took[name] if share == ratio else [used_s(next(left).run) for _ in seeds[:2]] for share in shares]
         rows.append([np.mean(each) / unit_s for each in times])
-    fronts = [on_front({name: (took[name][at], right[name][at]) for name in methods}) for at in range(len(seeds))]
+    fronts = [on_front({name: (took[name][at], right[name][at]) for name in algorithms}) for at in range(len(seeds))]
     there = [float(late in front or later in front) for front in fronts]
     about = [workers, names["epochs"], names["often"], names["factor"]]
-    again = Again(labels=methods)
+    again = Again(labels=algorithms)
     again.text("Test error against time", workers)
     of = {
-        name: [took[name].mean() / unit_s, right[name].mean(), right[name].min(), right[name].max()] for name in methods
+        name: [took[name].mean() / unit_s, right[name].mean(), right[name].min(), right[name].max()]
+        for name in algorithms
     }
     again.text(
         "in units of mean compute",
         about,
-        [[of[name], sum(name in front for front in fronts), len(seeds)] for name in methods],
+        [[of[name], sum(name in front for front in fronts), len(seeds)] for name in algorithms],
     )
     again.text("Time for the same samples", len(seeds), ratio, len(seeds[:2]), rows)
     less, waits, spared = right[sgd] - right[free], took[stale] / took[free], took[server] / took[backup]

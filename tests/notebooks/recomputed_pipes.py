@@ -168,8 +168,8 @@ def time_breakdown(names: Names, kept: list[Kept]) -> Again:
     workloads, networks, shown, p, steps = (
         names[key] for key in ("workloads", "networks", "shown", "workers", "steps")
     )
-    links, methods, runs = names["links"], names["methods"], iter([item.run for item in kept])
-    found = {(w, m, link): next(runs) for w in workloads for m in methods for link in networks}
+    links, algorithms, runs = names["links"], names["algorithms"], iter([item.run for item in kept])
+    found = {(w, m, link): next(runs) for w in workloads for m in algorithms for link in networks}
     parts = {key: times_of(run, 4, steps - 2) for key, run in found.items() if key[1] != "PS-Sync"}
     again = Again(labels=[*networks, *workloads, links[shown].name])
     sums, told, alone, off = {}, {}, {}, []
@@ -177,7 +177,7 @@ def time_breakdown(names: Names, kept: list[Kept]) -> Again:
         alone[w] = names["launch_ms"] / 1e3 + batch * operations(w) / names["tflops"] / 1e12
     for w, m, link in parts:
         key = w, m, link
-        sums[key] = coded_s(4 * num_values(names["tasks"][w]), p, links[link], methods[m].collective.codec)
+        sums[key] = coded_s(4 * num_values(names["tasks"][w]), p, links[link], algorithms[m].collective.codec)
         told[key] = sums[key] if m.startswith("D-Sync") else max(0.0, sums[key] - alone[w])
         off.append(abs(parts[key]["exposed"] - told[key]) / parts[key]["step"])
     again.text("Time of a step, simulated", p, names["tflops"])
@@ -213,9 +213,9 @@ def time_breakdown(names: Names, kept: list[Kept]) -> Again:
     usual = {
         (what, m): np.array([usual_step_s(run) for run in names[what][m]])
         for what in ("real", "predicted")
-        for m in names["real_methods"]
+        for m in names["real_algorithms"]
     }
-    missed = [abs(usual["predicted", m] / usual["real", m] - 1) for m in names["real_methods"] if m != "D-Sync"]
+    missed = [abs(usual["predicted", m] / usual["real", m] - 1) for m in names["real_algorithms"] if m != "D-Sync"]
     answer: list[Any] = [0, max(off), min(least), 8, min(ratios), max(ratios), max(row[2] for row in rows)]
     answer += [-max(row[3] for row in rows), -min(row[3] for row in rows), p]
     answer += [with_ends(exposed["Pipe-SGD"] / exposed["D-Sync"]), with_ends(np.mean(missed, axis=0))]
@@ -506,7 +506,7 @@ def larger_clusters(names: Names, kept: list[Kept]) -> Again:
     answer = [2, 2, of_hosts[2], 4, of_hosts[4], min(workers), top, min(every), extreme, 4, top, ended, 4]
     answer += [max(map(abs, off)), top, with_ends(milder), max(row["hosts"] for row in told)]
     again.text("Calibrated on 2 hosts", answer)
-    again.whole = not names["real_on"] and not names["anew"]
+    again.whole = not names["real_on"] and not names["predict_again"]
     return again
 
 
