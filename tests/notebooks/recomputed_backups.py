@@ -82,7 +82,8 @@ def staleness_by_layer(names: Names, kept: list[Kept]) -> Again:
     real = by_layer(names["run"].run) if "run" in names else {}
     if real:
         again.text(
-            "from the top: mean", [[bucket, late.mean(), late.min(), late.max()] for bucket, late in real.items()]
+            "Staleness in updates, real ranks",
+            [[bucket, late.mean(), late.min(), late.max()] for bucket, late in real.items()],
         )
     again.text(
         "reads all parameters before a step",

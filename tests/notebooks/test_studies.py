@@ -122,6 +122,14 @@ def test_codecs(tmp_path: Path) -> None:
         ("12-stragglers", {"spreads": [0.3, 1.5]}, "less than 1"),
         ("12-stragglers", {"checked": [100]}, "less than 100"),
         ("12-stragglers", {"often": 0.6}, "less than 0.5"),
+        ("20-agd-against-sgd", {"computed_on": ["gloo:4"]}, "give one or more of gloo:2"),
+        ("20-agd-against-sgd", {"loss_rates": [0.1]}, "equally many values of each"),
+        ("20-agd-against-sgd", {"problems": ["digits-mlp"]}, "digits-mlp too"),
+        ("40-backups-against-asynchronous", {"compared": ["synchronous"]}, "backups, asynchronous too"),
+        ("40-backups-against-asynchronous", {"backups": [1]}, "equally many values of each"),
+        ("40-backups-against-asynchronous", {"spreads": [0.3]}, "0.1 too"),
+        ("60-pipe-against-server", {"judged": "gloo:4"}, "give one or more of gloo:3"),
+        ("60-pipe-against-server", {"steps": 4}, "give 6 or more"),
     ],
 )
 def test_a_wrong_parameter_is_refused_with_the_fix(
