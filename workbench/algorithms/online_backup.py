@@ -25,7 +25,7 @@ class OnlineBackupSGD(FirstGradients):
         noise_scale: S, if it is known. None: it is measured, and N is at least 2.
         timeout_s: the longest wait after the first gradient of an update, in addition; None for no limit.
 
-    Paper: after xu2020dynamic. The noise scale: mccandlish2018empirical, appendix A.1.
+    Paper: xu2020dynamic, whose idea this is; mccandlish2018empirical, appendix A.1, for the noise scale.
     """
 
     card: ClassVar[Card] = Card(
