@@ -58,11 +58,15 @@ def test_only_the_views_of_a_run_import_upward_by_name() -> None:
         str(path.relative_to(PACKAGE)): [name for name in imported_by_name(path) if name.startswith("workbench.")]
         for path in MODULES
     }
-    assert {path for path, names in by_name.items() if names} == {"__init__.py", "trace/run.py", "trace/views.py"}
-    assert {name for path in ("trace/run.py", "trace/views.py") for name in by_name[path]} == {
-        "workbench.analysis",
-        "workbench.plots",
-    }
+    assert {path for path, names in by_name.items() if names} == {"__init__.py", "trace/views.py"}
+    assert set(by_name["trace/views.py"]) == {"workbench.analysis", "workbench.plots"}
+
+
+def test_the_reaper_imports_nothing_but_machine() -> None:
+    """It is a process of its own next to every cluster: small, started at once, and in no need of numpy."""
+    ours = {name for name in imported(PACKAGE / "clusters/supervision/reaper.py") if name.startswith("workbench")}
+    assert ours == {"workbench.machine.is_running"}
+    assert [name for name in imported(PACKAGE / "machine.py") if name.startswith("workbench")] == []
 
 
 @pytest.mark.parametrize("heavy", ["torch", "numpy", "plotly", "ipyparallel", "mpi4py", "pandas"])

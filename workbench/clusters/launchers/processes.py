@@ -12,7 +12,7 @@ from traitlets.config import Config
 
 from workbench.clusters.launchers.base import Launcher
 from workbench.machine import num_cores
-from workbench.trace.processes import is_running
+from workbench.machine import is_running
 
 
 @final
