@@ -50,8 +50,8 @@ def this_process() -> dict[str, Any]:
 def when_begun(pid: int | None = None) -> dict[str, Any]:
     """When a process began (None: this one): the start of the machine, and seconds since then.
 
-    Empty if the system does not report it. This clock is never set. `psutil`'s time since 1970 is computed from the time
-    of day, and changes when that is set.
+    Empty if the system does not report it. This clock is never set. `psutil`'s time since 1970 is computed from the
+    time of day, and changes when that is set.
     """
     with suppress(OSError, ValueError, IndexError):
         return {"process_begun": [BOOT_ID.read_text().strip(), _state_and_start(pid or os.getpid())[1]]}

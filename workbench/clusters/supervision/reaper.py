@@ -5,7 +5,7 @@ engines in process groups of mpiexec, nannies in their own sessions, data loader
 So processes are found by their mark. The process tree is not enough, because a kill cuts it.
 
 Run as a script, this file is the reaper: a process in its own session. It waits until its parent is gone, even by
-SIGKILL, and then ends all marked processes. Of the package it imports only `machine`, so it is small and starts quickly.
+SIGKILL, and then ends all marked processes. Of the package it imports only `machine`: it is small and starts quickly.
 """
 
 from __future__ import annotations
