@@ -84,8 +84,8 @@ class CheckpointWriter:
         interpreter.recorder.event(
             {"task": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.clock.now() - begin}
         )
-        alike = frozenset(dict(replica.model.named_parameters(remove_duplicate=False)))
-        lacks = alike if self._transport.rank and is_replicated(algorithm) else None
+        parameters = frozenset(dict(replica.model.named_parameters(remove_duplicate=False)))
+        lacks = parameters if self._transport.rank and is_replicated(algorithm) else None
         self._thread = threading.Thread(
             target=self._write, args=(path, tree, facts, place, lacks), name="checkpoint", daemon=True
         )
