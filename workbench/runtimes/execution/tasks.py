@@ -249,7 +249,7 @@ class FairExecutor:
         self._arrived: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._active: list[Task] = []
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="workbench-round", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="workbench-executor", daemon=True)
         self._thread.start()
 
     def submit(self, task: Task) -> None:
