@@ -137,9 +137,9 @@ def test_the_order_rotates_with_the_seed_and_each_algorithm_has_its_rate() -> No
             calls.append((type(algorithm).__name__, seed, lr))
             return Handle()
 
-    methods = {"a": SynchronousSGD(), "b": NoCommunication()}
-    found = trials.rotated(Cluster(), methods, None, [5, 6], rates={"b": [0.5]})  # type: ignore[arg-type]
-    assert [len(found[name]) for name in methods] == [2, 2]
+    algorithms = {"a": SynchronousSGD(), "b": NoCommunication()}
+    found = trials.rotated(Cluster(), algorithms, None, [5, 6], rates={"b": [0.5]})  # type: ignore[arg-type]
+    assert [len(found[name]) for name in algorithms] == [2, 2]
     assert calls.pop(0) == ("SynchronousSGD", -1, None), "the warm-up"
     assert [name for name, _, _ in calls] == ["SynchronousSGD", "NoCommunication", "NoCommunication", "SynchronousSGD"]
     assert {(name, lr) for name, _, lr in calls} == {("SynchronousSGD", None), ("NoCommunication", 0.5)}

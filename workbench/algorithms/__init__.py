@@ -1,7 +1,10 @@
 """The training algorithms, one file each.
 
 The folder is long and flat on purpose: a file is one algorithm, and none imports another. What several share is not an
-algorithm: `parameter_server`, `first_gradients`, `outer_optimizer`, `quorum` and `staleness`. Begin with `synchronous`, then `pipe`.
+algorithm: `parameter_server`, `first_gradients`, `outer_optimizer`, `quorum` and `staleness`.
+
+Imports `collectives`, `codecs`, `program` and what lies below, and never a runtime. Used by `calibration`, `plots`,
+`clusters` and layers above. Begin with `synchronous`, then `pipe`.
 """
 
 from __future__ import annotations
