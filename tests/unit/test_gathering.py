@@ -8,7 +8,7 @@ import pytest
 from workbench import problems
 from workbench.algorithms import SynchronousSGD
 from workbench.collectives import Ring
-from workbench.costs import Lognormal, Network, ShiftedExponential
+from workbench.costs import Network, ShiftedExponential
 from workbench.papers.studies.gathering import Gathering, measured_seconds
 from workbench.papers.studies.simulated_steps import simulated_steps
 from workbench.papers.studies.training import compute_cost
@@ -24,7 +24,7 @@ FREE = Gathering(
     model_bytes=4e4,
     servers=(1, 2),
 )
-DELAYS = Lognormal(sigma=0.4)
+DELAYS = ShiftedExponential(scale=0.4)  # of mean 1.4
 
 
 def test_the_small_model_takes_as_long_on_its_network_as_the_large_one() -> None:
