@@ -15,6 +15,7 @@ from .algorithms import (
     PartialAllReduce as PartialAllReduce,
     ParameterServerSGD as ParameterServerSGD,
     BackupSGD as BackupSGD,
+    OnlineBackupSGD as OnlineBackupSGD,
     AsyncSGD as AsyncSGD,
     StaleSynchronousSGD as StaleSynchronousSGD,
     SoftsyncSGD as SoftsyncSGD,

@@ -1,14 +1,29 @@
-"""Where this process runs."""
+"""This machine: its cores, its processes, and whether this process is a notebook's kernel."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+import psutil
+
 
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_running(process: psutil.Process | int) -> bool:
+    """Return True if a process, or one with this number, exists and has not ended.
+
+    A zombie has ended: without its parent it may never be collected.
+    """
+    try:
+        if isinstance(process, int):
+            process = psutil.Process(process)
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def in_notebook() -> bool:

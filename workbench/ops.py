@@ -265,7 +265,10 @@ class Start(Request):
 @final
 @_frozen
 class Wait(Request):
-    """Wait until the ticket's work is done, and return its value. An error of the work is raised here."""
+    """Wait until the ticket's work is done, and return its value.
+
+    An error of the work is raised in the program, at this request. A program may handle it; otherwise the run ends.
+    """
 
     ticket: Ticket
 

@@ -347,17 +347,21 @@ def lower(ctx: Context, program: Program, take: Callable[[Context, Sum], Request
 
     A runtime of lowered programs need not know collectives. The programs that this one starts are lowered too.
     """
-    answer: Any = None
     with closing(program):
-        while True:
-            try:
-                request = program.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            if type(request) in _LOWERED:
-                answer = yield from perform(_lowered(ctx, request, take))
-            else:
-                answer = yield request
+        try:
+            request = next(program)
+            while True:
+                try:
+                    if type(request) in _LOWERED:
+                        answer = yield from perform(_lowered(ctx, request, take))
+                    else:
+                        answer = yield request
+                except Exception as error:  # noqa: BLE001 - the program may handle it
+                    request = program.throw(error)
+                else:
+                    request = program.send(answer)
+        except StopIteration as stop:
+            return stop.value
 
 
 _LOWERED = frozenset({AllReduce, ReduceScatter, AllGather, Start, Backward})

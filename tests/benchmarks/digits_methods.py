@@ -76,7 +76,7 @@ def entries() -> list[Entry]:
         Entry(a.ParameterServerSGD(shards=2, dedicated=True), SAME, workers=p + 2),
         Entry(a.BackupSGD(backups=1), DROPPED),
         Entry(a.BackupSGD(backups=0, timeout_s=0.001), DROPPED),
-        Entry(a.BackupSGD(backups="online"), DROPPED),
+        Entry(a.OnlineBackupSGD(), DROPPED),
         Entry(a.AsyncSGD(), ASYNC, p),
         Entry(a.AsyncSGD(shards=3), ASYNC, p),
         Entry(a.AsyncSGD(clip_norm=1.0), ASYNC, p),

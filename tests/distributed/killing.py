@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.laws import tiny
 from workbench.codecs.base import Codec
-from workbench.trace.processes import is_running
+from workbench.machine import is_running
 from workbench.trace.recorder import FileRecorder
 
 Place = Literal["forward", "collective", "codec", "record", "checkpoint"]

@@ -32,6 +32,7 @@ from workbench.algorithms import (
     BackupSGD,
     LayerwiseSGD,
     NoCommunication,
+    OnlineBackupSGD,
     PartialAllReduce,
     SendOrder,
     StaleSynchronousSGD,
@@ -148,7 +149,7 @@ def test_a_time_out_that_was_not_needed_takes_no_time() -> None:
 
 def test_noise_is_never_measured_for_the_last_time() -> None:
     """Small noise at first, much of it later: an update of a single gradient would tell nothing of it."""
-    trained = train("simulated", 4, BackupSGD(backups="online"), tiny.problem(num_samples=200), settings(steps=30))
+    trained = train("simulated", 4, OnlineBackupSGD(), tiny.problem(num_samples=200), settings(steps=30))
     assert min(len(row["sources"]) for row in trained.run.updates()) >= 2
     assert NoiseScale(3.0).value() == 3.0
 

@@ -26,6 +26,7 @@ from workbench.algorithms import (
     AsyncSGD,
     BackupSGD,
     DelayCompensatedSGD,
+    OnlineBackupSGD,
     ParameterServerSGD,
     SoftsyncSGD,
     StaleSynchronousSGD,
@@ -53,7 +54,7 @@ METHODS = [
     ParameterServerSGD(),
     ParameterServerSGD(dedicated=True),
     BackupSGD(backups=1),
-    BackupSGD(backups="online"),
+    OnlineBackupSGD(),
 ]
 
 

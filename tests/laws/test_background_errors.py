@@ -52,6 +52,7 @@ class Waits(Algorithm):
 
     lane: int = 0
     any_of: bool = False
+    handles: bool = False
     card: ClassVar[Card] = Card(paper="none", staleness="0", bytes_per_step="0", memory="none")
 
     @property
@@ -65,7 +66,15 @@ class Waits(Algorithm):
         yield ops.Discard(gradient)
         yield ops.EndStep(0)
         _log.append("step ended")
-        yield ops.WaitAny((ticket,)) if self.any_of else ops.Wait(ticket)
+        try:
+            yield ops.WaitAny((ticket,)) if self.any_of else ops.Wait(ticket)
+        except Broken:
+            _log.append("raised in the program")
+            if not self.handles:
+                raise
+        gradient = yield ops.Backward(1)
+        yield ops.Discard(gradient)
+        yield ops.EndStep(1)
         _log.append("continued")
 
 
@@ -116,9 +125,19 @@ ALONE: dict[str, Callable[[Algorithm], None]] = {
 def test_it_is_raised_where_it_is_waited_for(runtime: str, lane: int, any_of: bool) -> None:
     if any_of and runtime == "one program for all":
         return  # which ticket is done first depends on time: no symmetric algorithm asks
-    with pytest.raises(Broken):
+    with pytest.raises(Broken) as raised:
         ALONE[runtime](Waits(lane=lane, any_of=any_of))
-    assert _log == ["step ended"]
+    assert _log == ["step ended", "raised in the program"]
+    assert any(entry.name == "worker" for entry in raised.traceback), "it shows the line of the algorithm"
+
+
+@pytest.mark.parametrize("runtime", sorted(set(ALONE) - {"Trainer"}))
+@pytest.mark.parametrize("any_of", [False, True], ids=["Wait", "WaitAny"])
+def test_a_program_may_handle_it_and_go_on(runtime: str, any_of: bool) -> None:
+    if any_of and runtime == "one program for all":
+        return
+    ALONE[runtime](Waits(any_of=any_of, handles=True))
+    assert _log == ["step ended", "raised in the program", "continued"]
 
 
 @pytest.mark.parametrize("runtime", ["torch", pytest.param("mpi", marks=pytest.mark.mpi)])
@@ -127,7 +146,7 @@ def test_it_is_raised_where_it_is_waited_for_on_ranks(runtime: str, lane: int) -
     job = make_job(runtime, 2, Waits(lane=lane), tiny.problem(test=None), how())
     found = run_on_ranks(on_a_rank, job, 2)
     own = [log for name, log in found if name == "Broken"]
-    assert own and own == [["step ended"]] * len(own)
+    assert own and own == [["step ended", "raised in the program"]] * len(own)
     # A rank that learns of the other's error may leave before its own step ends.
     assert all(name in ("Broken", "PeerFailed") and "continued" not in log for name, log in found)
 
@@ -231,6 +250,39 @@ def run_one_program(begin: Begin) -> None:
 
 
 both = pytest.mark.parametrize("run", [simulate, refer])
+
+
+def alone_on_a_rank(begin: Begin) -> None:
+    interpret(begin, "auto")
+
+
+@pytest.mark.parametrize("run", [simulate, refer, alone_on_a_rank])
+@pytest.mark.parametrize("inside", [False, True], ids=["the program", "a sub-program"])
+def test_an_error_of_a_request_is_raised_where_it_was_asked_for(run: Callable[..., None], inside: bool) -> None:
+    """In a sub-program too, which may handle it; nobody else then sees it."""
+    found: list[str] = []
+
+    def asks() -> Program:
+        try:
+            yield ops.Local("sum", 0, fails)
+        except Broken:
+            found.append("raised")
+        yield ops.Now()
+        return 7
+
+    def begin(_: Context) -> Program:
+        if inside:
+            ticket = yield Start(asks())
+            found.append(str((yield ops.Wait(ticket))))
+        else:
+            found.append(str((yield from asks())))
+
+    run(begin)
+    assert found == ["raised", "7"]
+
+
+def fails() -> None:
+    raise Broken
 
 
 @both

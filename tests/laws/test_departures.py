@@ -19,6 +19,7 @@ from workbench.algorithms import (
     AsyncSGD,
     BackupSGD,
     NoCommunication,
+    OnlineBackupSGD,
     ParameterServerSGD,
     SoftsyncSGD,
     StaleSynchronousSGD,
@@ -93,7 +94,7 @@ def test_the_others_end_and_hold_the_same(algorithm: ServerAlgorithm, at_s: floa
 @settings(max_examples=20, deadline=None)
 @given(
     method=st.sampled_from(
-        [AsyncSGD(), StaleSynchronousSGD(bound=0), SoftsyncSGD(), BackupSGD(backups=1), BackupSGD(backups="online")]
+        [AsyncSGD(), StaleSynchronousSGD(bound=0), SoftsyncSGD(), BackupSGD(backups=1), OnlineBackupSGD()]
     ),
     first=st.floats(0, 12),
     second=st.floats(0, 12),

@@ -12,7 +12,7 @@ import pytest
 from tests.laws import owed, tiny
 from tests.laws.train import COMPUTE, NETWORK, Wrapper, on_all_runtimes, train
 from tests.laws.variants import name_of, variants
-from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, Quorum, SoftsyncSGD
+from workbench.algorithms import AsyncSGD, BackupSGD, OnlineBackupSGD, PartialAllReduce, Quorum, SoftsyncSGD
 from workbench.costs import Compute, Lognormal, Network
 from workbench.gradients import WEIGHT
 from workbench.ops import Apply, EndStep, Program
@@ -51,13 +51,15 @@ BACKUP = [
     BackupSGD(backups=2, shards=2),
     BackupSGD(backups=1, dedicated=True),
     BackupSGD(backups=1, timeout_s=0.2),
-    BackupSGD(backups="online"),
+    OnlineBackupSGD(),
 ]
 
 
 @on_all_runtimes
 @pytest.mark.parametrize("algorithm", BACKUP, ids=name_of)
-def test_an_update_sums_the_first_n_gradients_of_its_own_version(algorithm: BackupSGD, runtime: str) -> None:
+def test_an_update_sums_the_first_n_gradients_of_its_own_version(
+    algorithm: BackupSGD | OnlineBackupSGD, runtime: str
+) -> None:
     run = train(runtime, NUM_RANKS, algorithm, tiny.problem(), HOW).run
     workers = algorithm.roles(NUM_RANKS).num_computing
     for shard in range(algorithm.shards):
@@ -66,7 +68,7 @@ def test_an_update_sums_the_first_n_gradients_of_its_own_version(algorithm: Back
         for update in mine:
             assert set(update["staleness"]) == {0}
             assert len(set(update["sources"])) == len(update["sources"])
-            if isinstance(algorithm.backups, int) and algorithm.timeout_s is None:
+            if isinstance(algorithm, BackupSGD) and algorithm.timeout_s is None:
                 assert len(update["sources"]) == workers - algorithm.backups
             for _, version in update["dropped"]:
                 assert version < update["update"], "dropped because it was late"

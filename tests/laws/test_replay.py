@@ -14,7 +14,7 @@ from tests.laws import tiny
 from tests.laws.sentences import assert_near, assert_same_rows
 from tests.laws.train import Trained, by_turns, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import name_of, representatives
-from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, StaleSynchronousSGD
+from workbench.algorithms import AsyncSGD, BackupSGD, OnlineBackupSGD, PartialAllReduce, StaleSynchronousSGD
 from workbench.errors import ConfigError, Stalled
 from workbench.program import Algorithm
 from workbench.replica.local_training import run_info
@@ -29,7 +29,7 @@ MORE = [
     AsyncSGD(shards=2, cutoff=1, clip_norm=0.1),
     AsyncSGD(dedicated=True),
     BackupSGD(backups=1),
-    BackupSGD(backups="online"),
+    OnlineBackupSGD(),
     BackupSGD(backups=0, timeout_s=0.002),
     StaleSynchronousSGD(bound=0),
 ]

@@ -12,7 +12,16 @@ from tests.laws import tiny
 from tests.laws.sentences import assert_same_rows
 from tests.laws.train import COMPUTE, NETWORK, Trained, by_turns, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import in_step, name_of, representatives, variants
-from workbench.algorithms import AsyncSGD, BackupSGD, Geometric, SoftsyncSGD, StaleSGD, StaleSynchronousSGD, Uniform
+from workbench.algorithms import (
+    AsyncSGD,
+    BackupSGD,
+    Geometric,
+    OnlineBackupSGD,
+    SoftsyncSGD,
+    StaleSGD,
+    StaleSynchronousSGD,
+    Uniform,
+)
 from workbench.costs import Compute, Lognormal, Network
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulation import Simulation
@@ -153,6 +162,6 @@ def test_updates_are_numbered_in_order(algorithm: Algorithm) -> None:
         mine = versions(run, shard)
         assert [update["update"] for update in mine] == list(range(1, len(mine) + 1))
         assert all(one["seconds"] <= two["seconds"] for one, two in pairwise(mine))
-        if isinstance(algorithm, BackupSGD):
+        if isinstance(algorithm, BackupSGD | OnlineBackupSGD):
             assert not any(late(run))
     assert COMPUTE.stragglers, "workers of unequal steps"

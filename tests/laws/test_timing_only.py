@@ -8,7 +8,7 @@ from tests.laws import tiny
 from tests.laws.sentences import assert_same_rows
 from tests.laws.train import COMPUTE, NETWORK
 from tests.laws.variants import all_variants, name_of, runs_on
-from workbench.algorithms import BackupSGD
+from workbench.algorithms import OnlineBackupSGD
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -33,7 +33,7 @@ def test_times_are_those_with_gradients(algorithm: Algorithm) -> None:
         ).run()
         for timing_only in (False, True)
     ]
-    if isinstance(algorithm, BackupSGD) and algorithm.backups == "online":
+    if isinstance(algorithm, OnlineBackupSGD):
         assert len(runs[1].updates()) == HOW.steps
         return
     law = f"{name_of(algorithm)}: without gradients, times and bytes are those with gradients"

@@ -27,6 +27,7 @@ from workbench.algorithms import (
     FirstSteps,
     LayerwiseSGD,
     LocalSGD,
+    OnlineBackupSGD,
     PartialAllReduce,
     PipeSGD,
     Quorum,
@@ -118,9 +119,9 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         BackupSGD(backups=0, shards=3),
         BackupSGD(backups=0, dedicated=True),
         BackupSGD(backups=1, dedicated=True),
-        BackupSGD(backups="online"),
         BackupSGD(backups=0, timeout_s=0.3),
     ],
+    OnlineBackupSGD: [OnlineBackupSGD()],
     DelayCompensatedSGD: [
         DelayCompensatedSGD(),
         DelayCompensatedSGD(strength=0),

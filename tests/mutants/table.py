@@ -522,7 +522,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "backup-quorum",
-        "algorithms/backup.py",
+        "algorithms/first_gradients.py",
         "len(of) < port.at_most(quorum.size, of)",
         "len(of) <= port.at_most(quorum.size, of)",
         "waits for one gradient too many",
@@ -530,7 +530,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "backup-late-counts",
-        "algorithms/backup.py",
+        "algorithms/first_gradients.py",
         "if gradient.version < version:",
         "if gradient.version < version - 1:",
         "a gradient one update late is used as if it were fresh",
@@ -538,7 +538,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "backup-version",
-        "algorithms/backup.py",
+        "algorithms/first_gradients.py",
         "of.append((push.source, version))",
         "of.append((push.source, version - 1))",
         "the record says another version",
@@ -546,7 +546,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "backup-steps",
-        "algorithms/backup.py",
+        "algorithms/first_gradients.py",
         "step = min(versions.values())",
         "step = max(versions.values())",
         "a worker computes another step's minibatch",
@@ -578,7 +578,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "backup-time-out",
-        "algorithms/backup.py",
+        "algorithms/first_gradients.py",
         "max(0.0, first_s + self.timeout_s",
         "max(0.0, first_s + 2 * self.timeout_s",
         "an update waits twice as long",
@@ -667,7 +667,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "backup-completes",
-        "algorithms/backup.py",
+        "algorithms/first_gradients.py",
         "dropped=tuple(dropped), completes=1.0)",
         "dropped=tuple(dropped))",
         "an update counts as its gradients, not as one step: evaluations come late",

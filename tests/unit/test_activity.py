@@ -11,6 +11,7 @@ import pytest
 from tests.laws import tiny
 from tests.laws.train import make_job
 from workbench.algorithms import SynchronousSGD
+from workbench.runtimes.checkpoint.writer import CheckpointWriter
 from workbench.runtimes.execution import interpreter
 from workbench.runtimes.execution.endpoint import RankClock
 from workbench.runtimes.liveness.failure_detector import FailureDetector, read_heartbeat
@@ -55,6 +56,21 @@ def test_an_error_in_backward_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ArithmeticError):
         run_rank(make_job("torch", 1, SynchronousSGD(), replace(tiny.problem(), loss=fails), HOW), SoloTransport())
     assert seen[-2:] == ["in forward", ""]
+
+
+def test_an_error_while_a_checkpoint_is_kept_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(Noted, "seen", seen, raising=False)
+    monkeypatch.setattr(interpreter, "RankClock", Noted)
+
+    def fails(_: CheckpointWriter) -> None:
+        if seen[-1] == "keeping a checkpoint":
+            raise OSError("on purpose")
+
+    monkeypatch.setattr(CheckpointWriter, "finish_writing", fails)
+    with pytest.raises(OSError, match="on purpose"):
+        run_rank(make_job("torch", 1, SynchronousSGD(), tiny.problem(), HOW), SoloTransport())
+    assert seen[-2:] == ["keeping a checkpoint", ""]
 
 
 def test_the_heartbeat_holds_activity_and_memory(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ CHANGED: list[tuple[Algorithm, dict[str, Any], Algorithm]] = [
      SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5))))),
     (SynchronousSGD(), {"collective": PowerSGD(rank=2)}, SynchronousSGD(collective=PowerSGD(rank=2))),
     (StaleSGD(), {"staleness": Uniform(0, 3)}, StaleSGD(staleness=Uniform(0, 3))),
-    (BackupSGD(), {"backups": "online"}, BackupSGD(backups="online")),
+    (BackupSGD(), {"backups": 2}, BackupSGD(backups=2)),
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -15,6 +16,8 @@ import workbench
 
 PACKAGE = Path(workbench.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
+FOLDERS = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py"))
+ONE_KIND = ("algorithms", "cli", "papers/studies")  # each module is one algorithm, command or experiment
 
 
 def test_contracts_of_pyproject_are_kept() -> None:
@@ -58,11 +61,39 @@ def test_only_the_views_of_a_run_import_upward_by_name() -> None:
         str(path.relative_to(PACKAGE)): [name for name in imported_by_name(path) if name.startswith("workbench.")]
         for path in MODULES
     }
-    assert {path for path, names in by_name.items() if names} == {"__init__.py", "trace/run.py", "trace/views.py"}
-    assert {name for path in ("trace/run.py", "trace/views.py") for name in by_name[path]} == {
-        "workbench.analysis",
-        "workbench.plots",
+    assert {path for path, names in by_name.items() if names} == {"__init__.py", "trace/views.py"}
+    assert set(by_name["trace/views.py"]) == {"workbench.analysis", "workbench.plots"}
+
+
+def test_the_reaper_imports_nothing_but_machine() -> None:
+    """It is a process of its own next to every cluster: small, started at once, and in no need of numpy."""
+    ours = {name for name in imported(PACKAGE / "clusters/supervision/reaper.py") if name.startswith("workbench")}
+    assert ours == {"workbench.machine.is_running"}
+    assert [name for name in imported(PACKAGE / "machine.py") if name.startswith("workbench")] == []
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_docstring_of_a_folder_names_its_modules(name: str) -> None:
+    """It says what may be imported and where to begin. What it names exists, and it names every module."""
+    folder = PACKAGE / name
+    text = " ".join((ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "").split())
+    assert re.search(r"\b(may import|imports)\b", text, re.IGNORECASE), "what may it import?"
+    assert "Begin with `" in text, "where does a reader begin?"
+    named = {word.removesuffix(".py").split(".")[0] for word in re.findall(r"`([a-z_]\w*(?:[/.]\w+)*)`", text)}
+    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
+    defined = {
+        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
+    places = [folder, *(parent for parent in folder.parents if parent.is_relative_to(PACKAGE.parent))]
+    modules = {word for word in named if any(is_module(place / word) for place in places)}
+    assert named - modules - defined == set(), "no such module"
+    if name not in ONE_KIND:
+        here = {path.stem for path in folder.iterdir() if is_module(path.with_suffix(""))}
+        assert {word for word in here if not word.startswith("__")} - named == set(), "not named"
+
+
+def is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 @pytest.mark.parametrize("heavy", ["torch", "numpy", "plotly", "ipyparallel", "mpi4py", "pandas"])

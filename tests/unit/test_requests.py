@@ -1,8 +1,9 @@
-"""The requests: the list is closed, and a sum that names a collective is lowered to messages."""
+"""The contract stays small: a closed list of requests, few members. A sum that names a collective becomes messages."""
 
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import fields
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from workbench import codecs, ops
 from workbench.collectives import Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.ops import FREE, AllGather, AllReduce, Backward, Local, Program, ReduceScatter, Request, Send, Start
-from workbench.program import Context, lower
+from workbench.program import Algorithm, Context, lower
 from workbench.runtimes.execution import interpreter
 from workbench.runtimes.simulator import simulation
 
@@ -35,6 +36,14 @@ def test_no_module_has_a_request_of_its_own() -> None:
             importlib.import_module(module.name)
     ours = {kind.__module__ for kind in Request.__subclasses__() if kind.__module__.startswith("workbench.")}
     assert ours == {ops.__name__}
+
+
+def test_an_algorithm_has_few_members_and_its_context_few_fields() -> None:
+    """decisions/0038: group a new one with others (`Requirements`, `Roles`) before you raise a number."""
+    members = {name for name in [*vars(Algorithm), *Algorithm.__annotations__] if not name.startswith("_")}
+    assert {"worker", "requires", "card"} <= members and len(members) <= 12, sorted(members)
+    names = [field.name for field in fields(Context)]
+    assert {"rank", "num_workers", "memory"} <= {*names} and len(names) <= 9, names
 
 
 @pytest.mark.parametrize("handlers", [interpreter.HANDLERS, simulation.HANDLERS], ids=["real ranks", "simulator"])

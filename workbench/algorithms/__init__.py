@@ -1,7 +1,10 @@
 """The training algorithms, one file each.
 
 The folder is long and flat on purpose: a file is one algorithm, and none imports another. What several share is not an
-algorithm: `parameter_server`, `outer_optimizer`, `quorum` and `staleness`. Begin with `synchronous`, then `pipe`.
+algorithm: `parameter_server`, `first_gradients`, `outer_optimizer`, `quorum` and `staleness`.
+
+Imports `collectives`, `codecs`, `program` and what lies below, and never a runtime. Used by `calibration`, `plots`,
+`clusters` and layers above. Begin with `synchronous`, then `pipe`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from workbench.algorithms.eager_diloco import EagerDiLoCo
 from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD, SendOrder
 from workbench.algorithms.local_sgd import LocalSGD
 from workbench.algorithms.no_communication import NoCommunication
+from workbench.algorithms.online_backup import OnlineBackupSGD
 from workbench.algorithms.partial import PartialAllReduce, Quorum
 from workbench.algorithms.pipe import DelayedSGD, FirstSteps, PipeSGD
 from workbench.algorithms.serial import SerialSGD
@@ -50,6 +54,7 @@ __all__ = [
     "LayerwiseSGD",
     "LocalSGD",
     "NoCommunication",
+    "OnlineBackupSGD",
     "ParameterServerSGD",
     "PartialAllReduce",
     "PipeSGD",
@@ -81,6 +86,7 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "partial-all-reduce": PartialAllReduce,
     "parameter-server-sgd": ParameterServerSGD,
     "backup-sgd": BackupSGD,
+    "online-backup-sgd": OnlineBackupSGD,
     "async-sgd": AsyncSGD,
     "stale-synchronous-sgd": StaleSynchronousSGD,
     "softsync-sgd": SoftsyncSGD,

@@ -1,4 +1,4 @@
-"""The number of gradients that an update of `BackupSGD` waits for: fixed, or chosen from arrival times and noise.
+"""The number of gradients that an update of `FirstGradients` waits for: fixed, or chosen from arrival times and noise.
 
 A quorum's `size` is the number for the present update. The server reports arrivals and its answers to the quorum.
 """

@@ -1,4 +1,14 @@
-"""Numbers from runs: overlap, critical path, parts of collectives, summaries, arrivals, staleness, Pareto fronts."""
+"""Numbers from runs. An analysis reads a run's trace and metrics, and never trains.
+
+- A step: `overlap` (hidden communication), `critical` (the critical path), `parts` (of a collective's time).
+- Gradients: `arrivals` at a server, `staleness` by bucket, `buckets` (times of layer-wise runs).
+- Runs: `summary` (a run in a row, and a comparison), `runs_table` (a store), `fronts` (Pareto fronts), `labels` (in
+  legends), `fairness` (what makes runs not comparable).
+- Output: `table` (text and HTML), `export` (CSV, Parquet, TensorBoard).
+
+Imports `theory`, `trace` and what lies below, and no runtime. Used by `calibration`, `plots` and layers above. Begin
+with `overlap`, then `summary`.
+"""
 
 from workbench.analysis.arrivals import arrivals
 from workbench.analysis.buckets import bucket_times

@@ -2,6 +2,13 @@
 
 Each benchmark is a module with `ABOUT` and `run(how)`, which yields `rows.Row`s as it measures them; `NAMES` lists
 them.
+
+- Benchmarks of steps: `step`, `checkpoints`, `overheads` (with `driven`), `wire` (with `wire_cases`, `wire_target` and
+  `wire_chart`).
+- Benchmarks of parts: `collectives` (with `alone`), `codecs`, `spans`, `start`.
+- What they share: `paired` (measurements in turns), `ranks`, `peers` (steps of other programs), `rows`, `records`.
+
+Imports `papers`, `experiments` and what lies below. Used by `cli` alone. Begin with `rows` and `paired`, then `step`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from workbench.bench import BenchOptions
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, compare
+from workbench.machine import num_cores
 from workbench.runtimes.rank.main import RuntimeName
 
 RANKS = (2,)
@@ -69,7 +69,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: in
     from workbench.trace.recorder import NullRecorder
 
     transport = world(runtime, folder)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
+    torch.set_num_threads(max(1, num_cores() // transport.num_workers))
     meet, slowest = peers.slowest_here(runtime)
     settings = Settings(
         steps=10**9,

@@ -5,7 +5,6 @@ They run in the foreground, as in synchronous algorithms.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,6 +23,7 @@ from workbench.clusters.emulated.rates import parse_rate
 from workbench.clusters.launchers.choose import RuntimeName
 from workbench.clusters.local.mpi_install import MPIInstall, find_mpi
 from workbench.errors import LaunchError
+from workbench.machine import num_cores
 
 if TYPE_CHECKING:
     from workbench.collectives import Collective
@@ -99,7 +99,7 @@ def on_rank(runtime: RuntimeName, folder: str, size: int, rounds: int) -> dict[s
     from workbench.bench.alone import Sums
 
     transport = world(runtime, folder)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
+    torch.set_num_threads(max(1, num_cores() // transport.num_workers))
     meet, slowest = peers.slowest_here(runtime)
     kinds: dict[str, Collective] = {
         "native": collectives.Native(),

@@ -16,6 +16,7 @@ from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, compare
 from workbench.clusters.launchers.choose import RuntimeName
+from workbench.machine import num_cores
 from workbench.units import MB
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _on_gloo(folder: str, runtime: RuntimeName) -> tuple[Any, Callable[[], objec
     from workbench.bench import peers
 
     transport = world(runtime, folder)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
+    torch.set_num_threads(max(1, num_cores() // transport.num_workers))
     return transport, *peers.slowest_here(runtime)
 
 

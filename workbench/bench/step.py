@@ -10,6 +10,7 @@ from workbench.bench import BenchOptions
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, compare
+from workbench.machine import num_cores
 from workbench.runtimes.rank.main import RuntimeName
 from workbench.units import MIB
 
@@ -41,8 +42,6 @@ def run(how: BenchOptions) -> Iterator[Row]:
 
 def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[str, list[float]]:
     """Return seconds of a step of each way in each round, of the slowest rank."""
-    import os
-
     import torch
 
     from workbench import problems
@@ -52,7 +51,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
     from workbench.runtimes.user_loop.trainer import Trainer
 
     transport = world(runtime, folder)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // transport.num_workers))
+    torch.set_num_threads(max(1, num_cores() // transport.num_workers))
     name, options, batch_size, block = CASES[case]
     problem = problems.get(name, **options)
     batch = fetch(problem.train_data(), list(range(batch_size)))

@@ -1,4 +1,16 @@
-"""Cost models fitted to real steps, their predictions, and recommendations from them."""
+"""Cost models fitted to real steps, their predictions, and recommendations from them.
+
+- From records: `from_run` and `from_profile` make a calibration. `observed` is what they read, `probe` measures in
+  addition.
+- The fit: `fit`, and `straggler_fit` for the distribution of stragglers.
+- The result: `model` (`Calibration`), its `parts`, and `record` (JSON and back).
+- Predictions: `predict`, by simulation under given conditions (`effective`) with shared cores (`cores`,
+  `fixed_point`). `model_error` is their error, as measured later.
+- Recommendations: `recommend`, from `candidates` and their `convergence`.
+
+Imports `analysis`, `algorithms`, `runtimes` and what lies below. Used by `plots`, `papers` and `cli`. Begin with
+`from_run`, then `model` and `predict`.
+"""
 
 from workbench.calibration.candidates import candidates
 from workbench.calibration.convergence import Convergence

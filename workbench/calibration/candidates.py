@@ -66,7 +66,7 @@ def least_s(calibration: Calibration, algorithm: Algorithm, setting: Setting) ->
     if p < 2:
         return total_s
     if isinstance(algorithm, BackupSGD):
-        taken = p - (algorithm.backups if isinstance(algorithm.backups, int) else 0)
+        taken = p - algorithm.backups
         busiest = max(algorithm.bytes_per_step(rank, p, layout) or 0.0 for rank in range(p))
         replies_s = busiest / network.bandwidth_bytes_per_s * (taken - 1) / (p - 1)
         return max(min(total_s, forward_s + backward_s) if taken == p else 0.0, replies_s)

@@ -53,8 +53,8 @@ class Prediction:
         cores: the measured cores, and those assumed here.
         other_step_s: if the cores were assumed: approximate seconds of a step with the other assumption (the measured
             machine's shared cores, or a host for each rank). None: there is no other assumption.
-        saved_s: seconds by which a step would be shorter if wire, latency or stragglers took no time. For compute: if
-            neither stragglers nor compute took time, compared with no stragglers. The largest one is the bound.
+        saved_s: seconds by which a step would be shorter if one of wire, latency and stragglers took no time. For
+            compute, both steps are without stragglers. The largest one is the bound.
         overlap: hidden share of the communication; None without communication.
     """
 

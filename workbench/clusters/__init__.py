@@ -1,9 +1,17 @@
 """Where ranks run: on engines that a notebook drives, or under plain mpiexec or torchrun for the command line.
 
-`cluster.Cluster` is the user's object. `start`, `status` and `run_handle` are its parts; `engines` talks to ranks,
-`launchers` start them, `slurm`, `local` and `emulated` are the places, and `supervision` ends processes that are left
-over. Imports point down in this order. `Cluster` needs ipyparallel, and `mpi_install` does not, so each name is
-imported when it is first used. May import `plots` and below. Begin with `cluster`.
+Imports point down in this order:
+
+- `cluster`: `Cluster`, the user's object.
+- `start`, `status`, `run_handle`: its parts.
+- `jobs`, `commands`, `waiting`, `output`, `failures`, `folder_results`: what they do with a run: arguments, commands,
+  a long wait, the ranks' output, errors and results.
+- `engines`: talks to ranks.
+- `launchers`: start engines. `slurm`, `local` and `emulated` are the places.
+- `supervision`: which clusters and ranks exist; ends processes that are left over.
+
+`Cluster` needs ipyparallel, and `local/mpi_install` does not, so each name is imported when it is first used. May
+import `plots` and what lies below. Used by `kernel`, `experiments` and layers above. Begin with `cluster`.
 """
 
 from __future__ import annotations

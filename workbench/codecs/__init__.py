@@ -1,4 +1,14 @@
-"""Codecs: compression of float32 values for the wire."""
+"""Codecs: compression of float32 values for the wire.
+
+- `base`: `Codec`, which turns values into fewer bytes and back, with a known error bound.
+- `truncate`, `linear`, `shared_int`, `qsgd`, `sign`, `top_k`: one kind of codec each. `feedback` adds error feedback
+  to any.
+- `groups`: values that share a scale, and the layout of numbers in a message.
+- `gpu`, `triton_kernels`: the same codes by kernels on a GPU.
+
+Imports only `naming` and `errors`. Used by `collectives`, `algorithms`, `runtimes` and layers above. Begin with
+`base`, then `truncate`.
+"""
 
 from __future__ import annotations
 

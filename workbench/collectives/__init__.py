@@ -1,4 +1,15 @@
-"""Collectives: algorithms that sum over all ranks."""
+"""Collectives: algorithms that sum a value over all ranks, as sub-programs of `Send` and `Recv`.
+
+- `base`: `Collective`, what all of them have in common; and `Native`, the library's own sum.
+- `ring`, `tree`, `direct`, `halving_doubling`, `linear`, `hierarchical`: one algorithm each. `rooted` is what those
+  with a root share. `auto` chooses the fastest for a size and a link.
+- `once`, `low_rank`: compression around a whole sum, by a codec or by PowerSGD.
+- `wire`: the messages of a collective, with a codec in each hop. `memory`: what is kept from step to step.
+- `algorithm`: the base of training algorithms that sum by a collective.
+
+Imports `codecs`, `program` and what lies below. Used by `algorithms`, `runtimes`, `theory` and layers above. Begin
+with `base`, then `ring`.
+"""
 
 from __future__ import annotations
 

@@ -136,13 +136,17 @@ class Hierarchical(Collective):
 
 def among(ranks: Sequence[int], program: Program) -> Program:
     """Run a sub-program written for ranks 0, 1, ... on these ranks."""
-    answer: Any = None
-    while True:
-        try:
-            request = program.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        answer = yield _translated(ranks, request)
+    try:
+        request = next(program)
+        while True:
+            try:
+                answer = yield _translated(ranks, request)
+            except Exception as error:  # noqa: BLE001 - the program may handle it
+                request = program.throw(error)
+            else:
+                request = program.send(answer)
+    except StopIteration as stop:
+        return stop.value
 
 
 def _translated(ranks: Sequence[int], request: Request) -> Request:

@@ -1,4 +1,13 @@
-"""Costs of compute and communication in virtual time."""
+"""Costs of compute and communication in virtual time.
+
+- `compute`: seconds of a worker's passes. `stragglers` is a folder: distributions of a worker's slowdown.
+- `network`, `topology`: seconds of a message, on a flat network and between hosts on switches. `profiles`: networks by
+  name.
+- `measure`, `count`: the compute of a real model, measured or counted.
+
+Imports `replica`, `problems` and what lies below. Used by `theory`, `runtimes`, `calibration` and layers above. Begin
+with `compute` and `network`.
+"""
 
 from workbench.costs import stragglers
 from workbench.costs.compute import Compute

@@ -1,6 +1,10 @@
 """A dashboard for JupyterLab: choose an algorithm, a problem and settings; start, compare and stop trainings.
 
-The dashboard is imported when it is first used.
+- `board`: the widgets. `form`: a field for each setting of an algorithm.
+- `session`: the trainings, without widgets.
+
+Imports `catalogue` and what lies below. No package imports it; the dashboard is imported when it is first used. Begin
+with `board`.
 """
 
 from importlib import import_module

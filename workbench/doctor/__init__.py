@@ -1,4 +1,10 @@
-"""Tries what works on this machine and what does not. Each fault comes with its fix."""
+"""Tries what works on this machine and what does not. Each fault comes with its fix.
+
+- `examination`: all checks, in order.
+- `machine`, `software`, `ranks`: the checks. `finding` is the result of one.
+
+Imports `clusters` and what lies below. Used by `cli` alone. Begin with `examination`.
+"""
 
 from workbench.doctor.examination import examine
 from workbench.doctor.finding import Finding

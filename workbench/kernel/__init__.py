@@ -1,6 +1,13 @@
 """Cells that run on every rank: the *Workbench MPI* and *Workbench Slurm* kernels, and an extension for other kernels.
 
 In a notebook with another kernel: `%load_ext workbench.kernel`.
+
+- `app`: IPython's kernel, whose cells run on ranks.
+- `ranks`: starts the ranks at the first cell, and carries out the commands that control them.
+- `cells`, `execution`, `outputs`: read a cell, run it on ranks, merge what they print.
+
+Imports `clusters` and what lies below. Nothing imports it: Jupyter starts it by a kernelspec. Begin with `cells`, then
+`execution`.
 """
 
 from __future__ import annotations

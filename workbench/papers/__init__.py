@@ -2,6 +2,15 @@
 
 In a notebook, `require` checks a parameter, `ranks` provides a cluster, `finding` reports the values that it measured
 for a claim (`Reporter`: for many claims of one paper), and `answer` its text with its numbers.
+
+- Before a measurement: `claims`, `sizes` (parameters of notebooks). `history` and `amendments` read their commits.
+- In a notebook: `parameters`, `pool_client`, `findings`. `studies` is a folder: what notebooks compute.
+- `workbench reproduce`: `plan`, `rank_pool`, `reproduction`, `page`.
+- A record: `records`, `experiment` (digest of code and parameters), `site`.
+- After it: `verdicts`, `rows` of all tables, `table` and `pictures` of the pages, `check`, `artefact`.
+
+Imports `experiments`, `clusters` and what lies below. Used by `bench` and `cli`; only notebooks use `studies`. Begin
+with `claims`, then `verdicts`.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ class Claim:
         clock: "real" if its metric is a time, a rate or a ratio of these on a real clock, "none" if not; None: real if
             it is measured on ranks.
         no_effect: the value of no effect; by default that end of an expectation with one end which is 0 or 1.
-        effect: the smallest effect that the paper claims; by default the nearer end of an expectation with two ends.
+        effect: the smallest effect that the paper claims; by default, of an expectation with two ends, the one
+            nearer to `no_effect`.
         cap: a value that reaches it is censored, because the run ended before.
     """
 

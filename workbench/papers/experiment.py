@@ -60,7 +60,7 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
     cells = nbformat.read(notebook, as_version=4).cells  # type: ignore[no-untyped-call]
     sources = [cell.source for cell in cells if cell.cell_type == "code"]
     code = [source_digest(source) for source in sources]
-    modules = {*_rooms(where), *(module for source in sources for module in _experiments_of(source))}
+    modules = {*_paths(where), *(module for source in sources for module in _experiments_of(source))}
     what = [code, dict(sorted(parameters.items())), library_digest(tuple(sorted(modules)))]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -82,11 +82,11 @@ def source_digest(source: str) -> str:
 
 
 @cache
-def library_digest(rooms: tuple[str, ...]) -> str:
+def library_digest(paths: tuple[str, ...]) -> str:
     """Return a hash of the code in folders and files of the package."""
     total = hashlib.sha256()
-    for room in rooms:
-        place = PACKAGE / room
+    for name in paths:
+        place = PACKAGE / name
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             total.update(f"{path.relative_to(PACKAGE)} {_module_digest(path)}\n".encode())
     return total.hexdigest()[:16]
@@ -97,13 +97,13 @@ def _module_digest(path: Path) -> str:
     return source_digest(path.read_text(encoding="utf-8"))
 
 
-def _rooms(where: Collection[str]) -> set[str]:
-    rooms = set(SHARED)
+def _paths(where: Collection[str]) -> set[str]:
+    paths = set(SHARED)
     if "simulated cluster" in where:
-        rooms |= set(SIMULATED)
+        paths |= set(SIMULATED)
     if any(place.removesuffix(SLEPT) in RANKS for place in where):
-        rooms |= set(ON_RANKS)
-    return rooms
+        paths |= set(ON_RANKS)
+    return paths
 
 
 def _experiments_of(source: str) -> Iterator[str]:

@@ -1,6 +1,16 @@
 """Models, losses and data to train: your own (`Problem`), or one of these, by function or by name.
 
 Importing this package imports neither PyTorch nor any data; the first use of a problem does.
+
+- `base`: `Problem`, and the sampler that gives each rank its samples. `shards` skews the data.
+- Data without a download: `digits`, `mnist1d`, `text`. From a folder, or random: `vision`, `imagenet`,
+  `image_data`.
+- Networks: `models` (small ones), `pixels` (PixelCNN), `torchvision_door` (torchvision's). For timing only: `gpt2`,
+  `wide`.
+- Tables: `tuned_rates`, `summaries`.
+
+Imports `program`, `settings` and what lies below. Used by `replica`, `runtimes` and layers above. Begin with `base`,
+then `digits`.
 """
 
 from __future__ import annotations

@@ -111,7 +111,8 @@ class Process:
         self.ticket = ticket  # None for the program of the rank itself
         self.request: Request | None = None
         self.answer: Any = None
-        self.ready = True  # `answer` is known: the program can be resumed
+        self.error: Exception | None = None  # of the request, in place of an answer
+        self.ready = True  # `answer` or `error` is known: the program can be resumed
         self.blocked = False  # waits for a message, or for the other ranks of a collective
         self.num_native = 0
 
@@ -202,7 +203,10 @@ class ReferenceRuntime:
         while self.processes:
             for process in list(self.processes):
                 if not process.ready and not process.blocked:
-                    self._try(process)
+                    try:
+                        self._try(process)
+                    except Exception as error:  # noqa: BLE001 - raised in the program, which may handle it
+                        self._refuse(process, error, process.now)
             self._deliver()
             able = [process for process in self.processes if process.ready]
             if able:
@@ -223,17 +227,22 @@ class ReferenceRuntime:
         return self
 
     def _resume(self, process: Process) -> None:
-        answer = process.answer
+        answer, error = process.answer, process.error
         process.ready = False
-        process.answer = None
+        process.answer = process.error = None
         try:
-            process.request = process.program.send(answer)
+            process.request = process.program.send(answer) if error is None else process.program.throw(error)
         except StopIteration as stop:
             self.processes.remove(process)
             if process.ticket is not None:
                 self._finish(process.ticket, stop.value, process.now)
-        except Exception as error:  # noqa: BLE001 - raised again, here or at `Wait`
-            self._fail(process, error, process.now)
+        except Exception as unhandled:  # noqa: BLE001 - raised again, here or at `Wait`
+            self._fail(process, unhandled, process.now)
+
+    def _refuse(self, process: Process, error: Exception, now: float) -> None:
+        """Raise an error of a request in the program that asked."""
+        process.now = max(process.now, now)
+        process.blocked, process.ready, process.error = False, True, error
 
     def _fail(self, process: Process, error: Exception, now: float) -> None:
         """End a program with an error. That of background work is raised at `Wait`."""
@@ -244,6 +253,14 @@ class ReferenceRuntime:
         self.errors.append(error)
         process.ticket.error = error
         self._finish(process.ticket, None, now)
+
+    def _value_of(self, ticket: Ticket) -> Any:
+        """Return the value of work that is done, or raise its error."""
+        if ticket.error is None:
+            return ticket.value
+        if ticket.error in self.errors:
+            self.errors.remove(ticket.error)
+        raise ticket.error
 
     def _finish(self, ticket: Ticket, value: Any, now: float) -> None:
         ticket.done = True
@@ -274,14 +291,14 @@ class ReferenceRuntime:
             case ops.Wait(ticket):
                 if not ticket.done:
                     return
-                process.now, answer = max(process.now, ticket.runtime or 0.0), _value_of(ticket)
+                process.now, answer = max(process.now, ticket.runtime or 0.0), self._value_of(ticket)
             case ops.WaitAny(tickets):
                 found = [position for position, ticket in enumerate(tickets) if ticket.done]
                 if not found:
                     return
                 process.now, answer = (
                     max(process.now, tickets[found[0]].runtime or 0.0),
-                    (found[0], _value_of(tickets[found[0]])),
+                    (found[0], self._value_of(tickets[found[0]])),
                 )
             case ops.Apply(gradient):
                 process.now += costs.apply
@@ -458,7 +475,7 @@ class ReferenceRuntime:
                     _combine([arrived[rank][1] for rank in range(len(self.ranks))])
                 except Exception as error:  # noqa: BLE001 - raised where each rank waits
                     for process, _, _ in arrived.values():
-                        self._fail(process, error, at)
+                        self._refuse(process, error, at)
                 else:
                     for process, request, _ in arrived.values():
                         self._arrive(process, getattr(request, "value", None), at)
@@ -473,22 +490,24 @@ class ReferenceRuntime:
             receiver.answer = answer
 
 
-def _value_of(ticket: Ticket) -> Any:
-    """Return the value of work that is done, or raise its error."""
-    if ticket.error is not None:
-        raise ticket.error
-    return ticket.value
-
-
 def _chained(first: Program, then: Program) -> Program:
     """Run `first` to its end. Its result is the answer to the request that `then` waits for; continue with `then`."""
-    answer = yield from first
-    while True:
+    try:
         try:
+            answer = yield from first
+        except Exception as error:  # noqa: BLE001 - the program may handle it
+            request = then.throw(error)
+        else:
             request = then.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        answer = yield request
+        while True:
+            try:
+                answer = yield request
+            except Exception as error:  # noqa: BLE001 - the program may handle it
+                request = then.throw(error)
+            else:
+                request = then.send(answer)
+    except StopIteration as stop:
+        return stop.value
 
 
 def _combine(requests: list[Any]) -> None:

@@ -1,6 +1,14 @@
 """Closed forms: results that the simulator must reproduce, or that need no simulation.
 
 Each formula names its source: a paper, a paper as recalled, or "derived here". Tests compare each with the simulator.
+
+- Seconds: `steps`, `layerwise` and `fluctuating` (of a step), `collectives` (of a sum), `compression` (when it saves
+  time).
+- Waiting for the k-th worker: `order_statistics`, `arrivals`, `atoms`, `backlog`.
+- Updates: `asynchronous` (their rate and staleness), `iterations` (how many), `stability`, `implicit_momentum`.
+
+Imports `costs`, `collectives` and what lies below, and no runtime. Used by `analysis` and `papers`. Begin with
+`steps`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """Records of runs: spans and metrics, written by ranks, read on one clock.
 
 - A rank writes: `recorder`, with the numbers of `kinds`.
-- The store has a folder for each run: `store`, `info` (run.json), `index`, and `processes` (whether a writer is alive).
-- A reader reads: `run`, from `read`, `columns`, `spans` and `row_checks`. `tail` and `follow` read a run that trains.
+- The store has a folder for each run: `store`, `info` (run.json), `index`, and `processes` (whether a writer is
+  alive).
+- A reader reads: `run`, from `read`, `columns`, `spans` and `row_checks`. `links` pairs related spans, `rows` stacks
+  overlapping ones. `tail` and `follow` read a run that trains.
 - Other formats: `chrome` writes Chrome's; `from_profiler` and `profile` read torch.profiler's.
+- `views`: the methods of a run that call `analysis` and `plots`. Only it names higher layers (decisions/0033).
 - `files` is a folder: how files are written and read safely.
 
-May import `program`, `settings` and what lies below. Only `views` and a run's HTML name higher layers (decisions/0033). Begin with `run`.
+May import `program`, `settings` and what lies below. Used by `replica`, `runtimes` and layers above. Begin with `run`.
 """
 
 import os

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import psutil
 
+from workbench.machine import is_running
 from workbench.trace.files.text import open_file, parse_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # identifies this start of the machine, on Linux
@@ -49,25 +50,12 @@ def this_process() -> dict[str, Any]:
 def when_begun(pid: int | None = None) -> dict[str, Any]:
     """When a process began (None: this one): the start of the machine, and seconds since then.
 
-    Empty if the system does not report it. This clock is never set. `psutil`'s time since 1970 is computed from the time
-    of day, and changes when that is set.
+    Empty if the system does not report it. This clock is never set. `psutil`'s time since 1970 is computed from the
+    time of day, and changes when that is set.
     """
     with suppress(OSError, ValueError, IndexError):
         return {"process_begun": [BOOT_ID.read_text().strip(), _state_and_start(pid or os.getpid())[1]]}
     return {}
-
-
-def is_running(process: psutil.Process | int) -> bool:
-    """Return True if a process, or one with this number, exists and has not ended.
-
-    A zombie has ended: without its parent it may never be collected.
-    """
-    try:
-        if isinstance(process, int):
-            process = psutil.Process(process)
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 def process_is_alive(record: Mapping[str, Any]) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
@@ -102,8 +101,7 @@ class Run(Views):
 
     def _repr_html_(self) -> str:
         """Show the run's row in the table of runs, with its error if it failed."""
-        analysis = import_module("workbench.analysis")
-        return f"{escape(repr(self))}{analysis.compare([self])._repr_html_()}"
+        return f"{escape(repr(self))}{self._row_html()}"
 
     def _recorded(self) -> Run:
         return self

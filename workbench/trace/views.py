@@ -54,6 +54,11 @@ class Views(ABC):
         """Draw the convergence curve so far: see `workbench.plots.curves`."""
         return import_module("workbench.plots").curves([self._recorded()], x, y, **options)
 
+    def _row_html(self) -> str:
+        """Return the run's row in the table of runs, as HTML: see `workbench.analysis.compare`."""
+        table: str = import_module("workbench.analysis").compare([self._recorded()])._repr_html_()
+        return table
+
 
 def _analysis(name: str, views: Views, *steps: slice | None) -> Any:
     return getattr(import_module("workbench.analysis"), name)(views._recorded(), *steps)

@@ -4,8 +4,8 @@
     enter.py in HOST COMMAND...     from a process of the network
     enter.py ssh [-x] HOST WORDS... the same, with WORDS for a shell: mpiexec calls this as ssh
 
-From outside, the command runs in a process namespace that this process is not in. So this process stays: it forwards
-signals and ends with the command's exit status, and if it is killed, the command is killed too.
+From outside, the command is a child of this process, in another process namespace. This process forwards signals to it
+and ends with its exit status. If this process is killed, the command is killed too.
 It imports nothing of the package, so it starts quickly.
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from traitlets.config import Config
 
-from workbench.trace.processes import is_running
+from workbench.machine import is_running
 
 LOOPBACK = "127.0.0.1"
 

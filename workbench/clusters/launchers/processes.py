@@ -11,8 +11,7 @@ from ipyparallel.cluster.launcher import LocalEngineSetLauncher
 from traitlets.config import Config
 
 from workbench.clusters.launchers.base import Launcher
-from workbench.machine import num_cores
-from workbench.trace.processes import is_running
+from workbench.machine import is_running, num_cores
 
 
 @final

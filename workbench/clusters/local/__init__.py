@@ -1,6 +1,6 @@
 """Processes of this machine.
 
-- `mpi_install`: finds an MPI whose `mpiexec` and library belong together.
+- `mpi_install`: finds an MPI whose mpiexec and library belong together.
 - `spawn`: ranks for one run from a shell.
 - `fork_server`: processes forked from one that has already imported torch.
 

@@ -30,7 +30,7 @@ from typing import Any, NoReturn, final
 import psutil
 
 from workbench.errors import LaunchError
-from workbench.trace.processes import is_running
+from workbench.machine import is_running
 
 POLL_S = 0.05  # time between two checks whether a child has ended
 BEGIN_S = 30.0  # limit for a fork

@@ -6,5 +6,6 @@
 - `reaper`: ends a cluster's processes when the process that started them is gone.
 - `start_progress`: the line that is shown while ranks start.
 
-Imports nothing else of `clusters`. Begin with `registry`.
+Imports nothing else of `clusters`. Used by `local`, `launchers`, `engines`, the cluster, and layers above. Begin with
+`registry`.
 """

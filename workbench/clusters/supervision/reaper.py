@@ -5,7 +5,7 @@ engines in process groups of mpiexec, nannies in their own sessions, data loader
 So processes are found by their mark. The process tree is not enough, because a kill cuts it.
 
 Run as a script, this file is the reaper: a process in its own session. It waits until its parent is gone, even by
-SIGKILL, and then ends all marked processes. It imports nothing of the package, so it is small and starts quickly.
+SIGKILL, and then ends all marked processes. Of the package it imports only `machine`: it is small and starts quickly.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 import time
 
 import psutil
+
+from workbench.machine import is_running
 
 POLL_S = 0.5
 GRACE_S = 2.0
@@ -62,20 +64,10 @@ def end_marked(mark: str, grace_s: float = GRACE_S) -> int:
 
 
 def _wait_for(processes: list[psutil.Process], timeout_s: float) -> None:
-    """Wait until all have ended, or the time is over.
-
-    A zombie has ended: in a container it may never be collected.
-    """
+    """Wait until all have ended, or the time is over."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and any(map(_runs, processes)):
+    while time.monotonic() < deadline and any(map(is_running, processes)):
         time.sleep(0.02)
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
 
 
 def start_reaper(mark: str, folder: str) -> subprocess.Popen[bytes]:

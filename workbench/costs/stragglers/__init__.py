@@ -5,6 +5,12 @@ A distribution answers two questions. `factors`: the factor of each worker's sec
 (`timed`). Several combine: factors multiply. If all workers are equal and steps independent, a distribution is
 `Independent` and has a `quantile` and a `mean`, from which order statistics follow. Factors multiply `Compute`'s
 seconds. They are not normalised to mean 1.
+
+- `base`: the interface, and several distributions as one.
+- `independent`: equal workers and independent steps.
+- `machines`: slow machines, times of day, failures.
+
+Imports nothing else of `costs`. Used by `compute`. Begin with `base`.
 """
 
 from __future__ import annotations

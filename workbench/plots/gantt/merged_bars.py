@@ -36,8 +36,8 @@ class MergedBars:
         counts: (B,) how many spans begin in each bar; 0 if all began in an earlier column.
         spans_s: (B,) total time of its spans within the bar.
         last_step: (B,) step of the last span that begins in it.
-        low, high: (B,) its place in the height of its lane, from 0 at the bottom to 1. `high - low` is its spans' share of
-            the column's time in all the lane's rows. They are 0 and 1 if each bar is one span in its own row.
+        low, high: (B,) its place in the height of its lane, from 0 at the bottom to 1. `high - low` is `spans_s`,
+            divided by the bar's length and by `rows`. They are 0 and 1 if each bar is one span in its own row.
         rows: (B,) number of rows of its lane: the mean number of concurrent spans in the fullest column of any rank.
         place: (N,) the bar in which each span begins.
     """

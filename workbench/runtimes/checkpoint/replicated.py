@@ -47,10 +47,10 @@ def read_whole_state(checkpoint: Checkpoint, rank: int) -> tuple[dict[str, Any],
     model, own = first["replica"]["model"], saved["replica"]["model"]
     shared = {name: first["replica"][name] for name in REPLICATED}
     kept = {name: value for name, value in saved["replica"].items() if name != SUM}
-    alike = [name for name in model if name not in own]
+    equal = [name for name in model if name not in own]
     model.update(own)  # in place: a state dict has the modules' versions as an attribute
     whole = {**saved, "replica": {**kept, **shared, "model": model}}
-    same = _sum_of(whole["replica"], alike) == saved["replica"][SUM]
+    same = _sum_of(whole["replica"], equal) == saved["replica"][SUM]
     return (
         whole,
         ""

@@ -50,14 +50,24 @@ class CheckpointWriter:
         Raises:
             OSError: a stop's checkpoint cannot be written.
         """
+        self._interpreter.complete_all(end.state)
+        self._interpreter.clock.activity = "keeping a checkpoint"
+        try:
+            self.finish_writing()
+            if self._transport.members is not None and (missing := self._transport.members.missing()):
+                self._notes.append(f"rank {missing[0]} left, and no checkpoint was kept since: earlier ones are valid")
+                return
+            self._copy_and_write(algorithm, end, place)
+            if place is None:
+                self.finish_writing()
+                if self._error is not None:
+                    raise self._error
+        finally:
+            self._interpreter.clock.activity = ""
+
+    def _copy_and_write(self, algorithm: Algorithm, end: EndStep, place: int | None) -> None:
+        """Copy this rank's state, and start the thread that writes the copy."""
         interpreter, replica = self._interpreter, self._worker.replica
-        interpreter.complete_all(end.state)
-        interpreter.clock.activity = "keeping a checkpoint"
-        self.finish_writing()
-        if self._transport.members is not None and (missing := self._transport.members.missing()):
-            self._notes.append(f"rank {missing[0]} left, and no checkpoint was kept since: earlier ones are valid")
-            interpreter.clock.activity = ""
-            return
         begin = interpreter.clock.now()
         memory = interpreter.context.memory if interpreter.context else {}
         saved = take_checkpoint(algorithm, replica, self._transport.num_workers, end, memory, self._worker.sampler)
@@ -74,17 +84,12 @@ class CheckpointWriter:
         interpreter.recorder.event(
             {"task": -1, "checkpoint": end.step, "place": place, "copied_s": interpreter.clock.now() - begin}
         )
-        alike = frozenset(dict(replica.model.named_parameters(remove_duplicate=False)))
-        lacks = alike if self._transport.rank and is_replicated(algorithm) else None
+        parameters = frozenset(dict(replica.model.named_parameters(remove_duplicate=False)))
+        lacks = parameters if self._transport.rank and is_replicated(algorithm) else None
         self._thread = threading.Thread(
             target=self._write, args=(path, tree, facts, place, lacks), name="checkpoint", daemon=True
         )
         self._thread.start()
-        interpreter.clock.activity = ""
-        if place is None:
-            self.finish_writing()
-            if self._error is not None:
-                raise self._error
 
     def finish(self) -> None:
         """Wait until the last file is written; record the failures of all ranks. All ranks call it."""

@@ -2,9 +2,11 @@
 
 The remaining ranks come here from any call that failed. They agree on the members, and on the last step that any of
 them has finished. They make new groups of the library, and take the replica of the lowest rank that has finished that
-step. If replicas differ between steps (Local SGD), each rank that has finished it keeps its own, and then all take
-their mean. Gradients in flight are dropped: at most those of the current step, and those that wait because of a delay.
-Gradients that wait for a quorum are kept (`State.unused`). Then the data are shared among fewer ranks.
+step. If replicas differ between steps (Local SGD), each rank that has finished the step keeps its replica, the others
+copy one, and then all take the mean of the replicas of ranks that have finished it.
+
+Gradients in flight are dropped: at most those of the current step, and those that wait because of a delay. Gradients
+that wait for a quorum are kept (`State.unused`). Then the data are shared among fewer ranks.
 
 If another rank leaves during this, the remaining ranks notice it as at any time, and begin here again.
 """

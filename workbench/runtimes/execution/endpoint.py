@@ -42,8 +42,8 @@ class RankClock:
         self._transport = transport
         self._timeout_s = timeout_s
         self._detector = detector
-        self._held_s = 0.0
-        self._held_since: float | None = None
+        self._paused_s = 0.0
+        self._paused_since: float | None = None
         self._lock = Lock()
         if detector is not None:  # a call that is over has sent something
             bound = lambda: self.bytes_sent if transport.bound else None  # noqa: E731
@@ -73,16 +73,16 @@ class RankClock:
 
     def set_paused(self, on: bool) -> None:
         """Pause or continue the run. Waits during the pause keep their time-outs: the pause does not count."""
-        if on and self._held_since is None:
-            self._held_since = time.perf_counter()
-        elif not on and self._held_since is not None:
+        if on and self._paused_since is None:
+            self._paused_since = time.perf_counter()
+        elif not on and self._paused_since is not None:
             # First, so that a concurrent reader waits longer, not shorter.
-            self._held_s += time.perf_counter() - self._held_since
-            self._held_since = None
+            self._paused_s += time.perf_counter() - self._paused_since
+            self._paused_since = None
 
     def pause_seconds(self) -> float:
         """Return the seconds that the run has been paused until now."""
-        since, before = self._held_since, self._held_s
+        since, before = self._paused_since, self._paused_s
         return before + (time.perf_counter() - since if since is not None else 0.0)
 
     def _failed(self) -> str | None:

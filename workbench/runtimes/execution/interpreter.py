@@ -110,16 +110,22 @@ class Interpreter(Caller):
         return self.clock.bytes_sent
 
     def advance(self, program: Program) -> ops.EndStep | None:
-        """Run to the next `EndStep` and return it, or to the program's end (None)."""
-        answer = None
-        while True:
-            try:
-                request = program.send(answer)
-            except StopIteration:
-                return None
-            if isinstance(request, ops.EndStep):
-                return request
-            answer = self.answer(request)
+        """Run to the next `EndStep` and return it, or to the program's end (None).
+
+        An error of a request is raised in the program, where it was asked for.
+        """
+        try:
+            request = next(program)
+            while not isinstance(request, ops.EndStep):
+                try:
+                    answer = self.answer(request)
+                except Exception as error:  # noqa: BLE001 - the program may handle it
+                    request = program.throw(error)
+                else:
+                    request = program.send(answer)
+        except StopIteration:
+            return None
+        return request
 
     def answer(self, request: Request, caller: Caller | None = None) -> Any:
         """Answer a request of a started program, or of the rank's own (None).
@@ -280,12 +286,17 @@ class Interpreter(Caller):
 
     def _inline(self, program: Program) -> None:
         """Run a sub-program to its end, inside another request."""
-        answer: Any = None
-        while True:
-            try:
-                answer = self.answer(program.send(answer))
-            except StopIteration:
-                return
+        try:
+            request = next(program)
+            while True:
+                try:
+                    answer = self.answer(request)
+                except Exception as error:  # noqa: BLE001 - the program may handle it
+                    request = program.throw(error)
+                else:
+                    request = program.send(answer)
+        except StopIteration:
+            return
 
     def apply(self, request: ops.Apply, task: int) -> bool | None:
         """Take an optimizer step, for the program with this number."""

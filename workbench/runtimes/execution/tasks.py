@@ -83,6 +83,7 @@ class Task(Caller):
         self.endpoint = endpoint
         self._program, self._clock, self._answer = program, clock, answer
         self._reply: Any = None
+        self._error: Exception | None = None  # of the request that it waited for
         self._tickets: tuple[Ticket, ...] = ()
         self._any = False  # whether one of the tickets is enough
         self._deadline_s: float | None = None
@@ -110,7 +111,11 @@ class Task(Caller):
         return False
 
     def _found(self, position: int) -> bool:
-        value = self.endpoint.finish(self._tickets[position]) if position >= 0 else None
+        try:
+            value = self.endpoint.finish(self._tickets[position]) if position >= 0 else None
+        except Exception as error:  # noqa: BLE001 - raised in the program
+            self._raise_next(error)
+            return True
         if self._any:
             self._clock.recorder.event({"task": self.endpoint.task, "wait_any": self._num_waits, "position": position})
             self._num_waits += 1
@@ -120,11 +125,19 @@ class Task(Caller):
         self._tickets, self._any, self._deadline_s = (), False, None
         return True
 
+    def _raise_next(self, error: Exception) -> None:
+        """Raise the error of the request in the program, when it continues."""
+        self._error = error
+        self._tickets, self._any, self._deadline_s = (), False, None
+
     def block(self, deadline: Deadline) -> None:
         """Wait until it can continue; for a thread with nothing else to do."""
         if len(self._tickets) == 1 and self._deadline_s is None and not self._any:
             with self._streams.on(self._stream) if self._stream is not None else nullcontext():
-                self.endpoint.finish(self._tickets[0], inside=self.alone)
+                try:
+                    self.endpoint.finish(self._tickets[0], inside=self.alone)
+                except Exception as error:  # noqa: BLE001 - raised in the program
+                    self._raise_next(error)
         while not self.ready():
             deadline.pause()
 
@@ -140,15 +153,25 @@ class Task(Caller):
 
     def _advance(self) -> bool:
         try:
+            request = self._continue()
             while True:
-                request = self._program.send(self._reply)
-                if self._take(request):
+                try:
+                    waits = self._take(request)
+                except Exception as error:  # noqa: BLE001 - the program may handle it
+                    request = self._program.throw(error)
+                    continue
+                if waits:
                     return False
+                request = self._continue()
         except StopIteration as stop:
             self.handle.end(stop.value, ready=None if self._stream is None else self._streams.record_event())
         except BaseException as error:  # noqa: BLE001 - raised where its handle is waited for
             self.fail(error)
         return True
+
+    def _continue(self) -> Request:
+        error, self._error = self._error, None
+        return self._program.send(self._reply) if error is None else self._program.throw(error)
 
     def fail(self, error: BaseException) -> None:
         """End it with this error."""
@@ -249,7 +272,7 @@ class FairExecutor:
         self._arrived: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._active: list[Task] = []
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="workbench-round", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="workbench-executor", daemon=True)
         self._thread.start()
 
     def submit(self, task: Task) -> None:

@@ -248,8 +248,8 @@ def world_here() -> tuple[int, int]:
 def leave_world() -> None:
     """Destroy torch.distributed's default group before the process ends: its threads must not outlive the interpreter.
 
-    The object is kept. Callbacks of torch's hooks hold it on its own thread; if that thread dropped the last reference,
-    it would wait for its own end and abort.
+    The object is kept, because its own thread holds a reference to it, in callbacks of torch's hooks. If that reference
+    were the last, the thread would destroy the group, wait for its own end, and abort.
     """
     if torch.distributed.is_initialized():
         _DESTROYED.append(torch.distributed.group.WORLD)

@@ -10,7 +10,7 @@ A simulated process is one program of one worker. It yields requests; handlers a
 - `fabric`, `fair_sharing` and `mailboxes` are the clock and the network. `pass_times` has the times of workers' passes.
 - `worker` is the state of a worker. `comm_schedule` repeats a collective whose messages are known.
 - `failures`, `recorded_answers` and `replay` are for runs that lose workers or are run again.
-- `lockstep/` computes all workers of a symmetric algorithm at once.
+- `lockstep` is a folder: it computes all workers of a symmetric algorithm at once.
 
 May import `control` and below, and `costs`. Begin with `state`, then `simulation`.
 """

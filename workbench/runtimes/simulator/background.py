@@ -123,7 +123,7 @@ def _when_done(process: SimProcess, tickets: tuple[Ticket, ...], action: Callabl
 
 def _resume_with(process: SimProcess, ticket: Ticket) -> None:
     if ticket.error is not None:
-        process.fail(_raised(process.cluster, ticket.error))
+        process.resume(error=_raised(process.cluster, ticket.error))
     else:
         process.waited(ticket.value, process.waiting_since_s)
 
@@ -134,7 +134,7 @@ def _resume_with_any(process: SimProcess, tickets: tuple[Ticket, ...], position:
         return
     ticket = tickets[position]
     if ticket.error is not None:
-        process.fail(_raised(process.cluster, ticket.error))
+        process.resume(error=_raised(process.cluster, ticket.error))
     else:
         process.waited((position, ticket.value), process.waiting_since_s)
 

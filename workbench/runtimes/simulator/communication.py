@@ -78,7 +78,7 @@ def _received(receiving: tuple[SimProcess, ops.Recv, float, Ticket | None], send
     else:
         error = _mismatch(worker.rank, request, sender, load)
         if error is not None:
-            process.fail(error) if ticket is None else complete(cluster, ticket, None, error)
+            process.resume(error=error) if ticket is None else complete(cluster, ticket, None, error)
             return
         if worker.traced:
             num_bytes = 0 if sender == worker.rank else size_of(request.like)
@@ -207,7 +207,7 @@ def _join(
 
     def finish(begin_s: float, error: Exception | None) -> None:
         if error is not None:
-            process.fail(error) if ticket is None else complete(cluster, ticket, None, error)
+            process.resume(error=error) if ticket is None else complete(cluster, ticket, None, error)
             return
         worker.bytes_sent += num_bytes
         if worker.traced:

@@ -146,24 +146,29 @@ class SimProcess:
         self._program, self._send = program, program.send
         self.cluster.processes[self] = None
 
-    def resume(self, answer: Any = None) -> None:
-        """Continue with the answer to the last request, until one takes time."""
+    def resume(self, answer: Any = None, error: Exception | None = None) -> None:
+        """Continue with the answer to the last request, or with its error, until one takes time."""
         cluster, send = self.cluster, self._send
         handlers = cluster.handlers
         try:
+            self.pending = request = send(answer) if error is None else self._program.throw(error)
             while True:
-                self.pending = request = send(answer)
-                handler = handlers.get(request.__class__)
-                if handler is None:
-                    raise TypeError(f"{type(request).__name__} is not a request of the simulator")
-                answer = handler(cluster, self, request)
-                if answer is PENDING:
-                    return
+                try:
+                    handler = handlers.get(request.__class__)
+                    if handler is None:
+                        raise TypeError(f"{type(request).__name__} is not a request of the simulator")
+                    answer = handler(cluster, self, request)
+                    if answer is PENDING:
+                        return
+                except Exception as raised:  # noqa: BLE001 - the program may handle it
+                    self.pending = request = self._program.throw(raised)
+                else:
+                    self.pending = request = send(answer)
         except StopIteration as stop:
             cluster.processes.pop(self, None)
             self.then(stop.value, None)
-        except Exception as error:  # noqa: BLE001 - raised again, here or at `Wait`
-            self.fail(error)
+        except Exception as unhandled:  # noqa: BLE001 - raised again, here or at `Wait`
+            self._fail(unhandled)
 
     def waited(self, answer: Any, since_s: float) -> None:
         """Continue with the answer to a request that the program has waited for."""
@@ -171,7 +176,7 @@ class SimProcess:
             self.worker.recorder.span("wait", "compute", since_s, self.cluster.clock.now_s, self.worker.step)
         self.resume(answer)
 
-    def fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """End with an error. Background work gives it to `then`; otherwise it ends the simulation."""
         if not self.background or self not in self.cluster.processes:
             raise error

@@ -136,7 +136,10 @@ class SimWorker:
 
 @final
 class SampleCounts(dict[int, tuple[int, int, int]]):
-    """step -> (samples of all workers up to its end, samples of each worker in it, number of workers with one more)."""
+    """step -> (samples of all workers up to its end, samples of each worker in it, remainder).
+
+    The remainder is the number of workers that have one sample more.
+    """
 
     def __init__(self, sampler: Sampler) -> None:
         super().__init__()

@@ -4,5 +4,5 @@
 - `worker_group`: the replica and the record of all workers.
 - `gradient_sum`: the sum of the workers' gradients, each added as it is computed.
 
-May import what `simulator` may. Begin with `lockstep`.
+May import what `simulator` may, and its `worker`. Used by `simulate` alone. Begin with `lockstep`.
 """

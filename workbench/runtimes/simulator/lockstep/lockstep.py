@@ -103,27 +103,37 @@ class Lockstep:
         """Continue until the next event depends on other programs. `error` is of the work that the program waited for."""
         thread.pending = None
         try:
-            if error is not None:
-                raise error
-            self._continue(thread, answer)
+            self._continue(thread, answer, error)
         except Exception as raised:
             if thread.main:
                 raise
             thread.then(None, raised)
 
-    def _continue(self, thread: _Thread, answer: Any) -> None:
-        """Answer requests until one is pending, or to the program's end."""
+    def _continue(self, thread: _Thread, answer: Any, error: Exception | None) -> None:
+        """Answer requests until one is pending, or to the program's end. Errors are raised in the program."""
         while True:
+            program = thread.programs[-1]
             try:
-                request = thread.programs[-1].send(answer)
+                request = program.send(answer) if error is None else program.throw(error)
             except StopIteration as stop:
                 thread.programs.pop()
                 if not thread.programs:
                     thread.then(stop.value, None)
                     return
-                answer = stop.value
+                answer, error = stop.value, None
                 continue
-            answer = self._answer(thread, request)
+            except Exception as unhandled:
+                thread.programs.pop()
+                if not thread.programs:
+                    raise
+                error = unhandled
+                continue
+            error = None
+            try:
+                answer = self._answer(thread, request)
+            except Exception as raised:  # noqa: BLE001 - the program may handle it
+                error = raised
+                continue
             if answer is _PENDING:
                 thread.pending = request
                 return
@@ -183,6 +193,8 @@ class Lockstep:
 
         def end(end_s: Array | float, value: Any, error: Exception | None = None) -> None:
             ticket.done, ticket.value, ticket.error, going.end_s = True, value, error, end_s
+            if going.waiting and error is not None:
+                self._waited_for(error)
             for thread in going.waiting:
                 self._waited(thread, end_s)
                 self._ready.append((thread, value, error))
@@ -228,10 +240,15 @@ class Lockstep:
             if going is not None:
                 self._waited(thread, going.end_s)
             if ticket.error is not None:
+                self._waited_for(ticket.error)
                 raise ticket.error
             return ticket.value
         going.waiting.append(thread)
         return _PENDING
+
+    def _waited_for(self, error: BaseException) -> None:
+        """Forget an error that a program gets: it may handle it."""
+        self._errors = [other for other in self._errors if other is not error]
 
     def _waited(self, thread: _Thread, end_s: Array | float) -> None:
         later = np.maximum(thread.now_s, end_s)
