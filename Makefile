@@ -100,8 +100,8 @@ bench-simulator: $(INSTALLED) ## the simulator next to SimPy and to a plain PyTo
 
 .PHONY: study
 study: $(INSTALLED) ## every algorithm on the digits: margins in loss over ten seeds, then the table over runtimes (half an hour)
-	$(BIN)/python -m tests.benchmarks.digits_methods margins
-	$(BIN)/python -m tests.benchmarks.digits_methods table
+	$(BIN)/python -m tests.benchmarks.digits_algorithms margins
+	$(BIN)/python -m tests.benchmarks.digits_algorithms table
 
 .PHONY: combinations
 combinations: $(INSTALLED) ## every algorithm that sums with every codec, on a convex problem: trained, or refused (five minutes)
@@ -148,7 +148,7 @@ fuzz: $(INSTALLED) ## thousands of bad inputs for all code that reads files and 
 new-algorithm: $(INSTALLED) ## the tests that a new algorithm must satisfy: make new-algorithm NAME=HalvesSGD
 	@test -n "$(NAME)" || { echo "Say which: make new-algorithm NAME=HalvesSGD (the name of its class)" >&2; exit 1; }
 	$(BIN)/python -m pytest -q tests/unit/test_{catalogue,papers,front_page,layers,style,security,deadlines}.py
-	$(BIN)/python -m pytest -q tests/laws -k "$(NAME) or local_steps or every_method"
+	$(BIN)/python -m pytest -q tests/laws -k "$(NAME) or local_steps or every_algorithm"
 
 .PHONY: mutants
 mutants: $(INSTALLED) ## plants bugs in a copy of the package and names the test that finds each; writes records/mutants.json (half an hour; a selection: MUTANTS=ring)

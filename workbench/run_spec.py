@@ -25,10 +25,10 @@ TUNED = "tuned"  # value of --lr
 def add_train_options(train: argparse.ArgumentParser) -> None:
     """Add the options of `workbench train`.
 
-    Their names are keys of sweep files and of records. So the algorithm's name is `method` there.
+    Their names are keys of sweep files and of records.
     """
     add = train.add_argument
-    add("method", metavar="algorithm", help="such as pipe-sgd; `workbench algorithms` lists them")
+    add("algorithm", help="such as pipe-sgd; `workbench algorithms` lists them")
     add("--problem", default="digits-mlp", help="`workbench problems` lists them")
     add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
     add("--workers", type=int, default=2, help="number of ranks; 2 by default")
@@ -142,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def train_options() -> tuple[str, ...]:
-    """Return the names of all options of `workbench train`, including `method`, the algorithm."""
+    """Return the names of all options of `workbench train`, including the positional `algorithm`."""
     return tuple(action.dest for action in _parser()._actions)
 
 
@@ -190,7 +190,7 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
         raise ConfigError(f"this process is a rank of {LAUNCHERS[here]}: use --runtime {here}, or leave --runtime out")
     if options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: give 1 or more")
-    algorithm = algorithms.get(options.method, **parse_pairs(options.set, "--set"))
+    algorithm = algorithms.get(options.algorithm, **parse_pairs(options.set, "--set"))
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
     problem, settings = _with_tuned_rate(options, here, algorithm, problem, _settings(options))
     if options.runtime == "simulated" and (options.checkpoint_every or options.on_failure != "stop" or options.replace):

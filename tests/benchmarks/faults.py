@@ -57,7 +57,7 @@ COLUMNS = (
     Column("runtime", "runtime"),
     Column("fault", "fault"),
     Column("place", "where"),
-    Column("method", "algorithm"),
+    Column("algorithm", "algorithm"),
     Column("outcome", "outcome"),
     Column("detect_s", "detected in", seconds),
     Column("recover_s", "recovered in", seconds),
@@ -71,7 +71,7 @@ class Case:
     """A row of the table.
 
     Attributes:
-        method: the algorithm.
+        algorithm: the algorithm.
         fault: what happens to rank 1.
         place: where it happens to it: one of `killing.Place`, or "from outside", at any moment.
         expect: how the row is made: `ends`, for a run that ends and is resumed; `waits`, for one that waits and
@@ -80,7 +80,7 @@ class Case:
         runtimes: those on which it is possible.
     """
 
-    method: Algorithm
+    algorithm: Algorithm
     fault: Fault
     place: Place | Literal["from outside"]
     expect: Callable[[Cluster, Case], dict[str, Any]]
@@ -88,12 +88,12 @@ class Case:
     runtimes: Sequence[str] = RUNTIMES
 
     def __str__(self) -> str:
-        return ", ".join([str(self.method), *(f"{name}={value}" for name, value in self.how.items())])
+        return ", ".join([str(self.algorithm), *(f"{name}={value}" for name, value in self.how.items())])
 
 
 def run_case(cluster: Cluster, case: Case) -> dict[str, Any]:
     """One row; an error becomes its outcome."""
-    row = {"runtime": cluster.runtime, "fault": case.fault, "place": case.place, "method": str(case)}
+    row = {"runtime": cluster.runtime, "fault": case.fault, "place": case.place, "algorithm": str(case)}
     try:
         return row | case.expect(cluster, case)
     except (WorkbenchError, AssertionError, TimeoutError) as error:
@@ -176,7 +176,7 @@ def goes_on(cluster: Cluster, case: Case) -> dict[str, Any]:
 
 
 def _train(cluster: Cluster, case: Case, problem: Any, **more: Any) -> RunHandle:
-    return cluster.train(case.method, problem, steps=STEPS, batch_size=2, evaluate_every=0, **case.how, **more)
+    return cluster.train(case.algorithm, problem, steps=STEPS, batch_size=2, evaluate_every=0, **case.how, **more)
 
 
 def _whole(cluster: Cluster, case: Case) -> RunHandle:
@@ -228,28 +228,28 @@ ALONE: tuple[Algorithm, ...] = (PartialAllReduce(), PartialAllReduce(quorum="sol
 
 CASES: list[Case] = [
     *(
-        Case(method=method, fault="killed", place=place, expect=ends)
-        for method in SYNCHRONOUS
+        Case(algorithm=algorithm, fault="killed", place=place, expect=ends)
+        for algorithm in SYNCHRONOUS
         for place in ("forward", "collective")
     ),
-    Case(method=CODED, fault="killed", place="codec", expect=ends),
-    Case(method=SynchronousSGD(), fault="killed", place="record", expect=ends),
-    *(Case(method=method, fault="killed", place="from outside", expect=ends) for method in SYNCHRONOUS),
-    *(Case(method=method, fault="stopped", place="from outside", expect=waits) for method in SYNCHRONOUS),
+    Case(algorithm=CODED, fault="killed", place="codec", expect=ends),
+    Case(algorithm=SynchronousSGD(), fault="killed", place="record", expect=ends),
+    *(Case(algorithm=algorithm, fault="killed", place="from outside", expect=ends) for algorithm in SYNCHRONOUS),
+    *(Case(algorithm=algorithm, fault="stopped", place="from outside", expect=waits) for algorithm in SYNCHRONOUS),
     *(
-        Case(method=method, fault="killed", place="from outside", expect=goes_on, runtimes=("torch",))
-        for method in (*SERVED, *ALONE)
+        Case(algorithm=algorithm, fault="killed", place="from outside", expect=goes_on, runtimes=("torch",))
+        for algorithm in (*SERVED, *ALONE)
     ),
     *(
         Case(
-            method=method,
+            algorithm=algorithm,
             fault="killed",
             place="from outside",
             expect=goes_on,
             how={"on_failure": "shrink"},
             runtimes=("torch",),
         )
-        for method in (SynchronousSGD(), LayerwiseSGD(), PipeSGD(width=2), LocalSGD(every=4), DiLoCo(every=8))
+        for algorithm in (SynchronousSGD(), LayerwiseSGD(), PipeSGD(width=2), LocalSGD(every=4), DiLoCo(every=8))
     ),
 ]
 
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="rows of the methods, faults and places that hold these words, such as 'PipeSGD killed'",
+        help="rows of the algorithms, faults and places that hold these words, such as 'PipeSGD killed'",
     )
     parser.add_argument("--json", type=Path, help="write the rows there too")
     options = parser.parse_args()

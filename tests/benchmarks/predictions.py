@@ -74,7 +74,7 @@ MODELS = {
     "mlp-8mb": Model("wide-mlp", {"megabytes": 8.0}, 384),
     "transformer-13mb": Model("text-transformer", {"width": 256, "layers": 4}, 12),
 }
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "synchronous": ("synchronous-sgd", {}),
     "layer-wise": ("layerwise-sgd", {}),
     "Pipe-SGD": ("pipe-sgd", {"width": 2}),
@@ -83,8 +83,8 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def method(name: str) -> Algorithm:
-    word, settings = METHODS[name]
+def algorithm(name: str) -> Algorithm:
+    word, settings = ALGORITHMS[name]
     return algorithms.get(word, **settings)
 
 
@@ -116,7 +116,7 @@ def be_rank(plan: Path) -> None:
         problem = replace(model.make(), test=None)
         run_rank(
             Job(
-                algorithm=method(job["method"]),
+                algorithm=algorithm(job["algorithm"]),
                 problem=problem,
                 settings=settings,
                 runtime="torch",
@@ -140,8 +140,8 @@ def measure(
     jobs = []
     for name, number in steps.items():
         settings = Settings(steps=number, batch_size=MODELS[model].batch_size, evaluate_every=0, threads=1, seed=1)
-        info = run_info(method(name), MODELS[model].make(), settings, "torch", hosts)
-        jobs.append({"method": name, "steps": number, "folder": str(new_run(info, folder / "runs").resolve())})
+        info = run_info(algorithm(name), MODELS[model].make(), settings, "torch", hosts)
+        jobs.append({"algorithm": name, "steps": number, "folder": str(new_run(info, folder / "runs").resolve())})
     plan = folder / f"plan-{model}-{hosts}-{rate}.json"
     plan.write_text(
         json.dumps(
@@ -179,7 +179,7 @@ def measure(
             ) from None
     if any(codes):
         raise SystemExit(f"{model} on {hosts} hosts at {rate}: ranks ended with {codes}; see {folder / 'ranks.log'}")
-    return {job["method"]: Run.load(job["folder"]) for job in jobs}
+    return {job["algorithm"]: Run.load(job["folder"]) for job in jobs}
 
 
 def fit(folder: Path, model: str) -> Calibration:
@@ -207,8 +207,8 @@ def predict_all(folder: Path, models: list[str]) -> list[dict[str, Any]]:
         calibration = fit(folder, model)
         for hosts in HOSTS:
             for rate in RATES:
-                for name in METHODS:
-                    cell = {"model": model, "hosts": hosts, "rate": rate, "method": name}
+                for name in ALGORITHMS:
+                    cell = {"model": model, "hosts": hosts, "rate": rate, "algorithm": name}
                     rows.append({**cell, **prediction(calibration, cell)})
     path.write_text(json.dumps(rows, indent=1))
     return rows
@@ -217,7 +217,9 @@ def predict_all(folder: Path, models: list[str]) -> list[dict[str, Any]]:
 def prediction(calibration: Calibration, cell: dict[str, Any]) -> dict[str, Any]:
     """Return the prediction for a cell."""
     rate = parse_rate(cell["rate"]) / 8
-    found = predict(calibration, method(cell["method"]), workers=cell["hosts"], bandwidth_bytes_per_s=rate, cores=CORES)
+    found = predict(
+        calibration, algorithm(cell["algorithm"]), workers=cell["hosts"], bandwidth_bytes_per_s=rate, cores=CORES
+    )
     usual = found.usual_s / found.step_s  # the band is of the mean step
     return {
         "predicted_s": found.usual_s,
@@ -242,11 +244,11 @@ def run_all(folder: Path, models: list[str]) -> None:
                 if cell in done:
                     continue
                 here = [row for row in rows if (row["model"], row["hosts"], row["rate"]) == (model, hosts, rate)]
-                steps = {row["method"]: steps_for(row["predicted_s"]) for row in here}
+                steps = {row["algorithm"]: steps_for(row["predicted_s"]) for row in here}
                 runs = measure(folder, model, hosts, rate, steps)
                 found = {name: describe(run) for name, run in runs.items()}
                 with measured.open("a") as file:
-                    file.write(json.dumps({"cell": cell, "methods": found}) + "\n")
+                    file.write(json.dumps({"cell": cell, "algorithms": found}) + "\n")
                 print(cell, {name: f"{each['step_s']:.3f}" for name, each in found.items()}, flush=True)
 
 
@@ -276,7 +278,7 @@ COLUMNS = (
     Column("model", "model"),
     Column("hosts", "hosts"),
     Column("rate", "rate"),
-    Column("method", "algorithm"),
+    Column("algorithm", "algorithm"),
     Column("predicted_s", "predicted", seconds),
     Column("measured_s", "measured", seconds),
     Column("error", "error", percent),
@@ -290,13 +292,13 @@ def record(folder: Path) -> None:
     If `predicted-first.json` exists, the record also has the errors of these earlier predictions.
     """
     first = {_key(row): row["predicted_s"] for row in json.loads(_text(folder / "predicted-first.json"))}
-    found = {line["cell"]: line["methods"] for line in read_lines(folder / "measured.jsonl")}
+    found = {line["cell"]: line["algorithms"] for line in read_lines(folder / "measured.jsonl")}
     rows = []
     for row in json.loads((folder / "predicted.json").read_text()):
-        cell = found.get(f"{row['model']}/{row['hosts']}/{row['rate']}", {}).get(row["method"])
+        cell = found.get(f"{row['model']}/{row['hosts']}/{row['rate']}", {}).get(row["algorithm"])
         if cell is None:
             continue
-        seen = (row["hosts"], row["rate"], row["method"]) == (*CALIBRATED_AT, "synchronous")
+        seen = (row["hosts"], row["rate"], row["algorithm"]) == (*CALIBRATED_AT, "synchronous")
         spread = {"measured_low_s": cell["low_s"], "measured_high_s": cell["high_s"], "steps": cell["steps"]}
         rows.append(
             {
@@ -348,11 +350,11 @@ def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], more: dict[s
             "calibrated_at": {
                 "hosts": CALIBRATED_AT[0],
                 "rate": CALIBRATED_AT[1],
-                "method": "synchronous",
+                "algorithm": "synchronous",
                 "steps": CALIBRATION_STEPS,
             },
             "models": {name: {**vars(MODELS[name])} for name in calibrations},
-            "methods": {name: f"{word} {settings}" for name, (word, settings) in METHODS.items()},
+            "algorithms": {name: f"{word} {settings}" for name, (word, settings) in ALGORITHMS.items()},
             "cores": CORES,
             "runtime": "torch (gloo)",
             **more,
@@ -371,7 +373,7 @@ def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], more: dict[s
 
 
 def _key(row: dict[str, Any]) -> str:
-    return f"{row['model']}/{row['hosts']}/{row['rate']}/{row['method']}"
+    return f"{row['model']}/{row['hosts']}/{row['rate']}/{row['algorithm']}"
 
 
 def _text(path: Path) -> str:
@@ -379,7 +381,7 @@ def _text(path: Path) -> str:
 
 
 def _parts(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and worst error of each model, number of hosts and method, and of the first predictions."""
+    """Median and worst error of each model, number of hosts and algorithm, and of the first predictions."""
     rows = [row for row in rows if not row["fitted"]]
 
     def of(name: str, error: str = "error") -> dict[str, Any]:
@@ -388,11 +390,11 @@ def _parts(rows: list[dict[str, Any]]) -> dict[str, Any]:
             groups.setdefault(str(row[name]), []).append(abs(row[error]))
         return {key: {"median": statistics.median(errors), "worst": max(errors)} for key, errors in groups.items()}
 
-    parts: dict[str, Any] = {f"by_{name}": of(name) for name in ("model", "hosts", "method")}
+    parts: dict[str, Any] = {f"by_{name}": of(name) for name in ("model", "hosts", "algorithm")}
     if rows and "first_error" in rows[0]:
         parts["first_by_model"] = of("model", "first_error")
     if rows and "error_before" in rows[0]:
-        parts["before_by_method"] = of("method", "error_before")
+        parts["before_by_algorithm"] = of("algorithm", "error_before")
     return parts
 
 

@@ -165,9 +165,9 @@ def message_rows(sizes: Sizes) -> list[Row]:
     rows = beside_simpy(f"Pipe-SGD, ring of {p}, {steps} steps", blocks, sizes.ring_rounds)
     workers, whole_s = sizes.server_workers, ethernet_10g.send_s(MESSAGE_BYTES + 8)
     server_s = seconds_of(workers, sizes.server_steps)
-    method = AsyncSGD(dedicated=True)
+    algorithm = AsyncSGD(dedicated=True)
     blocks = {
-        "ours": lambda: ours(method, workers + 1, sizes.server_steps),
+        "ours": lambda: ours(algorithm, workers + 1, sizes.server_steps),
         "SimPy, bare": lambda: simpy_programs.server(server_s, whole_s, COMPUTE.update_s),
         "SimPy, interfaces": lambda: simpy_programs.server(server_s, whole_s, COMPUTE.update_s, interfaces=True),
     }

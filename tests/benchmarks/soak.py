@@ -36,7 +36,7 @@ from workbench.problems.base import Problem
 from workbench.program import can_lose
 
 NUM_RANKS = 2
-METHODS: tuple[Any, ...] = (
+ALGORITHMS: tuple[Any, ...] = (
     wb.SynchronousSGD(),
     wb.PipeSGD(width=2),
     wb.LayerwiseSGD(),
@@ -103,16 +103,16 @@ class Soak:
         number = 0
         while time.monotonic() < self.end_s:
             launcher = list(self.clusters)[number % len(self.clusters)]
-            method = METHODS[number // len(self.clusters) % len(METHODS)]
+            algorithm = ALGORITHMS[number // len(self.clusters) % len(ALGORITHMS)]
             kind = ""
             if time.monotonic() >= next_fault_s:
                 next_fault_s += self.fault_every_s
                 kinds = kinds or self.chance.sample(list(FAULTS), len(FAULTS))
                 kind = kinds.pop()
             try:
-                self.one(launcher, method, kind)
+                self.one(launcher, algorithm, kind)
             except Exception as error:  # noqa: BLE001 - the next run continues, and the end reports it
-                self.wrong.append(f"{launcher}, {method}, {kind or 'no fault'}: {type(error).__name__}: {error}")
+                self.wrong.append(f"{launcher}, {algorithm}, {kind or 'no fault'}: {type(error).__name__}: {error}")
                 self.mend(launcher)
             number += 1
 
@@ -125,20 +125,20 @@ class Soak:
             self.clusters[launcher].stop()
             self.clusters[launcher] = wb.Cluster(NUM_RANKS, launcher=launcher, quiet=True)
 
-    def one(self, launcher: str, method: Any, kind: str) -> None:
+    def one(self, launcher: str, algorithm: Any, kind: str) -> None:
         """A training, with a fault or without."""
         cluster = self.clusters[launcher]
         self.num_runs += 1
         if kind:
             fault = Fault(kind, launcher)
-            FAULTS[kind](self, cluster, method, fault)
+            FAULTS[kind](self, cluster, algorithm, fault)
             self.faults.append(fault)
             print(
-                f"{kind} ({launcher}, {method}): {fault.recovered}, {fault.detect_s:.1f} s, {fault.recover_s:.1f} s",
+                f"{kind} ({launcher}, {algorithm}): {fault.recovered}, {fault.detect_s:.1f} s, {fault.recover_s:.1f} s",
                 flush=True,
             )
             return
-        self.book(train(cluster, method, self.chance.randint(*STEPS)).wait(120))
+        self.book(train(cluster, algorithm, self.chance.randint(*STEPS)).wait(120))
 
     def book(self, run: Any) -> None:
         """A run that must be readable at the end."""
@@ -165,14 +165,14 @@ class Soak:
         return found
 
 
-def train(cluster: Any, method: Any, steps: int) -> Any:
+def train(cluster: Any, algorithm: Any, steps: int) -> Any:
     """A training on it."""
-    return cluster.train(method, plane(), steps=steps, lr=0.05, evaluate_every=0, timeout_s=TIMEOUT_S)
+    return cluster.train(algorithm, plane(), steps=steps, lr=0.05, evaluate_every=0, timeout_s=TIMEOUT_S)
 
 
-def begun(cluster: Any, method: Any) -> Any:
+def begun(cluster: Any, algorithm: Any) -> Any:
     """A long training that has taken some steps."""
-    run = train(cluster, method, 100_000)
+    run = train(cluster, algorithm, 100_000)
     until(lambda: sum(map(len, run.run.metrics.values())) > 4 or run.status == "failed", 60)
     return run
 
@@ -200,12 +200,12 @@ def failed(run: Any, fault: Fault, limit_s: float = 60.0) -> None:
 # ---------------------------------------------------------------- faults
 
 
-def killed(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
+def killed(soak: Soak, cluster: Any, algorithm: Any, fault: Fault) -> None:
     """A rank's process is gone. A run that continues without it is then stopped by a command."""
-    run = begun(cluster, method)
+    run = begun(cluster, algorithm)
     victim = soak.chance.choice(cluster.ranks)
     psutil.Process(victim["pid"]).kill()
-    if cluster.runtime == "torch" and can_lose(method, victim["rank"], NUM_RANKS):
+    if cluster.runtime == "torch" and can_lose(algorithm, victim["rank"], NUM_RANKS):
         begin = time.monotonic()
         until(lambda: any(row["state"] == "gone" for row in cluster.status()), 30)
         fault.detect_s, at = time.monotonic() - begin, len(run.run.metrics[0])
@@ -218,9 +218,9 @@ def killed(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
     soak.proven(cluster.heal(), fault, "healed", begin)
 
 
-def stopped(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
+def stopped(soak: Soak, cluster: Any, algorithm: Any, fault: Fault) -> None:
     """A rank is stopped for five seconds, and continues."""
-    run = begun(cluster, method)
+    run = begun(cluster, algorithm)
     rank = psutil.Process(soak.chance.choice(cluster.ranks)["pid"])
     rank.suspend()
     begin = time.monotonic()
@@ -235,9 +235,9 @@ def stopped(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
     run.stop().wait(60)
 
 
-def interrupted(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
+def interrupted(soak: Soak, cluster: Any, algorithm: Any, fault: Fault) -> None:
     """Ranks are interrupted, one or all."""
-    run = begun(cluster, method)
+    run = begun(cluster, algorithm)
     run.interrupt(soak.chance.choice([0, 1, None]))
     failed(run, fault)
     begin = time.monotonic()
@@ -248,12 +248,12 @@ def interrupted(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
         soak.proven(cluster.heal(), fault, "healed", begin)
 
 
-def full(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
+def full(soak: Soak, cluster: Any, algorithm: Any, fault: Fault) -> None:
     """A rank can write no more."""
     rank = soak.chance.randrange(NUM_RANKS)
     cluster.client[rank].apply_async(limit_files, FILE_BYTES).get(30)
     try:
-        failed(train(cluster, method, 2000), fault)
+        failed(train(cluster, algorithm, 2000), fault)
     finally:
         until(lambda: cluster.run.done, 30)
         cluster.client[rank].apply_async(limit_files, None).get(30)
@@ -269,12 +269,12 @@ def limit_files(num_bytes: int | None) -> None:
     )
 
 
-def damaged(soak: Soak, cluster: Any, method: Any, fault: Fault) -> None:
+def damaged(soak: Soak, cluster: Any, algorithm: Any, fault: Fault) -> None:
     """A file of a finished run is cut, or has other bytes in it.
 
     The store still works: it names the file, or reads its complete lines.
     """
-    run = train(cluster, method, 60).wait(60)
+    run = train(cluster, algorithm, 60).wait(60)
     twin = run.folder.with_name(run.folder.name + "-damaged")
     shutil.copytree(run.folder, twin)
     files = sorted(path for path in twin.iterdir() if path.suffix in (".json", ".jsonl") and path.stat().st_size)

@@ -54,7 +54,7 @@ def a_run(name, num_steps=40, **more):
             recorder.metrics({**common, "staleness": 0, "loss": 2 / (step + 1), "num_samples": 32, "lr": 0.1})
             if step % 10 == 9:
                 recorder.metrics({**common, "evaluation": {"loss_sum": 5.0, "correct": step, "judged": 60, "count": 60}})
-    info = {"id": name, "method": {"name": name}, "problem": {"name": "digits-mlp"}, "status": "finished", **more}
+    info = {"id": name, "algorithm": {"name": name}, "problem": {"name": "digits-mlp"}, "status": "finished", **more}
     return Run.from_memory(info, recorders)
 
 def a_ring(num_steps=10):
@@ -66,7 +66,7 @@ def a_ring(num_steps=10):
             for kind in ("send", "recv"):
                 recorder.span(kind, "comm", begin + 0.004 + 0.002 * rank, begin + 0.009, step, 0, 4096, 1 - rank)
             recorder.span("apply", "compute", begin + 0.009, begin + 0.01, step)
-    return Run.from_memory({"id": "ring", "method": {"name": "SynchronousSGD"}, "num_workers": 2}, recorders)
+    return Run.from_memory({"id": "ring", "algorithm": {"name": "SynchronousSGD"}, "num_workers": 2}, recorders)
 
 plots.use_notebook_renderer()
 runs = [a_run("SynchronousSGD"), a_run(EVIL)]
@@ -80,7 +80,7 @@ CELLS = (
     "plots.timeline(a_ring(), steps=slice(2, 4), critical=True)",
     "plots.per_step(a_ring())",
     "plots.convergence([a_run('PipeSGD', status='failed', error='rank 1: ' + 'the loss is not a number, ' * 8)])",
-    "plots.curves([a_run(f'{number} of some methods with a long name') for number in range(9)])",
+    "plots.curves([a_run(f'{number} of some algorithms with a long name') for number in range(9)])",
 )
 NUM_FIGURES = 8  # the live view leaves one
 

@@ -1,6 +1,6 @@
 """Ranks that end as processes do: each is forked from one process that has imported torch, runs a case and leaves its interpreter.
 
-    python -m tests.distributed.ends FOLDER 2 CASE/METHOD ...
+    python -m tests.distributed.ends FOLDER 2 CASE/ALGORITHM ...
 
 writes a line of JSON for each case and rank: the exit status, the seconds, and what it printed.
 """
@@ -31,7 +31,7 @@ from workbench.runtimes.user_loop.trainer import Trainer
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 LIMIT_S = 150.0
 AT_ONCE = 4  # cases; much of one is waiting
-METHODS = {
+ALGORITHMS = {
     "synchronous": SynchronousSGD(),
     "ring": SynchronousSGD(collective=Ring()),
     "pipe": PipeSGD(),
@@ -47,7 +47,7 @@ def run(case: str, name: str, folder: Path) -> None:
     rank = int(os.environ["RANK"])
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), METHODS[name], timeout_s=120)
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), ALGORITHMS[name], timeout_s=120)
     for step in range(NUM_STEPS + (case == "one more" and rank == 1)):
         if rank == 0 and step == 3:
             if case == "save alone":

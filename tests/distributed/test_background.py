@@ -130,16 +130,16 @@ def test_stopped_twice_takes_every_step_once(algorithm: Any, runtime: str) -> No
 def test_a_run_cut_short_is_replayed_as_far_as_it_went() -> None:
     how = settings(steps=8)
     trained = train("torch", 2, AsyncSGD(), tiny.problem(), how, stop_after=3)
-    trained.run.info["method"] = run_info(AsyncSGD(), tiny.problem(), how, "torch", 2)["method"]
+    trained.run.info["algorithm"] = run_info(AsyncSGD(), tiny.problem(), how, "torch", 2)["algorithm"]
     replayed = replay(trained.run, AsyncSGD(), tiny.problem(), how)
     assert torch.equal(replayed.parameters[1], trained.parameters[1][-1])
 
 
 def test_a_time_out_that_was_not_needed_takes_no_time() -> None:
     def seconds(timeout_s: float | None) -> float:
-        method = BackupSGD(backups=0, timeout_s=timeout_s)
+        algorithm = BackupSGD(backups=0, timeout_s=timeout_s)
         return (
-            Simulation(method, tiny.problem(), settings(), 2, network=NETWORK, compute=COMPUTE)
+            Simulation(algorithm, tiny.problem(), settings(), 2, network=NETWORK, compute=COMPUTE)
             .run()
             .info["result"]["seconds"]
         )

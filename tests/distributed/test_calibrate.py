@@ -99,7 +99,7 @@ def test_a_real_run_is_calibrated_and_its_own_step_is_foretold(runs: Path, tmp_p
     again = predict(found, wb.SynchronousSGD(), workers=2, draws=0)
     # Of a busy machine; what it must not be is another step
     assert again.usual_s == pytest.approx(told["step_seconds_median"], rel=0.5)
-    shown = json.loads(workbench("predict", str(file), "--method", "pipe-sgd", "--workers", "2", "--json").stdout)
+    shown = json.loads(workbench("predict", str(file), "--algorithm", "pipe-sgd", "--workers", "2", "--json").stdout)
     assert 0 < shown["step_s"] < 2 * again.step_s
 
 
@@ -129,7 +129,7 @@ def test_one_rank_alone_says_what_it_cannot_tell(profiles: list[Path], tmp_path:
         str(tmp_path / "c.json")
         in workbench("calibrate", str(profiles[0]), str(profiles[1]), "-o", str(tmp_path / "c.json")).stdout
     )
-    assert Calibration.load(tmp_path / "c.json").origin.method == "DistributedDataParallel"
+    assert Calibration.load(tmp_path / "c.json").origin.algorithm == "DistributedDataParallel"
 
 
 def test_what_is_no_profile_of_a_ddp_loop_says_what_to_do(profiles: list[Path], tmp_path: Path) -> None:

@@ -399,7 +399,7 @@ def part(bias: float, mean: float) -> dict[str, Any]:
     }
     return {
         "step": 3,
-        "method": "m",
+        "algorithm": "m",
         "num_workers": 2,
         "layout": [],
         "replica": replica,

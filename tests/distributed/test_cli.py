@@ -72,9 +72,9 @@ def test_train_prints_one_object_that_agrees_with_the_record(runtime: str) -> No
     )
     found = train(*arguments)
     assert {
-        key: found[key] for key in ("method", "problem", "runtime", "workers", "steps", "staleness_max", "status")
+        key: found[key] for key in ("algorithm", "problem", "runtime", "workers", "steps", "staleness_max", "status")
     } == {
-        "method": "PipeSGD",
+        "algorithm": "PipeSGD",
         "problem": "digits-mlp",
         "runtime": runtime,
         "workers": 2,

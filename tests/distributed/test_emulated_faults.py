@@ -50,11 +50,17 @@ class Training:
     """`workbench train` on the first host, which starts its other rank on the second."""
 
     def __init__(
-        self, network: EmulatedNetwork, runs: Path, method: str, runtime: str, *more: str, python: str = sys.executable
+        self,
+        network: EmulatedNetwork,
+        runs: Path,
+        algorithm: str,
+        runtime: str,
+        *more: str,
+        python: str = sys.executable,
     ) -> None:
         runs.mkdir(exist_ok=True)
         before = set(runs.glob(RUN))
-        command = [python, "-m", "workbench", "train", method, "--runtime", runtime, *TRAIN.split(), *more]
+        command = [python, "-m", "workbench", "train", algorithm, "--runtime", runtime, *TRAIN.split(), *more]
         self.process = network.run(0, command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert within(60, lambda: set(runs.glob(RUN)) - before), "the run was not opened"
         (self.folder,) = set(runs.glob(RUN)) - before

@@ -32,7 +32,7 @@ BROKEN = 1  # the rank on which things go wrong
 SOON_S = 8.0  # a rank looks for failed peers four times a second; the rest is a busy machine
 HOW = Settings(steps=20, batch_size=1, timeout_s=60)
 
-METHODS = [
+ALGORITHMS = [
     SynchronousSGD(),
     SynchronousSGD(collective=Ring()),
     PipeSGD(width=3),
@@ -77,7 +77,7 @@ def check_record(job: Job, words: str) -> None:
     assert "Traceback" in failure["traceback"]
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=ids)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=ids)
 def test_an_exception_in_one_ranks_model_ends_the_run_on_all(algorithm: Algorithm, runtime: str) -> None:
     found, job = outcomes(
         runtime, algorithm, tiny.problem(partial(tiny.FailsAt, ZeroDivisionError("no such thing"), 3))
@@ -119,7 +119,7 @@ def test_an_interrupt_of_one_rank(runtime: str) -> None:
     check_record(job, "KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=ids)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=ids)
 def test_a_loss_that_is_no_number(algorithm: Algorithm, runtime: str) -> None:
     """The rank that sees it first says which step, and what to change; the others that it was that rank."""
     found, job = outcomes(runtime, algorithm, tiny.problem(partial(NaNAt, 4)))
@@ -166,7 +166,7 @@ def test_different_settings_and_data(runtime: str) -> None:
             assert word in str(outcome.error)
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=ids)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=ids)
 def test_stopped_by_hand_all_ranks_stop_at_the_same_step(algorithm: Algorithm, runtime: str) -> None:
     """A command is appended to a file that rank 0 reads; the others learn of it with the gradients, K - 1 steps later."""
     problem = tiny.problem(partial(StopsAt, 5))

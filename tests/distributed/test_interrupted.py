@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(600 + 5 * HOW_MANY)]
 SEED = int(os.environ.get("WORKBENCH_INTERRUPTS_SEED", "8"))
 WITHIN_S = 0.8  # a training of these begins, takes its steps and ends in about that
 COME_BACK_S = 20.0
-METHODS = [
+ALGORITHMS = [
     SynchronousSGD(),
     PipeSGD(width=2),
     LayerwiseSGD(bucket_bytes=200.0),
@@ -92,7 +92,10 @@ def interrupted_cell(cluster: Cluster, after_s: float) -> bool:
 def interrupted_ranks(cluster: Cluster, chance: random.Random) -> None:
     """A training whose ranks, one or all, are interrupted at some moment."""
     run = cluster.train(
-        chance.choice(METHODS), plane(), steps=1 + int(chance.expovariate(1 / 60)), evaluate_every=chance.choice([0, 5])
+        chance.choice(ALGORITHMS),
+        plane(),
+        steps=1 + int(chance.expovariate(1 / 60)),
+        evaluate_every=chance.choice([0, 5]),
     )
     time.sleep(chance.uniform(0, WITHIN_S))
     run.interrupt(chance.choice([0, 1, None]))

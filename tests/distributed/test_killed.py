@@ -146,17 +146,17 @@ def weights(run: Any) -> dict[str, Any]:
 def test_a_killed_rank_is_named_and_a_healed_cluster_goes_on_to_the_same_weights(
     cluster: Cluster, runs: Path, tmp_path: Path
 ) -> None:
-    method, plain, slow = (
+    algorithm, plain, slow = (
         PipeSGD(width=2, collective=Ring()),
         tiny.problem(partial(tiny.FailsAt, None, 0)),
         tiny.problem(Slow),
     )
-    whole = cluster.train(method, plain, steps=40, batch_size=2).wait(120)
-    begun = cluster.train(method, slow, steps=40, batch_size=2)
+    whole = cluster.train(algorithm, plain, steps=40, batch_size=2).wait(120)
+    begun = cluster.train(algorithm, slow, steps=40, batch_size=2)
     assert within(60, lambda: len(begun.run.curve()[0]) > 3)
     assert begun.stop().wait(120).status == "stopped"
     victim = Dies("collective", 2, 5, once=str(tmp_path / "once"))
-    run = cluster.train(method, tiny.problem(victim), steps=40, batch_size=2, resume=begun)
+    run = cluster.train(algorithm, tiny.problem(victim), steps=40, batch_size=2, resume=begun)
     begin = time.monotonic()
     with pytest.raises(WorkbenchError, match=r"rank 2's process is gone: killed by signal 9 \(SIGKILL\) at step \d+"):
         run.wait(120)
@@ -165,7 +165,7 @@ def test_a_killed_rank_is_named_and_a_healed_cluster_goes_on_to_the_same_weights
     assert "rank 2's process is gone: killed by signal 9" in run.run.info["error"]
     cluster.heal()
     assert cluster.state == "ready"
-    again = cluster.train(method, plain, steps=40, batch_size=2, resume=begun).wait(120)
+    again = cluster.train(algorithm, plain, steps=40, batch_size=2, resume=begun).wait(120)
     assert again.status == "finished"
     for name, value in weights(whole).items():
         assert torch.equal(weights(again)[name], value), name
@@ -174,9 +174,9 @@ def test_a_killed_rank_is_named_and_a_healed_cluster_goes_on_to_the_same_weights
 @pytest.mark.notebooks
 @pytest.mark.timeout(240)
 def test_a_stopped_rank_is_told_from_a_dead_one_and_goes_on_to_the_same_weights(cluster: Cluster, runs: Path) -> None:
-    method = SynchronousSGD()
-    whole = cluster.train(method, tiny.problem(partial(tiny.FailsAt, None, 0)), steps=40, batch_size=2).wait(120)
-    run = cluster.train(method, tiny.problem(Slow), steps=40, batch_size=2)
+    algorithm = SynchronousSGD()
+    whole = cluster.train(algorithm, tiny.problem(partial(tiny.FailsAt, None, 0)), steps=40, batch_size=2).wait(120)
+    run = cluster.train(algorithm, tiny.problem(Slow), steps=40, batch_size=2)
     assert within(60, lambda: len(run.run.curve()[0]) > 3)
     pid = cluster.ranks[1]["pid"]
     os.kill(pid, signal.SIGSTOP)
@@ -291,13 +291,13 @@ def test_a_launcher_that_is_asked_for_half_is_told_the_whole(runs: Path, no_proc
 
 
 @pytest.mark.parametrize(
-    ("method", "victim"), [(("async-sgd",), 2), (("pipe-sgd", *SHRINK), 0), (("partial-all-reduce",), 1)], ids=str
+    ("algorithm", "victim"), [(("async-sgd",), 2), (("pipe-sgd", *SHRINK), 0), (("partial-all-reduce",), 1)], ids=str
 )
 def test_the_command_line_starts_another_process_in_its_place(
-    method: tuple[str, ...], victim: int, runs: Path, no_process_left: None
+    algorithm: tuple[str, ...], victim: int, runs: Path, no_process_left: None
 ) -> None:
     """The run is paused until it has come, so that it cannot be over before."""
-    command = forked("-m", "workbench", "train", *method, "--replace", "--runtime", "torch", *LONG_STEPS)
+    command = forked("-m", "workbench", "train", *algorithm, "--replace", "--runtime", "torch", *LONG_STEPS)
     process = subprocess.Popen([*command, "--workers", "3", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert within(90, lambda: any(path.stat().st_size for path in runs.glob("2*/metrics-00002.jsonl")))

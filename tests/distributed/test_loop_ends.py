@@ -13,7 +13,7 @@ import pytest
 
 from tests.distributed.pool import ROOT, our_environment
 
-# case/method -> what rank 0 says and its status, what rank 1 says and its status
+# case/algorithm -> what rank 0 says and its status, what rank 1 says and its status
 MORE = (
     r"rank [01] calls finish\(\) after \d steps?, but rank [01] (has begun|calls finish\(\) after) \d steps: .*DistributedSampler",
     1,
@@ -23,10 +23,13 @@ ALONE = (r"rank [01] calls finish\(\) after 3 steps, but rank [01]|but rank [01]
 LEFT = r"rank 1 (has )?ended (without finish\(\) )?after 3 steps"
 FORGOT = (r"RuntimeWarning: rank \d ended after 5 steps without trainer.finish\(\).*use `with Trainer", 0)
 CASES = {
-    **{f"one more/{method}": (MORE, MORE) for method in ("synchronous", "ring", "pipe", "pipe-ring", "dear", "local")},
-    **{f"save alone/{method}": (SAVE, SAVE) for method in ("synchronous", "pipe-ring", "dear")},
-    **{f"finish alone/{method}": (ALONE, ALONE) for method in ("synchronous", "pipe", "dear")},
-    **{f"no finish/{method}": (FORGOT, FORGOT) for method in ("synchronous", "pipe", "pipe-ring", "dear")},
+    **{
+        f"one more/{algorithm}": (MORE, MORE)
+        for algorithm in ("synchronous", "ring", "pipe", "pipe-ring", "dear", "local")
+    },
+    **{f"save alone/{algorithm}": (SAVE, SAVE) for algorithm in ("synchronous", "pipe-ring", "dear")},
+    **{f"finish alone/{algorithm}": (ALONE, ALONE) for algorithm in ("synchronous", "pipe", "dear")},
+    **{f"no finish/{algorithm}": (FORGOT, FORGOT) for algorithm in ("synchronous", "pipe", "pipe-ring", "dear")},
     "exit/pipe-ring": ((LEFT, 1), ("RuntimeWarning: rank 1 ended after 3 steps", 7)),
     "outside/dear": ((LEFT, 1), ("ZeroDivisionError: division by zero", 1)),
     "destroyed/synchronous": (("finished", 0), ("finished", 0)),

@@ -29,17 +29,17 @@ from workbench.trace.run import Run
 
 NUM_RANKS = 3
 HOW = Settings(steps=8, batch_size=3, timeout_s=30, evaluate_every=3)
-METHODS = [
+ALGORITHMS = [
     SynchronousSGD(),
     LayerwiseSGD(bucket_bytes=200.0, apply=ApplyOrder.BACKWARD),
     PipeSGD(width=3),
     PipeSGD(width=2, collective=Ring()),
 ]
-on_all_methods = pytest.mark.parametrize("algorithm", METHODS, ids=lambda method: type(method).__name__)
+on_all_algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
 
 
 @on_real_runtimes
-@on_all_methods
+@on_all_algorithms
 def test_the_record_of_a_run_is_whole(algorithm: Algorithm, runtime: str) -> None:
     trained = train(runtime, NUM_RANKS, algorithm, tiny.problem(), HOW)
     run = trained.run
@@ -62,7 +62,7 @@ def test_the_record_of_a_run_is_whole(algorithm: Algorithm, runtime: str) -> Non
 
 
 @on_real_runtimes
-@on_all_methods
+@on_all_algorithms
 def test_the_trace_accounts_for_every_step(algorithm: Algorithm, runtime: str) -> None:
     """On each rank one forward and backward a step and one update a bucket, one after the other, within the run."""
     trained = train(runtime, NUM_RANKS, algorithm, tiny.problem(), HOW)

@@ -323,7 +323,7 @@ def test_a_quorum_that_those_who_remain_are_not_is_told() -> None:
         assert "cannot continue with 2 ranks: quorum=3 of 2 ranks" in str(outcome.error)
 
 
-def test_a_quorum_of_all_ends_as_the_synchronous_method() -> None:
+def test_a_quorum_of_all_ends_as_the_synchronous_algorithm() -> None:
     found, run = train(PartialAllReduce(quorum="all"), 1, replace(SHRINKING, on_failure="stop", timeout_s=3.0))
     assert all(isinstance(outcome.error, PeerFailed) for outcome in found.values())
     assert "shrunk" not in run.info
@@ -331,13 +331,15 @@ def test_a_quorum_of_all_ends_as_the_synchronous_method() -> None:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
-    "method", [LocalSGD(every=4, after=6), StreamingDiLoCo(every=4, fragments=2, delay=1)], ids=str
+    "algorithm", [LocalSGD(every=4, after=6), StreamingDiLoCo(every=4, fragments=2, delay=1)], ids=str
 )
-def test_ranks_that_step_alone_go_on_from_their_mean(method: Algorithm, runtime: RuntimeName) -> None:
-    found, run = train(method, 1, runtime=runtime)
+def test_ranks_that_step_alone_go_on_from_their_mean(algorithm: Algorithm, runtime: RuntimeName) -> None:
+    found, run = train(algorithm, 1, runtime=runtime)
     one, other = found[0], found[2]
     assert [row["ranks"] for row in run.info["shrunk"]] == [[0, 2]]
-    assert not torch.equal(one.value[0], other.value[0]) or getattr(method, "after", 0), "replicas were each rank's own"
+    assert not torch.equal(one.value[0], other.value[0]) or getattr(algorithm, "after", 0), (
+        "replicas were each rank's own"
+    )
     final_of(one), final_of(other)
     assert run.info["status"] == "finished"
     assert run.evaluations()[-1]["step"] == (HOW.steps or 0) - 1
@@ -497,7 +499,7 @@ def test_it_is_not_the_default(runtime: RuntimeName) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [AsyncSGD(), NoCommunication()], ids=str)
-def test_methods_that_cannot_say_so(algorithm: Algorithm) -> None:
+def test_algorithms_that_cannot_say_so(algorithm: Algorithm) -> None:
     job = make_job("torch", 1, algorithm, PROBLEM, SHRINKING)
     found = outcomes([(run_rank, (job,))])
     assert isinstance(found[0].error, ConfigError | PeerFailed)

@@ -43,7 +43,7 @@ HEADER = {{"host": __import__("socket").gethostname(), "pid": os.getpid(), "unix
 
 def write(ledger):
     while True:
-        folder = new_run({{"method": {{"name": "M"}}, "num_workers": 2}})
+        folder = new_run({{"algorithm": {{"name": "M"}}, "num_workers": 2}})
         recorders = [FileRecorder(folder, rank, {{**HEADER, "pid": os.getpid()}}) for rank in range(2)]
         update_run(folder, status="running")
         for step in range({NUM_STEPS}):
@@ -151,7 +151,7 @@ def test_a_training_that_is_killed_is_told_by_its_processes(
 
 
 def test_who_made_a_run_and_who_writes_it_tell_whether_it_lives(runs: Path) -> None:
-    folder = new_run({"method": {"name": "M"}, "status": "running"})
+    folder = new_run({"algorithm": {"name": "M"}, "status": "running"})
     mine = read_info(folder)["process"]
     header = {"host": mine["host"], "pid": mine["pid"], "unix_s": time.time()}
 
@@ -180,7 +180,7 @@ def test_who_made_a_run_and_who_writes_it_tell_whether_it_lives(runs: Path) -> N
 
 
 def test_what_killed_writers_leave_beside_the_runs_is_removed_by_the_next(runs: Path) -> None:
-    kept = new_run({"method": {"name": "M"}})
+    kept = new_run({"algorithm": {"name": "M"}})
     for name in (".new-abc", ".removed-run-12"):
         (runs / name).mkdir()
         (runs / name / "run.json").write_text("{}")
@@ -188,7 +188,7 @@ def test_what_killed_writers_leave_beside_the_runs_is_removed_by_the_next(runs: 
     (runs / ".index.jsonl.12ab.tmp").write_text("")
     age(runs / ".index.jsonl.12ab.tmp", DRAFT_LIFETIME_S + 60)
     (runs / ".new-young").mkdir()
-    other = new_run({"method": {"name": "M"}})
+    other = new_run({"algorithm": {"name": "M"}})
     assert {path.name for path in runs.iterdir()} == {kept.name, other.name, ".new-young"}
 
 
@@ -209,7 +209,7 @@ def limited(job: Job, num_bytes: int) -> str:
 
 
 def test_a_rank_that_can_write_no_more_ends_the_run_with_one_error(runs: Path) -> None:
-    before = new_run({"method": {"name": "M"}, "status": "finished"})
+    before = new_run({"algorithm": {"name": "M"}, "status": "finished"})
     kept = (before / "run.json").read_bytes()
     job = make_job("torch", 2, SynchronousSGD(), tiny.problem(), Settings(steps=5000, batch_size=1, timeout_s=30))
     job = replace(job, folder=str(new_run(json.loads((Path(job.folder) / "run.json").read_text()))))
@@ -262,11 +262,11 @@ def fill(path: Path) -> None:
 def test_on_a_full_disk_a_run_is_marked_and_what_was_there_is_whole(tmp_path: Path) -> None:
     root = tmp_path / "disk"
     with small_disk(root, 512):
-        first = new_run({"method": {"name": "M"}, "status": "running"}, root)
+        first = new_run({"algorithm": {"name": "M"}, "status": "running"}, root)
         update_run(first, status="finished")
         assert not (first / RESERVE_NAME).exists(), "only a run that goes on needs it"
         kept = (first / "run.json").read_bytes()
-        second = new_run({"method": {"name": "M"}}, root)
+        second = new_run({"algorithm": {"name": "M"}}, root)
         recorder = FileRecorder(second, 0, {})
         with pytest.raises(WorkbenchError, match=r"cannot be written \(No space left on device\): free some space"):
             record_for_ever(recorder)
@@ -282,7 +282,7 @@ def test_on_a_full_disk_a_run_is_marked_and_what_was_there_is_whole(tmp_path: Pa
         assert (first / "run.json").read_bytes() == kept
         fill(root / "filler")
         with pytest.raises(WorkbenchError, match=r"cannot be written.*name another"):
-            new_run({"method": {"name": "M"}}, root)
+            new_run({"algorithm": {"name": "M"}}, root)
         with pytest.raises(WorkbenchError, match="cannot be written"):
             write_info(first, {**read_info(first), "note": "x" * 10_000})
         assert (first / "run.json").read_bytes() == kept
@@ -310,7 +310,7 @@ with locked(Path(sys.argv[1])):
 
 
 def test_two_writers_of_one_run_lose_nothing_of_each_other(runs: Path) -> None:
-    folder = new_run({"method": {"name": "M"}})
+    folder = new_run({"algorithm": {"name": "M"}})
     writers = [subprocess.Popen([sys.executable, "-c", ADDS, str(folder), str(number)]) for number in range(2)]
     assert [writer.wait(60) for writer in writers] == [0, 0]
     info = read_info(folder)
@@ -324,7 +324,7 @@ def test_a_writer_that_is_stopped_with_the_lock_holds_nobody_for_ever(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workbench.trace.files.lock.LOCK_S", 0.2)
-    folder = new_run({"method": {"name": "M"}})
+    folder = new_run({"algorithm": {"name": "M"}})
     with subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:

@@ -45,7 +45,7 @@ from workbench.trace.run import Run
 
 NUM_RANKS, VICTIM, AT_STEP = 3, 1, 4
 HOW = Settings(steps=12, batch_size=2, timeout_s=30)
-METHODS = [
+ALGORITHMS = [
     AsyncSGD(),
     AsyncSGD(shards=1, dedicated=True),
     StaleSynchronousSGD(bound=1),
@@ -102,7 +102,7 @@ def name_of(algorithm: Algorithm) -> str:
     return f"{type(algorithm).__name__}{dedicated}-{getattr(algorithm, 'backups', '')}"
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
 def test_the_others_go_on_without_a_worker(algorithm: Algorithm) -> None:
     found, job = train_with_a_death(algorithm)
     assert set(found) == {0, 2}

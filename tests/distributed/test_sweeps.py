@@ -43,11 +43,11 @@ def cells(runs: Path, name: str = "grid") -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(200)
 def test_a_sweep_runs_each_cell_once_and_goes_on_where_it_stopped(runs: Path, tmp_path: Path) -> None:
-    long = {"timing_only": False, "steps": 40, "method": "synchronous-sgd", "evaluate_every": 0}
+    long = {"timing_only": False, "steps": 40, "algorithm": "synchronous-sgd", "evaluate_every": 0}
     grid = {
         "name": "study",
         "base": QUICK,
-        "axes": {"method": ["dear", {"pipe-sgd": {"width": 3}}]},
+        "axes": {"algorithm": ["dear", {"pipe-sgd": {"width": 3}}]},
         "include": [{**long, "lr": 1e30}],
     }
     first = sweep(grid, jobs=2)
@@ -59,12 +59,12 @@ def test_a_sweep_runs_each_cell_once_and_goes_on_where_it_stopped(runs: Path, tm
         "id": "study",
         "cell": first.cells[1].cell.key,
         "attempt": 0,
-        "axes": {"method": "pipe-sgd", "timing_only": True, "steps": 3, "set.width": 3},
+        "axes": {"algorithm": "pipe-sgd", "timing_only": True, "steps": 3, "set.width": 3},
     }
     again = sweep(grid)
     assert [item.runs for item in again.cells] == [item.runs for item in first.cells], "nothing is run twice"
     shutil.rmtree(runs / first.cells[0].runs[0])
-    third = sweep({**grid, "include": [*grid["include"], {"method": "local-sgd"}]}, retry_failed=True)  # type: ignore[misc]
+    third = sweep({**grid, "include": [*grid["include"], {"algorithm": "local-sgd"}]}, retry_failed=True)  # type: ignore[misc]
     assert [item.state for item in third.cells] == ["finished", "finished", "failed", "finished"]
     assert [item.attempt.number for item in third.cells if item.attempt] == [1, 0, 1, 0]
 
@@ -73,7 +73,7 @@ def test_a_sweep_runs_each_cell_once_and_goes_on_where_it_stopped(runs: Path, tm
 @pytest.mark.timeout(200)
 def test_killed_interrupted_and_too_slow(runs: Path, tmp_path: Path) -> None:
     """A cell without an end: the sweeper is killed, then interrupted, then the cell reaches its time limit."""
-    base = {"method": "dear", "runtime": "mpi", "workers": 2, "steps": 10**6, "evaluate_every": 0}
+    base = {"algorithm": "dear", "runtime": "mpi", "workers": 2, "steps": 10**6, "evaluate_every": 0}
     for number, sign, status in ((0, signal.SIGKILL, -signal.SIGKILL), (1, signal.SIGINT, 130)):
         process = subprocess.Popen(
             [*forked("-m", "workbench", "sweep"), write(tmp_path, {"base": base})], stderr=subprocess.PIPE, text=True
@@ -96,7 +96,7 @@ def test_killed_interrupted_and_too_slow(runs: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(200)
 def test_simulated_cells_end_with_a_sweeper_that_is_killed(runs: Path, tmp_path: Path) -> None:
     """They are children of a server, not of the sweeper; what they were doing is done by the next."""
-    long = {"problem": "digits-mlp", "runtime": "simulated", "method": "dear", "steps": 10**6}
+    long = {"problem": "digits-mlp", "runtime": "simulated", "algorithm": "dear", "steps": 10**6}
     process = sweeper(write(tmp_path, {"base": long}))
     names = within(90, lambda: [path.read_text().strip() for path in (runs / "sweeps" / "grid").glob("*.runs")], any)
     cell = read_info(runs / names[0])["process"]
@@ -113,7 +113,7 @@ def test_simulated_cells_end_with_a_sweeper_that_is_killed(runs: Path, tmp_path:
 
 @pytest.mark.timeout(200)
 def test_two_sweepers_share_the_cells(runs: Path, tmp_path: Path) -> None:
-    grid = write(tmp_path, {"base": {**QUICK, "method": "dear"}, "axes": {"seed": list(range(6))}})
+    grid = write(tmp_path, {"base": {**QUICK, "algorithm": "dear"}, "axes": {"seed": list(range(6))}})
     both = [sweeper(grid, "--json") for _ in range(2)]
     for process in both:
         out, told = process.communicate(timeout=150)

@@ -38,7 +38,12 @@ from workbench.runtimes.checkpoint.files import complete_checkpoints, rank_file_
 from workbench.runtimes.user_loop.trainer import Trainer
 
 RUNTIMES = [pytest.param("torch", id="gloo"), pytest.param("mpi", id="mpi", marks=pytest.mark.mpi)]
-METHODS = [SynchronousSGD(), LayerwiseSGD(bucket_bytes=0), LayerwiseSGD(bucket_bytes=64, apply="any"), PipeSGD(width=1)]
+ALGORITHMS = [
+    SynchronousSGD(),
+    LayerwiseSGD(bucket_bytes=0),
+    LayerwiseSGD(bucket_bytes=64, apply="any"),
+    PipeSGD(width=1),
+]
 NUM_STEPS = 6
 
 
@@ -65,13 +70,13 @@ def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def train_with_trainer(method: Algorithm, sizes: tuple[int, ...] | None, count: bool) -> torch.Tensor:
+def train_with_trainer(algorithm: Algorithm, sizes: tuple[int, ...] | None, count: bool) -> torch.Tensor:
     from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     model, optimizer = make(seed=rank)  # every rank begins elsewhere: rank 0's weights must reach all
     x, y = tiny.data(200)
-    with Trainer(model, optimizer, method) as trainer:
+    with Trainer(model, optimizer, algorithm) as trainer:
         for step in shares(num_ranks, sizes):
             mine = step[rank]
             closure = partial(lambda part: nn.functional.cross_entropy(model(x[part]), y[part]), mine)
@@ -118,9 +123,9 @@ def train_with_ddp() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_equal_batches_train_as_one_process_with_all_samples(runtime: str, method: Algorithm) -> None:
-    results = shared_pool(runtime, 2, compiler=True).run(train_with_trainer, method, None, False)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_equal_batches_train_as_one_process_with_all_samples(runtime: str, algorithm: Algorithm) -> None:
+    results = shared_pool(runtime, 2, compiler=True).run(train_with_trainer, algorithm, None, False)
     assert torch.equal(results[0], results[1])
     torch.testing.assert_close(results[0], train_alone(2, None), rtol=1e-12, atol=1e-14)
 
@@ -499,7 +504,7 @@ class Wavering(nn.Module):
         return self.body(x)
 
 
-def train_in_parts(method: Algorithm, folder: str, part: str) -> dict[str, Any]:
+def train_in_parts(algorithm: Algorithm, folder: str, part: str) -> dict[str, Any]:
     """All ranks train six steps, or the first three and keep a checkpoint, or those that follow from one."""
     from workbench.runtimes.rank.main import world_here
 
@@ -513,7 +518,7 @@ def train_in_parts(method: Algorithm, folder: str, part: str) -> dict[str, Any]:
     begin, said, own = 0, "", None
     with contextlib.ExitStack() as stack:
         try:
-            trainer = stack.enter_context(Trainer(model, optimizer, method))
+            trainer = stack.enter_context(Trainer(model, optimizer, algorithm))
             if part == "rest":
                 begin, own = trainer.load(folder)
                 if own is not None:
@@ -535,13 +540,13 @@ def train_in_parts(method: Algorithm, folder: str, part: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("method", KEPT, ids=str)
-def test_a_loop_goes_on_from_its_checkpoint_to_the_last_bit(runtime: str, method: Algorithm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", KEPT, ids=str)
+def test_a_loop_goes_on_from_its_checkpoint_to_the_last_bit(runtime: str, algorithm: Algorithm, tmp_path: Path) -> None:
     pool, folder = shared_pool(runtime, 2, compiler=True), str(tmp_path / "kept")
-    whole = pool.run(train_in_parts, method, "", "whole")
-    on_the_way = pool.run(train_in_parts, method, str(tmp_path / "two"), "kept on the way")
-    pool.run(train_in_parts, method, folder, "first")
-    rest = pool.run(train_in_parts, method, folder, "rest")
+    whole = pool.run(train_in_parts, algorithm, "", "whole")
+    on_the_way = pool.run(train_in_parts, algorithm, str(tmp_path / "two"), "kept on the way")
+    pool.run(train_in_parts, algorithm, folder, "first")
+    rest = pool.run(train_in_parts, algorithm, folder, "rest")
     assert [(row["begin"], row["own"]["rank"], row["said"]) for row in rest] == [(3, 0, ""), (3, 1, "")]
     for one in (on_the_way, rest):
         for rank in range(2):
@@ -551,25 +556,25 @@ def test_a_loop_goes_on_from_its_checkpoint_to_the_last_bit(runtime: str, method
 
 
 def test_a_loop_goes_on_from_the_newest_checkpoint_that_is_whole(tmp_path: Path) -> None:
-    pool, method = shared_pool("torch", 2, compiler=True), PipeSGD(width=2)
-    pool.run(train_in_parts, method, str(tmp_path), "kept on the way")
+    pool, algorithm = shared_pool("torch", 2, compiler=True), PipeSGD(width=2)
+    pool.run(train_in_parts, algorithm, str(tmp_path), "kept on the way")
     newest = rank_file_path(tmp_path, 3, 1)
     newest.write_bytes(newest.read_bytes()[:-100])
-    for row in pool.run(train_in_parts, method, str(tmp_path), "rest"):
+    for row in pool.run(train_in_parts, algorithm, str(tmp_path), "rest"):
         assert (row["begin"], row["said"]) == (2, "")
     newest = rank_file_path(tmp_path, 1, 0)
     newest.write_bytes(b"nothing")
-    for row in pool.run(train_in_parts, method, str(tmp_path), "rest"):
+    for row in pool.run(train_in_parts, algorithm, str(tmp_path), "rest"):
         assert re.search(
             "has no undamaged checkpoint. .*step 3, is damaged .*step-00000003-rank-00001.pt has .*step 1, is damaged",
             row["said"],
         ), row["said"]
 
 
-def test_a_loop_goes_on_with_other_ranks_where_the_method_allows_it(tmp_path: Path) -> None:
+def test_a_loop_goes_on_with_other_ranks_where_the_algorithm_allows_it(tmp_path: Path) -> None:
     two, three = shared_pool("torch", 2, compiler=True), shared_pool("torch", 3, compiler=True)
-    for name, method in (("synchronous", SynchronousSGD()), ("pipe", PipeSGD(width=2))):
-        two.run(train_in_parts, method, str(tmp_path / name), "first")
+    for name, algorithm in (("synchronous", SynchronousSGD()), ("pipe", PipeSGD(width=2))):
+        two.run(train_in_parts, algorithm, str(tmp_path / name), "first")
     for row in three.run(train_in_parts, SynchronousSGD(), str(tmp_path / "synchronous"), "rest"):
         assert (row["begin"], row["own"], row["said"]) == (3, None, "")
     for row in three.run(train_in_parts, PipeSGD(width=2), str(tmp_path / "pipe"), "rest"):
@@ -649,7 +654,7 @@ IN_FLIGHT = [
 ]
 
 
-def train_and_look(method: Algorithm, num_steps: int, looks: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def train_and_look(algorithm: Algorithm, num_steps: int, looks: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Steps of a model with statistics and random numbers; with looks, what each step's end would leave."""
     from workbench.runtimes.rank.main import world_here
 
@@ -664,7 +669,7 @@ def train_and_look(method: Algorithm, num_steps: int, looks: bool) -> tuple[torc
     def everything() -> torch.Tensor:
         return torch.cat([value.detach().reshape(-1).double() for value in model.state_dict().values()])
 
-    with Trainer(model, optimizer, method) as trainer:
+    with Trainer(model, optimizer, algorithm) as trainer:
         for step in shares(num_ranks)[:num_steps]:
             trainer.step(lambda mine=step[rank]: nn.functional.cross_entropy(model(x[mine]), y[mine]))
             if looks:
@@ -677,16 +682,16 @@ def train_and_look(method: Algorithm, num_steps: int, looks: bool) -> tuple[torc
 def test_evaluating_shows_what_finish_leaves_and_training_continues_bit_identically(runtime: str) -> None:
     def run() -> list[tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]]:
         found = []
-        for method in IN_FLIGHT:
-            ends = [train_and_look(method, num_steps, looks=False)[0] for num_steps in (1, 3, 4, NUM_STEPS)]
-            found.append((ends, *train_and_look(method, NUM_STEPS, looks=True)))
+        for algorithm in IN_FLIGHT:
+            ends = [train_and_look(algorithm, num_steps, looks=False)[0] for num_steps in (1, 3, 4, NUM_STEPS)]
+            found.append((ends, *train_and_look(algorithm, NUM_STEPS, looks=True)))
         return found
 
     for rank_found in shared_pool(runtime, 2, compiler=True).run(run):
-        for method, (ends, end, seen) in zip(IN_FLIGHT, rank_found, strict=True):
-            assert torch.equal(end, ends[-1]), f"{method}: looking changed the run"
+        for algorithm, (ends, end, seen) in zip(IN_FLIGHT, rank_found, strict=True):
+            assert torch.equal(end, ends[-1]), f"{algorithm}: looking changed the run"
             for num_steps, expected in zip((1, 3, 4, NUM_STEPS), ends, strict=True):
-                assert torch.equal(seen[num_steps - 1], expected), f"{method}: after {num_steps} steps"
+                assert torch.equal(seen[num_steps - 1], expected), f"{algorithm}: after {num_steps} steps"
 
 
 def accumulate_with_ddp() -> tuple[torch.Tensor, list[float]]:
@@ -709,14 +714,14 @@ def accumulate_with_ddp() -> tuple[torch.Tensor, list[float]]:
     return parameters(model), norms
 
 
-def accumulate_with_trainer(method: Algorithm, whole: bool) -> tuple[torch.Tensor, list[float]]:
+def accumulate_with_trainer(algorithm: Algorithm, whole: bool) -> tuple[torch.Tensor, list[float]]:
     from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     model, optimizer = make(seed=rank)
     x, y = tiny.data(200)
     norms, size = [], 6 if whole else 2
-    with Trainer(model, optimizer, method, clip_norm=0.2) as trainer:
+    with Trainer(model, optimizer, algorithm, clip_norm=0.2) as trainer:
         for step in shares(num_ranks, (6, 6)):
             mine = step[rank]
             starts = range(mine.start, mine.stop, size)
@@ -730,25 +735,25 @@ def accumulate_with_trainer(method: Algorithm, whole: bool) -> tuple[torch.Tenso
     return parameters(model), norms  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("method", [SynchronousSGD(), LayerwiseSGD(bucket_bytes=64)], ids=str)
-def test_micro_batches_are_ddps_accumulation_and_one_big_batch_and_so_is_the_norm(method: Algorithm) -> None:
+@pytest.mark.parametrize("algorithm", [SynchronousSGD(), LayerwiseSGD(bucket_bytes=64)], ids=str)
+def test_micro_batches_are_ddps_accumulation_and_one_big_batch_and_so_is_the_norm(algorithm: Algorithm) -> None:
     pool = shared_pool("torch", 2, compiler=True)
     expected, norms = pool.run(accumulate_with_ddp)[0]
     assert max(norms) > 0.2, "nothing was clipped"
     for whole in (False, True):
-        for found, measured in pool.run(accumulate_with_trainer, method, whole):
+        for found, measured in pool.run(accumulate_with_trainer, algorithm, whole):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
             assert measured == pytest.approx(norms, rel=1e-12)
 
 
-def train_scheduled(method: Algorithm) -> torch.Tensor:
+def train_scheduled(algorithm: Algorithm) -> torch.Tensor:
     from workbench.runtimes.rank.main import world_here
 
     rank, num_ranks = world_here()
     model, optimizer = make()
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=NUM_STEPS)
     x, y = tiny.data(200)
-    with Trainer(model, optimizer, method) as trainer:
+    with Trainer(model, optimizer, algorithm) as trainer:
         for step in shares(num_ranks):
             trainer.step(lambda mine=step[rank]: nn.functional.cross_entropy(model(x[mine]), y[mine]))
             if scheduler.last_epoch < NUM_STEPS - 1:

@@ -203,7 +203,7 @@ def library(seconds: float) -> AllReduce:
     return run
 
 
-# -- methods ---------------------------------------------------------------------------------------------------
+# -- algorithms ---------------------------------------------------------------------------------------------------
 
 
 def pipe_sgd(costs: Costs, num_ranks: int, num_steps: int, width: int, all_reduce: AllReduce) -> Cluster:

@@ -47,7 +47,7 @@ LOSSY = [
     StreamingDiLoCo(every=3, fragments=2, nesterov=False),
     AsyncSGD(shards=3),
 ]
-METHODS = [*representatives(P), *LOSSY]
+ALGORITHMS = [*representatives(P), *LOSSY]
 
 
 how = partial(replace, HOW)
@@ -60,7 +60,7 @@ def beginning(problem: Problem) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_it_is_named_by_rank_step_and_parameter(algorithm: Algorithm, value: float) -> None:
     with pytest.raises(Diverged) as found:
@@ -74,7 +74,7 @@ def test_it_is_named_by_rank_step_and_parameter(algorithm: Algorithm, value: flo
         assert step == min(drawn)[0], "an earlier one was not seen"
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
 def test_one_that_is_left_out_leaves_replicas_equal_and_finite(algorithm: Algorithm) -> None:
     settings = how(**SKIP)
     trained = train("simulated", P, algorithm, poison.problem(), settings)
@@ -152,7 +152,7 @@ def test_one_program_for_all_workers_finds_the_same(algorithm: Algorithm, policy
     )
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
 def test_clipped_ones_leave_replicas_equal_and_say_their_norm(algorithm: Algorithm) -> None:
     settings = how(on_bad_gradient="clip", max_grad_norm=0.2)
     trained = train("simulated", P, algorithm, poison.problem(1e6), settings)

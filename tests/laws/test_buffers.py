@@ -60,7 +60,7 @@ class Guarded(Collective):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed(Wrapper):
-    """Another method with guarded sums; what it waited for must still hold the sum when it is applied."""
+    """Another algorithm with guarded sums; what it waited for must still hold the sum when it is applied."""
 
     def worker(self, ctx: Context) -> Program:
         program, answer = replace(self.inner, collective=Guarded(inner=self.inner.collective)).worker(ctx), None
@@ -190,7 +190,7 @@ def test_a_pool_that_hands_out_a_buffer_in_flight_is_caught(inner: Algorithm, ru
 
 
 @pytest.mark.parametrize("collective", [Native(), Ring()], ids=["native", "ring"])
-def test_a_method_that_gives_a_buffer_away_too_early_is_caught(collective: Collective) -> None:
+def test_an_algorithm_that_gives_a_buffer_away_too_early_is_caught(collective: Collective) -> None:
     simulate(Careless(collective=collective), 3, check_in_flight=False)  # no other rank sees it
     with pytest.raises(Overwritten):
         simulate(Careless(collective=Guarded(inner=collective)), 3)
@@ -212,6 +212,6 @@ def test_the_simulator_checks_native_sums_itself() -> None:
     ],
     ids=lambda value: name_of(value) if isinstance(value, Algorithm) else str(value),
 )
-def test_a_method_holds_as_many_gradients_as_it_has_steps_in_flight(algorithm: Algorithm, num_buffers: int) -> None:
+def test_an_algorithm_holds_as_many_gradients_as_it_has_steps_in_flight(algorithm: Algorithm, num_buffers: int) -> None:
     simulation = simulate(algorithm, 2)
     assert [worker.replica.pool.num_allocated for worker in simulation.workers] == [num_buffers] * 2

@@ -61,7 +61,7 @@ PROBLEM = Problem(
 
 
 def first_two() -> list[Algorithm]:
-    """Of each method its first settings, and one more: with a codec for the synchronous one."""
+    """Of each algorithm its first settings, and one more: with a codec for the synchronous one."""
     kinds: dict[type, list[Algorithm]] = {}
     for variant in all_variants():
         kinds.setdefault(type(variant), []).append(variant)
@@ -73,7 +73,7 @@ def first_two() -> list[Algorithm]:
 
 
 def gain(algorithm: Algorithm) -> float:
-    """How much more noise than R a method lets through."""
+    """How much more noise than R an algorithm lets through."""
     if isinstance(algorithm, OuterAlgorithm):
         return 1 / (1 - algorithm.outer_momentum)  # the sum of what momentum makes of one disturbance
     if getattr(getattr(algorithm, "collective", None), "lossy", False):

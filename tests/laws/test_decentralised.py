@@ -198,7 +198,7 @@ TIMED: list[Any] = [*RESUMABLE, PartialAllReduce(quorum="solo"), AdaptiveDelaySG
 
 @pytest.mark.parametrize("algorithm", TIMED, ids=str)
 def test_timing_alone_takes_as_long_as_training(algorithm: Algorithm) -> None:
-    """No decision of a method may hang on what its tensors hold."""
+    """No decision of an algorithm may hang on what its tensors hold."""
     how = settings()
     runs = []
     for timing_only in (False, True):
@@ -254,7 +254,7 @@ CONVERGING: list[Any] = [
 
 
 @pytest.mark.parametrize("algorithm", CONVERGING, ids=str)
-def test_every_method_finds_the_mean(algorithm: Algorithm) -> None:
+def test_every_algorithm_finds_the_mean(algorithm: Algorithm) -> None:
     """From 10 away to the noise of one batch: 0.1 / sqrt(4) times what the steps add, an order of magnitude below 0.3."""
     how = Settings(steps=200, batch_size=4, seed=1, optimizer=partial(torch.optim.SGD, lr=0.05))
     for found in final(simulate(algorithm, how, cloud())):

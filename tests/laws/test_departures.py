@@ -36,7 +36,7 @@ from workbench.trace.run import Run
 
 STEPS, RANKS = 8, 5
 HOW = Settings(steps=STEPS, batch_size=3, seed=2, optimizer=tiny.momentum)
-METHODS = [item for item in variants() if item.requires.servers]
+ALGORITHMS = [item for item in variants() if item.requires.servers]
 
 
 def lose(
@@ -67,7 +67,7 @@ def last_lost(algorithm: ServerAlgorithm) -> int:
     return next(rank for rank in reversed(range(RANKS)) if can_lose(algorithm, rank, RANKS))
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=name_of)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
 @pytest.mark.parametrize("at_s", [0.55, 2.3, 4.9])
 def test_the_others_end_and_hold_the_same(algorithm: ServerAlgorithm, at_s: float) -> None:
     victim = last_lost(algorithm)
@@ -93,17 +93,17 @@ def test_the_others_end_and_hold_the_same(algorithm: ServerAlgorithm, at_s: floa
 
 @settings(max_examples=20, deadline=None)
 @given(
-    method=st.sampled_from(
+    algorithm=st.sampled_from(
         [AsyncSGD(), StaleSynchronousSGD(bound=0), SoftsyncSGD(), BackupSGD(backups=1), OnlineBackupSGD()]
     ),
     first=st.floats(0, 12),
     second=st.floats(0, 12),
     shards=st.integers(1, 2),
 )
-def test_whenever_two_of_them_leave(method: ServerAlgorithm, first: float, second: float, shards: int) -> None:
-    method = type(method)(**{**settings_of(method), "shards": shards})
-    run = lose(method, {3: first, 4: second}).run()
-    if method.max_staleness != 0:
+def test_whenever_two_of_them_leave(algorithm: ServerAlgorithm, first: float, second: float, shards: int) -> None:
+    algorithm = type(algorithm)(**{**settings_of(algorithm), "shards": shards})
+    run = lose(algorithm, {3: first, 4: second}).run()
+    if algorithm.max_staleness != 0:
         assert run.metrics[0][-1]["step"] == STEPS - 1
     assert all(row["seconds"] in (first, second) for row in run.info["departures"])
 
@@ -142,18 +142,19 @@ def test_who_trains_alone_is_not_missed() -> None:
 
 def test_time_is_the_same_without_values() -> None:
     how = Settings(steps=STEPS, batch_size=3, seed=2)
-    for method in (AsyncSGD(), BackupSGD(backups=1), SoftsyncSGD()):
-        runs = [lose(method, {4: 2.7}, timing_only=only, how=how).run() for only in (False, True)]
+    for algorithm in (AsyncSGD(), BackupSGD(backups=1), SoftsyncSGD()):
+        runs = [lose(algorithm, {4: 2.7}, timing_only=only, how=how).run() for only in (False, True)]
         updates = [[(row["update"], row["sources"], round(row["seconds"], 9)) for row in run.updates()] for run in runs]
         assert updates[0] == updates[1]
 
 
 @pytest.mark.parametrize(
-    ("method", "rank"), [(AsyncSGD(), 0), (AsyncSGD(shards=2), 1), (SynchronousSGD(), 1), (AsyncSGD(dedicated=True), 4)]
+    ("algorithm", "rank"),
+    [(AsyncSGD(), 0), (AsyncSGD(shards=2), 1), (SynchronousSGD(), 1), (AsyncSGD(dedicated=True), 4)],
 )
-def test_who_cannot_be_done_without(method: Any, rank: int) -> None:
+def test_who_cannot_be_done_without(algorithm: Any, rank: int) -> None:
     with pytest.raises(ConfigError, match=f"cannot continue without rank {rank}"):
-        lose(method, {rank: 1.0})
+        lose(algorithm, {rank: 1.0})
 
 
 @pytest.mark.parametrize(

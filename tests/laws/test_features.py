@@ -38,7 +38,7 @@ ROUNDING = 1e-12
 NUM_RANKS = 3
 settings = partial(Settings, steps=7, batch_size=3, timeout_s=30, optimizer=tiny.momentum)
 
-WHOLE = (SynchronousSGD(), PipeSGD(width=3))  # methods that apply whole gradients
+WHOLE = (SynchronousSGD(), PipeSGD(width=3))  # algorithms that apply whole gradients
 ALGORITHMS = (*WHOLE, LayerwiseSGD(bucket_bytes=150.0, apply=ApplyOrder.ANY))
 
 FEATURES: dict[str, tuple[Problem, Settings, tuple[Algorithm, ...]]] = {

@@ -57,7 +57,7 @@ class Alone(Algorithm):
 
 
 def symmetric() -> list[Algorithm]:
-    """Every method that sums by the library's all-reduce and is symmetric, and DeAR with its halves."""
+    """Every algorithm that sums by the library's all-reduce and is symmetric, and DeAR with its halves."""
     found = [
         item for item in all_variants() if item.symmetric and isinstance(getattr(item, "collective", None), Native)
     ]

@@ -211,8 +211,8 @@ class Listening(Wrapper):
 @pytest.mark.parametrize("quorum", [Quorum.SOLO, Quorum.MAJORITY, Quorum.ALL, 2], ids=str)
 def test_a_round_sums_what_was_not_yet_used(quorum: Quorum | int) -> None:
     """Each rank's own gradients once; the summed weight is that of the minibatches in it, each a share of a quarter."""
-    method = PartialAllReduce(quorum=quorum)
-    listening = Listening(inner=method)
+    algorithm = PartialAllReduce(quorum=quorum)
+    listening = Listening(inner=algorithm)
     problem = tiny.problem(num_samples=24)  # every share is full
     Simulation(listening, problem, HOW, NUM_RANKS, network=NETWORK, compute=COMPUTE).run()
     of_round: Counter[int] = Counter()

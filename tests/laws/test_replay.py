@@ -37,8 +37,8 @@ REPLAYED = [*(item for item in representatives() if item.requires.servers), *MOR
 
 
 def of(run: Run, algorithm: Algorithm, how: Settings) -> Run:
-    """The run as it would be recorded without the test's wrapper around the method."""
-    return replace(run, info={**run.info, "method": run_info(algorithm, tiny.problem(), how, "", 1)["method"]})
+    """The run as it would be recorded without the test's wrapper around the algorithm."""
+    return replace(run, info={**run.info, "algorithm": run_info(algorithm, tiny.problem(), how, "", 1)["algorithm"]})
 
 
 def again(trained: Trained, algorithm: Algorithm, how: Settings) -> Replay:
@@ -108,7 +108,8 @@ def test_what_was_not_recorded_cannot_be_replayed() -> None:
     with pytest.raises(ConfigError, match="continued from"):
         replay(replace(recorded, info={**recorded.info, "resumed": "yesterday"}), AsyncSGD(), tiny.problem(), how)
     partial_run = replace(
-        recorded, info={**recorded.info, "method": run_info(PartialAllReduce(), tiny.problem(), how, "", 1)["method"]}
+        recorded,
+        info={**recorded.info, "algorithm": run_info(PartialAllReduce(), tiny.problem(), how, "", 1)["algorithm"]},
     )
     with pytest.raises(ConfigError, match="cannot be replayed: its worker adds gradients to rounds"):
         replay(partial_run, PartialAllReduce(), tiny.problem(), how)

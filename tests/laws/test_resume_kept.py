@@ -192,7 +192,7 @@ def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_ord
     problem, how = HOW["momentum"]
     trained = train(runtime, 3, algorithm, problem, how)
     recorded = replace(
-        trained.run, info={**trained.run.info, "method": run_info(algorithm, problem, how, "", 1)["method"]}
+        trained.run, info={**trained.run.info, "algorithm": run_info(algorithm, problem, how, "", 1)["algorithm"]}
     )
     whole = replay(recorded, algorithm, problem, how)
     forget(trained.checkpoint, 5)
@@ -201,7 +201,7 @@ def test_asynchronous_ones_go_on_to_the_same_where_messages_come_in_the_same_ord
     simulation.cluster.recorded = {rank: behind(trained.run.events[rank], 2) for rank in range(3)}
     parts = [torch.load(checkpoint.rank_file(rank), weights_only=True) for rank in range(3)]
     # The ranks' was the test's wrapper
-    simulation.run(resume=[{**part, "method": type(algorithm).__name__} for part in parts])
+    simulation.run(resume=[{**part, "algorithm": type(algorithm).__name__} for part in parts])
     for rank in range(algorithm.roles(3).num_computing):
         law = f"{name_of(algorithm)}: a replay is the run"
         assert_near(

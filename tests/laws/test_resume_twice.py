@@ -18,9 +18,9 @@ from workbench.settings import Settings
 SETTINGS = Settings(steps=6, batch_size=3, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9))
 
 
-def simulation(method: Algorithm, workers: int = 2) -> Simulation:
+def simulation(algorithm: Algorithm, workers: int = 2) -> Simulation:
     compute = Compute(forward_s=1.0, backward_s=2.0)
-    return Simulation(method, tiny.problem(tiny.mlp), SETTINGS, workers, network=free, compute=compute)
+    return Simulation(algorithm, tiny.problem(tiny.mlp), SETTINGS, workers, network=free, compute=compute)
 
 
 def test_two_runs_from_one_checkpoint_are_equal() -> None:
@@ -35,7 +35,7 @@ def test_two_runs_from_one_checkpoint_are_equal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "workers", "words"),
+    ("algorithm", "workers", "words"),
     [
         (SynchronousSGD(), 2, "another algorithm"),
         (LayerwiseSGD(), 2, "another algorithm"),
@@ -43,11 +43,11 @@ def test_two_runs_from_one_checkpoint_are_equal() -> None:
     ],
     ids=str,
 )
-def test_another_kind_of_run_is_refused(method: Algorithm, workers: int, words: str) -> None:
+def test_another_kind_of_run_is_refused(algorithm: Algorithm, workers: int, words: str) -> None:
     first = simulation(PipeSGD(width=2))
     first.run(stop_after=2)
     with pytest.raises(ConfigError, match=words):
-        simulation(method, workers).run(resume=[first.checkpoints.at_stop[0]] * workers)
+        simulation(algorithm, workers).run(resume=[first.checkpoints.at_stop[0]] * workers)
 
 
 def test_another_width_goes_on() -> None:

@@ -156,7 +156,7 @@ def test_one_real_worker_is_too(algorithm: Algorithm, runtime: str) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("shards", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", [tiny.sgd, tiny.momentum, tiny.adam], ids=["sgd", "momentum", "adam"])
-def test_without_backups_it_is_the_synchronous_method(shards: int, optimizer: object) -> None:
+def test_without_backups_it_is_the_synchronous_algorithm(shards: int, optimizer: object) -> None:
     """Servers sum in order of arrival; three numbers in another order differ by rounding.
 
     The last batch of an epoch is short.

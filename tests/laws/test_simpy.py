@@ -158,13 +158,13 @@ def test_synchronous_sgd_is_a_pipe_of_one() -> None:
 # -- parameter servers -----------------------------------------------------------------------------------------
 
 
-def shards_of(method: ServerAlgorithm, layout: Layout, ranks: int) -> list[Shard]:
+def shards_of(algorithm: ServerAlgorithm, layout: Layout, ranks: int) -> list[Shard]:
     """Backward reaches a shard when the parameters of those before it, and its own, are done."""
     sizes = [sum(slot.numel for slot in piece.slots) for piece in layout.buckets]
-    first = method.roles(ranks).num_computing if method.dedicated else 0
+    first = algorithm.roles(ranks).num_computing if algorithm.dedicated else 0
     return [
         Shard(
-            rank=first + piece.index if method.dedicated else piece.index % ranks,
+            rank=first + piece.index if algorithm.dedicated else piece.index % ranks,
             num_bytes=(piece.stop - piece.start) * layout.itemsize,
             ready=min(1.0, done / sum(sizes)),
             update=(piece.stop - piece.start) / layout.numel,
@@ -180,7 +180,7 @@ def machines(*factors: float) -> Compute:
 # But for this: of two that come at one moment either may be the first
 EQUAL = machines(*(1 + 1e-6 * rank for rank in range(7)))
 UNEQUAL = machines(1.31, 2.17, 1.05)
-METHODS = [
+ALGORITHMS = [
     AsyncSGD(),
     AsyncSGD(shards=2),
     AsyncSGD(shards=3, dedicated=True),
@@ -194,14 +194,14 @@ METHODS = [
 
 @pytest.mark.parametrize("compute", [EQUAL, UNEQUAL, JITTERY], ids=["equal", "unequal", "jittery"])
 @pytest.mark.parametrize("network", [SLOW, QUICK], ids=["slow", "quick"])
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_parameter_servers(method: ServerAlgorithm, network: Network, compute: Compute) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
+def test_parameter_servers(algorithm: ServerAlgorithm, network: Network, compute: Compute) -> None:
     """On a worker's rank, whose interface they share, and on separate ranks."""
     for ranks in (4, 7):
-        run, layout, costs = simulated(method, ranks, 5, network, compute)
-        workers = method.roles(ranks).num_computing
-        quorum = workers - int(method.backups) if isinstance(method, BackupSGD) else None
-        agree(run, parameter_servers(costs, ranks, workers, 5, shards_of(method, layout, ranks), quorum))
+        run, layout, costs = simulated(algorithm, ranks, 5, network, compute)
+        workers = algorithm.roles(ranks).num_computing
+        quorum = workers - int(algorithm.backups) if isinstance(algorithm, BackupSGD) else None
+        agree(run, parameter_servers(costs, ranks, workers, 5, shards_of(algorithm, layout, ranks), quorum))
 
 
 # -- shared interfaces and switches ----------------------------------------------------------------------------
@@ -234,10 +234,10 @@ def test_a_ring_over_racks() -> None:
     agree(run, pipe_sgd(replace(costs, way=racks), 11, 3, 2, ring(layout.numel, layout.itemsize)))
 
 
-@pytest.mark.parametrize("method", [AsyncSGD(shards=2), ParameterServerSGD(shards=3, dedicated=True)], ids=str)
-def test_parameter_servers_over_racks(method: ServerAlgorithm) -> None:
+@pytest.mark.parametrize("algorithm", [AsyncSGD(shards=2), ParameterServerSGD(shards=3, dedicated=True)], ids=str)
+def test_parameter_servers_over_racks(algorithm: ServerAlgorithm) -> None:
     """Messages of ranks, of servers on the same host, and their replies all pass the host's one interface."""
-    run, layout, costs = simulated(method, 11, 4, RACKS, JITTERY)
-    workers = method.roles(11).num_computing
-    quorum = workers if isinstance(method, BackupSGD) else None
-    agree(run, parameter_servers(replace(costs, way=racks), 11, workers, 4, shards_of(method, layout, 11), quorum))
+    run, layout, costs = simulated(algorithm, 11, 4, RACKS, JITTERY)
+    workers = algorithm.roles(11).num_computing
+    quorum = workers if isinstance(algorithm, BackupSGD) else None
+    agree(run, parameter_servers(replace(costs, way=racks), 11, workers, 4, shards_of(algorithm, layout, 11), quorum))

@@ -106,7 +106,7 @@ def test_a_cut_off_is_never_exceeded(cutoff: int) -> None:
 
 
 @by_turns([item for item in representatives() if item.requires.servers], turn=1, simulated=True)
-def test_on_servers_it_is_within_what_the_method_says(algorithm: Algorithm, runtime: str) -> None:
+def test_on_servers_it_is_within_what_the_algorithm_says(algorithm: Algorithm, runtime: str) -> None:
     trained = train(runtime, 3, algorithm, tiny.problem(), HOW)
     found = late(trained.run)
     assert min(found) >= 0
@@ -118,7 +118,7 @@ def test_on_servers_it_is_within_what_the_method_says(algorithm: Algorithm, runt
 
 
 @pytest.mark.parametrize("algorithm", in_step(variants()), ids=name_of)
-def test_in_step_it_is_within_what_the_method_says(algorithm: Algorithm) -> None:
+def test_in_step_it_is_within_what_the_algorithm_says(algorithm: Algorithm) -> None:
     trained = train("simulated", 3, algorithm, tiny.problem(), HOW)
     for rank in range(3):
         found = measured(trained, rank)

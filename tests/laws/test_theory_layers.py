@@ -59,8 +59,8 @@ def parts_of(layout: Layout, compute: Compute) -> tuple[list[float], list[float]
 def test_layerwise(order: ApplyOrder, detail: Detail, collective: Collective, seconds: float) -> None:
     """With shares of backward that are not those of the bytes."""
     compute = scaled(seconds, backward_shares=(0.1, 0.5, 0.15, 0.25))
-    method = LayerwiseSGD(bucket_bytes=0, apply=order, collective=collective)
-    ran = simulate(method, 4, compute=compute, sizes=LAYERS, steps=4, detail=detail)
+    algorithm = LayerwiseSGD(bucket_bytes=0, apply=order, collective=collective)
+    ran = simulate(algorithm, 4, compute=compute, sizes=LAYERS, steps=4, detail=detail)
     _, backward, update = parts_of(ran.layout, compute)
     times = [collective.seconds(ran.layout.bucket_bytes(bucket), 4, NETWORK) for bucket in range(4)]
     schedule = theory.layerwise(compute.forward_s, backward, times, update, order.value)
@@ -76,8 +76,8 @@ def test_the_order_of_updates_where_buckets_overtake(order: ApplyOrder) -> None:
     """By priority front layers arrive before others that were ready earlier: then the three policies differ."""
     compute = Compute(forward_s=0.001, backward_s=0.004, update_s=0.02)
     noted = Noted()
-    method = LayerwiseSGD(bucket_bytes=0, apply=order, order=SendOrder.PRIORITY, collective=noted)
-    ran = simulate(method, 4, compute=compute, sizes=LAYERS, steps=1)
+    algorithm = LayerwiseSGD(bucket_bytes=0, apply=order, order=SendOrder.PRIORITY, collective=noted)
+    ran = simulate(algorithm, 4, compute=compute, sizes=LAYERS, steps=1)
     arrived = [noted.book[0, bucket][0] for bucket in range(4)]
     assert arrived != sorted(arrived), "somebody overtakes"
     _, _, update = parts_of(ran.layout, compute)

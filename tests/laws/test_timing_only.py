@@ -19,7 +19,7 @@ HOW = Settings(steps=6, batch_size=3, optimizer=tiny.momentum, seed=1)
 
 @pytest.mark.parametrize("algorithm", all_variants(), ids=name_of)
 def test_times_are_those_with_gradients(algorithm: Algorithm) -> None:
-    """Unless the method decides by values: backup workers chosen online measure the noise of gradients."""
+    """Unless the algorithm decides by values: backup workers chosen online measure the noise of gradients."""
     num_ranks = 3 if runs_on(algorithm, 3) else 1
     runs = [
         Simulation(

@@ -31,7 +31,7 @@ def has_closed_form(algorithm: Algorithm, num_ranks: int) -> bool:
 
 
 def cases() -> list[tuple[str, int, Algorithm]]:
-    """Every setting on simulated workers, one of each method on real ranks."""
+    """Every setting on simulated workers, one of each algorithm on real ranks."""
     found = []
     for world in WORLDS:
         runtime, num_ranks = getattr(world, "values", world)

@@ -40,7 +40,7 @@ def test_a_new_file_is_held_to_the_laws_with_its_defaults(tmp_path: Path, monkey
         vars(workbench.algorithms).pop("new", None)
 
 
-def test_every_method_is_there_and_no_entry_is_for_nothing() -> None:
+def test_every_algorithm_is_there_and_no_entry_is_for_nothing() -> None:
     found = find_algorithms()
     assert {"SynchronousSGD", "LayerwiseSGD", "PipeSGD"} <= {kind.__name__ for kind in found}
     assert set(SETTINGS) <= set(found)

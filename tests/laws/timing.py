@@ -96,6 +96,6 @@ def scaled(seconds: float, **changes: Any) -> Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare(Algorithm):
-    """A method of a test."""
+    """An algorithm of a test."""
 
     card: ClassVar[Card] = Card(paper="", staleness="", bytes_per_step="", memory="")

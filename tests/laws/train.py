@@ -146,7 +146,7 @@ def train(
     stop_after: int | None = None,
     control: Sequence[dict[str, Any]] = (),
 ) -> Trained:
-    """Train with that method on simulated workers, or on real ranks of the session's pool, with commands given in advance."""
+    """Train with that algorithm on simulated workers, or on real ranks of the session's pool, with commands given in advance."""
     watched = Watched(inner=algorithm)
     if runtime == "simulated":
         simulation = Simulation(

@@ -137,7 +137,7 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
 
 
 def find_algorithms() -> list[type[Algorithm]]:
-    """The methods in `workbench.algorithms`, file by file."""
+    """The algorithms in `workbench.algorithms`, file by file."""
     found: list[type[Algorithm]] = []
     for module_info in pkgutil.walk_packages(workbench.algorithms.__path__, "workbench.algorithms."):
         module = importlib.import_module(module_info.name)
@@ -148,7 +148,7 @@ def find_algorithms() -> list[type[Algorithm]]:
 
 
 def all_variants() -> list[Algorithm]:
-    """Each method in each of its settings; with its defaults where there is no entry."""
+    """Each algorithm in each of its settings; with its defaults where there is no entry."""
     return [variant for kind in find_algorithms() for variant in SETTINGS.get(kind, [kind()])]
 
 
@@ -158,7 +158,7 @@ def variants(num_ranks: int = 3) -> list[Algorithm]:
 
 
 def representatives(num_ranks: int = 3) -> list[Algorithm]:
-    """One of each method: what is run where every run costs time."""
+    """One of each algorithm: what is run where every run costs time."""
     first: dict[type[Algorithm], Algorithm] = {}
     for variant in variants(num_ranks):
         first.setdefault(type(variant), variant)
@@ -175,7 +175,7 @@ def runs_on(algorithm: Algorithm, num_ranks: int) -> bool:
 
 
 def in_step(algorithms: list[Algorithm]) -> list[Algorithm]:
-    """Methods whose ranks take their steps together."""
+    """Algorithms whose ranks take their steps together."""
     return [item for item in algorithms if not item.asynchronous]
 
 

@@ -40,9 +40,9 @@ def scaling(names: Names, kept: list[Kept]) -> Again:
     alone_s = names["compute_ms"] / 1e3 or 2 * num_bytes / links[0].bandwidth_bytes_per_s
 
     def name_of(item: Kept) -> str:
-        kind = type(item.method).__name__
+        kind = type(item.algorithm).__name__
         if kind in ("SynchronousSGD", "PipeSGD"):
-            sums = "halving-doubling" if "HalvingDoubling" in str(item.method.collective) else "ring"
+            sums = "halving-doubling" if "HalvingDoubling" in str(item.algorithm.collective) else "ring"
             return f"{'synchronous' if kind == 'SynchronousSGD' else 'Pipe-SGD'}, {sums}"
         return {"LayerwiseSGD": "layer-wise", "BackupSGD": "parameter server", "NoCommunication": "no communication"}[
             kind
@@ -290,7 +290,7 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
     tried = len({0, num_slow - 1, num_slow, 2 * num_slow} & set(range(min(total - 1, 3 * num_slow + 2))))
     checked = len(names["checked"])
     persistent = {
-        item.method.backups: seconds
+        item.algorithm.backups: seconds
         for item, seconds in zip(kept[checked : checked + tried], simulated[checked:], strict=False)
     }
     steady = best(np.array([fresh_s(quantile("lognormal", 0.02), total - b, total) for b in range(total)]))[0]

@@ -95,7 +95,7 @@ def staleness_by_layer(names: Names, kept: list[Kept]) -> Again:
 
 def injected_staleness(names: Names, kept: list[Kept]) -> Again:
     seeds, means, kinds, target = len(names["seeds"]), names["means"], names["kinds"], names["target"]
-    runs = iter([item.run for item in kept if type(item.method).__name__ == "StaleSGD"])
+    runs = iter([item.run for item in kept if type(item.algorithm).__name__ == "StaleSGD"])
     constant = {mean: [next(runs) for _ in range(seeds)] for mean in means}
     others = {kind: [next(runs) for _ in range(seeds)] for kind in kinds}
     slow, abrupt = ([next(runs) for _ in range(seeds)] for _ in range(2))

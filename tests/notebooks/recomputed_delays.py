@@ -443,7 +443,7 @@ def choosing_the_delay(names: Names, kept: list[Kept]) -> Again:
     swept = [ends_of(item.run)[warm:] for item in kept if item.how.get("steps") == names["sweep_steps"]]
     took = np.array([(ends[-1] - ends[0]) / (len(ends) - 1) for ends in swept]).reshape(2, len(links), largest + 1)
     threads, one = took
-    adaptive = [item for item in kept if type(item.method).__name__ == "AdaptiveDelaySGD"]
+    adaptive = [item for item in kept if type(item.algorithm).__name__ == "AdaptiveDelaySGD"]
     ages = [
         [row["staleness"] for row in item.run.metrics[0] if row.get("staleness") is not None][-1] for item in adaptive
     ]
@@ -605,10 +605,10 @@ def delay_theory(names: Names, kept: list[Kept]) -> Again:
     dropped: dict[int, list[float]] = {}
     for item in kept:
         steps, losses = item.how["steps"], losses_of(item.run)
-        if type(item.method).__name__ == "BackupSGD":
-            dropped.setdefault(item.method.backups, []).append(float(losses[-(len(losses) // 10) :].mean()))
+        if type(item.algorithm).__name__ == "BackupSGD":
+            dropped.setdefault(item.algorithm.backups, []).append(float(losses[-(len(losses) // 10) :].mean()))
         elif "seed" in item.how:  # those on the quadratic have none
-            regret.setdefault((item.method.delay, steps), []).append(
+            regret.setdefault((item.algorithm.delay, steps), []).append(
                 losses.sum() - steps * best[steps, item.how["seed"]]
             )
     bound = {d: 2 * radius * steepest * math.sqrt((1 + 2 * d) * longest) for d in delays}
@@ -797,7 +797,7 @@ def limitations(names: Names, kept: list[Kept]) -> Again:
                 item.how["optimizer"].keywords,
                 evaluations_of(item.run) if item.run else [(0, math.inf, 0.0)],
             )
-            place = item.method.width - 1, solver["momentum"], item.how["seed"]
+            place = item.algorithm.width - 1, solver["momentum"], item.how["seed"]
             trains.setdefault(place, {})[solver["lr"]] = ends[-1][1] < (losses_of(item.run)[0] / 2 if item.run else 0.0)
     best = {place: max(lr for lr, well in tried.items() if well) for place, tried in trains.items()}
     largest = {(d, mu): [best[d, mu, seed] for seed in seeds] for d in (0, 3) for mu in (0.0, 0.9)}

@@ -467,10 +467,10 @@ def larger_clusters(names: Names, kept: list[Kept]) -> Again:
     known, runs = names["recorded"].calibrations, iter([item.run for item in kept])
     short = {"synchronous": "D-Sync", "Pipe-SGD": "Pipe-SGD", "Pipe-SGD, 16-bit hops": "Pipe-SGD+T"}
     told = json.loads((shared("papers").parent / names["record"]).read_text())["rows"]
-    told = [row for row in told if row["method"] in short and not row["fitted"]]
+    told = [row for row in told if row["algorithm"] in short and not row["fitted"]]
     errors: dict[tuple[int, str], list[float]] = {(hosts, name): [] for hosts in (2, 4) for name in short.values()}
     for row in told:
-        errors[row["hosts"], short[row["method"]]].append(abs(row["error"]))
+        errors[row["hosts"], short[row["algorithm"]]].append(abs(row["error"]))
     of_hosts = {p: np.median([abs(row["error"]) for row in told if row["hosts"] == p]) for p in (2, 4)}
     again = Again(labels=[*known, names["record"], *(f"{rate:g} Mbit/s" for rate in rates)])
     again.claim(f"{KEY}model-holds-beyond-its-calibration", of_hosts[4])

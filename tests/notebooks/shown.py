@@ -41,7 +41,7 @@ SIMULATORS = (
 class Kept(NamedTuple):
     """A simulated run, with what it was asked for; None where it diverged."""
 
-    method: Any
+    algorithm: Any
     problem: Any
     how: dict[str, Any]
     run: Any
@@ -100,9 +100,9 @@ def keep_runs() -> list[Kept]:
     kept: list[Kept] = []
     simulate = workbench.simulate
 
-    def keeping(method: Any, problem: Any, **how: Any) -> Any:
-        kept.append(Kept(method, problem, how, None))
-        kept[-1] = Kept(method, problem, how, simulate(method, problem, **how))
+    def keeping(algorithm: Any, problem: Any, **how: Any) -> Any:
+        kept.append(Kept(algorithm, problem, how, None))
+        kept[-1] = Kept(algorithm, problem, how, simulate(algorithm, problem, **how))
         return kept[-1].run
 
     for name in SIMULATORS:

@@ -35,9 +35,9 @@ def test_seeds_are_bands_and_live_views_leave_pictures(tmp_path: Path, runs: Pat
     assert any("Dashboard, closed" in data.get("text/html", "") for data in bundles)
     answer = tagged_text(done, "answer")
     assert "over 2 seeds on 2 ranks" in answer
-    for words, method in (("Synchronous", "SynchronousSGD"), ("Pipe-SGD of width 2", "PipeSGD")):
+    for words, algorithm in (("Synchronous", "SynchronousSGD"), ("Pipe-SGD of width 2", "PipeSGD")):
         infos = {path.parent: json.loads(path.read_text()) for path in runs.glob("*/run.json")}
-        folders = [folder for folder, info in infos.items() if info["method"]["name"] == method]
+        folders = [folder for folder, info in infos.items() if info["algorithm"]["name"] == algorithm]
         assert len(folders) == 2
         told = re.search(rf"{words}: ([\d.]+) to ([\d.]+) ms a step, accuracy ([\d.]+)% to ([\d.]+)%", answer)
         assert told is not None

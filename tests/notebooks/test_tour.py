@@ -45,9 +45,9 @@ def test_is_written_as_the_house_wants_it(path: Path) -> None:
 def test_the_tour_runs_and_shows_what_it_promises(runs: Path, tmp_path: Path) -> None:
     executed = run_notebook(resources.notebook("00-tour"), tmp_path / "tour.ipynb", SMALL, timeout_s=240)
     table = tagged_text(executed, "table")
-    for method in ("SynchronousSGD", "LayerwiseSGD", "PipeSGD"):
-        assert method in table
-        assert method in tagged_text(executed, "simulated")
+    for algorithm in ("SynchronousSGD", "LayerwiseSGD", "PipeSGD"):
+        assert algorithm in table
+        assert algorithm in tagged_text(executed, "simulated")
     assert "On 2 ranks here" in tagged_text(executed, "answer")
     figures = [
         output.data["application/vnd.plotly.v1+json"]
@@ -59,7 +59,12 @@ def test_the_tour_runs_and_shows_what_it_promises(runs: Path, tmp_path: Path) ->
     assert all(figure["data"] for figure in figures)
     assert executed.stat().st_size < 1_000_000
     found = [json.loads(path.read_text()) for path in runs.glob("*/run.json")]
-    assert sorted(info["method"]["name"] for info in found) == ["LayerwiseSGD", "PipeSGD", "PipeSGD", "SynchronousSGD"]
+    assert sorted(info["algorithm"]["name"] for info in found) == [
+        "LayerwiseSGD",
+        "PipeSGD",
+        "PipeSGD",
+        "SynchronousSGD",
+    ]
     assert all(info["status"] == "finished" for info in found)
     check_answer(runs, tagged_text(executed, "answer"))
 
@@ -68,11 +73,11 @@ def check_answer(runs: Path, answer: str) -> None:
     """The sentence's numbers, from the records of the synchronous run and of the first of Pipe-SGD."""
     named = {path.parent: json.loads(path.read_text()) for path in sorted(runs.glob("*/run.json"))}
     in_time = sorted(named, key=lambda folder: named[folder]["created"])
-    (synchronous,) = (folder for folder in in_time if named[folder]["method"]["name"] == "SynchronousSGD")
+    (synchronous,) = (folder for folder in in_time if named[folder]["algorithm"]["name"] == "SynchronousSGD")
     pipe = next(
         folder
         for folder in in_time
-        if named[folder]["method"]["name"] == "PipeSGD" and named[folder]["runtime"] != "simulated"
+        if named[folder]["algorithm"]["name"] == "PipeSGD" and named[folder]["runtime"] != "simulated"
     )
     told = re.search(r"step is ([\d.]+) times as fast .* accuracy ([\d.]+) points (lower|higher|away)", answer)
     assert told is not None

@@ -194,7 +194,7 @@ def run_of(
                 }
                 recorder.metrics({**common, "evaluation": numbers})
     usual = {
-        "method": {"name": name, "settings": {"width": 2}},
+        "algorithm": {"name": name, "settings": {"width": 2}},
         "problem": {"name": "digits-mlp"},
         "runtime": "mpi",
         "num_workers": 2,
@@ -206,7 +206,7 @@ def test_summary_in_numbers_done_in_the_head() -> None:
     found = summary(run_of())
     assert json.loads(json.dumps(found)) == found
     exact = {
-        "method": "PipeSGD",
+        "algorithm": "PipeSGD",
         "problem": "digits-mlp",
         "runtime": "mpi",
         "workers": 2,
@@ -272,7 +272,7 @@ def test_a_trace_of_the_first_steps_alone_is_enough_for_the_overlap() -> None:
 
 
 def test_a_run_that_recorded_nothing_has_a_summary() -> None:
-    found = summary(Run.from_memory({"method": {"name": "PipeSGD"}, "status": "failed"}, [MemoryRecorder(0)]))
+    found = summary(Run.from_memory({"algorithm": {"name": "PipeSGD"}, "status": "failed"}, [MemoryRecorder(0)]))
     assert found["steps"] == 0 and found["accuracy"] is None and found["seconds"] is None and found["overlap"] is None
     json.dumps(found, allow_nan=False)
 
@@ -292,7 +292,7 @@ def test_comparison_shows_runs_side_by_side() -> None:
             run_of("<script>alert(1)</script>", (0.2, 0.3), problem={"name": "x", "note": "synthetic & small"}),
         ]
     )
-    assert [row["method"] for row in table.rows] == ["PipeSGD", "<script>alert(1)</script>"]
+    assert [row["algorithm"] for row in table.rows] == ["PipeSGD", "<script>alert(1)</script>"]
     assert "<script>" not in table._repr_html_() and "synthetic &amp; small" in table._repr_html_()
     text = str(table).splitlines()
     assert (

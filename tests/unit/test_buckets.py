@@ -15,15 +15,15 @@ NETWORK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
 COMPUTE = Compute(forward_s=0.01, backward_s=0.02, update_s=0.004)
 
 
-def simulated(method: wb.Algorithm) -> wb.Run:
+def simulated(algorithm: wb.Algorithm) -> wb.Run:
     problem = wb.problems.get("digits-mlp", hidden=[64, 64])
-    return wb.simulate(method, problem, workers=4, network=NETWORK, compute=COMPUTE, timing_only=True, steps=5)
+    return wb.simulate(algorithm, problem, workers=4, network=NETWORK, compute=COMPUTE, timing_only=True, steps=5)
 
 
 @pytest.mark.parametrize("order", list(ApplyOrder))
 def test_recurrences_of_a_trace_are_its_steps(order: ApplyOrder) -> None:
-    method = wb.LayerwiseSGD(bucket_bytes=0, apply=order)
-    found = bucket_times(simulated(method))
+    algorithm = wb.LayerwiseSGD(bucket_bytes=0, apply=order)
+    found = bucket_times(simulated(algorithm))
     assert (found.forward_s, found.backward_s) == pytest.approx((0.01, 0.02))
     assert sum(found.update_s) == pytest.approx(0.004, rel=1e-3)
     layout = build_layout(trainable(wb.problems.get("digits-mlp", hidden=[64, 64]).model()), 0)

@@ -72,9 +72,9 @@ def problem(samples: int = 1 << 12) -> wb.Problem:
     return wb.Problem(model=model, loss=nn.functional.cross_entropy, train=data, name="shapes", batch_size=8)
 
 
-def trained(method: Any, workers: int = 4, **changes: Any) -> Run:
+def trained(algorithm: Any, workers: int = 4, **changes: Any) -> Run:
     given: dict[str, Any] = {"network": NETWORK, "compute": COMPUTE, "steps": STEPS, **changes}
-    return wb.simulate(method, problem(), workers=workers, timing_only=True, **given)
+    return wb.simulate(algorithm, problem(), workers=workers, timing_only=True, **given)
 
 
 @cache
@@ -258,8 +258,9 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     record = json.loads(path.read_text())
     for text, words in (
         ("{", "not JSON"),
-        ("[]", "version 1"),
+        ("[]", "version 2"),
         (json.dumps({**record, "version": 99}), "99"),
+        (json.dumps({**record, "version": 1}), "has 1.: repeat `workbench calibrate`"),
         (json.dumps({**record, "line": {}}), "damaged"),
         (json.dumps({**record, "pace": {**record["pace"], "stragglers": [{"law": "Nobody"}]}}), "Nobody"),
     ):
@@ -272,7 +273,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 
 # -- what is predicted -----------------------------------------------------------------------------------------------
 
-METHODS = [
+ALGORITHMS = [
     wb.SynchronousSGD(),
     wb.LayerwiseSGD(bucket_bytes=400_000),
     wb.DeAR(bucket_bytes=400_000, collective=Native()),
@@ -283,12 +284,12 @@ METHODS = [
 
 
 @pytest.mark.parametrize(
-    "method", METHODS, ids=lambda method: type(method).__name__ + str(getattr(method, "collective", ""))
+    "algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__ + str(getattr(algorithm, "collective", ""))
 )
-def test_other_workers_and_methods_are_predicted_as_they_are(method: Any) -> None:
+def test_other_workers_and_algorithms_are_predicted_as_they_are(algorithm: Any) -> None:
     for workers in (2, 6):
-        real = wb.summary(trained(method, workers=workers, seed=5))["step_seconds_median"]
-        found = predict(fitted(), method, workers=workers)
+        real = wb.summary(trained(algorithm, workers=workers, seed=5))["step_seconds_median"]
+        found = predict(fitted(), algorithm, workers=workers)
         assert found.usual_s == pytest.approx(real, rel=0.03)
         assert found.low_s <= found.step_s * 1.001 and found.high_s >= found.step_s * 0.999
 
@@ -394,11 +395,11 @@ def test_the_wire_is_no_quicker_than_the_cores_that_feed_it() -> None:
 def test_a_usual_step_takes_at_least_what_its_work_takes_of_the_cores() -> None:
     """Four ranks on two cores, Pipe-SGD: simulated by slowed links and compute alone, a step is 1.2 % too short."""
     pace, host = replace(fitted().pace, stragglers=()), replace(fitted().host, cores=2.0, cpu_s_per_byte=1e-7)
-    costly, method = replace(fitted(), pace=pace, host=host), wb.PipeSGD()
+    costly, algorithm = replace(fitted(), pace=pace, host=host), wb.PipeSGD()
     setting = make_setting(costly, 4, bandwidth_bytes_per_s=RATE, cores="measured")
-    found = simulated(costly, method, setting, 12, 0)
+    found = simulated(costly, algorithm, setting, 12, 0)
     assert found.slow is not None
-    least_s = 4 * core_s(costly, method, setting, found.run, found.slow) / 2.0
+    least_s = 4 * core_s(costly, algorithm, setting, found.run, found.slow) / 2.0
     assert midmean(step_seconds(found.run)) < 0.99 * least_s
     assert midmean(found.times) == pytest.approx(least_s, rel=1e-6)
 
@@ -413,7 +414,7 @@ SLOW_WIRE = Network(latency_s=1e-9, bandwidth_bytes_per_s=1e6)  # a sum takes lo
 
 
 @pytest.mark.parametrize(
-    ("method", "workers", "cores", "part", "expected"),
+    ("algorithm", "workers", "cores", "part", "expected"),
     [
         # Of two cores 1.2 are taken: 0.8 for a hop's end
         (
@@ -428,10 +429,10 @@ SLOW_WIRE = Network(latency_s=1e-9, bandwidth_bytes_per_s=1e6)  # a sum takes lo
     ],
 )
 def test_threads_that_want_more_than_the_cores_are_slowed_alike(
-    method: Any, workers: int, cores: float, part: float, expected: Slowness
+    algorithm: Any, workers: int, cores: float, part: float, expected: Slowness
 ) -> None:
     """Where all compute, then all sum: p / c, and p times the wire's part over c."""
-    run = trained(method, workers, network=SLOW_WIRE, compute=replace(COMPUTE, stragglers=()), steps=8)
+    run = trained(algorithm, workers, network=SLOW_WIRE, compute=replace(COMPUTE, stragglers=()), steps=8)
     found = slowness_in(run, cores=cores, threads=1, wire_part=part, s_per_byte=1e-6)
     assert astuple(found) == pytest.approx(astuple(expected), rel=1e-3)
 
@@ -465,14 +466,14 @@ def test_servers_replies_that_meet_are_between_fair_shares_and_turns() -> None:
         fitted(), origin=replace(fitted().origin, runtime="torch"), pace=replace(fitted().pace, stragglers=())
     )
     simulated = replace(real, origin=replace(real.origin, runtime="simulated"))
-    method = wb.BackupSGD(backups=0)
-    between, turns = (predict(one, method, workers=4, draws=0) for one in (real, simulated))
+    algorithm = wb.BackupSGD(backups=0)
+    between, turns = (predict(one, algorithm, workers=4, draws=0) for one in (real, simulated))
     fair = real.shapes.num_bytes / RATE * 2  # by which the first of three equal replies is later
     assert between.step_s - turns.step_s == pytest.approx(fair / 2, rel=0.05)
     low, high = band(1.0)
     assert between.low_s / low == pytest.approx(turns.step_s, rel=2e-3)  # a quantile of both together
     assert between.high_s / high - turns.step_s == pytest.approx(fair, rel=0.05)
-    pairs = (predict(one, method, workers=2, draws=0).step_s for one in (real, simulated))
+    pairs = (predict(one, algorithm, workers=2, draws=0).step_s for one in (real, simulated))
     assert len({f"{seconds:.9f}" for seconds in pairs}) == 1
 
 
@@ -536,7 +537,7 @@ def grid(workers: int) -> list[Any]:
     ]
 
 
-def test_the_recommended_method_is_hardly_slower_than_the_best_of_the_whole_grid() -> None:
+def test_the_recommended_algorithm_is_hardly_slower_than_the_best_of_the_whole_grid() -> None:
     pruned = whole = 0
     for workers, network in product((2, 3, 4), ("ethernet-1g", "ethernet-10g", "ethernet-100g")):
         known = known_codecs()
@@ -553,7 +554,7 @@ def test_the_recommended_method_is_hardly_slower_than_the_best_of_the_whole_grid
     assert pruned < 0.7 * whole
 
 
-def test_exact_methods_only() -> None:
+def test_exact_algorithms_only() -> None:
     found = recommend(known_codecs(), workers=2, network="ethernet-1g", exact=True)
     assert all(recipe(choice.algorithm) == "exact" for choice in found.choices)
     assert "by the time of a step alone" in found.reason
@@ -561,8 +562,8 @@ def test_exact_methods_only() -> None:
 
 def test_steps_to_a_loss_are_measured_or_unknown() -> None:
     runs = [
-        wb.simulate(method, wb.problems.digits_softmax(), workers=2, epochs=2, seed=0, compute=COMPUTE)
-        for method in (wb.SynchronousSGD(), wb.PipeSGD())
+        wb.simulate(algorithm, wb.problems.digits_softmax(), workers=2, epochs=2, seed=0, compute=COMPUTE)
+        for algorithm in (wb.SynchronousSGD(), wb.PipeSGD())
     ]
     target = max(run.evaluations()[-1]["test_loss"] for run in runs)
     told = Convergence.from_runs(runs, target)

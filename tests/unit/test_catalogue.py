@@ -40,7 +40,7 @@ def model() -> nn.Module:
 
 
 @each_algorithm
-def test_every_method_has_a_card_with_every_field(name: str) -> None:
+def test_every_algorithm_has_a_card_with_every_field(name: str) -> None:
     found = catalogue.describe("algorithms", name)
     for field in ("summary", "about", "paper", "staleness", "bytes_per_step", "memory", "roles"):
         assert isinstance(found[field], str) and found[field].strip(), field
@@ -84,7 +84,7 @@ def test_one_is_told_whole(what: str, name: str, capsys: pytest.CaptureFixture[s
     assert "Paper: " in shown or what == "collectives" or name == "shared-int8"
 
 
-def test_a_method_says_what_it_can_be_given() -> None:
+def test_an_algorithm_says_what_it_can_be_given() -> None:
     assert catalogue.describe("algorithms", "backup-sgd")["settings"] == [
         {"name": "shards", "type": ["int"], "choices": None, "default": 1, "required": False},
         {"name": "dedicated", "type": ["bool"], "choices": None, "default": False, "required": False},
@@ -165,15 +165,7 @@ def test_a_collective_says_where_a_codec_goes(name: str) -> None:
         assert (place == "once around the sum") == (name == "once")
 
 
-def test_methods_is_an_alias_of_algorithms(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = []
-    for name in ("algorithms", "methods"):
-        assert cli.main([name, "pipe-sgd", "--json"]) == 0
-        texts.append(capsys.readouterr().out)
-    assert texts[0] == texts[1] and json.loads(texts[0])["class"] == "PipeSGD"
-
-
-@pytest.mark.parametrize("words", [["methods"], ["notebook", "list"]])
+@pytest.mark.parametrize("words", [["algorithms"], ["notebook", "list"]])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_may_stop_early(words: list[str], unbuffered: str) -> None:
     """`workbench algorithms | head`: no traceback where the pipe is closed."""
@@ -214,21 +206,21 @@ def evaluated(formula: str, **values: float) -> float:
     return float(eval(product, {"__builtins__": {}}, {"p": nan, "n": nan, "M": nan, "H": nan, **values}))
 
 
-def promised(name: str, method: Any, num_bytes: float) -> tuple[float, float]:
+def promised(name: str, algorithm: Any, num_bytes: float) -> tuple[float, float]:
     """Bytes a step of a rank that is no server and, if there are servers, of one that is."""
     formula, _, server = catalogue.describe("algorithms", name)["bytes_per_step"].partition("; server ")
-    values = {"p": RANKS, "n": num_bytes, "M": getattr(method, "shards", nan), "H": getattr(method, "every", nan)}
+    values = {"p": RANKS, "n": num_bytes, "M": getattr(algorithm, "shards", nan), "H": getattr(algorithm, "every", nan)}
     plain = evaluated(formula, **values)
     return plain, evaluated(server, **values) if server else plain
 
 
-def laid_out(method: Any) -> Any:
-    buckets = method.requires.buckets
+def laid_out(algorithm: Any) -> Any:
+    buckets = algorithm.requires.buckets
     return build_layout(trainable(model()), buckets.max_bytes, buckets.count)
 
 
 def closed_forms() -> list[tuple[str, dict[str, int]]]:
-    """(name, settings) of methods whose bytes do not depend on the step or on chance; the others are measured below."""
+    """(name, settings) of algorithms whose bytes do not depend on the step or on chance; the others are measured below."""
     having = [
         name
         for name in algorithms.names()
@@ -240,13 +232,13 @@ def closed_forms() -> list[tuple[str, dict[str, int]]]:
 
 @pytest.mark.parametrize(("name", "settings"), closed_forms())
 def test_bytes_of_the_card_are_those_of_the_closed_form(name: str, settings: dict[str, int]) -> None:
-    method, shards = algorithms.get(name, **settings), settings.get("shards", 0)
-    layout = laid_out(method)
+    algorithm, shards = algorithms.get(name, **settings), settings.get("shards", 0)
+    layout = laid_out(algorithm)
     num_bytes = layout.parameter_numel * layout.itemsize
     tails = (layout.numel - layout.parameter_numel) * layout.itemsize
     uneven = RANKS * num_bytes * 0.5 if shards > 1 else 0.0  # shards are whole parameters: judged by their sum below
-    plain, serving = promised(name, method, num_bytes)
-    ranks = [method.bytes_per_step(rank, RANKS, layout) for rank in range(RANKS)]
+    plain, serving = promised(name, algorithm, num_bytes)
+    ranks = [algorithm.bytes_per_step(rank, RANKS, layout) for rank in range(RANKS)]
     expected = [serving] * shards + [plain] * (RANKS - shards)
     assert RANKS * tails < 0.03 * num_bytes, "the tails are small, so that a wrong factor shows"
     for found, wanted in zip(ranks, expected, strict=True):
@@ -258,7 +250,7 @@ def zeros() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(64, 40), torch.zeros(64, dtype=torch.long)
 
 
-STEPS = 120  # whole periods of every method
+STEPS = 120  # whole periods of every algorithm
 BY_CHANCE = {"backup-sgd", "online-backup-sgd"}  # stragglers take fewer steps
 
 
@@ -267,10 +259,10 @@ def test_bytes_of_the_card_are_those_that_are_sent(name: str) -> None:
     """On simulated ranks whose speeds do not vary, after the first step, in which a pipeline fills."""
     ranks = 1 if name == "serial-sgd" else RANKS
     settings = {"quorum": "all"} if name == "partial-all-reduce" else {}
-    method = algorithms.get(name, **settings)
+    algorithm = algorithms.get(name, **settings)
     problem = Problem(model=model, loss=nn.functional.cross_entropy, train=zeros, batch_size=4)
     record = simulate(
-        method,
+        algorithm,
         problem,
         workers=ranks,
         network=Network(latency_s=1e-4, bandwidth_bytes_per_s=1e7),
@@ -279,11 +271,11 @@ def test_bytes_of_the_card_are_those_that_are_sent(name: str) -> None:
         steps=STEPS + 1,
         trace_steps=0,
     )
-    layout = laid_out(method)
-    plain, serving = promised(name, method, layout.parameter_numel * layout.itemsize)
+    layout = laid_out(algorithm)
+    plain, serving = promised(name, algorithm, layout.parameter_numel * layout.itemsize)
     sent = [
         (record.metrics[rank][-1]["bytes_sent"] - record.metrics[rank][0]["bytes_sent"]) / STEPS
         for rank in range(ranks)
     ]
-    expected = [serving if rank < getattr(method, "shards", 0) else plain for rank in range(ranks)]
+    expected = [serving if rank < getattr(algorithm, "shards", 0) else plain for rank in range(ranks)]
     assert sent == pytest.approx(expected, rel=0.04)

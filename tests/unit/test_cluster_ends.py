@@ -100,7 +100,7 @@ def test_force_ends_what_was_not_detached_elsewhere(clusters: Path, tmp_path: Pa
     ("before", "after"), [("starting", "failed"), ("running", "failed"), ("paused", "failed"), ("stopped", "stopped")]
 )
 def test_a_training_ends_on_record_with_its_cluster(clusters: Path, runs: Path, before: str, after: str) -> None:
-    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    folder = new_run({"algorithm": {"name": "PipeSGD"}}, runs)
     update_run(folder, status=before)
     recorded(clusters, "near-1", run=str(folder))
     assert main(["cluster", "stop", "near-1"]) == 0
@@ -121,7 +121,7 @@ def let_go_of(folder: Path, ranks: list[dict[str, Any]], monkeypatch: pytest.Mon
 
 
 def test_a_handle_that_was_let_go_of_ends_as_the_record_says(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    folder = new_run({"algorithm": {"name": "PipeSGD"}}, runs)
     handle = let_go_of(folder, [ELSEWHERE, ELSEWHERE], monkeypatch)
     with pytest.raises(TimeoutError):
         handle.wait(0.3)
@@ -133,7 +133,7 @@ def test_a_handle_that_was_let_go_of_ends_as_the_record_says(runs: Path, monkeyp
 
 
 def test_a_handle_that_was_let_go_of_believes_a_good_end(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    folder = new_run({"algorithm": {"name": "PipeSGD"}}, runs)
     handle = let_go_of(folder, [ELSEWHERE], monkeypatch)
     update_run(folder, status="finished")
     assert handle.wait(10).status == "finished"
@@ -142,7 +142,7 @@ def test_a_handle_that_was_let_go_of_believes_a_good_end(runs: Path, monkeypatch
 def test_a_handle_that_was_let_go_of_sees_processes_of_this_machine_end(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    folder = new_run({"algorithm": {"name": "PipeSGD"}}, runs)
     handle = let_go_of(folder, [ENDED], monkeypatch)
     with pytest.raises(WorkbenchError, match="rank 0's process is gone"):
         handle.wait(10)
@@ -153,7 +153,7 @@ def test_a_handle_that_was_let_go_of_sees_processes_of_this_machine_end(
 def test_a_handle_that_was_let_go_of_does_not_wait_for_a_run_that_was_removed(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = new_run({"method": {"name": "PipeSGD"}}, runs)
+    folder = new_run({"algorithm": {"name": "PipeSGD"}}, runs)
     handle = let_go_of(folder, [ELSEWHERE], monkeypatch)
     shutil.rmtree(folder)
     with pytest.raises(WorkbenchError, match="the run's folder was removed"):
@@ -202,7 +202,7 @@ def test_new_ranks_do_not_train_in_a_run_that_lost_its_own(runs: Path, clusters:
     from workbench.clusters.status import entry_table
     from workbench.clusters.supervision.registry import find_entry
 
-    run = new_run({"method": {"name": "PipeSGD"}}, runs)
+    run = new_run({"algorithm": {"name": "PipeSGD"}}, runs)
     (run / "ended-00000.json").write_text("{}")  # and none of the rank that was killed
     recorded(clusters, "near-2", run=str(run), ranks=[ELSEWHERE, ELSEWHERE])
     assert states([0, 1], 2, run) == ["ready", "training"]
@@ -215,7 +215,7 @@ def test_new_ranks_do_not_train_in_a_run_that_lost_its_own(runs: Path, clusters:
 def test_who_let_a_cluster_go_is_told_of_it_as_it_is(clusters: Path, runs: Path) -> None:
     from workbench.clusters.status import status_table
 
-    run = new_run({"method": {"name": "PipeSGD"}}, runs)
+    run = new_run({"algorithm": {"name": "PipeSGD"}}, runs)
     recorded(clusters, "near-3", {"ranks": [ELSEWHERE], "run": str(run)}, run=str(run))
     engines: Any = SimpleNamespace(id="near-3", client=None, detached=True)
     table = status_table(engines, [ELSEWHERE], run, "")

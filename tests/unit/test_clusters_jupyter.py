@@ -37,7 +37,7 @@ def handle_of(folder: Path, num_ranks: int) -> tuple[Any, list[Future[Any]]]:
     from workbench.clusters.run_handle import RunHandle
 
     info = {
-        "method": {"name": "PipeSGD", "settings": {"width": 2}},
+        "algorithm": {"name": "PipeSGD", "settings": {"width": 2}},
         "problem": {"name": "digits"},
         "num_workers": num_ranks,
     }
@@ -198,7 +198,7 @@ from workbench.trace import FileRecorder, new_run, update_run
 
 def begin(num_steps):
     answer = Future()
-    info = {"method": {"name": "PipeSGD", "settings": {}}, "problem": {"name": "digits"}, "num_workers": 1, "status": "running"}
+    info = {"algorithm": {"name": "PipeSGD", "settings": {}}, "problem": {"name": "digits"}, "num_workers": 1, "status": "running"}
     run = RunHandle(new_run(info), [answer], None)
     def train():
         recorder = FileRecorder(run.folder, 0, {"rank": 0})

@@ -118,7 +118,7 @@ CHANGED: list[tuple[Algorithm, dict[str, Any], Algorithm]] = [
 
 
 @pytest.mark.parametrize(("before", "changes", "after"), CHANGED, ids=str)
-def test_a_change_that_was_written_out_makes_the_method(
+def test_a_change_that_was_written_out_makes_the_algorithm(
     before: Algorithm, changes: dict[str, Any], after: Algorithm
 ) -> None:
     line = json.loads(json.dumps(encoded(before, changes)))
@@ -144,15 +144,15 @@ def test_a_collective_of_messages_needs_a_progress_that_moves_them() -> None:
 
 
 @pytest.mark.parametrize("algorithm", [case[2] for case in CHANGED], ids=str)
-def test_a_method_is_known_by_its_record(algorithm: Algorithm) -> None:
+def test_an_algorithm_is_known_by_its_record(algorithm: Algorithm) -> None:
     info = run_info(algorithm, digits_mlp(), Settings(steps=1), "mpi", 3)
-    assert recorded(json.loads(json.dumps(info["method"]))) == algorithm
+    assert recorded(json.loads(json.dumps(info["algorithm"]))) == algorithm
 
 
 # ---------------------------------------------------------------- from a notebook and a shell
 
 
-def folder_of(runs: Path, algorithm: Algorithm, **more: Any) -> Path:
+def folder_of(runs: Path, algorithm: Algorithm, /, **more: Any) -> Path:
     info = run_info(algorithm, digits_mlp(), Settings(steps=100), "mpi", 3)
     return new_run({**info, "status": "running", **more}, runs)
 
@@ -190,8 +190,8 @@ def test_the_handle_writes_words_and_refuses_before_it_does(runs: Path) -> None:
     assert len(read_commands(folder)) == 6
 
 
-def test_a_method_of_the_notebooks_own_is_steered_by_the_names_of_its_record(runs: Path) -> None:
-    folder = folder_of(runs, PipeSGD(), method={"name": "MySGD", "settings": {"patience": 3}})
+def test_an_algorithm_of_the_notebooks_own_is_steered_by_the_names_of_its_record(runs: Path) -> None:
+    folder = folder_of(runs, PipeSGD(), algorithm={"name": "MySGD", "settings": {"patience": 3}})
     send_settings(folder, {"patience": 4})
     assert read_commands(folder) == [{"set": {"patience": 4}}]
     with pytest.raises(ConfigError, match="did you mean patience"):

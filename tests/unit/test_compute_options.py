@@ -58,7 +58,7 @@ def test_simulated_workers_take_the_seconds_and_do_not_sleep(runs: Path) -> None
 
 
 def test_a_sweep_varies_the_seconds() -> None:
-    base = {"method": "pipe-sgd", "steps": 2, "runtime": "torch", "compute": {"forward_s": 0.03}}
+    base = {"algorithm": "pipe-sgd", "steps": 2, "runtime": "torch", "compute": {"forward_s": 0.03}}
     axes = {"compute.backward_s": [0.03, 0.07], "stragglers": ["lognormal:0.3", "uniform:0.5,2"]}
     grid = read_grid({"name": "slept", "base": base, "axes": axes})
     made = [resolve(parse_train(cell.train_arguments()[1:]))[-1].compute for cell in grid.cells]

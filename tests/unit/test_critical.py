@@ -258,7 +258,7 @@ def test_in_a_ring_the_path_visits_every_rank() -> None:
     assert len(received) == 2 * (4 - 1) and len(set(received.tolist())) == 4
 
 
-METHODS = [
+ALGORITHMS = [
     wb.SynchronousSGD(collective=Ring()),
     wb.PipeSGD(width=3),
     wb.LayerwiseSGD(bucket_bytes=1e4),
@@ -269,7 +269,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", METHODS, ids=lambda algorithm: type(algorithm).__name__)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
 @pytest.mark.parametrize("network", [FAST, SLOW], ids=["fast", "slow"])
 def test_the_pieces_of_a_step_fill_it_and_the_simulator_leaves_no_hole(
     algorithm: wb.Algorithm, network: Network
@@ -285,7 +285,7 @@ def test_the_pieces_of_a_step_fill_it_and_the_simulator_leaves_no_hole(
 
 
 def test_every_message_of_a_simulated_run_is_found_and_ends_at_once_on_both_sides() -> None:
-    for algorithm in METHODS:
+    for algorithm in ALGORITHMS:
         table = simulated(algorithm, FAST).spans.table
         sent, received = messages(table)
         assert len(sent) == (table["kind"] == CODES["send"]).sum() == (table["kind"] == CODES["recv"]).sum()

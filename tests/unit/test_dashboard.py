@@ -35,7 +35,7 @@ def until(judge: Callable[[], Any], what: str) -> None:
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_every_method_has_a_field_for_each_of_its_settings(name: str) -> None:
+def test_every_algorithm_has_a_field_for_each_of_its_settings(name: str) -> None:
     form = AlgorithmForm(name)
     made = algorithms.get(name, **form.options())
     assert form.options() == {} and made == algorithms.get(name)
@@ -43,7 +43,7 @@ def test_every_method_has_a_field_for_each_of_its_settings(name: str) -> None:
     assert all(field.tooltip for field in form.fields.values()), "each says what it may be"
 
 
-def test_what_is_changed_reaches_the_method() -> None:
+def test_what_is_changed_reaches_the_algorithm() -> None:
     form = AlgorithmForm("pipe-sgd")
     form.fields["width"].value = 3
     form.fields["first"].value = "duplicate"
@@ -52,7 +52,7 @@ def test_what_is_changed_reaches_the_method() -> None:
         "pipe-sgd", width=3, first="duplicate", collective="ring:truncate16"
     )
     assert form.fields["width"].tooltip == "K, iterations in flight (a whole number)", (
-        "the comment in the method's own text"
+        "the comment in the algorithm's own text"
     )
     form = AlgorithmForm("layerwise-sgd")
     form.fields["bucket_bytes"].value = "64KiB"
@@ -138,7 +138,7 @@ class FakeCluster:
 
         self.asked.append((algorithm, problem.name, settings))
         info = {
-            "method": {"name": "PipeSGD", "settings": {}},
+            "algorithm": {"name": "PipeSGD", "settings": {}},
             "problem": {"name": problem.name},
             "num_workers": 2,
             "status": "running",
@@ -246,8 +246,8 @@ def test_the_dashboard_starts_compares_and_says_what_is_wrong_in_one_line() -> N
         "<b>ConfigError:</b> lr=&#x27;much&#x27;: give a finite number above 0" in board._line.value and not board.runs
     )
     board._lr.value = "0.5"
-    for number, method in enumerate(("pipe-sgd", "synchronous-sgd"), 1):
-        board._algorithm.value = method
+    for number, algorithm in enumerate(("pipe-sgd", "synchronous-sgd"), 1):
+        board._algorithm.value = algorithm
         board._start.click()
         assert board._line.value == "" and board._start.disabled
         until(

@@ -172,7 +172,7 @@ def test_a_short_wait_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_who_waits_for_a_training_is_told_where_it_is_and_who_is_silent(
     soon: None, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = new_run({"method": {"name": "PipeSGD"}, "num_workers": 2}, runs)
+    folder = new_run({"algorithm": {"name": "PipeSGD"}, "num_workers": 2}, runs)
     for rank, age_s in enumerate((0.0, 30.0)):
         beat = folder / heartbeat_name(rank)
         beat.write_text(json.dumps({"host": "elsewhere", "place": "there", "pid": 1, "started_s": 0.0}))

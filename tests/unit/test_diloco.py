@@ -270,7 +270,7 @@ def test_a_recorded_run_with_such_settings_is_shown(runs: Path) -> None:
     """It has no algorithm of the package: its metrics need none."""
     settings = {"every": 30, "outer_lr": 0.7, "fragments": 1, "delay": 0, "mix": 0.0, "eager": True}
     info = {
-        "method": {"name": "DiLoCo", "settings": settings},
+        "algorithm": {"name": "DiLoCo", "settings": settings},
         "problem": {"name": "digits-mlp"},
         "num_workers": 1,
         "runtime": "torch",
@@ -292,5 +292,5 @@ def test_a_recorded_run_with_such_settings_is_shown(runs: Path) -> None:
     recorder.close()
     update_run(folder, status="finished")
     run = open_run(folder)
-    assert algorithms.recorded(run.info["method"]) is None
-    assert summary(run)["method"] == "DiLoCo" and "eager" in run.label
+    assert algorithms.recorded(run.info["algorithm"]) is None
+    assert summary(run)["algorithm"] == "DiLoCo" and "eager" in run.label

@@ -31,7 +31,7 @@ def a_worker() -> LocalTraining:
 
 def begin(tmp_path: Path, steps: range) -> tuple[Path, list[dict[str, object]]]:
     """A run of two ranks whose evaluations wait; what each of them is to say."""
-    info = {"method": {"name": "AsyncSGD"}, "problem": {"name": PROBLEM.name}, "num_workers": 2}
+    info = {"algorithm": {"name": "AsyncSGD"}, "problem": {"name": PROBLEM.name}, "num_workers": 2}
     folder = new_run(info, tmp_path)
     worker, due, right = a_worker(), PendingEvaluations(folder), []
     for rank in range(2):

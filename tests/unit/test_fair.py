@@ -86,9 +86,9 @@ def test_a_collective_waits_for_messages_and_messages_for_a_collective() -> None
 @pytest.mark.parametrize("collective", [Ring(), Ring(chunks=3)])
 def test_where_each_interface_has_one_connection_nothing_is_to_share(collective: Ring) -> None:
     def seconds(network: Network) -> float:
-        method, compute = wb.PipeSGD(collective=collective), Compute(forward_s=1e-3, backward_s=2e-3)
+        algorithm, compute = wb.PipeSGD(collective=collective), Compute(forward_s=1e-3, backward_s=2e-3)
         run = wb.simulate(
-            method,
+            algorithm,
             wb.problems.digits_softmax(),
             workers=4,
             network=network,

@@ -84,7 +84,7 @@ def test_a_learning_rate_is_in_the_labels_where_it_differs() -> None:
 
 
 def test_a_damaged_learning_rate_has_a_label() -> None:
-    runs = [Run(info={"method": {"name": "PipeSGD"}, "settings": {"lr": rate}}, metrics={}) for rate in ([], 0.1)]
+    runs = [Run(info={"algorithm": {"name": "PipeSGD"}, "settings": {"lr": rate}}, metrics={}) for rate in ([], 0.1)]
     assert distinct_labels(runs) == ["PipeSGD, lr=[]", "PipeSGD, lr=0.1"]
 
 

@@ -121,7 +121,7 @@ def test_the_command_line_knows_the_new_algorithm_and_prints_readmes_table(copy:
     """The commands in one process of the copy."""
     command = re.search(rf"`workbench (train {NAME} [^`]*)`", five_steps())
     assert command, "step 2 says how to train with it"
-    done = run(copy, "-c", COMMANDS, f"methods {NAME}", f"{command[1]} --json", "methods --markdown")
+    done = run(copy, "-c", COMMANDS, f"algorithms {NAME}", f"{command[1]} --json", "algorithms --markdown")
     assert done.returncode == 0, done.stderr
     place, shown, trained, markdown = done.stdout.split("=====\n")
     assert place.startswith(str(copy)), "the copy is what runs"

@@ -23,7 +23,7 @@ def test_all_others_are_beaten_by_one_of_the_front(points: dict[str, tuple[int, 
     assert [points[name][0] for name in found] == sorted(points[name][0] for name in found)
 
 
-def test_the_figure_has_a_point_a_method_and_a_line_through_the_best() -> None:
+def test_the_figure_has_a_point_an_algorithm_and_a_line_through_the_best() -> None:
     figure = front({"a": [(1.0, 0.5), (3.0, 0.7)], "b": [(5.0, 0.5), (5.0, 0.5)]}, title="t", x="s", y="accuracy")
     line, first, second = figure.data
     assert list(line.x) == [2.0]

@@ -331,7 +331,7 @@ def test_parts(place: Path, trained: Path, data: st.DataObject) -> None:
         record_path(path).unlink()
     with calm("checkpoints"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a library thinks of it goes to the log
-        assert refused(path)["method"]
+        assert refused(path)["algorithm"]
     if how == "old" and content != rank_file_path(trained, NEWEST, 0).read_bytes():
         with pytest.raises(CorruptFile):
             verify_rank_file(path)

@@ -26,16 +26,16 @@ from workbench.papers.claims import Expectation, read_claims
 from workbench.runtimes.control.commands import CommandReader
 from workbench.trace import Run, from_profiler, list_runs
 from workbench.trace.follow import Follower
-from workbench.trace.store import read_info
+from workbench.trace.store import FORMAT, read_info
 from workbench.trace.tail import read_tail
 
 INFO = {
-    "format": 1,
+    "format": FORMAT,
     "id": "a-run",
     "created": "2026-01-02T03:04:05+00:00",
     "status": "finished",
     "clock": "wall",
-    "method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Ring()"}, "defaults": ["collective"]},
+    "algorithm": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Ring()"}, "defaults": ["collective"]},
     "problem": {"name": "digits-mlp", "note": "", "optimizer": "SGD(lr=0.1)"},
     "runtime": "torch",
     "num_workers": 2,
@@ -226,7 +226,12 @@ def test_an_earlier_version_that_was_cut_off_is_told_by_its_age(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(2, "update workbench"), (10**9, "update workbench"), (0, "not a format number"), ("1", "not a format number")],
+    [
+        (FORMAT + 1, "update workbench"),
+        (10**9, "update workbench"),
+        (0, "not a format number"),
+        ("1", "not a format number"),
+    ],
 )
 def test_a_later_version_is_refused_with_a_word(tmp_path: Path, number: Any, words: str) -> None:
     run = write(tmp_path, {**INFO, "format": number})
@@ -354,12 +359,12 @@ GRID: dict[str, Any] = {
     "name": "widths",
     "base": {"problem": "digits-mlp", "runtime": "simulated", "epochs": 1},
     "axes": {
-        "method": ["synchronous-sgd", {"pipe-sgd": {"width": 2}}],
+        "algorithm": ["synchronous-sgd", {"pipe-sgd": {"width": 2}}],
         "seed": [0, 1],
         "size": [{"workers": 2, "lr": 0.1}],
     },
-    "exclude": [{"method": "pipe-sgd", "seed": [1]}],
-    "include": [{"method": "dear", "workers": 2, "set.bucket_bytes": "1MiB"}],
+    "exclude": [{"algorithm": "pipe-sgd", "seed": [1]}],
+    "include": [{"algorithm": "dear", "workers": 2, "set.bucket_bytes": "1MiB"}],
     "jobs": 1,
     "timeout_s": 60,
 }

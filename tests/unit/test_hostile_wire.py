@@ -159,7 +159,7 @@ def test_a_header_of_noise(noise: int, announced: bool, received_bytes: int | No
 
 # ---------------------------------------------------------------- a server and what is pushed to it
 
-METHODS = [
+ALGORITHMS = [
     AsyncSGD(),
     AsyncSGD(cutoff=2),
     StaleSynchronousSGD(bound=1),
@@ -175,10 +175,10 @@ LAYOUT = build_layout(nn.ParameterList([nn.Parameter(torch.zeros(4))]).named_par
 class Served:
     """A server's program, given pushes one after the other; `version` is how many updates it made, `replies` what it sent."""
 
-    def __init__(self, method: ServerAlgorithm) -> None:
+    def __init__(self, algorithm: ServerAlgorithm) -> None:
         self.version, self.replies = 0, list[tuple[int, int]]()
         ctx = Context(0, WORKERS, num_steps=STEPS, layout=LAYOUT)
-        self._program, self._waiting = method.serve(ctx, 0), True
+        self._program, self._waiting = algorithm.serve(ctx, 0), True
         self._now, self._any = 0.0, False
         self._go(None)
 
@@ -235,19 +235,19 @@ class Served:
         (-1, 0, "rank -1 .* has no worker"),
     ],
 )
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
 def test_a_push_that_no_worker_can_have_sent_is_refused(
-    method: ServerAlgorithm, source: int, stamp: int, words: str
+    algorithm: ServerAlgorithm, source: int, stamp: int, words: str
 ) -> None:
-    server = Served(method)
+    server = Served(algorithm)
     with pytest.raises(RankMismatch, match=words):
         server.push(source, stamp)
     assert (server.version, server.replies) == (0, [])
 
 
-@pytest.mark.parametrize("method", METHODS[:4], ids=lambda method: type(method).__name__)
-def test_a_push_behind_the_last_is_refused(method: ServerAlgorithm) -> None:
-    server = Served(method)
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:4], ids=lambda algorithm: type(algorithm).__name__)
+def test_a_push_behind_the_last_is_refused(algorithm: ServerAlgorithm) -> None:
+    server = Served(algorithm)
     server.push(1, 1)
     with pytest.raises(RankMismatch, match="rank 1 pushed a gradient of shard 0 after its last one"):
         server.push(1, 1)
@@ -262,13 +262,13 @@ PUSHES = st.lists(
 )
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
 @FEW
 @given(PUSHES)
-def test_pushes(method: ServerAlgorithm, pushes: list[tuple[int, int]]) -> None:
+def test_pushes(algorithm: ServerAlgorithm, pushes: list[tuple[int, int]]) -> None:
     """A server takes them or refuses them, and answers workers alone, each at most once a push."""
     with calm("pushes"):
-        server = Served(method)
+        server = Served(algorithm)
         for count, (source, stamp) in enumerate(pushes, 1):
             if not server.push(source, stamp):
                 break

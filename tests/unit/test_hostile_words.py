@@ -78,7 +78,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "latency": parse_seconds,
     "slurm": lambda text: Slurm.parse(f"slurm:{text}"),
     "ssh": lambda text: parse_hosts(f"ssh:{text}"),
-    "method": algorithms.get,
+    "algorithm": algorithms.get,
     "problem": problems.get,
     "cluster": find_entry,
     "run": find_run,
@@ -144,9 +144,9 @@ def commands() -> st.SearchStrategy[list[str]]:
     ]
     pair = st.tuples(st.sampled_from(options), st.one_of(phrases, SIGNS.map(lambda signs: f"width={signs}")))
     return st.builds(
-        lambda method, pairs: [
+        lambda algorithm, pairs: [
             "train",
-            method,
+            algorithm,
             "--runtime",
             "simulated",
             *(f"{name}={value}" for name, value in pairs),
@@ -172,7 +172,7 @@ LISTING = [
     ["runs", "--sort"],
     ["runs", "--columns"],
     ["show"],
-    ["methods"],
+    ["algorithms"],
     ["codecs"],
     ["runs", "remove"],
     ["steer", "last"],
@@ -217,7 +217,7 @@ def test_settings(name: str, value: Any) -> None:
         Settings(**{"steps": 3, name: value})
 
 
-METHODS = [
+ALGORITHMS = [
     algorithms.get(name)
     for name in ("pipe-sgd", "local-sgd", "async-sgd", "stale-sgd", "adaptive-delay-sgd")
     if name in algorithms.names()
@@ -226,7 +226,7 @@ METHODS = [
 
 @OFTEN
 @given(
-    st.sampled_from(METHODS),
+    st.sampled_from(ALGORITHMS),
     st.dictionaries(
         st.sampled_from(["lr", "width", "delay", "codec", "collective", "staleness", "every", "first", "lanes", "x"]),
         st.one_of(values, calls),

@@ -29,7 +29,7 @@ class Writer:
 
     def __init__(self, folder: Path, num_sums: int = 1, **info: Any) -> None:
         known = {
-            "method": {"name": "PipeSGD", "settings": {}},
+            "algorithm": {"name": "PipeSGD", "settings": {}},
             "problem": {"name": "digits"},
             "num_workers": 2,
             "status": "running",
@@ -127,7 +127,7 @@ def test_runs_that_differ_in_their_seed_are_a_mean_in_a_band_and_no_row_is_lost(
     writers = [Writer(tmp_path, settings={"seed": seed}) for seed in range(3)]
     for seed, writer in enumerate(writers):
         writer.steps(2, 1.0 + seed)
-    done = [Writer(tmp_path, method={"name": "LocalSGD", "settings": {}}).steps(5).end()]
+    done = [Writer(tmp_path, algorithm={"name": "LocalSGD", "settings": {}}).steps(5).end()]
     view = plots.watch(*[Run.load(writer.folder) for writer in (*writers, *done)], x="steps")
 
     def grow(seed: int) -> None:
@@ -308,7 +308,7 @@ def test_what_cannot_be_drawn_is_said_and_ends_nothing(tmp_path: Path, monkeypat
 
 
 def test_a_run_without_a_trace_or_a_folder_is_shown_nothing_of(tmp_path: Path) -> None:
-    folder = new_run({"method": {"name": "PipeSGD"}, "status": "finished"}, tmp_path)
+    folder = new_run({"algorithm": {"name": "PipeSGD"}, "status": "finished"}, tmp_path)
     view = plots.LiveTimeline(folder)
     view.follow().join(20)
     assert view._ended.is_set() and view.static() is None

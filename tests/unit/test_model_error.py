@@ -33,7 +33,7 @@ def test_the_residuals_are_those_of_the_records() -> None:
 
 
 @pytest.mark.parametrize(
-    "left_out", [("session",), ("model", "hosts", "rate"), ("method",), ("model",), ("hosts",)], ids=" ".join
+    "left_out", [("session",), ("model", "hosts", "rate"), ("algorithm",), ("model",), ("hosts",)], ids=" ".join
 )
 def test_four_of_five_cells_of_a_configuration_left_out_are_in_the_band(left_out: tuple[str, ...]) -> None:
     """Nominal 80 %; two standard deviations of a share of 156 are 6 %. A band of the calibration's uncertainty alone contained 15 of 80."""
@@ -68,10 +68,12 @@ def test_fresh_runs_are_in_the_band() -> None:
     problem = wb.problems.digits_mlp()
     found = calibrate(wb.simulate(wb.LayerwiseSGD(bucket_bytes=0), problem, workers=2, steps=40, **given))
     inside = []
-    for method in (wb.SynchronousSGD(), wb.PipeSGD()):
+    for algorithm in (wb.SynchronousSGD(), wb.PipeSGD()):
         for workers in (2, 6):
-            said = predict(found, method, workers=workers)
+            said = predict(found, algorithm, workers=workers)
             for seed in (11, 12, 13):
-                mean_s = step_seconds(wb.simulate(method, problem, workers=workers, steps=9, seed=seed, **given)).mean()
+                mean_s = step_seconds(
+                    wb.simulate(algorithm, problem, workers=workers, steps=9, seed=seed, **given)
+                ).mean()
                 inside.append(bool(said.low_s <= mean_s <= said.high_s))
     assert sum(inside) >= 0.8 * len(inside)

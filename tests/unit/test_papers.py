@@ -20,7 +20,7 @@ GENERATED = ["Results", "Amendments"]
 
 
 def cited() -> dict[str, set[str]]:
-    """key -> places: the cards of methods, and all docstrings of the package."""
+    """key -> places: the cards of algorithms, and all docstrings of the package."""
     found: dict[str, set[str]] = {}
     for name in algorithms.names():
         for key in KEY.findall(catalogue.card_of(algorithms.find(name)).paper):
@@ -38,7 +38,7 @@ def test_every_key_has_its_card_and_every_card_is_cited() -> None:
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_a_methods_card_cites_by_key(name: str) -> None:
+def test_an_algorithms_card_cites_by_key(name: str) -> None:
     paper = catalogue.card_of(algorithms.find(name)).paper
     assert all(KEY.match(part.strip()) for part in paper.split(";")), f"{paper!r}: key, section or equation; key, ..."
     box = catalogue.description(algorithms.find(name))

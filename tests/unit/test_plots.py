@@ -78,7 +78,7 @@ def make_run(
                 recorder.metrics({**common, "evaluation": numbers})
     usual = {
         "id": f"run-{name}",
-        "method": {"name": name, "settings": {}},
+        "algorithm": {"name": name, "settings": {}},
         "problem": {"name": "digits-mlp"},
         "status": "finished",
     }
@@ -86,7 +86,7 @@ def make_run(
 
 
 def empty_run(**info: Any) -> Run:
-    return Run.from_memory({"id": "run-empty", "method": {"name": "PipeSGD"}, **info}, [MemoryRecorder(0)])
+    return Run.from_memory({"id": "run-empty", "algorithm": {"name": "PipeSGD"}, **info}, [MemoryRecorder(0)])
 
 
 # ---------------------------------------------------------------- curves
@@ -178,7 +178,7 @@ def test_convergence_shows_accuracy_or_else_test_loss() -> None:
 
 def test_labels_say_what_tells_runs_apart() -> None:
     base = {
-        "method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Ring()"}},
+        "algorithm": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Ring()"}},
         "runtime": "mpi",
         "num_workers": 4,
     }
@@ -188,7 +188,7 @@ def test_labels_say_what_tells_runs_apart() -> None:
         Run(
             info={
                 **base,
-                "method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}},
+                "algorithm": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}},
                 "settings": {"seed": 1},
             },
             metrics={},
@@ -196,12 +196,12 @@ def test_labels_say_what_tells_runs_apart() -> None:
         Run(
             info={
                 **base,
-                "method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}},
+                "algorithm": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}},
                 "settings": {"seed": 2},
             },
             metrics={},
         ),
-        Run(info={"method": {"name": "SynchronousSGD"}}, metrics={}),
+        Run(info={"algorithm": {"name": "SynchronousSGD"}}, metrics={}),
     ]
     assert distinct_labels(runs) == [
         "PipeSGD(width=2), Ring(), mpi",
@@ -233,7 +233,7 @@ def ring_run(num_steps: int = 6, num_bytes: int = 4096) -> Run:
             recorder.span("send", "comm", begin + 0.007, begin + 0.009, step, 3, num_bytes, 1 - rank)
             recorder.span("recv", "comm", begin + 0.007, begin + 0.009, step, -1, num_bytes, 1 - rank)
             recorder.span("apply", "compute", begin + 0.009, begin + 0.01, step)
-    return Run.from_memory({"id": "ring", "method": {"name": "SynchronousSGD"}, "num_workers": 2}, recorders)
+    return Run.from_memory({"id": "ring", "algorithm": {"name": "SynchronousSGD"}, "num_workers": 2}, recorders)
 
 
 def bars_of(figure: Any) -> list[tuple[str, float, float, float]]:
@@ -522,8 +522,8 @@ def calibrated_run(algorithm: Any = None, steps: int = 40) -> Run:
         "network": wb.costs.Network(latency_s=1e-4, bandwidth_bytes_per_s=1e7, name="link"),
         "compute": wb.costs.Compute(forward_s=0.002, backward_s=0.004, update_s=0.0005),
     }
-    method = algorithm or wb.SynchronousSGD()
-    return wb.simulate(method, wb.problems.get("digits-mlp"), workers=3, timing_only=True, steps=steps, **costs)
+    algorithm = algorithm or wb.SynchronousSGD()
+    return wb.simulate(algorithm, wb.problems.get("digits-mlp"), workers=3, timing_only=True, steps=steps, **costs)
 
 
 def test_a_prediction_stands_below_what_was_measured_from_the_same_step_boundary() -> None:
@@ -542,7 +542,7 @@ def test_a_prediction_stands_below_what_was_measured_from_the_same_step_boundary
     assert figure.layout.xaxis.matches == "x2"
 
 
-def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_method() -> None:
+def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_algorithm() -> None:
     from workbench.calibration import calibrate
 
     calibration = calibrate(calibrated_run())
@@ -550,7 +550,7 @@ def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_method
     titles = [note.text for note in plots.compare_with_prediction(pipe, calibration).layout.annotations]
     assert any(title.startswith("<b>predicted: PipeSGD(width=2)") for title in titles)
     unknown = Run(
-        info={**pipe.info, "method": {"name": "Mine", "settings": {}}}, metrics=pipe.metrics, traces=pipe.traces
+        info={**pipe.info, "algorithm": {"name": "Mine", "settings": {}}}, metrics=pipe.metrics, traces=pipe.traces
     )
     with pytest.raises(ConfigError, match="give algorithm="):
         plots.compare_with_prediction(unknown, calibration)
@@ -570,7 +570,7 @@ def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_method
     ],
     ids=str,
 )
-def test_a_record_tells_its_method(algorithm: Any) -> None:
+def test_a_record_tells_its_algorithm(algorithm: Any) -> None:
     assert (
         algorithm_of(
             Run(info=run_info(algorithm, wb.problems.get("digits-mlp"), wb.Settings(epochs=1), "mpi", 4), metrics={})
@@ -579,8 +579,10 @@ def test_a_record_tells_its_method(algorithm: Any) -> None:
     )
 
 
-def test_a_record_that_tells_only_a_part_of_its_method_asks_for_it() -> None:
-    run = Run(info={"method": {"name": "SynchronousSGD", "settings": {"collective": "OfMine(chunks=3)"}}}, metrics={})
+def test_a_record_that_tells_only_a_part_of_its_algorithm_asks_for_it() -> None:
+    run = Run(
+        info={"algorithm": {"name": "SynchronousSGD", "settings": {"collective": "OfMine(chunks=3)"}}}, metrics={}
+    )
     with pytest.raises(ConfigError, match=r"SynchronousSGD\(collective=OfMine\(chunks=3\)\).*give algorithm="):
         algorithm_of(run)
 

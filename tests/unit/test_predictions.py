@@ -20,7 +20,7 @@ RECORD = "records/predictions.json"
 def test_cells_are_the_predicted_ones_of_the_papers_algorithms() -> None:
     found = Predictions.read(RECORD)
     content = json.loads((resources.shared("papers").parent / RECORD).read_text())
-    told = [row for row in content["rows"] if row["method"] == "Pipe-SGD" and row["hosts"] == 4]
+    told = [row for row in content["rows"] if row["algorithm"] == "Pipe-SGD" and row["hosts"] == 4]
     assert found.errors(4, "Pipe-SGD") == [abs(row["error"]) for row in told]
     assert {cell.algorithm for cell in found.cells} == {"D-Sync", "Pipe-SGD", "Pipe-SGD+T"}
     assert len(found.errors(2)) + len(found.errors(4)) == len(found.cells)

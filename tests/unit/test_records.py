@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.digits_methods import MARGINS, RECORDS, entries, simulate, verdict
-from tests.benchmarks.predictions import HOSTS, METHODS, RATES, prediction
+from tests.benchmarks.digits_algorithms import MARGINS, RECORDS, entries, simulate, verdict
+from tests.benchmarks.predictions import ALGORITHMS, HOSTS, RATES, prediction
 from tests.laws.variants import find_algorithms
 from workbench.calibration import Calibration
 from workbench.calibration.probe import without_hold_up
 
 ROWS: list[dict[str, Any]] = json.loads((RECORDS / "digits-margins.json").read_text())["rows"]
-REFERENCE = next(row for row in ROWS if row["method"] == "SynchronousSGD()")
+REFERENCE = next(row for row in ROWS if row["algorithm"] == "SynchronousSGD()")
 
 
-def test_every_method_was_held_to_a_margin() -> None:
-    assert {row["method"].partition("(")[0] for row in ROWS} == {kind.__name__ for kind in find_algorithms()}
-    assert {row["method"] for row in ROWS} == {entry.name for entry in entries()}
+def test_every_algorithm_was_held_to_a_margin() -> None:
+    assert {row["algorithm"].partition("(")[0] for row in ROWS} == {kind.__name__ for kind in find_algorithms()}
+    assert {row["algorithm"] for row in ROWS} == {entry.name for entry in entries()}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["method"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["algorithm"])
 def test_the_verdict_is_that_of_the_paired_differences(row: dict[str, Any]) -> None:
     """And the margin is the one that was committed before."""
-    entry = next(entry for entry in entries() if entry.name == row["method"])
+    entry = next(entry for entry in entries() if entry.name == row["algorithm"])
     assert row["margin"] == MARGINS[entry.margin]
     assert len(row["losses"]) == len(REFERENCE["losses"]) == 10
     mean, half, said = verdict(
@@ -38,7 +38,7 @@ def test_the_verdict_is_that_of_the_paired_differences(row: dict[str, Any]) -> N
 
 def test_what_missed_its_margin_is_known() -> None:
     """Eager updates with the default outer step: `EagerDiLoCo` says so, and what to use instead."""
-    assert [row["method"] for row in ROWS if row["verdict"] != "met"] == ["EagerDiLoCo(every=12)"]
+    assert [row["algorithm"] for row in ROWS if row["verdict"] != "met"] == ["EagerDiLoCo(every=12)"]
 
 
 def test_a_row_is_found_again() -> None:
@@ -61,7 +61,7 @@ PREDICTIONS: dict[str, Any] = json.loads((RECORDS / "predictions.json").read_tex
 
 
 def test_errors_of_predictions_are_those_of_their_rows() -> None:
-    """All but the calibrations' own cells; and no method, rate or number of hosts is missing."""
+    """All but the calibrations' own cells; and no algorithm, rate or number of hosts is missing."""
     rows = PREDICTIONS["rows"]
     for row in rows:
         assert row["error"] == pytest.approx(row["predicted_s"] / row["measured_s"] - 1)
@@ -70,8 +70,8 @@ def test_errors_of_predictions_are_those_of_their_rows() -> None:
         PREDICTIONS["error_median"] == pytest.approx(statistics.median(errors))
         and PREDICTIONS["error_worst"] == errors[-1]
     )
-    assert {(row["hosts"], row["rate"], row["method"]) for row in rows} == set(product(HOSTS, RATES, METHODS))
-    assert len(rows) == 2 * len(HOSTS) * len(RATES) * len(METHODS) and sum(row["fitted"] for row in rows) == 2
+    assert {(row["hosts"], row["rate"], row["algorithm"]) for row in rows} == set(product(HOSTS, RATES, ALGORITHMS))
+    assert len(rows) == 2 * len(HOSTS) * len(RATES) * len(ALGORITHMS) and sum(row["fitted"] for row in rows) == 2
 
 
 def test_predictions_come_true() -> None:
@@ -86,6 +86,8 @@ def test_predictions_come_true() -> None:
 @pytest.mark.parametrize("name", ["Pipe-SGD, 16-bit hops", "PS-Sync", "layer-wise"])
 def test_the_records_predictions_are_those_of_its_calibrations(name: str) -> None:
     """By the present model."""
-    row = next(row for row in PREDICTIONS["rows"] if (row["method"], row["hosts"], row["rate"]) == (name, 4, "400mbit"))
+    row = next(
+        row for row in PREDICTIONS["rows"] if (row["algorithm"], row["hosts"], row["rate"]) == (name, 4, "400mbit")
+    )
     calibration = without_hold_up(Calibration.from_record(PREDICTIONS["calibrations"][row["model"]]))
     assert prediction(calibration, row)["predicted_s"] == pytest.approx(row["predicted_s"], rel=1e-6)

@@ -148,10 +148,10 @@ def hostile_run(name: str = MARKUP) -> Run:
             row = {"step": step, "seconds": at + 0.1, "samples": 8 * step, "bytes_sent": 64 * step}
             recorder.metrics({**row, "loss": 2.0 / (step + 1), "num_samples": 4, "staleness": 0, "lr": 0.1})
         recorder.metrics({**row, "evaluation": {"loss_sum": 5.0, "correct": 3, "judged": 4, "count": 4}})
-    method = {"name": name, "settings": {name: 2, "collective": name}, "defaults": []}
+    algorithm = {"name": name, "settings": {name: 2, "collective": name}, "defaults": []}
     info = {
         "id": name,
-        "method": method,
+        "algorithm": algorithm,
         "problem": {"name": name},
         "runtime": name,
         "status": "failed",

@@ -166,8 +166,8 @@ def test_a_simulation_is_a_pure_function_of_its_inputs() -> None:
 def test_messages_that_wait_for_a_link_are_looked_at_once_a_moment() -> None:
     """Every message that found its link busy had set off looks of its own for as long as any waited: 63,812 events here."""
     slow, settings = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e4), Settings(steps=2, batch_size=2)
-    method = wb.LayerwiseSGD(bucket_bytes=0, order="priority", collective=Ring())
-    simulation = Simulation(method, tiny.problem(), settings, 6, network=slow, compute=COMPUTE, timing_only=True)
+    algorithm = wb.LayerwiseSGD(bucket_bytes=0, order="priority", collective=Ring())
+    simulation = Simulation(algorithm, tiny.problem(), settings, 6, network=slow, compute=COMPUTE, timing_only=True)
     simulation.run()
     assert simulation.clock.num_events < 4 * simulation.fabric.num_messages
 

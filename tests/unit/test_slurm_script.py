@@ -207,7 +207,10 @@ def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture
         (["train", "pipe-sgd", "--optimizer", "Adan"], "did you mean Adam"),
         (["train", "pipe-sgd", "--network", "infiniband-hdr"], "for simulated workers"),
         (["train", "pipe-sgd", "--resume", "nope"], "no run 'nope'"),
-        (["train", "pipe-sgd", "--resume", new_run({"method": {"name": "PipeSGD"}}, runs).name], "has no checkpoint"),
+        (
+            ["train", "pipe-sgd", "--resume", new_run({"algorithm": {"name": "PipeSGD"}}, runs).name],
+            "has no checkpoint",
+        ),
     ):
         assert main(["submit", "--", *argv]) == 2
         assert words in capsys.readouterr().err

@@ -115,8 +115,8 @@ def test_what_is_longer_is_cut() -> None:
 
 
 def test_named_on_the_command_line() -> None:
-    method = get("stale-sgd", staleness="geometric:20", ramp_steps=3)
-    assert isinstance(method, StaleSGD) and method.staleness == Geometric(20.0)
+    algorithm = get("stale-sgd", staleness="geometric:20", ramp_steps=3)
+    assert isinstance(algorithm, StaleSGD) and algorithm.staleness == Geometric(20.0)
 
 
 @pytest.mark.parametrize(

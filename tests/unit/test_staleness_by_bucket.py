@@ -13,7 +13,7 @@ PROBLEM = wb.problems.wide_mlp(megabytes=0.1, layers=5, samples=1_000)
 COMPUTE = Compute(forward_s=1.0, backward_s=2.0)
 
 
-def simulated(workers: int, method: object, **settings: object) -> wb.Run:
+def simulated(workers: int, algorithm: object, **settings: object) -> wb.Run:
     how: dict[str, object] = {
         "compute": COMPUTE,
         "network": "free",
@@ -22,7 +22,7 @@ def simulated(workers: int, method: object, **settings: object) -> wb.Run:
         "batch_size": 1,
         **settings,
     }
-    return wb.simulate(method, PROBLEM, workers=workers, **how)  # type: ignore[arg-type]
+    return wb.simulate(algorithm, PROBLEM, workers=workers, **how)  # type: ignore[arg-type]
 
 
 def test_one_worker_is_never_late() -> None:

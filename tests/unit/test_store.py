@@ -24,14 +24,14 @@ from workbench.analysis.runs_table import Condition, _in_order
 from workbench.cli.main import main
 from workbench.errors import ConfigError, RunNotFound
 from workbench.trace import FileRecorder, list_runs, new_run, update_run
-from workbench.trace.store import INDEX_NAME, find_run, read_info, remove_run
+from workbench.trace.store import FORMAT, INDEX_NAME, find_run, read_info, remove_run
 
 HEADER = {"host": "node-1", "pid": 7, "device": "cpu", "origin_s": 12.5, "unix_s": 1.7e9}
 
 
 def make(
     root: Path,
-    method: str = "PipeSGD",
+    algorithm: str = "PipeSGD",
     *,
     width: int = 2,
     workers: int = 2,
@@ -40,7 +40,7 @@ def make(
     **more: Any,
 ) -> Path:
     info = {
-        "method": {"name": method, "settings": {"width": width}},
+        "algorithm": {"name": algorithm, "settings": {"width": width}},
         "problem": {"name": "digits-mlp"},
         "num_workers": workers,
     }
@@ -114,11 +114,12 @@ def test_a_damaged_cache_is_named_and_mended_and_hides_nothing(runs: Path) -> No
     list_runs()
     index = runs / INDEX_NAME
     lines = index.read_text().splitlines()
+    version = json.loads(lines[1])[0]
     cut = [
         lines[0][:40],
-        '[1, ["x"], 2, 3]',
+        json.dumps([version, ["x"], 2, 3]),
         "\0\0",
-        json.dumps([1, folders[1].name, *json.loads(lines[1])[2:3], "no object"]),
+        json.dumps([version, folders[1].name, *json.loads(lines[1])[2:3], "no object"]),
         lines[2],
     ]
     index.write_text("\n".join(cut))
@@ -146,7 +147,7 @@ WRITER = """
 import sys
 from workbench.trace import list_runs, new_run, update_run
 for number in range(20):
-    folder = new_run({"method": {"name": "M"}, "writer": int(sys.argv[1]), "number": number})
+    folder = new_run({"algorithm": {"name": "M"}, "writer": int(sys.argv[1]), "number": number})
     update_run(folder, status="running")
     update_run(folder, status="finished", result={"number": number})
     listing = list_runs()
@@ -192,9 +193,8 @@ def some(runs: Path) -> list[Path]:
     ("where", "expected"),
     [
         (["algorithm=pipe-sgd"], [1, 2, 3]),
-        (["method=pipe-sgd"], [1, 2, 3]),
-        (["method=PipeSGD", "status=finished"], [1, 2]),
-        (["method!=pipe-sgd"], [0]),
+        (["algorithm=PipeSGD", "status=finished"], [1, 2]),
+        (["algorithm!=pipe-sgd"], [0]),
         (["workers>=4"], [2, 3]),
         (["set.width=3", "workers<8"], [2]),
         (["accuracy>0.75"], [1, 2]),
@@ -208,10 +208,10 @@ def test_conditions_choose_runs(some: list[Path], where: list[str], expected: li
 
 
 @pytest.mark.parametrize("name", [name for name in algorithms.names() if isinstance(algorithms.find(name), type)])
-def test_a_method_is_found_by_the_name_it_is_asked_for_by(name: str) -> None:
-    row = {"method": type(algorithms.get(name)).__name__}
-    assert [other for other in algorithms.names() if Condition("method", "=", other).holds(row)] == [name]
-    assert Condition("method", "=", row["method"]).holds(row)
+def test_an_algorithm_is_found_by_the_name_it_is_asked_for_by(name: str) -> None:
+    row = {"algorithm": type(algorithms.get(name)).__name__}
+    assert [other for other in algorithms.names() if Condition("algorithm", "=", other).holds(row)] == [name]
+    assert Condition("algorithm", "=", row["algorithm"]).holds(row)
 
 
 def test_since_sweep_sort_and_limit(some: list[Path]) -> None:
@@ -221,7 +221,7 @@ def test_since_sweep_sort_and_limit(some: list[Path]) -> None:
     assert [row["run"] for row in runs_table(sweep="widths")] == [names[2]]
     assert [row["run"] for row in runs_table(sort="-accuracy", limit=2)] == [names[2], names[1]]
     assert [row["run"] for row in runs_table(sort="accuracy")] == [names[3], names[0], names[1], names[2]]
-    info = {"method": {"name": "PipeSGD", "settings": {}}, "problem": {"name": "digits-mlp"}, "num_workers": 2}
+    info = {"algorithm": {"name": "PipeSGD", "settings": {}}, "problem": {"name": "digits-mlp"}, "num_workers": 2}
     bare = new_run({**info, "created": "2021-01-01T00:00:00+00:00"}, some[0].parent).name  # no step and no evaluation
     assert [row["run"] for row in runs_table(sort="-accuracy", limit=2)] == [names[2], names[1]], (
         "nothing is not the greatest"
@@ -272,7 +272,7 @@ def test_a_condition_is_read_as_written(text: str) -> None:
 
 
 def test_a_thousand_runs_are_listed_from_one_file(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = json.dumps({"format": 1, "method": {"name": "M"}, "status": "finished"})
+    content = json.dumps({"format": FORMAT, "algorithm": {"name": "M"}, "status": "finished"})
     for number in range(1000):
         folder = runs / f"run-{number:04d}"
         folder.mkdir(parents=True)
@@ -369,11 +369,11 @@ def test_what_a_person_reads_calls_it_an_algorithm(
     assert "algorithm" in text and not re.search(r"\bmethods?\b", text)
 
 
-@pytest.mark.parametrize("option", ["runs", "show", "train"])
+@pytest.mark.parametrize("option", ["runs", "show", "train", "sweep", "predict"])
 def test_help_calls_it_an_algorithm(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([option, "--help"])
-    assert not re.search(r"\bmethods?\b(?!\")", capsys.readouterr().out)
+    assert not re.search(r"\bmethods?\b", capsys.readouterr().out)
 
 
 # ---------------------------------------------------------------- a figure of many
@@ -389,7 +389,7 @@ def test_parallel_coordinates_show_what_varies_and_the_results(some: list[Path])
     assert "seed" not in shown and "runtime" not in shown, "the same in all"
     assert list(shown["accuracy"].values) == [row["accuracy"] for row in runs_table()]
     words = dict(zip(shown["algorithm"].tickvals, shown["algorithm"].ticktext, strict=True))
-    assert [words[value] for value in shown["algorithm"].values] == [row["method"] for row in runs_table()]
+    assert [words[value] for value in shown["algorithm"].values] == [row["algorithm"] for row in runs_table()]
     assert len(plots.parallel(list_runs()).data[0].dimensions) == len(shown)
     with pytest.raises(ConfigError, match="no run has 'acc'"):
         plots.parallel(runs_table(), axes=["acc"])

@@ -35,49 +35,51 @@ def values(source: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_axes_multiply_and_the_last_varies_fastest() -> None:
-    found = values({"axes": {"method": ["synchronous-sgd", "pipe-sgd"], "seed": [0, 1]}})
-    assert found == [{"method": method, "seed": seed} for method in ("synchronous-sgd", "pipe-sgd") for seed in (0, 1)]
+    found = values({"axes": {"algorithm": ["synchronous-sgd", "pipe-sgd"], "seed": [0, 1]}})
+    assert found == [
+        {"algorithm": algorithm, "seed": seed} for algorithm in ("synchronous-sgd", "pipe-sgd") for seed in (0, 1)
+    ]
 
 
-def test_a_method_brings_its_settings_and_an_axis_that_is_no_option_sets_several() -> None:
+def test_an_algorithm_brings_its_settings_and_an_axis_that_is_no_option_sets_several() -> None:
     found = values(
         {
             "axes": {
-                "method": ["dear", {"pipe-sgd": {"width": 3}}],
+                "algorithm": ["dear", {"pipe-sgd": {"width": 3}}],
                 "size": [{"workers": 2, "lr": 0.1}, {"workers": 4, "lr": "2e-1"}],
             }
         }
     )
     assert found == [
-        {**method, **size}
-        for method in ({"method": "dear"}, {"method": "pipe-sgd", "set.width": 3})
+        {**algorithm, **size}
+        for algorithm in ({"algorithm": "dear"}, {"algorithm": "pipe-sgd", "set.width": 3})
         for size in ({"workers": 2, "lr": 0.1}, {"workers": 4, "lr": 0.2})
     ]
 
 
 def test_exclude_takes_away_and_include_adds_on_top_of_base() -> None:
-    axes = {"method": ["synchronous-sgd", {"pipe-sgd": {"width": 2}}], "workers": [2, 4], "seed": [0, 1, 2]}
-    rules = [{"method": "pipe-sgd", "seed": [1, 2]}, {"set.width": 2, "workers": 4}]
+    axes = {"algorithm": ["synchronous-sgd", {"pipe-sgd": {"width": 2}}], "workers": [2, 4], "seed": [0, 1, 2]}
+    rules = [{"algorithm": "pipe-sgd", "seed": [1, 2]}, {"set.width": 2, "workers": 4}]
     found = values(
         {
             "axes": axes,
             "exclude": rules,
-            "include": [{"method": "dear"}, {"method": "pipe-sgd", "set": {"width": 2}, "workers": 2, "seed": 0}],
+            "include": [{"algorithm": "dear"}, {"algorithm": "pipe-sgd", "set": {"width": 2}, "workers": 2, "seed": 0}],
         }
     )
     assert len(found) == 6 + 1 + 1
-    assert [cell for cell in found if cell["method"] == "pipe-sgd"] == [
-        {"method": "pipe-sgd", "set.width": 2, "workers": 2, "seed": 0}
+    assert [cell for cell in found if cell["algorithm"] == "pipe-sgd"] == [
+        {"algorithm": "pipe-sgd", "set.width": 2, "workers": 2, "seed": 0}
     ]
-    assert found[-1] == {"method": "dear"}, "what is there already is not there twice"
+    assert found[-1] == {"algorithm": "dear"}, "what is there already is not there twice"
 
 
 def test_include_alone_is_a_list_of_cells() -> None:
-    assert values({"include": [{"method": "dear"}]}) == [{"method": "dear"}]
+    assert values({"include": [{"algorithm": "dear"}]}) == [{"algorithm": "dear"}]
 
 
 def test_a_file_is_read_as_its_writer_means_it(tmp_path: Path) -> None:
-    text = "base: {method: pipe-sgd, lr: 1e-3, set: {collective: ring:truncate16}, option: {hidden: [64, 32]}}\naxes: {seed: [0, 1]}\n"
+    text = "base: {algorithm: pipe-sgd, lr: 1e-3, set: {collective: ring:truncate16}, option: {hidden: [64, 32]}}\naxes: {seed: [0, 1]}\n"
     grid = grid_of(text, tmp_path)
     assert grid.name == "my-grid"
     words = grid.cells[0].train_arguments()
@@ -91,9 +93,9 @@ def test_a_file_is_read_as_its_writer_means_it(tmp_path: Path) -> None:
     ]
 
 
-@given(st.permutations(["method", "workers", "seed", "set.width"]), st.integers(0, 5))
+@given(st.permutations(["algorithm", "workers", "seed", "set.width"]), st.integers(0, 5))
 def test_the_key_is_of_what_is_asked_for_and_not_of_how_it_is_written(order: list[str], seed: int) -> None:
-    asked = {"method": "pipe-sgd", "workers": 2, "seed": seed, "set.width": 2}
+    asked = {"algorithm": "pipe-sgd", "workers": 2, "seed": seed, "set.width": 2}
     cell = Cell(values={name: asked[name] for name in order}, axes={"seed": seed})
     assert cell.key == Cell(values=asked).key
     assert cell.key != Cell(values={**asked, "seed": seed + 1}).key
@@ -104,29 +106,32 @@ def test_the_key_is_of_what_is_asked_for_and_not_of_how_it_is_written(order: lis
     ("source", "words"),
     [
         ({"axis": {}}, "did you mean axes"),
-        ({"name": "a/b", "include": [{"method": "dear"}]}, "letters, digits"),
-        ({"base": {"methd": "dear"}}, "did you mean method"),
-        ({"base": {"method": "pipe-sdg"}}, "did you mean pipe-sgd"),
-        ({"base": {"method": "pipe-sgd", "set": {"widht": 2}}}, "did you mean width"),
-        ({"base": {"method": "pipe-sgd", "set": 2}}, "name: value"),
-        ({"base": {"method": "pipe-sgd", "workers.x": 2}}, "has no settings"),
-        ({"base": {"method": {"pipe-sgd": 2}}}, "one name and its settings"),
-        ({"base": {"method": "pipe-sgd", "resume": "last"}}, "resume"),
-        ({"base": {"method": "pipe-sgd", "workers": "two"}}, "invalid int value"),
-        ({"base": {"method": "pipe-sgd", "workers": 0}}, "give 1 or more"),
+        ({"name": "a/b", "include": [{"algorithm": "dear"}]}, "letters, digits"),
+        ({"base": {"algoritm": "dear"}}, "did you mean algorithm"),
+        ({"base": {"method": "dear"}}, "'method': did you mean algorithm"),
+        ({"axes": {"method": [{"pipe-sgd": {"width": 2}}]}}, "'method': did you mean algorithm"),
+        ({"axes": {"algorithm": ["dear"]}, "exclude": [{"method": "dear"}]}, "'method': did you mean algorithm"),
+        ({"base": {"algorithm": "pipe-sdg"}}, "did you mean pipe-sgd"),
+        ({"base": {"algorithm": "pipe-sgd", "set": {"widht": 2}}}, "did you mean width"),
+        ({"base": {"algorithm": "pipe-sgd", "set": 2}}, "name: value"),
+        ({"base": {"algorithm": "pipe-sgd", "workers.x": 2}}, "has no settings"),
+        ({"base": {"algorithm": {"pipe-sgd": 2}}}, "one name and its settings"),
+        ({"base": {"algorithm": "pipe-sgd", "resume": "last"}}, "resume"),
+        ({"base": {"algorithm": "pipe-sgd", "workers": "two"}}, "invalid int value"),
+        ({"base": {"algorithm": "pipe-sgd", "workers": 0}}, "give 1 or more"),
         (
-            {"base": {"method": "pipe-sgd", "workers": [2, 4]}},
+            {"base": {"algorithm": "pipe-sgd", "workers": [2, 4]}},
             r"workers: \[2, 4\]: give one value; several.* under axes",
         ),
-        ({"axes": {"method": ["dear"], "lr": [[0.1, 0.2]]}}, "under axes"),
-        ({"base": {"method": "pipe-sgd", "runtime": "torch", "network": "ethernet-10g"}}, "--runtime simulated"),
-        ({"base": {"method": "pipe-sgd", "network": "ethernet-11g", "runtime": "simulated"}}, "ethernet-10g"),
+        ({"axes": {"algorithm": ["dear"], "lr": [[0.1, 0.2]]}}, "under axes"),
+        ({"base": {"algorithm": "pipe-sgd", "runtime": "torch", "network": "ethernet-10g"}}, "--runtime simulated"),
+        ({"base": {"algorithm": "pipe-sgd", "network": "ethernet-11g", "runtime": "simulated"}}, "ethernet-10g"),
         ({"axes": {"seed": [0]}}, "it has no algorithm"),
         ({"axes": {"seed": 0}}, "list of values"),
-        ({"axes": {"method": ["dear"]}, "exclude": [{"method": "pipe-sgd"}]}, "matches no cell"),
-        ({"axes": {"method": ["dear"]}, "exclude": [{"method": "dear"}]}, "no cell is left"),
-        ({"base": {"method": "dear"}, "jobs": 0}, "1 or more"),
-        ({"base": {"method": "dear"}, "timeout_s": -1}, "above 0"),
+        ({"axes": {"algorithm": ["dear"]}, "exclude": [{"algorithm": "pipe-sgd"}]}, "matches no cell"),
+        ({"axes": {"algorithm": ["dear"]}, "exclude": [{"algorithm": "dear"}]}, "no cell is left"),
+        ({"base": {"algorithm": "dear"}, "jobs": 0}, "1 or more"),
+        ({"base": {"algorithm": "dear"}, "timeout_s": -1}, "above 0"),
         ({"notebook": "10-scalling"}, "did you mean 10-scaling"),
         ({"notebook": "10-scaling", "axes": {"seedz": [1]}}, "did you mean seeds"),
     ],
@@ -139,7 +144,7 @@ def test_what_cannot_run_is_refused_with_the_fix(source: dict[str, Any], words: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("base: {method: dear}\nbase: {method: pipe-sgd}\n", "line 2, column 1: 'base' is given twice"),
+        ("base: {algorithm: dear}\nbase: {algorithm: pipe-sgd}\n", "line 2, column 1: 'base' is given twice"),
         ("base: [", "line 1"),
         ("- 1\n", "name: value"),
     ],
@@ -152,12 +157,12 @@ def test_a_damaged_file_is_told_with_its_place(text: str, words: str, tmp_path: 
 
 
 def test_anchors_and_merges_work(tmp_path: Path) -> None:
-    grid = grid_of("base: &b {method: dear, seed: 1}\ninclude:\n- {<<: *b, seed: 2}\n", tmp_path)
-    assert grid.cells[0].values == {"method": "dear", "seed": 2}
+    grid = grid_of("base: &b {algorithm: dear, seed: 1}\ninclude:\n- {<<: *b, seed: 2}\n", tmp_path)
+    assert grid.cells[0].values == {"algorithm": "dear", "seed": 2}
 
 
 def test_a_cell_is_claimed_once_and_taken_over_only_from_who_is_gone(tmp_path: Path) -> None:
-    (cell,) = read_grid({"name": "test", "base": {"method": "dear"}}).cells
+    (cell,) = read_grid({"name": "test", "base": {"algorithm": "dear"}}).cells
     mine = claim(tmp_path, "test", cell, 0)
     assert mine is not None
     assert claim(tmp_path, "test", cell, 0) is None, "somebody else had it"
@@ -189,7 +194,7 @@ def test_a_cell_is_claimed_once_and_taken_over_only_from_who_is_gone(tmp_path: P
 
 def test_a_date_is_refused_as_no_value(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in quotes"):
-        grid_of("base: {method: dear, option: {day: 2026-11-21}}\n", tmp_path)
+        grid_of("base: {algorithm: dear, option: {day: 2026-11-21}}\n", tmp_path)
 
 
 def test_numbers_of_every_form_are_numbers(tmp_path: Path) -> None:
@@ -202,7 +207,9 @@ def test_a_server_that_died_is_replaced_and_its_cell_told(runs: Path, monkeypatc
     """The first server ends before it writes anything, the next works."""
     commands = iter([("sh", "-c", "exit 3"), COMMAND])
     monkeypatch.setattr(sweeper, "start_fork_server", lambda env: start_fork_server(env, next(commands)))
-    found = sweep({"name": "grid", "base": {**BASE, "method": "dear", "timing_only": True}, "axes": {"seed": [0, 1]}})
+    found = sweep(
+        {"name": "grid", "base": {**BASE, "algorithm": "dear", "timing_only": True}, "axes": {"seed": [0, 1]}}
+    )
     assert [item.state for item in found.cells] == ["failed", "finished"]
     assert "exit status 3" in found.failed[0].error
 
@@ -217,7 +224,7 @@ def test_a_long_cell_is_heard_of(runs: Path, monkeypatch: pytest.MonkeyPatch) ->
             ages.append(path.stat().st_mtime)
             os.utime(path, (0, 0))  # as if it had not changed for long
 
-    sweep({"name": "grid", "base": {**BASE, "method": "dear", "timing_only": True}}, watch=watch)
+    sweep({"name": "grid", "base": {**BASE, "algorithm": "dear", "timing_only": True}}, watch=watch)
     assert len(ages) >= 2 and min(ages) > 0, "each look found it touched since the last"
 
 
@@ -228,7 +235,7 @@ def test_a_grid_of_a_notebook_has_its_parameters_as_axes() -> None:
 
 
 def test_exit_status_is_zero_only_when_every_cell_is_finished(tmp_path: Path) -> None:
-    cells = read_grid({"name": "test", "axes": {"method": ["dear", "pipe-sgd"]}}).cells
+    cells = read_grid({"name": "test", "axes": {"algorithm": ["dear", "pipe-sgd"]}}).cells
     for state, status in (("finished", 0), ("failed", 1), ("open", 1), ("running", 1)):
         found = SweepResult("test", (CellState(cells[0], "finished"), CellState(cells[1], state)), tmp_path)  # type: ignore[arg-type]
         assert found.exit_status == status

@@ -38,10 +38,10 @@ from workbench.trace.follow import Follower
 from workbench.trace.read import parse_lines
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.rows import sublanes
-from workbench.trace.store import RESERVE_NAME, read_info, write_info
+from workbench.trace.store import FORMAT, RESERVE_NAME, read_info, write_info
 
 HEADER = {"host": "node-1", "pid": 7, "device": "cpu", "origin_s": 12.5, "unix_s": 1.7e9}
-INFO = {"method": {"name": "PipeSGD", "settings": {"width": 2}}, "problem": {"name": "digits-mlp"}, "num_workers": 2}
+INFO = {"algorithm": {"name": "PipeSGD", "settings": {"width": 2}}, "problem": {"name": "digits-mlp"}, "num_workers": 2}
 
 
 def row(step: int, **changes: Any) -> dict[str, Any]:
@@ -384,7 +384,7 @@ def test_following_a_run_sees_what_a_reader_sees(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the store
 
 
-def test_runs_get_folders_of_their_own_named_after_method_and_problem(tmp_path: Path) -> None:
+def test_runs_get_folders_of_their_own_named_after_algorithm_and_problem(tmp_path: Path) -> None:
     folders: list[Path] = []
     threads = [
         threading.Thread(target=lambda: folders.extend(new_run(INFO, tmp_path) for _ in range(20))) for _ in range(4)
@@ -398,12 +398,12 @@ def test_runs_get_folders_of_their_own_named_after_method_and_problem(tmp_path: 
     listing = list_runs(tmp_path)
     assert {run.folder for run in listing} == set(folders) and listing.damaged == ()
     assert {run.id for run in listing} == {folder.name for folder in folders}
-    assert all(run.status == "starting" and run.info["format"] == 1 for run in listing)
+    assert all(run.status == "starting" and run.info["format"] == FORMAT for run in listing)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 def test_an_awkward_name_makes_a_plain_folder(tmp_path: Path) -> None:
-    folder = new_run({"method": {"name": "../../etc"}, "problem": {"name": "Größe <b>"}}, tmp_path)
+    folder = new_run({"algorithm": {"name": "../../etc"}, "problem": {"name": "Größe <b>"}}, tmp_path)
     assert folder.parent == tmp_path and re.fullmatch(r"\d{8}-\d{6}-etc-gr-e-b-[0-9a-f]{4}", folder.name)
 
 
@@ -424,7 +424,7 @@ def test_run_json_is_whole_at_any_moment(tmp_path: Path) -> None:
     done.set()
     watcher.join()
     assert len(seen) > 20 and all(len(notes) == 500 and len(set(notes)) == 1 for notes in seen)
-    assert read_info(folder)["method"] == INFO["method"]
+    assert read_info(folder)["algorithm"] == INFO["algorithm"]
     assert {path.name for path in folder.iterdir()} == {"run.json", RESERVE_NAME}
 
 
@@ -448,7 +448,7 @@ def test_a_run_is_found_by_a_piece_of_its_name(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(RunNotFound, match="is empty"):
         find_run("latest")
     first = new_run(INFO)
-    second = new_run({**INFO, "method": {"name": "AlphaSGD"}})  # the newest, though its name sorts before
+    second = new_run({**INFO, "algorithm": {"name": "AlphaSGD"}})  # the newest, though its name sorts before
     assert find_run(first.name) == find_run(first.name[:-1]) == find_run(first) == find_run(str(first)) == first
     assert find_run("latest") == find_run("alphasgd") == second
     with pytest.raises(RunNotFound, match="2 runs match"):
@@ -531,8 +531,8 @@ def test_messages_are_arrows_of_the_chrome_trace_that_begin_and_end_inside_their
     """Rules of the format: "s" and "f" of one id and category, times inside a span of that process and thread, never back in time."""
     problem = wb.problems.get("digits-mlp")
     costs = {"network": wb.costs.ethernet_10g, "compute": wb.costs.Compute(forward_s=0.001, backward_s=0.002)}
-    method = wb.LayerwiseSGD(bucket_bytes=1e4, lanes=2, collective=wb.collectives.Ring())
-    run = wb.simulate(method, problem, workers=3, timing_only=True, steps=3, **costs)
+    algorithm = wb.LayerwiseSGD(bucket_bytes=1e4, lanes=2, collective=wb.collectives.Ring())
+    run = wb.simulate(algorithm, problem, workers=3, timing_only=True, steps=3, **costs)
     events = json.loads(run.export_chrome(tmp_path / "trace.json").read_text())["traceEvents"]
     spans = defaultdict(list)
     for event in events:

@@ -16,7 +16,7 @@ def distinct_labels(runs: Sequence[Run], *, repetitions: bool = True) -> list[st
         repetitions: whether runs that differ only in seed and name also get different labels.
 
     Example:
-        >>> runs = [Run(info={"method": {"name": "PipeSGD"}, "num_workers": number}, metrics={}) for number in (4, 64)]
+        >>> runs = [Run(info={"algorithm": {"name": "PipeSGD"}, "num_workers": number}, metrics={}) for number in (4, 64)]
         >>> distinct_labels(runs)
         ['PipeSGD, 4 workers', 'PipeSGD, 64 workers']
     """
@@ -45,7 +45,7 @@ def _facts(run: Run, repetitions: bool) -> dict[str, str]:
     settings = info.get("settings") or {}
     found = {
         name: str(value)
-        for name, value in ((info.get("method") or {}).get("settings") or {}).items()
+        for name, value in ((info.get("algorithm") or {}).get("settings") or {}).items()
         if isinstance(value, str)
     }
     found["runtime"] = str(info.get("runtime") or "")

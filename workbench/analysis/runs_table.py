@@ -26,7 +26,7 @@ BASE = (
     "run",
     "status",
     "created",
-    "method",
+    "algorithm",
     "label",
     "problem",
     "runtime",
@@ -48,10 +48,7 @@ TEXTS: MappingProxyType[str, Callable[[Any], str]] = MappingProxyType(
         "created": lambda value: str(value)[:19].replace("T", " "),
     }
 )
-ALIASES = MappingProxyType({"algorithm": "method"})  # what a user writes -> the key of records
-TITLES = MappingProxyType(
-    {"label": "algorithm", "method": "algorithm", "loss": "test loss", "seconds": "training", "bytes_sent": "sent"}
-)
+TITLES = MappingProxyType({"label": "algorithm", "loss": "test loss", "seconds": "training", "bytes_sent": "sent"})
 CONDITION = re.compile(r"\s*([\w.-]+?)\s*(!=|>=|<=|==|=|>|<|~)\s*(.*?)\s*")
 ORDER: MappingProxyType[str, Callable[[Any, Any], bool]] = MappingProxyType(
     {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -65,20 +62,10 @@ RESULTS_NAME = ".results.jsonl"
 def key_of(name: str) -> str:
     """Return the key of a row's value from its name on the command line.
 
-    >>> key_of("train-loss"), key_of("algorithm")
-    ('train_loss', 'method')
+    >>> key_of("train-loss")
+    'train_loss'
     """
-    key = name.replace("-", "_")
-    return ALIASES.get(key, key)
-
-
-def name_of(key: str) -> str:
-    """Return the name of a row's value, for a reader.
-
-    >>> name_of("method"), name_of("workers")
-    ('algorithm', 'workers')
-    """
-    return next((name for name, other in ALIASES.items() if other == key), key)
+    return name.replace("-", "_")
 
 
 @final
@@ -163,7 +150,7 @@ def runs_table(
     sort_key = key_of(sort.removeprefix("-"))
     for key in (*(item.key for item in conditions), sort_key, *(column_keys if columns else ())):
         if rows and key not in known:
-            raise unknown("column of the runs", key, sorted(map(name_of, known)))
+            raise unknown("column of the runs", key, known)
     late = [item for item in conditions if item.key in RESULTS]
     early = [item for item in conditions if item.key not in RESULTS]
     moment = _parse_since(since)
@@ -196,12 +183,12 @@ def row_of(run: StoredRun) -> dict[str, Any]:
     Settings of the algorithm are "set.width" and so on; settings of the run have their own names.
     """
     info = run.info
-    algorithm, problem, sweep = (info.get(name) or {} for name in ("method", "problem", "sweep"))
+    algorithm, problem, sweep = (info.get(name) or {} for name in ("algorithm", "problem", "sweep"))
     own = {
         "run": run.id,
         "status": run.status,
         "created": info.get("created"),
-        "method": algorithm.get("name"),
+        "algorithm": algorithm.get("name"),
         "label": Run(info=info, metrics={}).label,
         "problem": problem.get("name"),
         "runtime": info.get("runtime"),

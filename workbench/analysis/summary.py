@@ -60,7 +60,7 @@ def steady_overlap(run: Run) -> Overlap:
 def summary(run: Run) -> dict[str, Any]:
     """Return a run as plain values, fit for JSON; None for values that were not recorded.
 
-    Keys: method, settings, problem, runtime, workers, status, clock, steps (taken), accuracy and loss (of the last
+    Keys: algorithm, settings, problem, runtime, workers, status, clock, steps (taken), accuracy and loss (of the last
     evaluation on the test data), train_loss (mean over the last tenth of the steps), seconds (of training, without
     evaluation), step_seconds_median (see `step_seconds`), samples, bytes_sent (all ranks), staleness_max, overlap
     (hidden share of the communication), and the means for each step and rank step_s, compute_s, hidden_s, exposed_s,
@@ -76,8 +76,8 @@ def summary(run: Run) -> dict[str, Any]:
     found = steady_overlap(run)
     means = found.per_step()
     return {
-        "method": (info.get("method") or {}).get("name"),
-        "settings": (info.get("method") or {}).get("settings") or {},
+        "algorithm": (info.get("algorithm") or {}).get("name"),
+        "settings": (info.get("algorithm") or {}).get("settings") or {},
         "problem": (info.get("problem") or {}).get("name"),
         "runtime": info.get("runtime"),
         "workers": info.get("num_workers", len(run.metrics)),
@@ -211,7 +211,7 @@ class Comparison(Table):
             met = time_to(run, y, target) or {}
             rows.append(
                 {
-                    **{key: row[key] for key in ("label", "method", "runtime", "run")},
+                    **{key: row[key] for key in ("label", "algorithm", "runtime", "run")},
                     **{key: met.get(key) for key in keys},
                 }
             )
@@ -222,7 +222,7 @@ def compare(runs: Iterable[Run]) -> Comparison:
     """Return a table of several runs.
 
     Example:
-        >>> print(compare([Run(info={"method": {"name": "PipeSGD"}}, metrics={})]).rows[0]["steps"])
+        >>> print(compare([Run(info={"algorithm": {"name": "PipeSGD"}}, metrics={})]).rows[0]["steps"])
         0
     """
     runs = as_runs(runs)

@@ -101,7 +101,7 @@ class Column:
 class Table:
     """Rows with columns. `rows` holds the exact values (None if missing); the columns say how they are shown.
 
-    >>> print(Table([{"method": "PipeSGD", "step_s": 0.0125}], (Column("method", "algorithm"), Column("step_s", "step", seconds))))
+    >>> print(Table([{"algorithm": "PipeSGD", "step_s": 0.0125}], (Column("algorithm", "algorithm"), Column("step_s", "step", seconds))))
     algorithm   step
     ---------  -------
     PipeSGD    12.5 ms
@@ -162,7 +162,7 @@ def tabulate(
         caption: its title.
         columns: key -> title, or title and format.
 
-    >>> print(tabulate([{"method": "PipeSGD", "step_s": 0.0125}], method="algorithm", step_s=("step", seconds)))
+    >>> print(tabulate([{"algorithm": "PipeSGD", "step_s": 0.0125}], algorithm="algorithm", step_s=("step", seconds)))
     algorithm   step
     ---------  -------
     PipeSGD    12.5 ms

@@ -39,7 +39,7 @@ def write_trace(root: Path, num_ranks: int = NUM_RANKS, num_steps: int = NUM_STE
     for it, and two updates.
     """
     folder = new_run(
-        {"method": {"name": "LayerwiseSGD"}, "problem": {"name": "made"}, "num_workers": num_ranks, "clock": "wall"},
+        {"algorithm": {"name": "LayerwiseSGD"}, "problem": {"name": "made"}, "num_workers": num_ranks, "clock": "wall"},
         root,
     )
     rows = _steps(num_ranks, num_steps, np.random.default_rng(seed))

@@ -102,7 +102,7 @@ def _usual_slowness(compute: Compute, workers: int, steps: int = 16) -> float:
 def describe(algorithm: Algorithm, setting: Setting) -> dict[str, object]:
     """Return the algorithm's width, bucket size, codec and b, if it has them."""
     return {
-        "method": type(algorithm).__name__,
+        "algorithm": type(algorithm).__name__,
         "width": getattr(algorithm, "width", None),
         "bucket_bytes": algorithm.requires.buckets.max_bytes,
         "codec": codec_of(algorithm),

@@ -87,7 +87,7 @@ def recipe(algorithm: Algorithm) -> str:
 
 def recipe_of_run(run: Run) -> str:
     """Return the recipe of a recorded run."""
-    algorithm = run.info.get("method") or {}
+    algorithm = run.info.get("algorithm") or {}
     settings: dict[str, Any] = algorithm.get("settings") or {}
     parts = []
     if settings.get("backups"):

@@ -105,7 +105,7 @@ def from_profile(
     hosts = {rank.host for rank in ranks}
     origin = Origin(
         source=Path(first.name).name,
-        method="DistributedDataParallel",
+        algorithm="DistributedDataParallel",
         runtime="torch.profiler",
         num_workers=num_workers,
         num_steps=observed.compute.forward_s.shape[1],

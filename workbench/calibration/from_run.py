@@ -60,7 +60,7 @@ def calibrate(
     threads = max((int(header.get("threads", 1)) for header in headers.values()), default=1)
     origin = Origin(
         source=run.id,
-        method=run.label,
+        algorithm=run.label,
         runtime=str(run.info.get("runtime", "unknown")),
         num_workers=num_workers,
         num_steps=observed.compute.forward_s.shape[1],
@@ -168,7 +168,7 @@ def shapes_of(problem: Problem, batch_size: int) -> Shapes:
 
 def codec_name(run: Run) -> str:
     """Return the command-line name of the codec in the run's settings."""
-    text = " ".join(str(value) for value in ((run.info.get("method") or {}).get("settings") or {}).values())
+    text = " ".join(str(value) for value in ((run.info.get("algorithm") or {}).get("settings") or {}).values())
     found = re.search(r"codec=(\w+)\(", text)
     return kebab(found[1]) if found else ""
 

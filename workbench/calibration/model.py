@@ -23,7 +23,7 @@ from workbench.errors import ConfigError
 from workbench.trace.files.atomic import write_atomic
 from workbench.units import GBIT_PER_S
 
-VERSION = 1
+VERSION = 2
 COLUMNS = (
     Column("what", "what"),
     Column("value", "fitted"),
@@ -126,7 +126,7 @@ class Calibration:
         ]
         origin = self.origin
         caption = (
-            f"{origin.method} on {origin.num_workers} ranks ({origin.runtime}), {origin.num_steps} steps; "
+            f"{origin.algorithm} on {origin.num_workers} ranks ({origin.runtime}), {origin.num_steps} steps; "
             f"{len(shapes.parameters)} parameters, {num_bytes(shapes.num_bytes)}, {shapes.batch_size} samples a worker"
         )
         return Table([row for row in rows if row], COLUMNS, caption=caption)

@@ -28,7 +28,7 @@ class Origin:
     """The source of a calibration: the record, its algorithm, runtime, number of ranks and number of steps."""
 
     source: str
-    method: str
+    algorithm: str
     runtime: str
     num_workers: int
     num_steps: int

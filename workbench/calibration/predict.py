@@ -58,7 +58,7 @@ class Prediction:
         overlap: hidden share of the communication; None without communication.
     """
 
-    method: str
+    algorithm: str
     setting: Setting
     step_s: float
     usual_s: float
@@ -91,7 +91,7 @@ class Prediction:
         """Return plain values, fit for JSON."""
         setting = self.setting
         return {
-            "method": self.method,
+            "algorithm": self.algorithm,
             "workers": setting.workers,
             "network": setting.name,
             "line_bytes_per_s": setting.line_bytes_per_s,
@@ -109,7 +109,7 @@ class Prediction:
 
 
 COLUMNS = (
-    Column("method", "algorithm"),
+    Column("algorithm", "algorithm"),
     Column("workers", "workers"),
     Column("network", "network"),
     Column("step_s", "step", seconds),
@@ -136,7 +136,7 @@ def cores_lines(predictions: Sequence[Prediction]) -> list[str]:
     for one in predictions:
         if one.other_cores:
             lines.append(
-                f"cores differ: {one.method}, {one.setting.workers} workers, {one.setting.name}: {one.other_cores}"
+                f"cores differ: {one.algorithm}, {one.setting.workers} workers, {one.setting.name}: {one.other_cores}"
             )
     return lines
 
@@ -219,7 +219,7 @@ def predict_at(
         ]
     low, high = band(mean_s, drawn, step_sd=float(found.times.std() / found.times.mean()))
     return Prediction(
-        method=found.run.label,
+        algorithm=found.run.label,
         setting=setting,
         step_s=mean_s,
         usual_s=scale * midmean(found.times),

@@ -43,7 +43,12 @@ class Choice:
         """Return plain values, fit for JSON."""
         said = describe(self.algorithm, self.prediction.setting)
         shown = {"recipe": recipe(self.algorithm), "steps_to_loss": self.steps_to_loss, "loss_s": self.loss_s}
-        return {**said, **self.prediction.as_record(), "label": label(self.algorithm, self.prediction.method), **shown}
+        return {
+            **said,
+            **self.prediction.as_record(),
+            "label": label(self.algorithm, self.prediction.algorithm),
+            **shown,
+        }
 
 
 @final
@@ -266,7 +271,7 @@ def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
     saved = best.prediction.saved_s.get(best.prediction.bound, 0.0)
     words = [
         (
-            f"{label(best.algorithm, best.prediction.method)}: {seconds(best.prediction.step_s)} a step, bound by "
+            f"{label(best.algorithm, best.prediction.algorithm)}: {seconds(best.prediction.step_s)} a step, bound by "
             f"{best.prediction.bound}"
         )
     ]
@@ -275,7 +280,7 @@ def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
         other = choices[1]
         ratio = other.prediction.step_s / best.prediction.step_s
         words.append(
-            f"next {label(other.algorithm, other.prediction.method)}, {ratio:.2f} times as long a step, bound by "
+            f"next {label(other.algorithm, other.prediction.algorithm)}, {ratio:.2f} times as long a step, bound by "
             f"{other.prediction.bound}"
         )
     if convergence is None:

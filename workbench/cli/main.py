@@ -156,8 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     add_kernels_options(add("kernels", help="list or install the package's Jupyter kernels"))
 
     for title in ("algorithms", "collectives", "codecs"):
-        aliases = ["methods"] if title == "algorithms" else []  # the older name
-        listing = commands.add_parser(title, aliases=aliases, help=f"list the {title}, or describe one")
+        listing = commands.add_parser(title, help=f"list the {title}, or describe one")
         listing.add_argument("name", nargs="?", help="describe this one")
         listing.add_argument("--markdown", action="store_true", help="print the table as Markdown")
         listing.add_argument("--json", action="store_true", help="print a JSON array; with a name, an object")
@@ -192,7 +191,7 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     run = open_run(options.run)
     assert run.folder is not None, "the run was read from its folder"
-    algorithm = algorithms.recorded(run.info.get("method") or {})
+    algorithm = algorithms.recorded(run.info.get("algorithm") or {})
     if algorithm is None:
         raise ConfigError(
             f"the algorithm of {run.id} is not the package's: in Python, give it to "

@@ -60,12 +60,7 @@ def add_predict_options(predict: argparse.ArgumentParser) -> None:
     """Add the options of `workbench predict`, and set its function."""
     add = predict.add_argument
     _add_places(predict)
-    add(
-        "--algorithm",
-        "--method",
-        default="synchronous-sgd",
-        help="such as pipe-sgd; `workbench algorithms` lists them",
-    )
+    add("--algorithm", default="synchronous-sgd", help="such as pipe-sgd; `workbench algorithms` lists them")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the algorithm, such as width=2")
     add("--codec", help="codec of a ring's hops, such as truncate16: short for --set collective=ring:truncate16")
     add("--backups", type=int, help="b: short for --algorithm backup-sgd --set backups=")

@@ -17,8 +17,7 @@ EXAMPLES = """
   workbench runs export --sweep widths --format parquet --output widths
   workbench runs remove --where status=failed --yes
 
-Keys of conditions and columns are those of --json, and `algorithm`, which --json calls "method". Settings of the algorithm are
-set.NAME, such as set.width.
+Keys of conditions and columns are those of --json. Settings of the algorithm are set.NAME, such as set.width.
 Signs are = != < <= > >=, and ~ for "contains".
 """
 

@@ -17,13 +17,13 @@ A grid is a YAML file. Its entries are options of `workbench train` (or, under `
   name: widths                 # of the sweep; the file's name by default. The same name continues where it stopped
   base: {problem: digits-mlp, runtime: mpi, epochs: 2}
   axes:
-    method: [synchronous-sgd, {pipe-sgd: {width: 2}}, {pipe-sgd: {width: 3}}]    # the algorithm
+    algorithm: [synchronous-sgd, {pipe-sgd: {width: 2}}, {pipe-sgd: {width: 3}}]
     seed: [0, 1, 2]
     size: [{workers: 2, lr: 0.1}, {workers: 4, lr: 0.2}]    # not an option: each value sets several options
   exclude:
-    - {method: pipe-sgd, workers: 4, seed: [1, 2]}
+    - {algorithm: pipe-sgd, workers: 4, seed: [1, 2]}
   include:
-    - {method: dear, set.bucket_bytes: 1MiB}
+    - {algorithm: dear, set.bucket_bytes: 1MiB}
   timeout_s: 600               # limit for one cell
 
 Exit status: 0 if every cell is finished, 1 if some failed, 2 for an error in the grid, 130 or 143 if interrupted or terminated.

@@ -53,7 +53,7 @@ def send_settings(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
         ConfigError: a setting cannot be changed, and nothing is written; the message names the settings that can be.
     """
     info = check_steerable(folder, "set")
-    recorded, objects = info.get("method") or {}, algorithms.named(changes)
+    recorded, objects = info.get("algorithm") or {}, algorithms.named(changes)
     algorithm = algorithms.recorded(recorded)
     if algorithm is None:
         _check_names(str(recorded.get("name")), ["lr", *(recorded.get("settings") or {})], objects)

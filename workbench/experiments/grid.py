@@ -18,7 +18,8 @@ from workbench.run_spec import OPTION_GROUPS, check_train, train_options
 
 ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
 # {pipe-sgd: {width: 2}} also gives settings.
-NESTED = {"method": "set", "problem": "option", "optimizer": "optimizer_set"}
+NESTED = {"algorithm": "set", "problem": "option", "optimizer": "optimizer_set"}
+RENAMED = {"method": "algorithm"}  # option of earlier versions -> its present name
 REPEATED = ("stragglers",)  # options that may be repeated: their value may be a list
 REFUSED = ("json", "resume")  # options of `workbench train` that do not define a run
 
@@ -29,7 +30,7 @@ class Cell:
     """One run of a sweep.
 
     Attributes:
-        values: value of each option. "method" is the algorithm's name, and its settings are "set.width" and so on.
+        values: value of each option. "algorithm" is the algorithm's name, and its settings are "set.width" and so on.
         axes: the values that differ between cells.
         notebook: the notebook with these parameters; None for a run of `workbench train`.
     """
@@ -48,24 +49,24 @@ class Cell:
     def label(self) -> str:
         """The values that distinguish the cell, as text.
 
-        >>> Cell(values={}, axes={"method": "pipe-sgd", "set.width": 2, "seed": 0}).label
+        >>> Cell(values={}, axes={"algorithm": "pipe-sgd", "set.width": 2, "seed": 0}).label
         'pipe-sgd width=2 seed=0'
         """
-        first = {"method": 0, "set": 1}  # the algorithm, then its settings
+        first = {"algorithm": 0, "set": 1}  # the algorithm, then its settings
         names = sorted(self.axes, key=lambda name: first.get(name.split(".")[0], 2))
         words = []
         for name in names:
             value = word(self.axes[name])
-            words.append(value if name == "method" else f"{name.split('.')[-1]}={value}")
-        return " ".join(words) or str(self.values.get("method") or self.notebook)
+            words.append(value if name == "algorithm" else f"{name.split('.')[-1]}={value}")
+        return " ".join(words) or str(self.values.get("algorithm") or self.notebook)
 
     def train_arguments(self) -> list[str]:
         """Return the arguments of `workbench` that run the cell.
 
-        >>> Cell(values={"method": "pipe-sgd", "set.width": 2, "lr": 0.1, "compile": True}).train_arguments()
+        >>> Cell(values={"algorithm": "pipe-sgd", "set.width": 2, "lr": 0.1, "compile": True}).train_arguments()
         ['train', 'pipe-sgd', '--set=width=2', '--lr=0.1', '--compile']
         """
-        words = ["train", str(self.values["method"])]
+        words = ["train", str(self.values["algorithm"])]
         for name, value in self.values.items():
             group, _, inner = name.partition(".")
             flag = f"--{group.replace('_', '-')}"
@@ -73,7 +74,7 @@ class Cell:
                 words.append(f"{flag}={inner}={word(value)}")
             elif value is True:
                 words.append(flag)
-            elif name != "method" and value is not None and value is not False:
+            elif name != "algorithm" and value is not None and value is not False:
                 words += [f"{flag}={word(item)}" for item in (value if isinstance(value, list) else [value])]
         return words
 
@@ -189,7 +190,7 @@ def _mapping(content: dict[str, Any], entry: str, where: str) -> dict[str, Any]:
 def _list(content: dict[str, Any], entry: str, where: str) -> list[dict[str, Any]]:
     found = content.get(entry) or []
     if not isinstance(found, list) or not all(isinstance(item, Mapping) for item in found):
-        raise ConfigError(f"{where}: {entry}: give a list of mappings, such as [{{method: pipe-sgd, workers: 4}}]")
+        raise ConfigError(f"{where}: {entry}: give a list of mappings, such as [{{algorithm: pipe-sgd, workers: 4}}]")
     return [dict(item) for item in found]
 
 
@@ -223,6 +224,7 @@ class _Train:
 
         If the axis is no option, its values are mappings of options.
         """
+        self._refuse_renamed(axis)
         known = axis.split(".")[0] in self._known
         return self.options({axis: value}) if known or not isinstance(value, Mapping) else self.options(value)
 
@@ -241,13 +243,21 @@ class _Train:
         Raises:
             ConfigError: the cell is not valid.
         """
-        if "method" not in cell.values:
-            raise ConfigError("it has no algorithm: set method under base or axes; `workbench algorithms` lists them")
+        if "algorithm" not in cell.values:
+            raise ConfigError("it has no algorithm: give one under base or axes; `workbench algorithms` lists them")
         check_train(cell.train_arguments()[1:])
+
+    def _refuse_renamed(self, name: str) -> None:
+        if name in RENAMED:
+            raise ConfigError(
+                f"{self._where}: no option of `workbench train` is called {name!r}: did you mean {RENAMED[name]}? Earlier "
+                f"versions called it {name!r}"
+            )
 
     def _option(self, name: str, value: Any) -> dict[str, Any]:
         name = name.replace("-", "_")
         group, _, inner = name.partition(".")
+        self._refuse_renamed(group)
         if group not in self._known:
             raise ConfigError(f"{self._where}: {unknown('option of `workbench train`', name, self._known)}")
         if inner and group not in OPTION_GROUPS:

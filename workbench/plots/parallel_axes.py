@@ -7,14 +7,14 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from workbench.analysis.runs_table import RESULTS, add_results, key_of, name_of, row_of
+from workbench.analysis.runs_table import RESULTS, add_results, key_of, row_of
 from workbench.analysis.table import Table
 from workbench.errors import ConfigError
 from workbench.plots.style import TEMPLATE, escape_text
 from workbench.trace.run import Run
 from workbench.trace.store import StoredRun, runs_root
 
-FIRST = ("method", "problem", "runtime", "workers")
+FIRST = ("algorithm", "problem", "runtime", "workers")
 SHOWN_RESULTS = ("accuracy", "loss", "seconds", "bytes_sent")
 # Entries of a record that are no settings.
 NOT_SETTINGS = ("run", "created", "label", "folder", "cell", "sweep", "status", "error", *RESULTS)
@@ -51,7 +51,7 @@ def parallel(
     ]
     for name in keys:
         if name not in known:
-            raise ConfigError(f"no run has {name!r}: choose among {', '.join(map(name_of, known))}")
+            raise ConfigError(f"no run has {name!r}: choose among {', '.join(known)}")
     values = [row.get(color) for row in rows]
     line: dict[str, Any] = {"color": "#0072B2"}
     if all(isinstance(value, int | float) for value in values) and len(set(values)) > 1:
@@ -83,7 +83,7 @@ def _varies(rows: list[dict[str, Any]], name: str) -> bool:
 def _axis(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     values = [row.get(name) for row in rows]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return {"label": escape_text(name_of(name)), "values": values}
+        return {"label": escape_text(name), "values": values}
     numbers = sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
     words = [
         *map(str, numbers),
@@ -92,7 +92,7 @@ def _axis(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     words += [MISSING] if None in values else []
     places = [words.index(MISSING if value is None else str(value)) for value in values]
     return {
-        "label": escape_text(name_of(name)),
+        "label": escape_text(name),
         "values": places,
         "tickvals": list(range(len(words))),
         "ticktext": [escape_text(word) for word in words],

@@ -79,7 +79,7 @@ def algorithm_of(run: Run) -> Algorithm:
     Raises:
         ConfigError: the record does not hold all its settings.
     """
-    record = run.info.get("method") or {}
+    record = run.info.get("algorithm") or {}
     found = algorithms.recorded(record)
     if found is None:
         quiet = record.get("defaults") or ()

@@ -331,7 +331,7 @@ def run_info(
     return {
         **({"evaluated": whose} if whose else {}),
         "clock": "virtual" if runtime == "simulated" else "wall",
-        "method": {
+        "algorithm": {
             "name": type(algorithm).__name__,
             "defaults": defaults_of(algorithm),
             "settings": {

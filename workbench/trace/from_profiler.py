@@ -87,7 +87,7 @@ def from_profiler(profile: Any) -> Run:
     info = {
         "format": FORMAT,
         "id": name,
-        "method": {"name": name, "settings": {}},
+        "algorithm": {"name": name, "settings": {}},
         "runtime": "torch.profiler",
         "num_workers": found[0].num_workers or len(found),
         "clock": "wall",

@@ -18,7 +18,7 @@ from typing import Any, final
 from workbench.trace.files.atomic import write_atomic
 from workbench.trace.files.text import parse_json, whole_lines
 
-FORMAT = 1
+FORMAT = 2  # raised with the format of `run.json`: other lines are read again
 YOUNG_S = 5.0  # a file may change again within the resolution of its time stamp
 Signature = list[list[int]]
 

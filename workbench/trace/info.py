@@ -10,7 +10,7 @@ from typing import Any
 from workbench.errors import RunNotFound
 from workbench.trace.files.text import read_json
 
-FORMAT = 1  # earlier versions wrote no number; their entries have the same meaning
+FORMAT = 2  # format 1 has `method` for `algorithm`; earlier versions wrote no number
 KINDS: dict[str, type] = {
     "id": str,
     "created": str,
@@ -19,7 +19,7 @@ KINDS: dict[str, type] = {
     "clock": str,
     "runtime": str,
     "num_workers": int,
-    "method": dict,
+    "algorithm": dict,
     "problem": dict,
     "settings": dict,
     "sweep": dict,
@@ -31,7 +31,7 @@ KINDS: dict[str, type] = {
     "steering": list,
 }
 INNER: dict[str, dict[str, type]] = {
-    "method": {"name": str, "settings": dict, "defaults": list},
+    "algorithm": {"name": str, "settings": dict, "defaults": list},
     "problem": {"name": str, "note": str},
 }
 WORDS = {str: "text", int: "a whole number", dict: "an object", list: "a list"}
@@ -56,17 +56,25 @@ def read_info(folder: Path) -> dict[str, Any]:
         raise RunNotFound(f"{path} cannot be read ({error}): {FIX}") from None
     if not isinstance(info, dict):
         raise RunNotFound(f"{path} is not a JSON object: {FIX}")
-    number = info.get("format", FORMAT)
+    number = info.get("format", 1)
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise RunNotFound(f"{path}: format {_brief(number)} is not a format number: {FIX}")
     if number > FORMAT:
         raise RunNotFound(
             f"{path} has format {number}, of a later version; this version reads up to {FORMAT}: update workbench"
         )
+    info = _renamed(info)
     fault = _fault(info)
     if fault:
         raise RunNotFound(f"{path}: {fault}: {FIX}")
     return info
+
+
+def _renamed(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of format 1 in the present format."""
+    if "algorithm" in info or "method" not in info:
+        return info
+    return {"algorithm" if name == "method" else name: value for name, value in info.items()} | {"format": FORMAT}
 
 
 def _fault(info: dict[str, Any]) -> str | None:

@@ -155,7 +155,7 @@ class Run(Views):
     @property
     def evaluated(self) -> str:
         """Whose parameters the evaluations use, if replicas differ; "" if all ranks have equal parameters."""
-        algorithm = str((self.info.get("method") or {}).get("name") or "")
+        algorithm = str((self.info.get("algorithm") or {}).get("name") or "")
         words = str(self.info.get("evaluated") or "")
         return f"accuracy is of {words}" if algorithm and words else ""
 
@@ -168,15 +168,15 @@ class Run(Views):
     def label(self) -> str:
         """The algorithm and its numeric settings, for legends and tables, without defaults.
 
-        >>> Run(info={"method": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}}, metrics={}).label
+        >>> Run(info={"algorithm": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}}, metrics={}).label
         'PipeSGD(width=2)'
 
         It says if ranks slept for their compute:
 
-        >>> Run(info={"method": {"name": "PipeSGD"}, "clock": "wall", "settings": {"compute": "Compute(...)"}}, metrics={}).label
+        >>> Run(info={"algorithm": {"name": "PipeSGD"}, "clock": "wall", "settings": {"compute": "Compute(...)"}}, metrics={}).label
         'PipeSGD, compute (slept)'
         """
-        algorithm = self.info.get("method") or {}
+        algorithm = self.info.get("algorithm") or {}
         quiet = algorithm.get("defaults")
         settings = []
         for key, value in (algorithm.get("settings") or {}).items():
@@ -272,7 +272,7 @@ class Run(Views):
 
     def export_chrome(self, path: Path | str) -> Path:
         """Write the spans as Chrome trace JSON for Perfetto (ui.perfetto.dev). Returns the path."""
-        return export_chrome(Path(path), self.spans, self.headers, {"run": self.id, "method": self.label})
+        return export_chrome(Path(path), self.spans, self.headers, {"run": self.id, "algorithm": self.label})
 
     def rows(self, evaluations: bool = False) -> dict[int, dict[int, dict[str, Any]]]:
         """Return step -> rank -> row, of the steps or of the evaluations, steps ascending."""

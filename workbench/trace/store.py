@@ -115,7 +115,7 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
 def _named(draft: Path, info: dict[str, Any], root: Path) -> Path:
     """Rename a draft to a unique name."""
     now = datetime.now(UTC)
-    words = ((info.get("method") or {}).get("name") or "run", (info.get("problem") or {}).get("name") or "")
+    words = ((info.get("algorithm") or {}).get("name") or "run", (info.get("problem") or {}).get("name") or "")
     stem = "-".join([now.strftime("%Y%m%d-%H%M%S"), *filter(None, map(_slug, words))])
     draft.chmod(0o755)
     with suppress(OSError), (draft / RESERVE_NAME).open("wb") as file:

@@ -73,14 +73,14 @@ class Predictions:
         cells = tuple(
             Cell(
                 model=row["model"],
-                algorithm=SHORT_NAMES[row["method"]],
+                algorithm=SHORT_NAMES[row["algorithm"]],
                 hosts=row["hosts"],
                 rate_mbit=float(row["rate"].removesuffix("mbit")),
                 measured_s=row["measured_s"],
                 error=row["error"],
             )
             for row in content["rows"]
-            if row["method"] in SHORT_NAMES and not row["fitted"]
+            if row["algorithm"] in SHORT_NAMES and not row["fitted"]
         )
         return cls(
             calibrations={

@@ -23,7 +23,7 @@ from workbench.errors import ConfigError
 from workbench.trace.files.atomic import atomic_file
 from workbench.trace.files.text import read_json
 
-FORMAT = 7  # of a record and its rank file; other formats are refused
+FORMAT = 8  # of a record and its rank file; other formats are refused
 BLOCK = 1 << 20  # bytes read at a time
 FOLDER = "checkpoints"
 RECORD = re.compile(r"step-(\d{8,18})-rank-(\d{5,18})\.json")

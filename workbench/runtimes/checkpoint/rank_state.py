@@ -35,7 +35,7 @@ def take_checkpoint(
     """
     return {
         "step": end.step,
-        "method": type(algorithm).__name__,
+        "algorithm": type(algorithm).__name__,
         "num_workers": num_workers,
         "layout": _layout_of(replica),
         "replica": replica.state(),
@@ -62,8 +62,8 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
     Raises:
         ConfigError: the checkpoint is of another algorithm, number of ranks, model or bucket size.
     """
-    now = {"method": type(algorithm).__name__, "num_workers": ctx.num_workers, "layout": _layout_of(replica)}
-    names = {"method": "algorithm", "num_workers": "number of ranks", "layout": "model, or with another bucket size"}
+    now = {"algorithm": type(algorithm).__name__, "num_workers": ctx.num_workers, "layout": _layout_of(replica)}
+    names = {"algorithm": "algorithm", "num_workers": "number of ranks", "layout": "model, or with another bucket size"}
     for key, value in now.items():
         if saved[key] != value:
             what = "" if key == "layout" else f": {saved[key]!r}, and not {value!r}"

@@ -18,7 +18,7 @@ from workbench.runtimes.checkpoint.files import CorruptFile
 
 KINDS: dict[str, type] = {
     "step": int,
-    "method": str,
+    "algorithm": str,
     "num_workers": int,
     "layout": list,
     "replica": dict,

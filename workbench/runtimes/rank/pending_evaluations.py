@@ -86,7 +86,10 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
         raise ConfigError(
             f"{folder.name} is {info.get('status')}: it makes its evaluations itself; stop it first, or wait"
         )
-    for key, what, given in (("method", "algorithm", type(algorithm).__name__), ("problem", "problem", problem.name)):
+    for key, what, given in (
+        ("algorithm", "algorithm", type(algorithm).__name__),
+        ("problem", "problem", problem.name),
+    ):
         recorded = (info.get(key) or {}).get("name")
         if recorded != given:
             raise ConfigError(f"{folder.name} was a run of {recorded}, and this is {given}: give the same {what} again")

@@ -50,13 +50,13 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
             steered.
     """
     run = run if isinstance(run, Run) else Run.load(run)
-    name = (run.info.get("method") or {}).get("name")
+    name = (run.info.get("algorithm") or {}).get("name")
     if name != type(algorithm).__name__:
         raise ConfigError(f"the run {run.id} is of {name}: it cannot be replayed as {type(algorithm).__name__}")
-    recorded = run_info(algorithm, problem, settings, "", 1)["method"]["settings"]
-    if recorded != (run.info["method"].get("settings") or {}):
+    recorded = run_info(algorithm, problem, settings, "", 1)["algorithm"]["settings"]
+    if recorded != (run.info["algorithm"].get("settings") or {}):
         raise ConfigError(
-            f"the run {run.id} was of {name} with {run.info['method'].get('settings')}, not with {recorded}"
+            f"the run {run.id} was of {name} with {run.info['algorithm'].get('settings')}, not with {recorded}"
         )
     # An older record lacks newer settings.
     recorded = {**Settings(steps=1).as_record(), **(run.info.get("settings") or {})}

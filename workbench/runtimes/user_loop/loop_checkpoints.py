@@ -234,7 +234,7 @@ def open_record(
     if transport.rank == 0:
         info: dict[str, Any] = {
             "clock": "wall",
-            "method": {"name": type(algorithm).__name__, "settings": {}},
+            "algorithm": {"name": type(algorithm).__name__, "settings": {}},
             "num_workers": transport.num_workers,
         }
         if (slept := interpreter.slept) is not None:

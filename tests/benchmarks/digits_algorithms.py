@@ -1,8 +1,8 @@
 """Every algorithm on the digits: its margin in loss to the synchronous one over paired seeds, and the runtimes that it
 ran on.
 
-    python -m tests.benchmarks.digits_methods margins [WORDS]   # simulated cluster, 10 seeds; writes records/digits-margins.json
-    python -m tests.benchmarks.digits_methods table     # and on real gloo and MPI ranks; writes records/digits-methods.json
+    python -m tests.benchmarks.digits_algorithms margins [WORDS]   # simulated cluster, 10 seeds; writes records/digits-margins.json
+    python -m tests.benchmarks.digits_algorithms table     # and on real gloo and MPI ranks; writes records/digits-algorithms.json
 
 The margins are those of margins.json, which was committed before. A difference is of two runs of one seed.
 """
@@ -157,7 +157,7 @@ def margins(only: str = "") -> None:
     seeds = range(HOW["seeds"])
     reference = [simulate(entries()[0], seed)["loss"] for seed in seeds]
     path = RECORDS / "digits-margins.json"
-    rows = [row for row in json.loads(path.read_text())["rows"] if only not in row["method"]] if only else []
+    rows = [row for row in json.loads(path.read_text())["rows"] if only not in row["algorithm"]] if only else []
     for entry in entries():
         if only not in entry.name:
             continue
@@ -166,7 +166,7 @@ def margins(only: str = "") -> None:
         mean, half, said = verdict(differences, MARGINS[entry.margin])
         means = {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
         row = {
-            "method": entry.name,
+            "algorithm": entry.name,
             "margin": MARGINS[entry.margin],
             "difference": mean,
             "half_width": half,
@@ -197,7 +197,7 @@ def table() -> None:
                 run_on_ranks(run_job, job, entry.workers)
                 found[runtime].append(outcome(Run.load(job.folder)))
         row = {
-            "method": entry.name,
+            "algorithm": entry.name,
             **{
                 name: {key: statistics.fmean(run[key] for run in runs) for key in runs[0]}
                 for name, runs in found.items()
@@ -210,7 +210,7 @@ def table() -> None:
             f"{entry.name[:70]:70} {shown}  stale {last['staleness_mean']:.2f} bytes {last['bytes_per_step']:.0f}",
             flush=True,
         )
-        write("digits-methods.json", rows)
+        write("digits-algorithms.json", rows)
     close_all()
 
 
