@@ -11,8 +11,9 @@ from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.codecs import Linear8
 from workbench.collectives import Ring
 from workbench.costs import Network
-from workbench.papers.studies.breakdown import breakdown, codec_share
-from workbench.papers.studies.simulated_steps import compute_of, gradient_bytes, simulated_steps
+from workbench.papers.studies.breakdown import breakdown, codec_share, parts_of_a_sum
+from workbench.papers.studies.simulated_steps import gradient_bytes, simulated_steps
+from workbench.papers.studies.training import compute_cost
 from workbench.program import Algorithm
 from workbench.theory import all_reduce_s
 from workbench.trace.run import Run
@@ -23,7 +24,7 @@ STEADY = slice(4, 12)
 
 
 def traced(algorithm: Algorithm, compute_s: float) -> Run:
-    compute = compute_of(compute_s)
+    compute = compute_cost(compute_s)
     return simulated_steps(algorithm, TASK, workers=4, network=LINK, compute=compute, steps=14, trace_steps=None)
 
 
@@ -50,3 +51,17 @@ def test_a_codec_takes_its_seconds_and_saves_what_the_wire_saves() -> None:
     assert found["saved"] == pytest.approx((plain_s - sum_s) / (0.01 + plain_s), rel=0.02)
     free = replace(LINK, encode_s_per_byte=0.0, decode_s_per_byte=0.0)
     assert found["wire_s"] <= all_reduce_s(ring, size, 4, free) * 1.01
+
+
+def test_the_parts_of_a_sum_are_those_of_each_rank_and_step() -> None:
+    link = replace(LINK, sum_s_per_byte=2e-9)
+    how = {"workers": 4, "network": link, "compute": compute_cost(0.01), "trace_steps": None}
+    block = gradient_bytes(TASK) / 4
+    for steps in (4, 8):
+        run = simulated_steps(SynchronousSGD(collective=Ring()), TASK, steps=steps, **how)  # type: ignore[arg-type]
+        parts = parts_of_a_sum(run)
+        # A rank receives six blocks and adds three; its next receive has begun, and waits while the sender adds
+        adds_s = 3 * block * 2e-9
+        expected = {"wait": adds_s, "wire": 6 * (1e-4 + block / 1e8), "decode": 0.0, "sum": adds_s, "encode": 0.0}
+        assert parts == pytest.approx(expected, rel=0.01, abs=1e-9)
+        assert parts_of_a_sum(run, skipped=0) == pytest.approx(parts, rel=1e-4), "all steps are equal"

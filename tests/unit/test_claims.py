@@ -16,6 +16,7 @@ from workbench.papers.findings import (
     Answer,
     Finding,
     FindingOutput,
+    Reporter,
     ShownAnswer,
     answer,
     on_real_clock,
@@ -316,6 +317,18 @@ def test_a_finding_is_shown_with_its_verdict_and_kept_as_json() -> None:
         "claim": "p/c", "size": "ci", "values": (1.2,) * 5, "seeds": (0, 1, 2, 3, 4), "where": "local ranks", "how": "2 <ranks>",
         "censored": (),
     }  # fmt: skip
+
+
+def test_a_reporter_reports_claims_of_its_paper_and_names_those_that_this_size_does_not_test(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    how = {"paper": "daily2016leveraging", "where": "local ranks, slept compute", "seeds": [3, 4, 5, 6, 7]}
+    assert Reporter(size="smoke", **how)("agd-speed-up-on-ranks", [1.0], "how") is None  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "daily2016leveraging/agd-speed-up-on-ranks is not tested at size smoke\n"
+    verdict = Reporter(size="ci", **how)("agd-speed-up-on-ranks", [1.5, 1.6, 1.7, 1.6, 1.5], "two ranks")  # type: ignore[arg-type]
+    assert verdict is not None
+    assert (verdict.claim, verdict.num_values) == ("daily2016leveraging/agd-speed-up-on-ranks", 5)
+    assert "5 seeds" in (shown := capsys.readouterr().out) and "slept compute; two ranks" in shown
 
 
 def test_an_answer_is_kept_with_its_numbers() -> None:

@@ -52,7 +52,8 @@ ENDLESS = {
     "experiments/papermill_engine.py": (1, "a reaper that was killed"),
     "experiments/sweeper.py": (1, "a cell's process, and a reaper, that were killed"),
     "papers/rank_pool.py": (2, "reapers that were killed"),
-    "papers/studies/trials.py": (3, "as `papers/studies/training.py`"),
+    "papers/studies/paired_runs.py": (2, "as `papers/studies/training.py`"),
+    "papers/studies/ratio_sweep.py": (1, "as `papers/studies/training.py`"),
     "papers/studies/training.py": (
         1,
         "a training in a notebook, whose cells have a limit: it says what it waits for, and can be interrupted",

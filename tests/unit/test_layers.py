@@ -17,7 +17,7 @@ import workbench
 PACKAGE = Path(workbench.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.glob("*/**/__init__.py"))
-ONE_KIND = ("algorithms", "cli", "papers/studies")  # each module is one algorithm, command or experiment
+ONE_KIND = ("algorithms", "cli")  # each module is one algorithm or command
 
 
 def test_contracts_of_pyproject_are_kept() -> None:

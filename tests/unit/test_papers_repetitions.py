@@ -11,7 +11,7 @@ from workbench import problems
 from workbench.algorithms import SerialSGD
 from workbench.papers.studies.equal_time import EqualTime
 from workbench.papers.studies.repetitions import Repetitions, targets_table
-from workbench.papers.studies.trials import slept
+from workbench.papers.studies.training import compute_cost
 from workbench.papers.studies.tuning import GUESSING, Grid
 from workbench.trace.run import Run
 
@@ -47,6 +47,22 @@ def test_a_run_that_diverged_counts_as_guessing_and_misses_every_target() -> Non
     }
 
 
+def test_updates_to_a_target_are_those_of_one_shard_until_the_evaluation() -> None:
+    run = run_of(0.2, 0.9)  # evaluated at 1 and at 3 s
+    seconds = (0.5, 0.9, 1.5, 2.0, 3.0, 3.5)
+    changes = [
+        {"update": number, "bucket": bucket, "seconds": at, "staleness": [number], "sources": [0], "dropped": []}
+        for number, at in enumerate(seconds)
+        for bucket in (0, 1)
+    ]
+    found = Repetitions(
+        runs=[Run(info=run.info, metrics=run.metrics, recorded_events={0: changes}), run, None], steps=4
+    )
+    assert found.updates_to(0.9, limit=50) == [5, 0, 50]
+    assert found.updates_to(0.95, limit=50) == [50, 50, 50]
+    assert found.staleness() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
 def test_the_table_counts_runs_that_reach_the_last_target() -> None:
     (row,) = targets_table({"all": RUNS}, [0.3, 0.9], "caption", "setting")
     assert (row["to0"], row["to1"]) == (pytest.approx((4 + 2 + 6) / 3), pytest.approx((4 + 6 + 6) / 3))
@@ -54,7 +70,7 @@ def test_the_table_counts_runs_that_reach_the_last_target() -> None:
 
 
 def test_a_rate_that_diverges_is_none() -> None:
-    how: dict[str, Any] = {"workers": 1, "compute": slept(1.0), "batch_size": 32, "evaluate_every": 0}
+    how: dict[str, Any] = {"workers": 1, "compute": compute_cost(1.0), "batch_size": 32, "evaluate_every": 0}
     found = Repetitions.train(SerialSGD(), problems.get("digits-mlp"), [0, 1], steps=8, lr=1e9, **how)
     assert found.runs == [None, None]
 
@@ -70,7 +86,7 @@ def test_settings_are_chosen_on_the_other_seeds() -> None:
 
 
 def test_a_grid_counts_a_divergence_as_guessing() -> None:
-    how: dict[str, Any] = {"workers": 1, "compute": slept(1.0), "batch_size": 32, "steps": 20, "gradients": 1}
+    how: dict[str, Any] = {"workers": 1, "compute": compute_cost(1.0), "batch_size": 32, "steps": 20, "gradients": 1}
     grid = Grid.train(SerialSGD(), problems.get("digits-mlp"), [0], rates=[0.3, 1e9], momenta=[0.0], **how)
     assert grid.losses.shape == (2, 1, 1) and grid.losses[1, 0, 0] == GUESSING > grid.losses[0, 0, 0]
 

@@ -10,8 +10,17 @@ from workbench.algorithms import SynchronousSGD
 from workbench.codecs import Linear8
 from workbench.collectives import Linear, Once, Ring
 from workbench.costs import Network
-from workbench.papers.studies.simulated_steps import LateOnce, compute_of, simulated_steps
-from workbench.papers.studies.sums import delay_of_last_s, errors_by_workers, sum_error, sum_run, sum_s, times_by_size
+from workbench.papers.studies.simulated_steps import LateOnce, simulated_steps
+from workbench.papers.studies.sums import (
+    delay_of_last_s,
+    errors_by_workers,
+    growth_exponents,
+    sum_error,
+    sum_run,
+    sum_s,
+    times_by_size,
+)
+from workbench.papers.studies.training import compute_cost
 from workbench.theory import all_reduce_s
 
 LINK = Network(
@@ -49,9 +58,14 @@ def test_errors_are_of_equal_blocks_and_each_seed() -> None:
 
 def test_the_delay_of_the_last_is_over_the_mean_of_all() -> None:
     task = problems.wide_mlp(megabytes=0.1)
-    compute = compute_of(0.1, LateOnce(factor=3.0, step=1))
+    compute = compute_cost(0.1, LateOnce(factor=3.0, step=1))
     how = {"workers": 4, "network": LINK, "compute": compute, "steps": 4, "trace_steps": None, "detail": "messages"}
     run = simulated_steps(SynchronousSGD(), task, **how)  # type: ignore[arg-type]
     assert delay_of_last_s(run) == pytest.approx(
         (0.2 - 0.05) / 4
     )  # 0.2 s late in one of four steps, one of four workers
+
+
+def test_errors_that_grow_with_the_square_root_of_workers_have_the_exponent_one_half() -> None:
+    errors = {p: [3 * (p + 1) ** 0.5, (p + 1) ** 2] for p in (2, 4, 8, 16)}
+    assert growth_exponents(errors) == pytest.approx([0.5, 2.0])

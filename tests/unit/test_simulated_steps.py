@@ -10,11 +10,11 @@ from workbench.collectives import Ring
 from workbench.costs import Network
 from workbench.papers.studies.simulated_steps import (
     LateOnce,
-    compute_of,
     gradient_bytes,
     simulated_step_s,
     simulated_steps,
 )
+from workbench.papers.studies.training import compute_cost
 from workbench.theory import all_reduce_s
 
 LINK = Network(latency_s=1e-4, bandwidth_bytes_per_s=1e8)
@@ -28,7 +28,7 @@ def test_the_bytes_of_a_gradient_are_those_of_its_parameters() -> None:
 
 @pytest.mark.parametrize("share", [0.5, 2.0])
 def test_a_step_takes_c_plus_m_or_the_longer(share: float) -> None:
-    compute = compute_of(share * SUM_S)
+    compute = compute_cost(share * SUM_S)
     sync, pipe = (
         simulated_step_s(algorithm, TASK, workers=4, network=LINK, compute=compute, steps=12)
         for algorithm in (SynchronousSGD(collective=Ring()), PipeSGD(width=2, collective=Ring()))
@@ -38,7 +38,7 @@ def test_a_step_takes_c_plus_m_or_the_longer(share: float) -> None:
 
 
 def test_a_pipeline_that_still_fills_is_left_out() -> None:
-    how = {"workers": 4, "network": LINK, "compute": compute_of(SUM_S / 2), "steps": 12}
+    how = {"workers": 4, "network": LINK, "compute": compute_cost(SUM_S / 2), "steps": 12}
     warmed = PipeSGD(width=2, warmup_steps=3)
     ends = [row["seconds"] for row in simulated_steps(warmed, TASK, **how).steps()]  # type: ignore[arg-type]
     for filled in (0, 4):
@@ -53,7 +53,13 @@ def test_one_worker_is_late_once() -> None:
     assert late.factors(0, 4, 4).tolist() == late.factors(7, 6, 4).tolist() == [1] * 4
     ends = [
         simulated_steps(
-            SynchronousSGD(), TASK, workers=4, network=LINK, compute=compute_of(0.1, *laws), steps=8, detail="messages"
+            SynchronousSGD(),
+            TASK,
+            workers=4,
+            network=LINK,
+            compute=compute_cost(0.1, *laws),
+            steps=8,
+            detail="messages",
         ).steps()[-1]["seconds"]
         for laws in ((), (late,))
     ]

@@ -1,7 +1,7 @@
 """Claims of papers, the measurements here, and the verdicts, in `papers/KEY/`: from claims to pages.
 
 In a notebook, `require` checks a parameter, `ranks` provides a cluster, `finding` reports the values that it measured
-for a claim, and `answer` its text with its numbers.
+for a claim (`Reporter`: for many claims of one paper), and `answer` its text with its numbers.
 
 - Before a measurement: `claims`, `sizes` (parameters of notebooks). `history` and `amendments` read their commits.
 - In a notebook: `parameters`, `pool_client`, `findings`. `studies` is a folder: what notebooks compute.
@@ -26,6 +26,7 @@ _NAMES = MappingProxyType(
         "within_reach": "workbench.papers.pool_client",
         "require": "workbench.papers.parameters",
         "finding": "workbench.papers.findings",
+        "Reporter": "workbench.papers.findings",
         "answer": "workbench.papers.findings",
         "Claim": "workbench.papers.claims",
         "Expectation": "workbench.papers.claims",

@@ -141,6 +141,33 @@ def finding(
     return shown.verdict
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporter:
+    """Reports findings of one paper. A claim that is not tested at this size is named and left out.
+
+    Attributes:
+        paper: its key.
+        size, where, seeds: as in `finding`.
+    """
+
+    paper: str
+    size: Size
+    where: Where
+    seeds: Sequence[int]
+
+    def __call__(
+        self, claim: str, values: Sequence[float] | float, how: str, *, censored: Sequence[bool] = ()
+    ) -> Verdict | None:
+        """Report the values, as `finding` does; one number for a deterministic claim. None if not tested at this size."""
+        name = f"{self.paper}/{claim}"
+        if find_claim(name).expectation_at(self.size) is None:
+            print(f"{name} is not tested at size {self.size}")
+            return None
+        seeds = () if isinstance(values, int | float) else self.seeds
+        return finding(name, values, size=self.size, where=self.where, how=how, seeds=seeds, censored=censored)
+
+
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench.algorithms import SerialSGD
 from workbench.analysis.summary import time_to
+from workbench.analysis.table import Column, Table, three_digits
 from workbench.costs import Independent
 from workbench.errors import ConfigError
 from workbench.papers.studies.stragglers import arrival_of
@@ -67,7 +68,7 @@ class BackupRule:
     Attributes:
         machines: N + b.
         iterations: I(N).
-        drawn: steps over which times with carried stragglers are means.
+        drawn: steps over which times with backlog are means.
         overhead: of a step, for any N, in units of mean compute.
 
     Paper: chen2016revisiting, section 3.1.
@@ -80,24 +81,24 @@ class BackupRule:
 
     def best(self, distribution: Independent, seed: int = 0) -> BackupChoice:
         """Return the best b. A straggler is not cancelled, so it starts its next step late."""
-        return best_backups(self.machines, self.iterations, self.carried(distribution, seed), self.overhead)
+        return best_backups(self.machines, self.iterations, self.backlog(distribution, seed), self.overhead)
 
     def best_if_cancelled(self, distribution: Independent) -> BackupChoice:
         """Return the best b if all machines start each step together."""
         return best_backups(self.machines, self.iterations, arrival_of(distribution), self.overhead)
 
-    def carried(self, distribution: Independent, seed: int = 0) -> Backlog:
-        """Return arrival times of mean 1 with stragglers carried into the next step."""
+    def backlog(self, distribution: Independent, seed: int = 0) -> Backlog:
+        """Return arrival times of mean 1 with backlog: a straggler begins its next step late."""
         return Backlog(arrival=arrival_of(distribution), num_steps=self.drawn, seed=seed)
 
     def step_s(self, distribution: Independent, backups: Iterable[int], *, cancelled: bool = False) -> dict[int, float]:
         """Return b -> mean time of a step without overhead."""
-        arrival = arrival_of(distribution) if cancelled else self.carried(distribution)
+        arrival = arrival_of(distribution) if cancelled else self.backlog(distribution)
         return {b: arrival.expected_order_statistic(self.machines - b, self.machines) for b in backups}
 
     def machine_seconds(self, distribution: Independent, extra: Iterable[int]) -> dict[int, float]:
         """Return b -> machine-seconds to the goal of N = `machines` with b more machines, over those without."""
-        arrival = self.carried(distribution)
+        arrival = self.backlog(distribution)
         alone = machine_seconds(self.machines, 0, self.iterations, arrival)
         return {b: machine_seconds(self.machines, b, self.iterations, arrival) / alone for b in extra}
 
@@ -114,3 +115,30 @@ def idle_shares(choice: BackupChoice) -> tuple[float, float]:
     """
     used = choice.num_gradients[choice.backups] / (choice.total * choice.step_s[choice.backups])
     return 1 - 1 / choice.step_s[0], 1 - used
+
+
+def backups_table(choices: Mapping[float, tuple[BackupChoice, BackupChoice]], caption: str) -> Table:
+    """Return a row for each spread: the best b and its gain, without and with backlog.
+
+    Args:
+        choices: spread -> (`BackupRule.best_if_cancelled`, `BackupRule.best`).
+        caption: of the table.
+    """
+    rows = [
+        {
+            "spread": spread,
+            "fresh": fresh.backups,
+            "fresh_gain": fresh.gain,
+            "backlog": backlog.backups,
+            "backlog_gain": backlog.gain,
+        }
+        for spread, (fresh, backlog) in choices.items()
+    ]
+    columns = (
+        Column("spread", "spread of arrivals", three_digits),
+        Column("fresh", "best b"),
+        Column("fresh_gain", "times as fast as b = 0", three_digits),
+        Column("backlog", "best b with backlog"),
+        Column("backlog_gain", "times as fast", three_digits),
+    )
+    return Table(rows, columns, caption=caption)

@@ -1,8 +1,10 @@
-"""Where the time of a step goes: compute, hidden and exposed communication, and codecs, next to the timing model."""
+"""Where the time of a step or of a sum goes: compute, hidden and exposed communication, codecs, and the wire."""
 
 from __future__ import annotations
 
+from workbench.analysis.parts import PART_NAMES
 from workbench.analysis.summary import run_overlap, run_parts
+from workbench.papers.studies.paired_runs import SKIPPED
 from workbench.theory import pipe_s
 from workbench.trace.run import Run
 
@@ -57,3 +59,10 @@ def codec_share(run: Run, without: Run, steps: slice) -> dict[str, float]:
         "share": codec_s / step_s,
         "saved": 1 - step_s / plain_s,
     }
+
+
+def parts_of_a_sum(run: Run, skipped: int = SKIPPED) -> dict[str, float]:
+    """Return seconds of each part of a sum, mean over ranks and steps after the first `skipped` ones."""
+    steps, num_ranks = len(run.steps()) - skipped, run.num_ranks
+    total = run_parts(run, slice(skipped, None)).total()
+    return {name.removesuffix("_s"): total[name] / steps / num_ranks for name in PART_NAMES}

@@ -15,8 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from workbench.algorithms import AsyncSGD, BackupSGD, SerialSGD
 from workbench.costs import Lognormal
 from workbench.errors import Diverged
-from workbench.papers.studies.training import train
-from workbench.papers.studies.trials import slept
+from workbench.papers.studies.training import compute_cost, train
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.theory import LognormalTime
@@ -106,7 +105,7 @@ class EqualTime:
         how: dict[str, Any] = {"steps": steps, "evaluate_every": max(1, steps // self.evaluations), "seed": seed}
         how |= {"batch_size": batch_size, "lr": lr, "schedule": partial(_falling, self.decay_after)}
         try:
-            compute = slept(1.0, distribution)
+            compute = compute_cost(1.0, distribution)
             run = train(
                 algorithms[name], self.problem, workers=workers, compute=compute, trace_steps=0, threads=1, **how
             )

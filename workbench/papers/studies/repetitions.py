@@ -12,13 +12,11 @@ from workbench.analysis import Table, tabulate
 from workbench.analysis.summary import time_to
 from workbench.analysis.table import three_digits
 from workbench.errors import Diverged
+from workbench.papers.studies.paired_runs import GUESSING, final_accuracy
 from workbench.papers.studies.training import train
-from workbench.papers.studies.trials import final_accuracy
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.trace.run import Run
-
-GUESSING = 10.0  # per cent: the accuracy of guessing one of ten classes
 
 
 @final
@@ -60,7 +58,7 @@ class Repetitions:
 
     def last(self) -> list[float]:
         """Return the last test accuracy of each run, in per cent."""
-        return [final_accuracy(run, GUESSING) for run in self.runs]
+        return [final_accuracy(run) for run in self.runs]
 
     def last_errors(self) -> list[float]:
         """Return the last test error of each run, in per cent."""

@@ -19,11 +19,6 @@ from workbench.trace.run import Run
 FILLED = 4  # steps after which a pipeline of width two is full
 
 
-def compute_of(seconds: float, *stragglers: Stragglers) -> Compute:
-    """Return compute of this many seconds a step, a third of it forward."""
-    return Compute(forward_s=seconds / 3, backward_s=2 * seconds / 3, stragglers=stragglers)
-
-
 def gradient_bytes(problem: Problem) -> int:
     """Return the bytes of the problem's gradient in float32."""
     with torch.device("meta"):  # shapes without values

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from workbench.costs import Bimodal, Independent, Lognormal, Pareto, ShiftedExpo
 from workbench.costs import stragglers as distributions
 from workbench.errors import ConfigError
 from workbench.naming import unknown
-from workbench.papers.studies.training import train
-from workbench.papers.studies.trials import slept
+from workbench.papers.studies.simulated_steps import simulated_steps
+from workbench.papers.studies.training import compute_cost
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.theory import Arrival, BimodalTime, QuantileTime
@@ -115,7 +114,7 @@ def timed(
     network: Any = "free",
     problem: Problem | None = None,
 ) -> Run:
-    """Simulate steps without gradient values.
+    """Simulate steps with delays, without gradient values: see `simulated_steps`.
 
     Args:
         algorithm: the algorithm.
@@ -127,10 +126,9 @@ def timed(
         network: cost of messages.
         problem: whose parameters are sent; a small one by default.
     """
-    # Samples are counted, never read
-    counted = replace(problem or problems.get("digits-softmax"), train=range(10**9), test=None)
-    how: dict[str, Any] = {"timing_only": True, "steps": steps, "batch_size": 1, "trace_steps": 0, "seed": seed}
-    return train(algorithm, counted, workers=workers, network=network, compute=slept(1 / mean, distribution), **how)
+    task = problem or problems.get("digits-softmax")
+    compute = compute_cost(1 / mean, distribution)
+    return simulated_steps(algorithm, task, workers=workers, network=network, compute=compute, steps=steps, seed=seed)
 
 
 def steps_s(run: Run, steps: int) -> float:

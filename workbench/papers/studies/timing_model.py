@@ -1,8 +1,8 @@
-"""Pipe-SGD's timing model for a gradient that is sent in parts: the algorithm, its sums, and a layer-wise D-Sync."""
+"""Pipe-SGD's timing model: for a gradient that is sent in parts, and next to steps that were measured on a network."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
@@ -11,15 +11,18 @@ import torch
 
 from workbench.algorithms import LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.analysis.summary import steady_overlap
+from workbench.analysis.table import Column, Table
 from workbench.collectives import Ring
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.gradients import Layout, build_layout
 from workbench.ops import Program
+from workbench.papers.studies.paired_runs import step_s, with_interval
 from workbench.papers.studies.simulated_steps import gradient_bytes, simulated_step_s
+from workbench.papers.studies.wires import Wire
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Buckets, Card, Context, Requirements
-from workbench.theory import all_reduce_s, layerwise, per_layer_pipe_s
+from workbench.theory import all_reduce_s, layerwise, per_layer_pipe_s, pipe_s, synchronous_s
 from workbench.trace.run import Run
 
 
@@ -150,13 +153,13 @@ def parts_off_formula(
     latencies_s = 2 * (workers - 1) * link.latency_s
     slow, quick = 0.5 * whole_s, 1.2 * (whole_s + segments[-1] * latencies_s)
 
-    def step_s(number: int, compute_s: float) -> float:
+    def parts_s(number: int, compute_s: float) -> float:
         how: dict[str, Any] = {"workers": workers, "network": link, "compute": model_compute(compute_s)}
         return simulated_step_s(PipeInParts(parts=number), problem, steps=steps, **how)
 
-    one_slow_s, one_quick_s = step_s(1, slow), step_s(1, quick)
-    surplus = [abs((step_s(number, slow) - one_slow_s) / ((number - 1) * latencies_s) - 1) for number in segments[1:]]
-    change = [abs(step_s(number, quick) / one_quick_s - 1) for number in segments[1:]]
+    one_slow_s, one_quick_s = parts_s(1, slow), parts_s(1, quick)
+    surplus = [abs((parts_s(number, slow) - one_slow_s) / ((number - 1) * latencies_s) - 1) for number in segments[1:]]
+    change = [abs(parts_s(number, quick) / one_quick_s - 1) for number in segments[1:]]
     return max(surplus), max(change)
 
 
@@ -179,3 +182,39 @@ def sum_alone_s(run: Run) -> float:
     """Return the seconds of a sum without waiting: of the last rank to arrive, the median over steps."""
     found = steady_overlap(run)
     return float(np.median([found.exposed_s[found.step == step].min() for step in np.unique(found.step)]))
+
+
+def measured_over_predicted(
+    runs: Mapping[str, Mapping[str, Sequence[Run]]],
+    wires: Mapping[str, Wire],
+    megabytes: float,
+    compute_s: float,
+    names: Sequence[str],
+) -> dict[tuple[str, str], list[float]]:
+    """Return (wire, algorithm) -> measured over predicted time of a step, for each seed.
+
+    Args:
+        runs: text of a wire -> algorithm -> runs.
+        wires: text -> wire, each with a network.
+        megabytes: size of the gradient.
+        compute_s: c.
+        names: of "PS-Sync" (server on one of the hosts), "D-Sync" and "Pipe-SGD".
+    """
+    found: dict[tuple[str, str], list[float]] = {}
+    for text, wire in wires.items():
+        sum_s = 1 / wire.megabytes(1.0) * megabytes  # of a ring
+        predicted = {
+            "PS-Sync": compute_s + wire.num_ranks * sum_s,
+            "D-Sync": synchronous_s(compute_s, sum_s),
+            "Pipe-SGD": pipe_s(compute_s, sum_s),
+        }
+        for name in names:
+            found[str(wire), name] = [step_s(run) / predicted[name] for run in runs[text][name]]
+    return found
+
+
+def over_predicted_table(rows: Mapping[tuple[str, str], Sequence[float]], caption: str) -> Table:
+    """Return a row for each network and algorithm of `measured_over_predicted`."""
+    shown = [{"wire": wire, "name": name, "over": with_interval(values)} for (wire, name), values in rows.items()]
+    columns = (Column("wire", "network"), Column("name", "algorithm"), Column("over", "measured over predicted"))
+    return Table(shown, columns, caption=caption)

@@ -1,9 +1,10 @@
-"""One training of a study: simulated, or on real ranks if a launcher is given."""
+"""One training of a study: simulated, or on real ranks if a launcher is given, and the cost of its compute."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from workbench.costs import Compute, Stragglers
 from workbench.papers.pool_client import ranks
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
@@ -43,4 +44,11 @@ def train(
         return handle.run
 
 
-__all__ = ["train"]
+def compute_cost(seconds: float, *stragglers: Stragglers) -> Compute:
+    """Return compute of this many seconds a step, a third of it forward, that ranks sleep or that is simulated.
+
+    >>> cost = compute_cost(3.0)
+    >>> cost.forward_s, cost.backward_s
+    (1.0, 2.0)
+    """
+    return Compute(forward_s=seconds / 3, backward_s=2 * seconds / 3, stragglers=stragglers)
