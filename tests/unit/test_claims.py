@@ -125,6 +125,18 @@ def test_the_interval_of_sessions_is_that_of_their_means() -> None:
         estimate(values, [0, 1])
 
 
+def test_values_that_a_seed_determines_are_no_more_certain_in_three_sessions() -> None:
+    values, seeds = [1.0, 1.2, 0.9, 1.4, 1.1], [0, 1, 2, 3, 4]
+    once, sessions = estimate(values), [session for session in range(3) for _ in seeds]
+    found = estimate(values * 3, sessions, seeds * 3)
+    assert (found.mean, found.low, found.high) == pytest.approx((once.mean, once.low, once.high))
+    for clock in (False, True):
+        verdict = judge(claim({"above": 1}), values * 3, "ci", real_clock=clock, sessions=sessions, seeds=seeds * 3)
+        assert verdict.word == judge(claim({"above": 1}), values, "ci").word == "underpowered"
+    few = judge(claim({"above": 1}), [2.0, 2.1] * 3, "ci", sessions=[0, 0, 1, 1, 2, 2], seeds=[0, 1] * 3)
+    assert few.word == "underpowered", "two seeds are two, in any number of sessions"
+
+
 @pytest.mark.parametrize(
     ("expected", "ends", "about", "place"),
     [

@@ -181,7 +181,7 @@ def _claim(row: Row) -> str:
     lines = [
         f"### {claim.id}",
         "",
-        f"{claim.statement} ({claim.source}; {claim.provenance}).",
+        f"{claim.statement} ({claim.cited}).",
         "",
         f"- run: `workbench reproduce {claim.paper} --claim {claim.id} --size {size}`{seconds}",
         f"- measured: {claim.metric}",

@@ -167,6 +167,12 @@ class Claim:
         """`KEY/ID`."""
         return f"{self.paper}/{self.id}"
 
+    @property
+    def cited(self) -> str:
+        """Its source, and whether that was read: "Fig. 1, read in the paper"."""
+        read = {"verified": ", read in the paper", "recalled": ", recalled and not read", "derived": ", derived here"}
+        return self.source + ("" if self.source.startswith("derived") else read[self.provenance])
+
     def expectation_at(self, size: Size) -> Expectation | None:
         """Return the expectation for a run of this size; None if such a run cannot test the claim."""
         if size not in self.sizes:

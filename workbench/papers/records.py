@@ -84,6 +84,7 @@ def judge_finding(claim: Claim, found: Mapping[str, Any], size: Size) -> Verdict
         size,
         real_clock=on_real_clock(claim, found["where"]),
         sessions=found.get("sessions", ()),
+        seeds=found.get("seeds", ()),
         censored=found.get("censored", ()),
     )
 

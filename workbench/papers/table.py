@@ -237,7 +237,7 @@ def _notebook(paper: Paper, name: str, verdicts: Mapping[str, Verdict]) -> list[
         for row in rows:
             claim = row.claim
             where = f"[{row.where}]({_record_link(row, '')})" if row.record else row.where
-            about = f"{claim.statement} ({claim.source}; {claim.provenance}) `{claim.id}`"
+            about = f"{claim.statement} ({claim.cited}) `{claim.id}`"
             expected = row.expectation.removeprefix("expected ")
             lines.append(_line([about, row.word, row.ours, expected, row.spread, where]))
         lines.append("")
@@ -296,7 +296,7 @@ def _amendments(amendments: Iterable[Amendment]) -> list[str]:
         "",
         (
             "Expectations, metrics and parameters that were edited after the first record of their notebook was "
-            f"committed. Before it there were {early} edits."
+            f"committed. Before their first records there were {early} edits."
         ),
         "",
     ]

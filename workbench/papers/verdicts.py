@@ -108,13 +108,14 @@ def judge(
     *,
     real_clock: bool = False,
     sessions: Sequence[int] = (),
+    seeds: Sequence[int] = (),
     censored: Sequence[bool] = (),
 ) -> Verdict:
     """Judge a claim by its values.
 
-    The interval is Student's 95 % interval of the mean over seeds. On a real clock with several sessions it is that of
-    the mean over sessions. For a deterministic claim it is from the smallest value to the largest; nothing that is
-    measured on a real clock is deterministic.
+    The interval is Student's 95 % interval of the mean, over seeds or over sessions, whichever is wider (`estimate`).
+    For a deterministic claim it is from the smallest value to the largest; nothing that is measured on a real clock is
+    deterministic.
 
     - A value is a cap: censored.
     - Fewer than five values: underpowered.
@@ -128,6 +129,7 @@ def judge(
         size: size of the notebook.
         real_clock: whether the values are times, rates or their ratios on a real clock.
         sessions: the session of each value; all of one session by default.
+        seeds: the seed of each value; all of different seeds by default.
         censored: for each value, whether it is a cap; by default, whether it reaches the claim's cap.
 
     Raises:
@@ -144,11 +146,12 @@ def judge(
         return Verdict(claim=claim.name, word=word, estimate=none, num_values=len(values))
     exact = claim.deterministic and not real_clock
     chosen = sessions or [0] * len(values)
-    found = estimate(values, chosen if real_clock else (), exact=exact)
+    num_seeds = len(set(seeds)) or len(values)
+    found = estimate(values, chosen, seeds, exact=exact)
     num_censored = sum(censored) if censored else sum(value >= claim.cap for value in values)
     if num_censored:
         word = "censored"
-    elif len(values) < MIN_SEEDS and not exact:
+    elif num_seeds < MIN_SEEDS and not exact:
         word = "underpowered"
     else:
         place = position(
@@ -159,7 +162,7 @@ def judge(
         claim=claim.name,
         word=word,
         estimate=found,
-        num_values=len(values),
+        num_values=len(values) if real_clock else num_seeds,
         num_sessions=len(set(chosen)) if real_clock else 0,
         num_censored=num_censored,
     )
@@ -215,35 +218,38 @@ def position(
     return "outside" if apart or touching else "across"
 
 
-def estimate(values: Sequence[float], sessions: Sequence[int] = (), *, exact: bool = False) -> Estimate:
+def estimate(
+    values: Sequence[float], sessions: Sequence[int] = (), seeds: Sequence[int] = (), *, exact: bool = False
+) -> Estimate:
     """Return the mean and its 95 % interval.
 
-    With several sessions these are the mean of the sessions' means and Student's interval with S - 1 degrees of freedom.
-    So the interval includes the variance between sessions. For exact values the interval is from the smallest to the
-    largest.
+    Several sessions measure the same seeds, so their values are not independent. Two Student's intervals are made: of
+    the sessions' means, and of the seeds' means. The wider one counts. So values that a seed determines, such as those
+    of a simulation, do not become more certain by repetition, and seeds that agree do not hide that sessions differ.
+    For exact values the interval is from the smallest to the largest.
 
     Args:
         values: the values.
         sessions: the session of each value; all of one session by default.
+        seeds: the seed of each value; all of different seeds by default.
         exact: whether the values have no random error.
 
     >>> print(f"{estimate([1.0, 2.0, 3.0, 4.0, 5.0]):.2f}")
     3.00 [1.04, 4.96]
     >>> print(f"{estimate([1.0, 1.1, 2.0, 2.1, 3.0, 3.1], [0, 0, 1, 1, 2, 2]):.2f}")
     2.05 [-0.43, 4.53]
+    >>> print(f"{estimate([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], [0, 0, 1, 1, 2, 2], [0, 1, 0, 1, 0, 1]):.2f}")
+    1.50 [-4.85, 7.85]
 
     Raises:
-        ValueError: there are not as many sessions as values.
+        ValueError: there are not as many sessions, or seeds, as values.
     """
-    if sessions and len(sessions) != len(values):
-        raise ValueError(f"{len(values)} values of {len(sessions)} sessions: give the session of each value")
-    names = sorted(set(sessions))
-    if len(names) > 1 and not exact:
-        means = [
-            float(np.mean([value for value, session in zip(values, sessions, strict=True) if session == name]))
-            for name in names
-        ]
-        return estimate(means)
+    for what, of_value in (("session", sessions), ("seed", seeds)):
+        if of_value and len(of_value) != len(values):
+            raise ValueError(f"{len(values)} values of {len(of_value)} {what}s: give the {what} of each value")
+    if len(set(sessions)) > 1 and not exact:
+        groups = [sessions, seeds] if len(set(seeds)) > 1 else [sessions]
+        return max((estimate(_means_of(values, group)) for group in groups), key=lambda found: found.high - found.low)
     mean = float(np.mean(values))
     if exact or len(values) == 1:
         return Estimate(mean=mean, low=float(min(values)), high=float(max(values)))
@@ -251,6 +257,12 @@ def estimate(values: Sequence[float], sessions: Sequence[int] = (), *, exact: bo
 
     half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values)))
     return Estimate(mean=mean, low=mean - half, high=mean + half)
+
+
+def _means_of(values: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """The mean of each group's values, in the order of the groups' numbers."""
+    numbers, of_group = np.asarray(values, float), np.asarray(groups)
+    return [float(numbers[of_group == group].mean()) for group in np.unique(of_group)]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -3,12 +3,12 @@
 An algorithm is a generator that yields requests (`workbench.ops`). A runtime answers them: on real ranks
 (torch.distributed or MPI) or on a simulated cluster. Each folder may import only those listed above it:
 
-- `reference`: every request answered literally, for all ranks in one process: read it first
+- `reference`: answers every request literally, for all ranks, in one process. Read it first
 - `liveness`: deadlines, failure detection, watchdog, membership
 - `transport`: one rank's endpoint of a communication library: torch.distributed, MPI
-- `execution`: the interpreter: answers a program's requests on a transport
-- `checkpoint`: the state that a rank saves: written, read and restored
-- `control`: commands to a running training: pause, stop, other settings
+- `execution`: the interpreter, which answers a program's requests on a transport
+- `checkpoint`: writes, reads and restores the state of a rank
+- `control`: commands to a running training: pause, stop, change settings
 - `elastic`: runs that continue with fewer ranks, or admit a new one
 - `rank`: one rank of a run, from its job to its record
 - `simulator`: the same programs on a virtual clock, without real ranks

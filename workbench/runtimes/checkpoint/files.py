@@ -1,8 +1,8 @@
-"""Checkpoint files in a run's folder: for each rank a rank file, and a record with its checksum.
+"""Checkpoint files in a run's folder: for each rank a rank file, and a record with the file's checksum.
 
-A rank file is written atomically, and its record after it. So a rank file with a record is complete, whenever the
-process is killed. A checkpoint is complete when the records of all its ranks exist. No rank waits for another to check
-that.
+A rank file is written atomically, and its record is written after it. So a rank file with a record is complete, even if
+the process is killed later. A checkpoint is complete when the records of all its ranks exist. To check that, no rank
+has to wait for another.
 
     checkpoint-00001.pt, checkpoints/stop-rank-00001.json   of rank 1, written by a stop
     checkpoints/step-00000004-rank-00001.pt, .json          of rank 1, written after step 4 while the run continued (where ranks are
@@ -30,7 +30,7 @@ RECORD = re.compile(r"step-(\d{8,18})-rank-(\d{5,18})\.json")
 
 
 class CorruptFile(Exception):
-    """A rank file is not what was written; the text names the file and the damage."""
+    """A rank file differs from what was written. The message names the file and the damage."""
 
 
 @final
@@ -39,7 +39,7 @@ class Checkpoint:
     """A complete checkpoint.
 
     Attributes:
-        step: the step after which it was written; None for the one that a stop wrote, which is the newest.
+        step: the step after which it was written. None: a stop wrote it, so it is the newest.
         num_ranks: how many rank files it has.
     """
 
@@ -91,7 +91,7 @@ def num_ranks_kept(folder: Path) -> int:
 
 
 def _whole_steps(folder: Path) -> dict[int, int]:
-    """step -> number of ranks, for each checkpoint that has the records of all its ranks (a run may shrink)."""
+    """Return step -> number of ranks, for each checkpoint with the records of all its ranks. A run may shrink."""
     records: dict[int, dict[int, int | None]] = {}  # step -> rank -> number of ranks in the record
     for path in sorted((folder / FOLDER).glob("step-*-rank-*.json")):
         if name := RECORD.fullmatch(path.name):
@@ -114,7 +114,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def write_rank_file(path: Path, save: Callable[[BinaryIO], None], facts: dict[str, Any]) -> None:
-    """Write a rank file by `save`, then its record: `facts`, and format, size and checksum of the file."""
+    """Write a rank file by `save`, then its record: `facts`, and the file's format, size and checksum."""
     record_path(path).parent.mkdir(exist_ok=True)
     record_path(path).unlink(missing_ok=True)
     with atomic_file(path, durable=True) as file:
@@ -127,7 +127,10 @@ def write_rank_file(path: Path, save: Callable[[BinaryIO], None], facts: dict[st
 
 @final
 class _ChecksumWriter:
-    """A file that counts and checksums the bytes written to it. For large writes both release the interpreter lock."""
+    """A file that counts and checksums the bytes written to it.
+
+    For large writes, both the write and the checksum release the interpreter lock.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.sum, self.num_bytes = file, 0, 0
@@ -184,7 +187,7 @@ def _checksum_of(path: Path) -> int:
 
 
 def run_name_of(path: Path) -> str:
-    """Name of the run that wrote a rank file; "" if its record does not tell."""
+    """Return the name of the run that wrote a rank file; "" if its record has no name."""
     return str((_read(record_path(path)) or {}).get("run", ""))
 
 

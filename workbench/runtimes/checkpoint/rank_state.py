@@ -1,4 +1,4 @@
-"""A rank's state at a step's end as a tree, and back."""
+"""Pack a rank's state at a step's end into a tree of tensors and plain values, and restore it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def take_checkpoint(
     memory: Mapping[str, Tensor],
     sampler: Sampler | None = None,
 ) -> dict[str, Any]:
-    """All that is needed to continue after this step, as values that `torch.load(weights_only=True)` reads.
+    """Return all that is needed to continue after this step, as values that `torch.load(weights_only=True)` reads.
 
-    The tickets of the program's state must be complete. Tensors are the replica's own: copy or save them before
-    training continues. Gradients in flight are left out if timing decides what is in flight
+    The tickets of the program's state must be complete. The tensors share the replica's memory, so copy or save them
+    before training continues. Gradients in flight are left out if timing decides which gradients are in flight
     (`Restart.FROM_PARAMETERS`).
     """
     return {
@@ -82,9 +82,9 @@ def continue_from_state(ctx: Context, end: EndStep) -> None:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """State of the generators that a problem's code may use: torch's, Python's, NumPy's.
+    """Return the state of the random generators that a problem's code may use: torch's, Python's, NumPy's.
 
-    All other randomness is drawn by step and rank.
+    All other random numbers depend only on seed, step and rank.
     """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 - its state is saved, nothing is drawn
@@ -123,7 +123,7 @@ def _layout_of(replica: Replica) -> list[str]:
 
 
 def _check_gradient(value: dict[str, Any], replica: Replica) -> None:
-    """Raise `ValueError` unless its length is that of this replica: a shorter one would be broadcast."""
+    """Raise `ValueError` unless the gradient has this replica's length: a shorter one would be broadcast."""
     bucket = value["bucket"]
     piece = None if bucket is None else replica.layout.buckets[bucket]
     numel = replica.layout.numel if piece is None else piece.stop - piece.start
@@ -154,7 +154,7 @@ def holds_state(packed: dict[str, Any]) -> bool:
 
 
 def unpack_state(packed: dict[str, Any], algorithm: Algorithm, replica: Replica) -> State | None:
-    """The inverse: gradients lie in the replica's buffers again, tickets are completed ones."""
+    """Invert `pack_state`: gradients are in the replica's buffers again, and all tickets are complete."""
     owners: dict[int, Gradient] = {}  # step -> the gradient whose buckets are in the state
 
     def restore(item: dict[str, Any]) -> Any:

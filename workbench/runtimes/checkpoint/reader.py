@@ -1,7 +1,7 @@
-"""Write and read a rank file: a tree as `take_checkpoint` makes it. Anything else is `CorruptFile`.
+"""Write and read a rank file: a tree from `take_checkpoint`. Other contents raise `CorruptFile`.
 
-`torch.load(weights_only=True)` runs no code of the file, but it decompresses it and allocates the sizes that the file
-names. Our files are not compressed, so a file whose entries are larger than the file is refused.
+`torch.load(weights_only=True)` runs no code of the file. But it decompresses the file, and allocates the sizes that the
+file names. Our files are not compressed, so a file with entries larger than itself is refused.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS: dict[str, type] = {
     "memory": dict,
 }
 IN_REPLICA = ("model", "updates", "loss_scale", "master")
-# Entries besides the parameters. "alike" replaces them by a checksum, if they are in rank 0's file.
+# Entries in addition to the parameters. The key "alike" holds a checksum in their place if rank 0's file has them.
 REPLICATED = ("optimizer", "schedule", "average")
 MAX_ERROR_LENGTH = 300  # characters of a library's error
 
@@ -34,7 +34,7 @@ MAX_ERROR_LENGTH = 300  # characters of a library's error
 def save_rank_file(tree: dict[str, Any], file: BinaryIO) -> None:
     """Write a rank's state, for `write_rank_file`.
 
-    Its checksum is of all bytes, so torch's checksum of each tensor is switched off.
+    `write_rank_file` checksums the whole file, so torch's checksum of each tensor is switched off.
     """
     if not hasattr(torch.serialization, "set_crc32_options"):  # before torch 2.6
         torch.save(tree, file)
@@ -81,7 +81,7 @@ def brief_error(error: BaseException) -> str:
 
 
 def find_errors(saved: Any) -> Iterator[str]:
-    """Differences from the tree of a checkpoint."""
+    """Yield each difference from the tree of a checkpoint."""
     if not isinstance(saved, dict):
         yield f"it holds a {type(saved).__name__}"
         return
@@ -99,7 +99,7 @@ def find_errors(saved: Any) -> Iterator[str]:
 
 
 def _is_inflated(tensor: Tensor) -> bool:
-    """Return True if a copy takes more memory than the file has for it, as with strides of 0."""
+    """Return True if a copy of the tensor needs more memory than its storage in the file, as with strides of 0."""
     return tensor.layout == torch.strided and tensor.nbytes > tensor.untyped_storage().nbytes()
 
 
@@ -116,7 +116,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def leaves(item: Any) -> Iterator[Tensor | bytes]:
-    """The tensors of a tree, and for each leaf bytes that identify it. Functions are left out."""
+    """Yield the tensors of a tree, and bytes that identify each leaf. Functions are left out."""
     match item:
         case Tensor():
             yield f"{item.dtype}{tuple(item.shape)}".encode()

@@ -1,6 +1,7 @@
-"""State that is equal on all ranks (model, optimizer) is written once, in rank 0's file. The others have its checksum.
+"""State that is equal on all ranks (model, optimizer) is written once, in rank 0's file.
 
-The checksum detects a rank with other values: different kinds of machines may differ in a last bit.
+The files of the other ranks have its checksum. It detects a rank with other values: different kinds of machines may
+differ in a last bit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def is_replicated(algorithm: Algorithm) -> bool:
 
 
 def without_replicated(saved: dict[str, Any], parameters: Collection[str]) -> dict[str, Any]:
-    """A rank's state without what rank 0's file holds: `parameters` (names in the state) and the optimizer."""
+    """Return a rank's state without what rank 0's file holds: `parameters` (names in the state) and the optimizer."""
     replica = saved["replica"]
     own = {name: value for name, value in replica["model"].items() if name not in parameters}
     kept = {name: value for name, value in replica.items() if name not in REPLICATED}
@@ -33,10 +34,10 @@ def without_replicated(saved: dict[str, Any], parameters: Collection[str]) -> di
 
 
 def read_whole_state(checkpoint: Checkpoint, rank: int) -> tuple[dict[str, Any], str]:
-    """Return a rank's state, completed from rank 0's file, and a note if the rank had other values; else "".
+    """Return a rank's state, completed from rank 0's file, and a note: "" unless the rank had other values.
 
     Raises:
-        CorruptFile: one of the two files is not what was written.
+        CorruptFile: one of the two files differs from what was written.
     """
     saved = read_rank_file(checkpoint.rank_file(rank))
     if SUM not in saved["replica"]:
@@ -77,5 +78,5 @@ def _sums(tensor: Tensor) -> tuple[int, int]:
     whole = octets.numel() // 8 * 8
     if octets.storage_offset() % 8:
         octets = octets.clone()
-    # Sums modulo 2^64, so in any order.
+    # Sums modulo 2^64 do not depend on the order.
     return int(octets[:whole].view(torch.int64).sum()), int(octets[whole:].sum(dtype=torch.int64))

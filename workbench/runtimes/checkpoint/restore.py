@@ -35,10 +35,12 @@ Agree = Callable[[Any], list[Any]]  # a plain value of this rank -> the values o
 def restore(
     folder: Path, algorithm: Algorithm, worker: LocalTraining, ctx: Context, interpreter: Interpreter
 ) -> list[str]:
-    """Continue from another run's newest complete checkpoint, at its position in the data. Every rank must call it.
+    """Continue from another run's newest complete checkpoint, and from its position in the data.
+
+    Every rank must call it.
 
     Returns:
-        Notes for the user, for the record.
+        Notes for the user; they go into the record.
 
     Raises:
         ConfigError: there is no complete checkpoint, or it is of another kind of run.
@@ -53,12 +55,12 @@ def restore(
 def restore_state(
     folder: Path, algorithm: Algorithm, replica: Replica, ctx: Context, interpreter: Interpreter
 ) -> tuple[dict[str, Any], list[str]]:
-    """Continue from a checkpoint without its position in the data: replica, algorithm and randomness.
+    """Restore replica, algorithm and random generators from a checkpoint, but not its position in the data.
 
-    On another number of ranks, continue from the state that all ranks had in common.
+    If the number of ranks differs, continue from the state that was equal on all ranks.
 
     Returns:
-        The contents of this rank's file (rank 0's, on another number of ranks), and notes for the user.
+        The contents of this rank's file, and notes for the user. If the number of ranks differs: of rank 0's file.
 
     Raises:
         ConfigError: as `restore`.
@@ -88,7 +90,7 @@ def restore_state(
 
 @contextmanager
 def fits(path: Path) -> Iterator[None]:
-    """Turn an error of using a rank file into `ConfigError` with the file's name."""
+    """Turn an error in the use of a rank file into a `ConfigError` that names the file."""
     try:
         yield
     except WorkbenchError:
@@ -148,7 +150,7 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
 
 
 def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
-    """Set the position in the data. With another global batch size, batches are new from there on. Returns notes."""
+    """Set the position in the data, and return notes. With another global batch size, later batches differ."""
     data, batch = saved.get("data"), worker.sampler.global_batch
     if data is None:
         return []
@@ -171,10 +173,10 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
 def _on_other_ranks(
     checkpoint: Checkpoint, algorithm: Algorithm, replica: Replica, ctx: Context, agree: Agree
 ) -> dict[str, Any]:
-    """The state of every new rank: rank 0's, if the state of all old ranks is equal.
+    """Return the state for every new rank: rank 0's, if the state of all old ranks is equal.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the states differ.
     """
     buffers = {name for name, buffer in replica.model.named_buffers() if buffer.dtype.is_floating_point}
     mine = [
@@ -199,7 +201,7 @@ def _on_other_ranks(
 
 
 def _facts_of(saved: dict[str, Any], algorithm: Algorithm, buffers: set[str]) -> dict[str, str]:
-    """Return a rank's own state, and checksums of what must be equal on all ranks. Buffers are always rank 0's."""
+    """Return the state that only this rank has, and checksums of what must be equal. Buffers are always rank 0's."""
     own = ""
     if algorithm.asynchronous:
         own = f"ranks of {type(algorithm).__name__} are at different steps"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @final
 class StagingBuffers:
-    """Host memory for copies; each `take` overwrites the copy before.
+    """Host memory for copies. Each `take` overwrites the previous copy.
 
     >>> weights = torch.zeros(3)
     >>> kept = StagingBuffers().take({"weights": weights, "step": 4})

@@ -1,4 +1,4 @@
-"""Writes a rank's files of checkpoints: state is copied at a step's end, and written during the steps that follow."""
+"""Writes a rank's checkpoint files: the state is copied at a step's end, and written during the next steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLL_S = 0.05
 
 @final
 class CheckpointWriter:
-    """One rank's. It writes one file at a time, on a thread; the next checkpoint waits until it is written."""
+    """Writes the files of one rank, one at a time, on a thread. The next checkpoint waits until the file is written."""
 
     def __init__(self, worker: LocalTraining, interpreter: Interpreter, folder: Path) -> None:
         self._worker, self._interpreter, self._folder = worker, interpreter, folder
@@ -40,12 +40,12 @@ class CheckpointWriter:
         self._waited_s = self._written_s = 0.0
 
     def keep(self, algorithm: Algorithm, end: EndStep, place: int | None) -> None:
-        """Begin to write what this rank needs to continue after that step; for a stop, return when it is written.
+        """Begin to write what this rank needs to continue after that step. For a stop, return when it is written.
 
         If a rank has left, its file would be missing. Then nothing is written, and the record says so.
 
         Args:
-            place: the step in the checkpoint's name, which is the same on all ranks; None: of a stop.
+            place: the step in the checkpoint's name, which is the same on all ranks. None: the checkpoint of a stop.
 
         Raises:
             OSError: a stop's checkpoint cannot be written.
@@ -92,7 +92,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until the last file is written; record the failures of all ranks. All ranks call it."""
+        """Wait until the last file is written, and record the failures of all ranks. All ranks call it."""
         self.finish_writing()
         notes = self._notes
         if self._every is not None:
@@ -127,8 +127,8 @@ class CheckpointWriter:
         """Write a file.
 
         Args:
-            lacks: parameters that rank 0 writes for all ranks, as it does the optimizer; None: this rank writes its
-                own.
+            lacks: parameters that rank 0 writes for all ranks, together with the optimizer. None: this rank writes its
+                own parameters and optimizer.
         """
         begin = time.perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""Commands to a running training: a file in its folder, one JSON line a command, which is only appended to.
+"""Commands to a running training: an append-only file in its folder, one JSON line a command.
 
 | command | what it asks for |
 |---|---|
@@ -7,7 +7,7 @@
 | {"stop": true} | stop at a step's end, with a checkpoint |
 | {"join": rank} | admit a process in the place of a rank that left (`runtimes.elastic.admission`) |
 
-A command's number is that of its line, from 1 on, so two writers cannot give one number twice.
+The number of a command is its line number, from 1. So two writers cannot use the same number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESUME: Command = {"resume": True}
 
 
 def write_command(folder: Path, command: Command) -> None:
-    """Append a command in one write, so commands of several writers do not mix."""
+    """Append a command in one write, so that the commands of several writers do not mix."""
     line = (json.dumps(command) + "\n").encode()
     file = os.open(Path(folder) / CONTROL_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -49,8 +49,8 @@ class CommandReader:
     """Reads the file as it grows. A poll without a new command costs one call to the file system.
 
     Attributes:
-        commands: read so far. A line that is no command of the table above is kept as {}, so that all readers count the
-            same.
+        commands: read so far. A line that is no command of the table above counts as {}, so that all readers give each
+            command the same number.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,9 +59,9 @@ class CommandReader:
         self._offset = 0
 
     def poll(self) -> int:
-        """Read what is new; return how many commands there are.
+        """Read new lines, and return how many commands there are.
 
-        A line that is being written is left for the next poll.
+        An incomplete line is left for the next poll.
         """
         try:
             if os.stat(self._path).st_size <= self._offset:

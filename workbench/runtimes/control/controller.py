@@ -1,7 +1,7 @@
-"""One rank's side of the commands to a run: it reads them, agrees on them with the other ranks, and changes settings.
+"""On each rank: reads the commands to a run, agrees on them with the other ranks, and changes settings.
 
-Commands take effect where all ranks meet, so all carry out the same commands: synchronous ranks at the end of one step,
-asynchronous ranks when all their programs have ended. `generations` decides what follows there.
+Commands take effect where all ranks meet, so all ranks carry out the same commands. Synchronous ranks meet at the end
+of a step. Asynchronous ranks meet when all their programs have ended. `generations` decides what follows there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from workbench.settings import Settings
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import read_info, update_run
 
-PAUSED_POLL_S = 0.5  # seconds between two meetings of paused ranks
+PAUSED_POLL_S = 0.5  # between two meetings of paused ranks
 COMMAND_POLL_S = 0.02
 RETRY_JOIN = "another process came at the same place: it can ask again"
 # (rank, number of earlier requests for its place) -> why the process was not admitted, or None
@@ -61,9 +61,9 @@ class RunController:
         return max(self._reader.poll(), self.num_taken)
 
     def agree(self, end: EndStep, *, left: bool) -> Agreed:
-        """Agree on the commands that no rank has carried out, and take over settings that change.
+        """Agree on the commands that no rank has carried out, and adopt changed settings.
 
-        All ranks call it at one place.
+        All ranks call it at the same point.
 
         Args:
             end: the last step of this rank.
@@ -85,10 +85,10 @@ class RunController:
     def answer_requests(self, admit: Admit) -> None:
         """Answer each process that has asked to join since the ranks last met.
 
-        At most one is admitted, because two newcomers would not know of each other.
+        At most one process is admitted, because two new processes would not know of each other.
 
         Args:
-            admit: admits a process as a rank, or lets it wait.
+            admit: admits a process as a rank, or makes it wait.
         """
         came = False
         for row in [row for row in self._taken[self._first_row :] if "join" in row]:
@@ -109,7 +109,7 @@ class RunController:
         """On a rank that joins: take over the commands that the other ranks have carried out.
 
         Args:
-            trained: it has the optimizer of another rank, with its learning rate.
+            trained: this rank has copied the optimizer of another rank, and so its learning rate.
         """
         self._read(num_taken)
         for command in self._reader.commands[:num_taken]:
@@ -120,13 +120,13 @@ class RunController:
         self._taken = read_info(self._folder).get("steering", [])
 
     def follow(self, num_taken: int, step: int) -> None:
-        """Carry out the commands of other ranks, if a failure ended the meeting for this rank only."""
+        """Carry out commands that the other ranks agreed on in a meeting that failed on this rank only."""
         self._read(num_taken)
         for command in self._reader.commands[self.num_taken : num_taken]:
             self._do(command, step, [])
 
     def _read(self, number: int) -> None:
-        """Read that many commands, which other ranks have read: a shared file may lag."""
+        """Read until this rank knows `number` commands. Other ranks have read them; a shared file may lag."""
         deadline = self._interpreter.clock.deadline("the run's commands to be readable here")
         while self._reader.poll() < number:
             deadline.pause()
@@ -148,7 +148,10 @@ class RunController:
         return agreed
 
     def _gather(self, step: int, left: bool) -> tuple[list[Command], list[dict[str, Any]]]:
-        """Return the new commands, from the rank that has read most (a shared file may lag), and each rank's state."""
+        """Return the new commands, and each rank's state.
+
+        The commands are those of the rank that has read most: a shared file may lag.
+        """
         self._reader.poll()
         versions = self._replica.server_copy.updates if self._replica.has_server_copy else None
         mine = {"commands": self._reader.commands[self.num_taken :], "step": step, "left": left, "versions": versions}
@@ -182,7 +185,7 @@ class RunController:
             self._replica.set_lr(lr)
 
     def _wait_for_command(self) -> None:
-        """Return at a new command, or after a short time: then the ranks learn that the others are alive."""
+        """Return at a new command, or after a short time. The next meeting then shows that all ranks are alive."""
         self._interpreter.clock.activity = "paused"
         deadline = time.monotonic() + PAUSED_POLL_S
         while self._reader.poll() <= self.num_taken and time.monotonic() < deadline:

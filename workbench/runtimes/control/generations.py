@@ -1,12 +1,12 @@
-"""Generations of a run, and what follows at the boundary of one: decisions without communication, files or clocks.
+"""Generations of a run, and what follows at the boundary of each: decisions without communication, files or clocks.
 
-A run is a sequence of generations. In each, every rank runs one program of one algorithm, from one
-step to another. A new generation begins when a setting changes, when ranks leave or join, and after
-a checkpoint for which asynchronous ranks had to synchronize.
+A run is a sequence of generations. In a generation, every rank runs one program of the same algorithm, from one step to
+another. A new generation begins when a setting changes, when ranks leave or join, and after a checkpoint for which
+asynchronous ranks had to synchronize.
 
-`decide` gives the instructions that follow at a boundary. It is a pure function: ranks that know the same facts decide
-the same. This holds for real and simulated ranks. Ranks *in step* end each step together; *asynchronous* ranks
-(`Algorithm.asynchronous`) meet only when all their programs have ended.
+`decide` returns the instructions that follow at a boundary. It is a pure function, so ranks that know the same facts
+make the same decision. Real and simulated ranks use the same function. Ranks *in step* end each step together.
+*Asynchronous* ranks (`Algorithm.asynchronous`) meet only when all their programs have ended.
 
 | boundary | ranks | what is known there | instructions |
 |---|---|---|---|
@@ -72,13 +72,13 @@ class Generation:
     """One program on each rank, from one step to another.
 
     Attributes:
-        algorithm: whose programs they are.
+        algorithm: makes the programs.
         num_ranks: how many ranks there are.
         first_step: where the programs begin.
-        end_step: before which they end; it can become smaller while they run.
-        num_steps: of the whole run, with these ranks.
-        sync_point: before which asynchronous ranks meet next; at the latest the end of the run.
-        state: of the `EndStep` before the first step, with which the programs continue.
+        end_step: the step before which they end. It can become smaller while they run.
+        num_steps: the steps of the whole run, with these ranks.
+        sync_point: the step before which asynchronous ranks meet next; at the latest the end of the run.
+        state: the state of the last `EndStep` before the first step. The programs continue from it.
         waiting: a rank whose new process waits to join, and the number of its earlier requests.
         stop_after: the step after which the run is to stop.
         checkpoint_every: steps from one checkpoint to the next.
@@ -112,21 +112,21 @@ class Generation:
         return every is not None and (step + 1) % every == 0 and step + 1 < self.num_steps
 
     def continues_after(self, step: int) -> bool:
-        """Return True if `decide` only continues after that step, where nothing is announced and no evaluation is due.
+        """Return True if `decide` returns only `Continue` after that step, without commands and evaluations.
 
-        A cheap test for a caller with many ranks. After False, ask `decide`.
+        A cheap test for a caller with many ranks. If it returns False, call `decide`.
         """
         return not (self.checkpoint_due(step) or step == self.stop_after or self.waiting)
 
     def ending_after(self, step: int) -> Generation:
-        """Return this generation with `step` as its last one, or an earlier one if it ends there."""
+        """Return this generation with `step` as its last step, unless it ends earlier."""
         return replace(self, end_step=min(self.end_step, step + 1))
 
     def following(self, end: EndStep, **changes: Any) -> Generation:
         """Return the generation that begins after a step, with its state.
 
-        If a process waits to join and the programs can end early, they take one step: all of them
-        then end at a known step, with nothing in flight.
+        If a process waits to join and the programs can end early, the generation has one step. All programs then end at
+        a known step, with nothing in flight.
         """
         end_step = changes.get("sync_point", self.sync_point)
         new = replace(self, first_step=end.step + 1, state=end.state, end_step=end_step, **changes)
@@ -137,15 +137,17 @@ def first_sync_point(generation: Generation, furthest_step: int) -> int:
     """Return the step before which asynchronous ranks meet first.
 
     Args:
-        furthest_step: the first step of the rank that is furthest: a stop can leave asynchronous ranks at different
-            steps.
+        furthest_step: the largest first step of any rank. A stop can leave asynchronous ranks at different steps.
     """
     every = generation.checkpoint_every if needs_sync_point(generation.algorithm) else None
     return sync_point_after(furthest_step, every, generation.end_of_run)
 
 
 def needs_sync_point(algorithm: Algorithm) -> bool:
-    """Return True if all ranks must meet for a checkpoint: asynchronous ranks with equal replicas at the run's end."""
+    """Return True if all ranks must meet for a checkpoint.
+
+    This holds for asynchronous ranks whose replicas are equal when their programs end.
+    """
     return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
 
 
@@ -167,8 +169,8 @@ class StepEnded:
     """A step of the generation's program has ended.
 
     Attributes:
-        announced: this rank knows of commands that the ranks have not carried out.
-        evaluates: an evaluation follows this step.
+        announced: this rank knows of commands that the ranks have not yet carried out.
+        evaluates: an evaluation is due after this step.
     """
 
     end: EndStep
@@ -179,7 +181,7 @@ class StepEnded:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramEnded:
-    """The program has ended by itself; `end` is the last step that it took, or the one before its first."""
+    """The program has ended by itself. `end` is of its last step; of the step before its first if it took none."""
 
     end: EndStep
 
@@ -187,12 +189,12 @@ class ProgramEnded:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
-    """All ranks have read the same commands, and have taken over settings that changed.
+    """All ranks have read the same commands, and have adopted changed settings.
 
     Attributes:
-        algorithm: with its settings after these commands.
-        num_commands: how many were given, since the ranks met here.
-        paused, stop: whether these commands, taken together, pause or stop the run.
+        algorithm: the algorithm with its settings after these commands.
+        num_commands: number of commands since the ranks began this meeting.
+        paused, stop: whether these commands together pause or stop the run.
         requests: a process asks to join.
         any_left: some rank has steps left.
     """
@@ -229,7 +231,7 @@ class Agreed:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsAnswered:
-    """Processes that asked to join were answered. `Generation.waiting` names one that joins at the programs' end."""
+    """Processes that asked to join were answered. `Generation.waiting` names one that joins when the programs end."""
 
     agreed: Agreed
 
@@ -237,7 +239,7 @@ class RequestsAnswered:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """All ranks have met the process that waited, or not. `num_ranks` and `num_steps` are valid from here on."""
+    """The ranks have met the process that waited, or have failed to. `num_ranks` and `num_steps` hold from now on."""
 
     end: EndStep
     joined: bool
@@ -248,7 +250,7 @@ class Admitted:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersLeft:
-    """Ranks left; those that remain have agreed on the step after which they continue, and have equal replicas."""
+    """Ranks left. The remaining ranks have equal replicas, and have agreed on the step after which they continue."""
 
     step: int
     algorithm: Algorithm
@@ -265,7 +267,7 @@ Boundary = StepEnded | ProgramEnded | Agreed | RequestsAnswered | Admitted | Mem
 @final
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """All ranks evaluate the model after this step; the time does not count as training."""
+    """All ranks evaluate the model after this step. The time does not count as training."""
 
     step: int
 
@@ -273,7 +275,7 @@ class Evaluate:
 @final
 @dataclass(frozen=True, slots=True)
 class KeepForEvaluation:
-    """Rank 0 keeps a copy of its parameters, and evaluates it after the run: asynchronous ranks do not wait for it."""
+    """Rank 0 keeps a copy of its parameters, and evaluates it after the run, so that no asynchronous rank waits."""
 
     step: int
 
@@ -281,7 +283,7 @@ class KeepForEvaluation:
 @final
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Write what this rank needs to continue, as part of the checkpoint of step `place`; None: of a stop."""
+    """Write this rank's part of the checkpoint of step `place`. None: of the checkpoint of a stop."""
 
     place: int | None
 
@@ -289,19 +291,19 @@ class Checkpoint:
 @final
 @dataclass(frozen=True, slots=True)
 class Agree:
-    """Read the same commands on all ranks, and take over settings that change. Leads to `Agreed`."""
+    """Read the same commands on all ranks, and adopt changed settings. Leads to `Agreed`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for commands, for a short time at most; then agree. Leads to `Agreed`."""
+    """Wait a short time for commands, then agree. Leads to `Agreed`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class AnswerRequests:
-    """Answer processes that ask to join: asynchronous ranks admit one here. Leads to `RequestsAnswered`."""
+    """Answer processes that ask to join. Asynchronous ranks admit one here. Leads to `RequestsAnswered`."""
 
 
 @final
@@ -356,9 +358,9 @@ Instruction = Evaluate | KeepForEvaluation | Checkpoint | Agree | Pause | Answer
 
 
 def decide(generation: Generation, boundary: Boundary) -> tuple[Instruction, ...]:
-    """Return what follows at a boundary, in order: the module's tables.
+    """Return what follows at a boundary, in order, by the tables of this module.
 
-    The last instruction either is an `Outcome`, or leads to another boundary.
+    The last instruction is an `Outcome`, or it leads to another boundary.
     """
     match boundary:
         case StepEnded():
@@ -392,7 +394,7 @@ def _step_ended(generation: Generation, boundary: StepEnded) -> tuple[Instructio
 
 
 def _in_step(generation: Generation, algorithm: Algorithm, end: EndStep) -> tuple[Instruction, ...]:
-    """The step table; `algorithm` has the settings that hold from here on."""
+    """Apply the step table. `algorithm` has the settings for the next steps."""
     if end.step == generation.stop_after:
         return (Checkpoint(None), Stop())
     saved = (Checkpoint(end.step),) if generation.checkpoint_due(end.step) else ()
@@ -422,7 +424,7 @@ def _agreed(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
 
 
 def _commands_done(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
-    """Return what follows when all commands are carried out, by the step table or the meeting table."""
+    """Return what follows after all commands, by the step table or the meeting table."""
     end = agreed.end
     if not generation.algorithm.asynchronous:
         return _in_step(generation, agreed.algorithm, end)

@@ -1,7 +1,7 @@
-"""Change settings of a running algorithm: which may change, and the algorithm with the change.
+"""Settings of a running algorithm: which may change, and the algorithm with the change.
 
-No algorithm has code for this. Its program is closed at a step's end. The program with the new settings begins from the
-state in the `EndStep`, as a resumed run does: gradients in flight are completed and kept. A change of the learning rate
+No algorithm has code for this. Its program is closed at a step's end. A program with the new settings begins from the
+state in the `EndStep`, as in a resumed run: gradients in flight are completed and kept. A change of the learning rate
 alone does not close the program.
 """
 
@@ -45,12 +45,12 @@ def changed(
     """Return the algorithm with other settings, and the new learning rate if there is one.
 
     Args:
-        changes: names of `changeable` and values; objects may be written out, as `encoded` does. `codec` replaces that
-            of the collective; `delay` is d = K - 1 of Pipe-SGD, the constant staleness of `StaleSGD`, the bound of
-            `AdaptiveDelaySGD`.
+        changes: names of `changeable`, and their values. An object may be a text, as from `encoded`. `codec` replaces
+            the codec of the collective. `delay` is d = K - 1 of Pipe-SGD, the constant staleness of `StaleSGD`, or the
+            bound of `AdaptiveDelaySGD`.
 
     Raises:
-        ConfigError: a name that cannot be set, or a value that cannot be; says what can.
+        ConfigError: the name or the value cannot be set. The message says what can be set.
     """
     if not changes:
         raise ConfigError(f"nothing to set: give one of {', '.join(changeable(algorithm))}")
@@ -78,15 +78,15 @@ def changed(
 
 
 def _laid_out(algorithm: Algorithm, num_ranks: int) -> tuple[Any, ...]:
-    """What is fixed when ranks begin: how gradients lie in memory, how they are applied, and by which ranks."""
+    """Return what is fixed when ranks begin: the layout of gradients, how they are applied, and by which ranks."""
     return algorithm.requires.buckets, algorithm.requires.servers, algorithm.asynchronous, algorithm.roles(num_ranks)
 
 
 def encoded(algorithm: Algorithm | None, changes: dict[str, Any]) -> dict[str, Any]:
-    """Return changes in a form for a line of JSON: an object is written in full, such as "Ring(codec=TopK(k=5))".
+    """Return changes as plain values for a line of JSON. An object becomes a text, such as "Ring(codec=TopK(k=5))".
 
     Args:
-        algorithm: None if only its ranks know it.
+        algorithm: None if only the run's ranks know it.
 
     Raises:
         ConfigError: an object that the ranks could not read back.
@@ -113,7 +113,7 @@ def _read(algorithm: Algorithm | None, name: str, value: Any) -> Any:
     if not (isinstance(value, str) and value.endswith(")")):
         return value
     known: dict[str, Callable[..., Any]] = {}
-    # The last module is that of the present value: its classes replace others of the same name.
+    # The module of the present value is last, so that its classes replace others of the same name.
     for module in (collectives, codecs, sys.modules[type(getattr(algorithm, name, None)).__module__]):
         classes = {
             key: item
