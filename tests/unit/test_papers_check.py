@@ -20,7 +20,7 @@ from workbench.papers.claims import find_claim
 from workbench.papers.experiment import experiment_digest
 from workbench.papers.records import read_record, record_file, write_record
 from workbench.papers.rows import read_paper
-from workbench.papers.table import BEGIN, stale_pages, update_pages
+from workbench.papers.table import BEGIN, END, stale_pages, update_pages
 
 pytestmark = pytest.mark.notebooks
 NAME = "20-one"
@@ -258,6 +258,23 @@ def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None
         find_claim(CLAIM)
 
 
+def test_the_front_page_has_the_headlines_where_it_has_a_place_for_them(share: Path) -> None:
+    front = share / "README.md"
+    edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true\n    theirs: exactly 1")
+    front.write_text("# Title\n\nNo place.\n")
+    update_pages()
+    assert front.read_text() == "# Title\n\nNo place.\n"
+    front.write_text(f"# Title\n\n{BEGIN}\n{END}\n\nMore.\n")
+    assert front in stale_pages()
+    update_pages()
+    lines = front.read_text().splitlines()
+    assert (
+        f"| the value of {NAME} is near one ([{KEY}](papers/{KEY}/card.md)) | exactly 1 | 1 [0.98, 1.02] | reproduced; formula |"
+        in lines
+    )
+    assert lines[0] == "# Title" and lines[-1] == "More." and stale_pages() == []
+
+
 def test_a_headline_that_is_not_measured_says_so(share: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true")
     (share / RECORD).unlink()
@@ -315,7 +332,7 @@ def test_amendments_are_logged_from_git(share: Path) -> None:
     record(share, sha, parameters={"scale": 1.5, "size": "ci"})
     assert main(["papers", "table"]) == 0
     card = (share / "papers" / KEY / "card.md").read_text()
-    assert "Before it there were 1 edits." in card
+    assert "Before their first records there were 1 edits." in card
     assert f"| `{sha[:10]}` | {NAME} | ci: scale | (none) | 1.5 |" in card
     commit(share)
     assert check_papers().problems == []

@@ -1,4 +1,4 @@
-"""Generates parts of `papers/README.md`, of the papers' cards and of notebooks, from claims, records and amendments."""
+"""Generates parts of `README.md`, `papers/README.md`, the papers' cards and notebooks, from claims, records and amendments."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ GENERATED_PART = re.compile(re.escape(BEGIN) + r"\n.*?" + re.escape(END), re.DOT
 ANSWER, WIDTH = "**Answer**", 100  # of a notebook's first cell
 STALE = re.compile(r", stale \((no digest|other parameters|other code)\)|^Stale: .*\n\n", re.MULTILINE)
 HEADLINE_HEAD = ("the paper says", "its number", "measured here", "where", "figure")
+FRONT_HEAD = ("the paper says", "its number", "measured here", "verdict")
 HEAD = ("paper", "claim", "verdict", "measured (expected; paper's)", "spread", "where run", "date")
 CARD_HEAD = ("claim", "verdict", "ours", "expected", "spread", "where run")
 ORIGINS: Mapping[Origin, str] = {
@@ -45,6 +46,9 @@ def pages() -> dict[Path, str]:
     papers = read_papers()
     verdicts = {row.claim.name: row.verdict for paper in papers for row in paper.rows}
     found = {root / "README.md": _in_place(root / "README.md", overview(papers))}
+    front = root.parent / "README.md"  # of a checkout
+    if front.is_file() and BEGIN in front.read_text(encoding="utf-8"):
+        found[front] = _in_place(front, front_page(papers))
     for paper in papers:
         path = root / paper.key / "card.md"
         found[path] = _in_place(path, card_part(paper, verdicts))
@@ -134,6 +138,18 @@ def _headlines(rows: Sequence[Row]) -> list[str]:
         about = f"[{claim.paper}]({claim.paper}/card.md): {claim.statement}"
         lines.append(_line([about, claim.theirs or "none quoted", measured, where, _figure_link(row)]))
     return [*lines, ""]
+
+
+def front_page(papers: Sequence[Paper]) -> str:
+    """Return the headlines for the README of the repository: what a paper says, its number, and the one measured here."""
+    lines = [_line(FRONT_HEAD), _line(["---"] * len(FRONT_HEAD))]
+    for row in (row for paper in papers for row in paper.rows if row.claim.headline):
+        claim = row.claim
+        measured = f"{row.ours} {row.interval}".strip() if row.record else "not measured yet"
+        verdict = f"{row.word}; {row.clock}" if row.record else ""
+        about = f"{claim.statement} ([{claim.paper}](papers/{claim.paper}/card.md))"
+        lines.append(_line([about, claim.theirs or "none quoted", measured, verdict]))
+    return "\n".join(lines)
 
 
 def _figure_link(row: Row) -> str:
