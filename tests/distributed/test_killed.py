@@ -149,7 +149,7 @@ def test_a_killed_rank_is_named_and_a_healed_cluster_goes_on_to_the_same_weights
     algorithm, plain, slow = (
         PipeSGD(width=2, collective=Ring()),
         tiny.problem(partial(tiny.FailsAt, None, 0)),
-        tiny.problem(Slow),
+        tiny.problem(partial(Slow, 0.1)),
     )
     whole = cluster.train(algorithm, plain, steps=40, batch_size=2).wait(120)
     begun = cluster.train(algorithm, slow, steps=40, batch_size=2)
