@@ -341,6 +341,10 @@ def test_a_reporter_reports_claims_of_its_paper_and_names_those_that_this_size_d
     assert verdict is not None
     assert (verdict.claim, verdict.num_values) == ("daily2016leveraging/agd-speed-up-on-ranks", 5)
     assert "5 seeds" in (shown := capsys.readouterr().out) and "slept compute; two ranks" in shown
+    capped = Reporter(size="ci", **how)(  # type: ignore[arg-type]
+        "agd-speed-up-on-ranks", [1.5, 1.6, 1.7, 1.6, 1.5], "two ranks", censored=[False, True, False, False, False]
+    )
+    assert capped is not None and (capped.word, capped.num_censored) == ("censored", 1)
 
 
 def test_an_answer_is_kept_with_its_numbers() -> None:

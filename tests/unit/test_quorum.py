@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from workbench.algorithms import BackupSGD
+from workbench.algorithms import BackupSGD, OnlineBackupSGD
 from workbench.algorithms.quorum import MEMORY, ArrivalTimes, FixedQuorum, NoiseScale, OnlineQuorum, best_quorum
 from workbench.errors import ConfigError
 from workbench.gradients import WEIGHT, Gradient, build_layout
@@ -170,7 +170,7 @@ def test_an_online_quorum_is_chosen_from_the_times_since_the_answers() -> None:
 def test_an_online_quorum_that_measures_noise_waits_for_two() -> None:
     """Equal gradients have no noise: one would do, and would be the last to be measured. A given S of 0 takes one."""
     for noise_scale, size in ((None, 2), (0.0, 1)):
-        quorum = OnlineQuorum(3, noise_scale, now_s=0.0)
+        quorum = OnlineBackupSGD(noise_scale=noise_scale).quorum(3, now_s=0.0)
         report(quorum, [1.0, 2.0, 3.0], [[1.0, 2.0], [1.0, 2.0], [1.0, 2.1]], now_s=0.0)
         assert quorum.size == size
 
