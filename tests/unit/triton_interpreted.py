@@ -26,7 +26,7 @@ def by_kernels() -> Iterator[None]:
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_the_bits_are_a_processors(codec: Codec) -> None:
     """With programs of so few values that one has neighbours, and some groups are read twice."""
-    with mock.patch.multiple(triton_kernels, BLOCK=32, WHOLE=64):
+    with mock.patch.multiple(triton_kernels, BLOCK=32, MAX_ONE_PASS=64):
         for kind, numel, offset in zip(KINDS, (130, 65, 33, 64, 97, 64, 150), (0, 1, 2, 4, 0, 3, 0), strict=True):
             check(codec, kind, numel, CPU, offset, by_kernels())
         for numel in (0, 1):
@@ -59,7 +59,7 @@ def test_a_nan_that_is_truncated_keeps_its_high_half() -> None:
 def test_a_message_that_is_written_twice_is_the_same() -> None:
     """What an earlier message left where scales are found must not be taken for a magnitude."""
     wire = torch.empty(Linear8().wire_bytes(300), dtype=torch.uint8)
-    with by_kernels(), mock.patch.multiple(triton_kernels, BLOCK=32, WHOLE=64):
+    with by_kernels(), mock.patch.multiple(triton_kernels, BLOCK=32, MAX_ONE_PASS=64):
         for factor in (100.0, 1.0):
             values = factor * values_of("plain", 300, 4)
             Linear8().encode_into(values, wire)

@@ -63,7 +63,8 @@ def power_sgd_hook(rank: int) -> tuple[Any, Any]:
 def flat_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], all_reduce: Callable[[Tensor], object]) -> Step:
     """Return a step of a hand-written loop: gradients are views of one buffer, which is summed after backward and divided."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    flat = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
+    numel = sum(parameter.numel() for parameter in parameters)
+    flat = torch.zeros(numel, dtype=parameters[0].dtype, device=parameters[0].device)
     begin = 0
     for parameter in parameters:
         parameter.grad = flat[begin : begin + parameter.numel()].view_as(parameter)
@@ -91,13 +92,21 @@ def gloo_sum(flat: Tensor) -> None:
 
 
 def mpi_sum() -> Callable[[Tensor], object]:
-    """Return mpi4py's `Allreduce` in place."""
+    """Return mpi4py's `Allreduce` in place; of a GPU's values through pinned memory of the host."""
     from mpi4py import MPI
 
-    views: dict[int, Any] = {}
+    hosts: dict[int, tuple[Tensor, Any]] = {}  # the tensor that MPI sums, and NumPy's view of it
 
     def total(flat: Tensor) -> None:
-        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, views.setdefault(flat.data_ptr(), flat.numpy()))
+        if flat.data_ptr() not in hosts:
+            host = torch.empty_like(flat, device="cpu", pin_memory=True) if flat.is_cuda else flat
+            hosts[flat.data_ptr()] = host, host.numpy()
+        host, view = hosts[flat.data_ptr()]
+        if flat.is_cuda:
+            host.copy_(flat)
+        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, view)
+        if flat.is_cuda:
+            flat.copy_(host)
 
     return total
 
@@ -115,7 +124,9 @@ def mpi_mean() -> Callable[[Tensor], object]:
     return mean
 
 
-def slowest_here(runtime: str) -> tuple[Callable[[], object], Callable[[float], float]]:
+def slowest_here(
+    runtime: str, device: torch.device = torch.device("cpu")
+) -> tuple[Callable[[], object], Callable[[float], float]]:
     """Return the library's own barrier, and the maximum over ranks."""
     if runtime == "mpi":
         from mpi4py import MPI
@@ -124,7 +135,7 @@ def slowest_here(runtime: str) -> tuple[Callable[[], object], Callable[[float], 
         return world.Barrier, lambda number: float(world.allreduce(number, MPI.MAX))
 
     def largest(number: float) -> float:
-        word = torch.tensor([number], dtype=torch.float64)
+        word = torch.tensor([number], dtype=torch.float64, device=device)
         dist.all_reduce(word, dist.ReduceOp.MAX)
         return float(word)
 

@@ -1,10 +1,10 @@
-"""Step time without a network: our overhead next to torch DDP and hand-written loops."""
+"""Step time without a network: our overhead next to torch DDP and hand-written loops, on CPUs or GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.bench import BenchOptions
 from workbench.bench.paired import Step, alternate
@@ -14,6 +14,9 @@ from workbench.machine import num_cores
 from workbench.runtimes.rank.main import RuntimeName
 from workbench.units import MIB
 
+if TYPE_CHECKING:
+    import torch
+
 RANKS = (2, 4)
 # problem, its options, samples of a rank in a step, steps of a block
 CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
@@ -21,15 +24,16 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "ResNet-18": ("resnet18-synthetic", {"image": (3, 32, 32), "classes": 10}, 8, 1),
     "transformer": ("text-transformer", {"width": 128, "layers": 2}, 8, 2),
 }
+GPU_BLOCK = 20  # steps of a block on a GPU, where a step takes milliseconds
 BUCKETS_MIB = (1, 5, 25, 100)  # DDP's default is 25; the last holds each model entirely
 TARGET_RATIO = 1.02
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
     """Measure synchronous and layer-wise SGD next to their peers, on gloo and on MPI."""
-    for number in how.ranks or RANKS:
+    for number in how.ranks or _ranks_here():
         for runtime in ("torch", "mpi"):
-            title = f"{number} ranks, {'gloo' if runtime == 'torch' else 'MPI'}"
+            title = f"{number} ranks, {_library(runtime, number)}"
             cases = [case for case in CASES if how.wanted(f"{case}, {title}")]
             if not cases:
                 continue
@@ -54,22 +58,25 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
     torch.set_num_threads(max(1, num_cores() // transport.num_workers))
     name, options, batch_size, block = CASES[case]
     problem = problems.get(name, **options)
-    batch = fetch(problem.train_data(), list(range(batch_size)))
-    meet, slowest = peers.slowest_here(runtime)
+    device = transport.device
+    batch = tuple(values.to(device) for values in fetch(problem.train_data(), list(range(batch_size))))
+    meet, slowest = peers.slowest_here(runtime, device)
     trainers: list[Trainer] = []
 
     def loss(model: Any) -> torch.Tensor:
         return problem.batch_loss(model, batch)
 
-    def ours(algorithm: Any) -> Step:
+    def fresh() -> torch.nn.Module:
         torch.manual_seed(0)
-        model = problem.model()
+        return problem.model().to(device)
+
+    def ours(algorithm: Any) -> Step:
+        model = fresh()
         trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=peers.LR), algorithm))
         return partial(trainers[-1].step, partial(loss, model))
 
     def theirs(make: Callable[..., Step], *more: Any) -> Step:
-        torch.manual_seed(0)
-        return make(problem.model(), loss, *more)
+        return make(fresh(), loss, *more)
 
     steps: dict[str, Step] = {"synchronous": ours(SynchronousSGD())}
     if runtime == "mpi":
@@ -79,11 +86,41 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
         for mib in BUCKETS_MIB:
             steps[f"layer-wise, {mib} MiB"] = ours(LayerwiseSGD(bucket_bytes=mib * MIB))
             steps[f"torch DDP, {mib} MiB"] = theirs(peers.ddp_step, mib)
-    times = alternate(steps, rounds, block=block, meet=meet, slowest=slowest)
+    if device.type == "cuda":
+        block = GPU_BLOCK
+    in_a_row = {name: partial(_in_a_row, step, block, device) for name, step in steps.items()}
+    times = alternate(in_a_row, rounds, meet=meet, slowest=lambda seconds: slowest(seconds / block))
     for trainer in trainers:
         trainer.finish()
     transport.close()
     return times
+
+
+def _ranks_here() -> tuple[int, ...]:
+    """Return the numbers of ranks to measure; if there are GPUs, also a rank for each, because NCCL needs that."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return RANKS if gpus in (0, *RANKS) else (gpus, *RANKS)
+
+
+def _library(runtime: RuntimeName, number: int) -> str:
+    """Name what sums: NCCL needs a GPU for each rank."""
+    import torch
+
+    if runtime == "mpi":
+        return "MPI"
+    return "NCCL" if number <= torch.cuda.device_count() else "gloo"
+
+
+def _in_a_row(step: Step, times: int, device: torch.device) -> None:
+    """Take several steps, to the end of the last on the device: a GPU works on one while the host prepares the next."""
+    for _ in range(times):
+        step()
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def rows_of(case: str, times: dict[str, list[float]]) -> Iterator[Row]:
