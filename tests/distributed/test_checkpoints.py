@@ -460,7 +460,7 @@ def test_with_another_global_batch_data_are_dealt_anew_from_where_they_were() ->
     assert rows == [(3, 43, 4), (4, 46, 2)]
     assert again.rows(1)[1]["num_samples"] == 1
     notes = " ".join(again.run.info["notes"])
-    assert "a global batch has 8 samples, 12 before: batches are new from sample 35 on" in notes
+    assert "a global batch has 8 samples; it had 12. Batches differ from sample 35 on" in notes
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 5), st.integers(0, 40))

@@ -345,7 +345,7 @@ def test_one_that_is_killed_at_the_door_is_not_waited_for(algorithm: Algorithm) 
         assert outcome.error is None, outcome.trace
     assert run.info["status"] == "finished"
     assert "joined" not in run.info
-    assert "rank 1 was gone again" in run.info["steering"][-1]["refused"]
+    assert "rank 1 had ended again" in run.info["steering"][-1]["refused"]
 
 
 def dies_behind_the_door(job: Job, rank: int) -> None:

@@ -156,7 +156,7 @@ GARBAGE: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
     ),
     "a long tensor": (
         lambda tree: packed({**tree, "memory": {"x": torch.zeros(1).expand(10**12)}}),
-        "larger than its memory",
+        "larger than its storage",
     ),
     "a list": (lambda tree: packed([tree]), "it holds a list"),
     "no weights": (lambda tree: packed(without(tree, "replica")), "its 'replica' is no dict"),

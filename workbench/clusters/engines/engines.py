@@ -129,7 +129,7 @@ class Engines:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"0 of {self.num_ranks} ranks were ready after {timeout_s:.3g} s, and neither was the controller; "
-                    f"on a slow machine, set timeout_s=... to more{self.last_output()}"
+                    f"on a slow machine, raise timeout_s{self.last_output()}"
                 ) from None
             raise LaunchError(
                 f"the controller did not start: {error or 'no answer in time'}.{self.last_output()}"
@@ -162,7 +162,7 @@ class Engines:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"{ready} of {self.num_ranks} ranks were ready after {timeout_s:.3g} s; "
-                    f"on a slow machine, set timeout_s=... to more{self.last_output()}"
+                    f"on a slow machine, raise timeout_s{self.last_output()}"
                 )
             time.sleep(0.05)
 

@@ -28,7 +28,7 @@ from workbench.trace.store import read_info, update_run
 
 PAUSED_POLL_S = 0.5  # between two meetings of paused ranks
 COMMAND_POLL_S = 0.02
-RETRY_JOIN = "another process came at the same place: it can ask again"
+RETRY_JOIN = "another process asked for the same rank: ask again"
 # (rank, number of earlier requests for its place) -> why the process was not admitted, or None
 Admit = Callable[[int, int], str | None]
 DEPARTED_REPORT: dict[str, Any] = {"commands": [], "step": None, "left": False, "versions": None}
