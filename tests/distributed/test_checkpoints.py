@@ -76,7 +76,7 @@ def test_a_part_is_what_was_written_or_says_what_is_wrong(tmp_path: Path) -> Non
     for damage, words in (
         (b"x" * 99, "99 bytes, 100 were written"),
         (b"x" * 99 + b"y", "checksum"),
-        (None, "is not there"),
+        (None, "does not exist"),
     ):
         path.write_bytes(damage) if damage else path.unlink()
         with pytest.raises(CorruptFile, match=words):

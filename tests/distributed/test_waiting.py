@@ -112,7 +112,10 @@ def test_a_rank_that_was_stopped_is_told_from_a_slow_one() -> None:
     waker.start()
     told, _ = outcomes(pool, SynchronousSGD(), stop_myself, replace(HOW, timeout_s=1.5))
     waker.join()
-    words = r"waited \d s for the all-reduce of step 2: rank 1 has not arrived \(stopped, in backward of step 2\): a rank has ended, is much slower"
+    words = (
+        r"waited \d s for the all-reduce of step 2: rank 1 has not arrived \(stopped, in backward of step 2\): "
+        "a rank has ended, is much slower"
+    )
     assert isinstance(told[0][1], Stalled)
     assert re.match(words, str(told[0][1])), told[0][1]
     assert isinstance(told[1][1], PeerFailed)
