@@ -43,7 +43,7 @@ class JoinState:
 
     Attributes:
         step: the last step that the lowest rank has finished.
-        state: of its program there, as `pack_state` writes it.
+        state: the state of that rank's program after this step, as `pack_state` writes it.
         sync_point: the step before which all programs end next.
         paused_s: seconds of evaluations and pauses, which are not training.
         seconds, unix_s, origin_s: that rank's clock, the time of day, and the clock's origin.
@@ -86,7 +86,7 @@ class JoinState:
         Return the lowest rank's origin on its clock, minus this rank's on its own.
 
         Args:
-            trained: this rank has the optimizer of the lowest.
+            trained: whether this rank has the lowest rank's optimizer.
         """
         clock.origin_s = time.perf_counter() - self.seconds - max(0.0, time.time() - self.unix_s)
         controller.catch_up(*self.place, trained=trained)

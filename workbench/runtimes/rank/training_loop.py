@@ -299,14 +299,14 @@ class TrainingLoop:
         return agreed
 
     def _ask(self, rank: int, number: int) -> str | None:
-        """Let a process wait to join as that rank until the programs end; return why not, or None."""
+        """Let a process that asks to join as that rank wait until the programs end. Return why it may not; None if it may."""
         refused = join_refusal(rank, self._generation.waiting, self._transport.members)
         if refused is None:
             self._generation = replace(self._generation, waiting=(rank, number))
         return refused
 
     def _admit(self, rank: int, number: int) -> str | None:
-        """Admit a process as that rank: all programs have ended. Return why not, or None."""
+        """Admit a process as that rank, after all programs have ended. Return why that failed; None if it joined."""
         return admit(rank, number, self._join_state(self._end), self._interpreter, self._worker.settings.timeout_s)
 
     def _join_state(self, end: EndStep) -> JoinState:
@@ -371,7 +371,7 @@ class TrainingLoop:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.clock.now()
         interpreter.clock.activity = "in the evaluation"
-        # As in torch DDP, rank 0's running statistics.
+        # As in torch DDP, rank 0's running statistics are evaluated.
         share_tensors(worker.replica.float_buffers(), transport, interpreter)
         sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
         interpreter.clock.activity = ""
