@@ -205,13 +205,13 @@ class RunHandle(Views):
             result.add_done_callback(self._on_result)
 
     def _on_result(self, _: Any) -> None:
-        """End the training if this was the last result. Called on the client's own thread."""
+        """Settle the record if this is the last result. Called on the client's own thread."""
         with self._lock:
             if not self._over.is_set() and all(result.done() for result in self._results):
                 self._settle()
 
     def _settle(self) -> None:
-        """Correct the record if it says that the run continues, and drop the engines. No rank writes after this."""
+        """Correct the record if it says that the run continues, and drop the engines. No rank may still write."""
         try:
             cause = self._cause("") if self._failed() else None
             if self._exits or read_info(self.folder)["status"] not in ENDED:

@@ -97,7 +97,7 @@ def describe_ranks(folder: Path, num_ranks: int) -> str:
 
 @final
 class CapturedOutput:
-    """Write a rank's output to a file while it trains, then record its end. Set `summary` to the training's result."""
+    """Write a rank's output to a file while it trains, then record its end. The caller sets `summary`."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank

@@ -93,7 +93,7 @@ class RunController:
         came = False
         for row in [row for row in self._taken[self._first_row :] if "join" in row]:
             asked = [other for other in self._taken if other.get("join") == row["join"]]
-            is_newest = row is asked[-1]  # a process that asked before for this rank is gone
+            is_newest = row is asked[-1]  # a process that asked earlier for this rank has ended
             refused = admit(row["join"], len(asked) - 1) if is_newest and not came else RETRY_JOIN
             came = came or refused is None
             if refused is not None:

@@ -4,8 +4,8 @@ The process asks by a command to the run (`join`), on which all ranks agree as o
 Asynchronous ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes the run's
 position for the process (`JoinState`). All ranks and the process form new groups of the library. Each reports to the
 lowest rank whether it has met all others, and the lowest rank decides for all. Then the process continues with the
-lowest rank's next step. Minibatches of the steps before are not computed later. If the process ends before that, the
-ranks continue as they were.
+lowest rank's next step. The minibatches that its place has missed are not computed. If the process ends before that,
+the ranks continue as they were.
 """
 
 from __future__ import annotations

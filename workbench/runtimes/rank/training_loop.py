@@ -299,7 +299,7 @@ class TrainingLoop:
         return agreed
 
     def _ask(self, rank: int, number: int) -> str | None:
-        """Let a process that asks to join as that rank wait until the programs end. Return why it may not; None if it may."""
+        """Let a process that asks to join as that rank wait until all programs end. Return why not, or None."""
         refused = join_refusal(rank, self._generation.waiting, self._transport.members)
         if refused is None:
             self._generation = replace(self._generation, waiting=(rank, number))
