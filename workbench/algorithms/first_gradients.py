@@ -47,7 +47,7 @@ class FirstGradients(ServerAlgorithm, ABC):
 
     @abstractmethod
     def quorum(self, num_workers: int, now_s: float) -> FixedQuorum | OnlineQuorum:
-        """Return what chooses N for one server.
+        """Return the quorum of one server, which chooses N.
 
         Args:
             num_workers: p.
