@@ -1,4 +1,4 @@
-"""Messages of ranges of a value: the only place where a collective meets a codec.
+"""Messages of ranges of a value: here the hops of a collective are encoded and decoded.
 
 A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself:
 nothing is copied, and sums are taken in place. With a codec, the range's parameters are encoded. The range's part of
@@ -28,7 +28,7 @@ from workbench.rng import derive_seed
 
 # Tags of hops. Hops may share a tag, because messages with the same tag keep their order. Algorithms use 900 to 999.
 NUM_TAGS = 900
-ALIGNMENT = 8  # bytes; a codec may view its message as numbers, which must not begin between two of them
+ALIGNMENT = 8  # bytes; a codec may view its message as numbers, so the message must begin at a multiple of their size
 
 
 @final
@@ -124,7 +124,7 @@ class Wire:
         return (yield Recv(source, like=like, tag=hop % NUM_TAGS)).value if like.numel() else like
 
     def finish(self, ticket: Ticket | None) -> Program:
-        """Wait until a started send has left. Only then may its range be written."""
+        """Wait until a started send has completed. Only then may its range be overwritten."""
         if ticket is not None:
             yield Wait(ticket)
 
@@ -183,7 +183,7 @@ def wires(ctx: Context, value: Value, codec: Codec | None) -> list[Wire]:
         ConfigError: a codec with numbers that are not floating-point.
     """
     if codec is not None and not (value.flat if isinstance(value, Gradient) else value).is_floating_point():
-        raise ConfigError(f"{codec} encodes floating-point numbers: sum others by a collective without a codec")
+        raise ConfigError(f"{codec} encodes floating-point numbers: sum other types by a collective without a codec")
     if not isinstance(value, Gradient):
         flat = value.view(-1)
         step = (
