@@ -181,7 +181,7 @@ def _cut(sizes: list[int], bucket_bytes: float | None) -> list[list[int]]:
 
 
 def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
-    """Return the same for `num_buckets` buckets. Each is as near as possible to an equal share of what remains."""
+    """Return the positions of the parameters of `num_buckets` buckets of about equal size, last parameter first."""
     groups: list[list[int]] = []
     left, index = sum(sizes), len(sizes) - 1
     for bucket in range(min(num_buckets, len(sizes))):

@@ -196,7 +196,7 @@ def parse_value(text: str) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a record and a command line can hold the value: no set, no bytes, no integer above a float's."""
+    """Return whether a record and a command line can hold the value: no set, bytes or integer above float's range."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, dict):

@@ -109,7 +109,7 @@ class Replicas(StrEnum):
 class Elasticity(StrEnum):
     """How a run continues when a rank's process ends."""
 
-    NONE = "none"  # it ends
+    NONE = "none"  # the run ends
     LOSES_WORKERS = "loses workers"  # without a rank that no other rank waits for (`can_lose`)
     SHRINKS = "shrinks"  # with fewer ranks, from any step's end, with `on_failure="shrink"`
     SHRINKS_ALWAYS = "shrinks always"  # the same with any `on_failure`, because no rank waits for all others

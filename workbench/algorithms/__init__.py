@@ -175,7 +175,7 @@ def get(name: str, **settings: Any) -> Algorithm:
 
 
 def recorded(entry: dict[str, Any]) -> Algorithm | None:
-    """Return the algorithm of a `run.json`; None if it, or an object in its settings, is a user's class.
+    """Return the algorithm of a `run.json`; None if it, or an object in its settings, is not of this package.
 
     >>> recorded({"name": "PipeSGD", "settings": {"width": 3, "collective": "Ring(codec=Truncate16())"}}).width
     3

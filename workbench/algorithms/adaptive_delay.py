@@ -118,7 +118,7 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
             gradient = yield Backward(step)
             sums[2] += (yield Now()) - begin
             sums[3] += 1
-            lane = step % num_lanes  # all lanes, not `delay`: a lane out of use would keep its residual
+            lane = step % num_lanes  # all lanes, not only `delay`: an unused lane would keep its residual
             in_flight.append((yield Start(_timed(AllReduce(gradient, self.collective, lane), taken), lane=lane)))
             while len(in_flight) > delay:
                 total = yield Wait(in_flight.popleft())

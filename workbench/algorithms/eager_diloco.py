@@ -51,7 +51,7 @@ class EagerDiLoCo(OuterAlgorithm):
 
     (`nesterov=False`: a_i <- a_i - outer_lr m_i.) So a sum is hidden under the local steps of a whole period, and
     anchors differ between ranks. The parameters can be cut into P fragments: fragment f has its turn after t steps, t
-    mod H = floor(f H / P). Staleness 0 (of a rank's own updates); the other ranks' are one period old.
+    mod H = floor(f H / P). Staleness 0 (of a rank's own updates); the other ranks' differences are one period old.
 
     Late sums need less momentum, as late gradients do. On the digits the test loss ends at 1.12 with the default outer
     step, and at 0.10 with outer_lr=0.5, outer_momentum=0.3. With `DiLoCo` it ends at 0.09

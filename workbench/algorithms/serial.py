@@ -26,8 +26,8 @@ class SerialSGD(Algorithm):
     """w[t+1] = w[t] - lr * g(w[t-d])
 
     One worker. The last d gradients wait in a first-in-first-out queue. In the first d steps nothing is applied; the
-    last d gradients are applied at the end. With the whole batch it is what `PipeSGD(width=d + 1)` does on
-    p workers; d = 0 is plain SGD. Staleness d; d + 1 gradient buffers.
+    last d gradients are applied at the end. With the whole batch it is what `PipeSGD(width=d + 1)` does on p workers;
+    d = 0 is plain SGD. Staleness d; d + 1 gradient buffers.
 
     Paper: daily2016leveraging, section 5 (serial); langford2009slow (delayed SGD).
     """

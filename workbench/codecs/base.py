@@ -46,7 +46,7 @@ class Codec(ABC):
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
         """Encode (n,) float32 or float64 as (wire_bytes(n),) uint8, on the same device; `values` are not changed.
 
-        Stochastic codecs need `noise`. On the meta device the result has the size and no content.
+        `noise` is for stochastic codecs. On the meta device the result has the size and no content.
         """
 
     @abstractmethod
