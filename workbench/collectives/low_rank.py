@@ -135,7 +135,7 @@ class PowerSGD(Collective):
         return [slot for slot in piece.slots if sum(prod(self.factor_shape(slot, side)) for side in "pq") < slot.numel]
 
     def factor_shape(self, slot: Slot, side: str) -> tuple[int, int]:
-        """P's (n, r) or Q's (m, r)."""
+        """Return the shape of P, (n, r), or of Q, (m, r)."""
         rows = slot.shape[0] if slot.shape else 1
         columns = slot.numel // max(rows, 1)
         return (rows if side == "p" else columns, min(rows, columns, self.rank))
@@ -249,7 +249,7 @@ def _name(side: str, slot: Slot) -> str:
 def _project(
     side: str, matrices: list[Tensor], others: list[Tensor], raw: list[Tensor]
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """(P or Q of all matrices with the raw tensors in one message, this rank's P or Q, bases of the other factor)."""
+    """Return (message of P or Q of all matrices and the raw tensors, this rank's P or Q, bases of the other factor)."""
     bases = [torch.linalg.qr(other).Q for other in others]
     factors = [(matrix if side == "p" else matrix.T) @ basis for matrix, basis in zip(matrices, bases, strict=True)]
     return torch.cat([item.reshape(-1) for item in (*factors, *raw)]), factors, bases

@@ -228,7 +228,7 @@ class Once(Collective):
             self._update_residual(ctx, piece, outcome_of(piece.tail, piece.body, piece.spans), residual, left, share)
 
     def _integers(self, ctx: Context, piece: Piece, codec: SummableCodec) -> Program:
-        """Take the largest of each scale over the ranks, by one sum; then sum the integers."""
+        """Find the largest scale of all ranks by one sum: each rank fills its own position. Then sum the integers."""
         p, body = ctx.num_workers, piece.body
         share = share_of(ctx, piece.name, piece.tail, piece.total_weight)
         residual = self._residual(ctx, body, f"{ONCE_RESIDUAL}/{piece.name}")

@@ -97,20 +97,20 @@ class Wire:
             yield Local("decode", self._size(cuts[0], cuts[-1]), partial(self._put, self.codec, cuts, message))
 
     def join(self, cuts: Sequence[int], *messages: Tensor) -> Tensor:
-        """Join messages, in order. Together they are the ranges between these cuts, which `put` has filled."""
+        """Join messages, in order. `put` has filled the ranges between these cuts from them."""
         return self.like(cuts) if self.codec is None else torch.cat(messages)
 
     def start_send(self, to: int, message: Tensor, hop: int) -> Program:
-        """Start to send. Give the answer to `finish`."""
+        """Start to send a message. Return the ticket for `finish`; None for an empty message."""
         return (yield Start(Send(to, message, tag=hop % NUM_TAGS))) if message.numel() else None
 
     def send(self, to: int, message: Tensor, hop: int) -> Program:
-        """Send to a rank that receives and does not send first."""
+        """Send a message to a rank that receives first. If it also sends first, both deadlock: use `start_send`."""
         if message.numel():
             yield Send(to, message, tag=hop % NUM_TAGS)
 
     def start_receive(self, source: int, cuts: Sequence[int], hop: int) -> Program:
-        """Start to receive. Give the answer to `received`."""
+        """Start to receive a message. Return the ticket for `received`; None for an empty message."""
         like = self.like(cuts)
         return (yield Start(Recv(source, like=like, tag=hop % NUM_TAGS))) if like.numel() else None
 
@@ -119,7 +119,7 @@ class Wire:
         return (yield Wait(ticket)).value if ticket is not None else self.like(cuts)
 
     def receive(self, source: int, cuts: Sequence[int], hop: int) -> Program:
-        """Return the message."""
+        """Receive a message and return it."""
         like = self.like(cuts)
         return (yield Recv(source, like=like, tag=hop % NUM_TAGS)).value if like.numel() else like
 
@@ -165,7 +165,7 @@ class Wire:
                 part.view(torch.uint8).copy_(wire)
 
     def _sections(self, codec: Codec, cuts: Sequence[int], message: Tensor) -> Iterator[tuple[Tensor, bool, Tensor]]:
-        """Return (slice of the buffer, is encoded, bytes) for each range between cuts, parameters and tail apart."""
+        """Yield (slice of the buffer, is encoded, bytes): for each range between cuts its parameters, then its tail."""
         begin = 0
         for start, stop in pairwise(cuts):
             cut = max(start, min(stop, self.body))
