@@ -196,7 +196,7 @@ def parse_value(text: str) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a record and a command line can hold the value: no set, bytes or integer above float's range."""
+    """Return whether a record and a command line can hold the value: no set, bytes, NaN or too large integer."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, dict):
