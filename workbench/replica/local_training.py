@@ -210,7 +210,7 @@ class LocalTraining:
         return {**self.row(step, seconds, bytes_sent, staleness), **entries, **({"dropped": True} if dropped else {})}
 
     def row(self, step: int, seconds: float, bytes_sent: float, staleness: int | None) -> dict[str, Any]:
-        """Return the row without the entries of one minibatch."""
+        """Return a row of metrics without the entries about a minibatch."""
         return {
             "step": step,
             "seconds": round(seconds, 6),
@@ -286,7 +286,7 @@ def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
         )
     if algorithm.requires.servers and settings.precision == "fp16":
         raise ConfigError(
-            "fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use "
+            "fp16 loss scaling must check the summed gradient before an update, but here servers update: use "
             "precision='bf16'"
         )
     split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
@@ -362,7 +362,7 @@ def trace_note(settings: Settings, num_steps: int) -> list[str]:
     if not first or first >= num_steps:
         return []
     covered = f"the trace holds the first {first:,} of {num_steps:,} steps"
-    return [f"{covered}: timelines, overlap and critical paths are of those; trace_steps=None keeps all"]
+    return [f"{covered}: timelines, overlap and critical paths cover only those; trace_steps=None keeps all"]
 
 
 def _describe_evaluated(algorithm: Algorithm) -> str:
