@@ -35,7 +35,7 @@ STEPS = 30
 MIN_STEPS, FEWEST_STEPS = 8, 4  # minimum steps of a simulation by messages, and of one with many messages
 MESSAGES = 4000  # more steps than the minimum are simulated up to this number of messages
 NUM_DRAWS = 8
-MAX_SIMULATED_MESSAGES = 20_000  # of one simulation: above, other draws are computed by proportion
+MAX_SIMULATED_MESSAGES = 20_000  # with more messages in a simulation, other draws are scaled, not simulated
 NOTED_DIFFERENCE = 0.1
 UNBOUND = 1e18  # bytes per second of a wire that takes no time
 
