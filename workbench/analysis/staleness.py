@@ -47,9 +47,7 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, IntArr
     found = {}
     for bucket, rows in _by_bucket(run).items():
         if any(len(row["sources"]) != 1 for row in rows):
-            raise ConfigError(
-                "an update used no gradient or several: give a run of AsyncSGD without a cutoff"
-            )
+            raise ConfigError("an update used no gradient or several: give a run of AsyncSGD without a cutoff")
         ends = np.array([row["seconds"] for row in rows])
         taken: dict[int, int] = {}
         counted = []

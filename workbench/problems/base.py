@@ -169,7 +169,7 @@ def as_dataset(data: Any, what: str) -> Dataset[Any]:
 
 
 def data_is_columns(data: Any) -> bool:
-    """Return whether `data` is a tuple of tensors or arrays, not a list of samples."""
+    """Return whether `data` is a tuple, or a list of tensors or arrays. Any other list is a list of samples."""
     if isinstance(data, tuple):
         return len(data) > 0
     return isinstance(data, list) and len(data) > 0 and all(isinstance(item, Tensor | np.ndarray) for item in data)

@@ -144,6 +144,5 @@ def check_kind(problem: str, optimizer: OptimizerFactory, sizes: dict[str, int])
     for name, value in found.items():
         if value != recorded[name]:
             raise ConfigError(
-                f"the learning rates of {problem} were tuned with {name} {recorded[name]}, not {value}: "
-                "give a number"
+                f"the learning rates of {problem} were tuned with {name} {recorded[name]}, not {value}: give a number"
             )
