@@ -1,4 +1,4 @@
-"""Staleness of gradients by bucket: as recorded by servers, and as it would be if workers read when a step begins."""
+"""Staleness of gradients by bucket: as recorded by servers, or as if workers read all parameters when a step begins."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, IntArr
     are sent.
 
     Raises:
-        ConfigError: the run was on real ranks, whose clocks differ; it has spans of some steps only; or an update used
-            several gradients.
+        ConfigError: the run was on real ranks, whose clocks differ; it has spans of some steps only; or an update did
+            not use exactly one gradient.
     """
     if run.info.get("clock") != "virtual":
         raise ConfigError("ranks of a real run have different clocks: give a simulated run")
@@ -47,7 +47,7 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, IntArr
     found = {}
     for bucket, rows in _by_bucket(run).items():
         if any(len(row["sources"]) != 1 for row in rows):
-            raise ConfigError("an update used no gradient or several: give a run of AsyncSGD without a cutoff")
+            raise ConfigError("an update did not use exactly one gradient: give a run of AsyncSGD without a cutoff")
         ends = np.array([row["seconds"] for row in rows])
         taken: dict[int, int] = {}
         counted = []

@@ -54,7 +54,7 @@ class Row:
 
     @property
     def word(self) -> TargetStatus:
-        """State of the requirement: "met" in the whole interval, "missed" in all of it, else "open"; "" without one."""
+        """Whether the whole interval meets ("met") or misses ("missed") the target, else "open"; "" without a target."""
         if self.below is not None:
             return "met" if self.high < self.below else "missed" if self.low >= self.below else "open"
         if self.above is not None:

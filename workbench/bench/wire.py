@@ -1,8 +1,8 @@
 """Step times limited by the wire: an emulated network, where communication takes 0.5 to 4 times the compute.
 
 The lower limit of an algorithm's step is the larger of two times: the wire's time for the bytes sent, and the
-processors' time for compute, codec and sockets of all ranks together. A synchronous algorithm that hides sums behind
-backward only also needs forward in addition to the wire's time. For an algorithm that hides nothing, the limit is the
+processors' time for compute, codec and sockets of all ranks together. If a synchronous algorithm hides sums
+behind backward only, forward is added to the wire's time. For an algorithm that hides nothing, the limit is the
 sum of both times.
 """
 

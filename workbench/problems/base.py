@@ -243,7 +243,7 @@ class Sampler:
         return found
 
     def total_weight(self, step: int) -> float:
-        """Return the number of samples of all ranks at this step, divided by a full global batch: their weight."""
+        """Return the sum of the ranks' weights: their samples at this step, divided by a full global batch."""
         return (self.samples_before(step + 1) - self.samples_before(step)) / self.global_batch
 
     def samples_before(self, step: int) -> int:

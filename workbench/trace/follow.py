@@ -48,7 +48,8 @@ class Follower:
         info = read_info(self.folder)  # read before the rows: if the status is finished, all rows are written
         if time.monotonic() - self._looked_s > POLL_S:
             recorded, info = info, with_true_status(self.folder, info)
-            self._looked_s = time.monotonic() if info is recorded else float("-inf")  # no check if it had ended
+            # `run.json` of a killed run still says "running", so check it at every poll
+            self._looked_s = time.monotonic() if info is recorded else float("-inf")
         for rank, path in metrics_paths(self.folder).items():
             with open_file(path) as file:
                 file.seek(self._offsets.get(rank, 0))

@@ -214,7 +214,7 @@ def list_runs(root: Path | None = None) -> RunListing:
 
 
 def remove_run(folder: Path) -> None:
-    """Remove a run. The run is no longer listed at once, even if the removal of its files takes a while.
+    """Remove a run. The run leaves the store at once, even if the removal of its files takes a while.
 
     Raises:
         RunNotFound: the folder is not a run's folder, or cannot be removed.
