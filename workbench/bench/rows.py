@@ -54,7 +54,7 @@ class Row:
 
     @property
     def word(self) -> TargetStatus:
-        """Whether the whole interval meets ("met") or misses ("missed") the target, else "open"; "" without a target."""
+        """The state "met" if the whole interval meets the target, "missed" if no part does, else "open"; "" without one."""
         if self.below is not None:
             return "met" if self.high < self.below else "missed" if self.low >= self.below else "open"
         if self.above is not None:
