@@ -54,7 +54,7 @@ class Row:
 
     @property
     def word(self) -> TargetStatus:
-        """The state "met" if the whole interval meets the target, "missed" if no part does, else "open"; "" without one."""
+        """The state of the target: "met" or "missed" in the whole interval, else "open"; "" without a target."""
         if self.below is not None:
             return "met" if self.high < self.below else "missed" if self.low >= self.below else "open"
         if self.above is not None:

@@ -47,7 +47,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
         help="execute notebooks with a record again, and add the values to the record as those of another session",
     )
     add("--output", "-o", type=Path, metavar="FOLDER", help="folder to write to; under the run store by default")
-    add("--site", help="name of this machine in records; $WORKBENCH_SITE, or its number of cores, by default")
+    add("--site", help="name of this machine in records; $WORKBENCH_SITE, the Slurm cluster, or N-cores by default")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--records", type=Path, metavar="FOLDER", help="folder for records; the output folder's `papers` by default"
