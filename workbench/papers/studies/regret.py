@@ -86,7 +86,7 @@ class RegressionInBall:
     def regrets(self, delays: Sequence[int], steps: int, seeds: Sequence[int]) -> dict[int, list[float]]:
         """Return delay -> regret of a training for each seed.
 
-        The regret is the losses before each update, less those of the best fixed parameters. The step size is that of
+        The regret is the sum of the losses before each update, minus that of the best fixed parameters. The step size is that of
         the bound, D / (G sqrt((1 + 2 d) T)).
         """
         best = [steps * self.best_loss(steps, seed) for seed in seeds]
