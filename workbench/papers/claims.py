@@ -76,13 +76,13 @@ class Expectation:
         return self.low < value < self.high if self.strict else self.low <= value <= self.high
 
     def nearer_end(self, outside: float) -> float | None:
-        """Return the end that is nearer to a value outside; None if an end is infinite, or if the value is inside."""
+        """Return the end nearer to a value outside; None if an end is infinite, or if the value is inside."""
         if math.isinf(self.low) or math.isinf(self.high) or self.low < outside < self.high:
             return None
         return self.low if outside <= self.low else self.high
 
     def farther_end(self, outside: float) -> float | None:
-        """Return the end that is farther from a value outside; None if an end is infinite, or if the value is inside."""
+        """Return the end farther from a value outside; None if an end is infinite, or if the value is inside."""
         nearer = self.nearer_end(outside)
         if nearer is None:
             return None

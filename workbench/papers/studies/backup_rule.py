@@ -97,7 +97,7 @@ class BackupRule:
         return {b: arrival.expected_order_statistic(self.machines - b, self.machines) for b in backups}
 
     def machine_seconds(self, distribution: Independent, extra: Iterable[int]) -> dict[int, float]:
-        """Return b -> machine-seconds to the goal with N = `machines` and b more machines, divided by those with b = 0."""
+        """Return b -> machine-seconds to the goal with N = `machines` and b more, divided by those with b = 0."""
         arrival = self.backlog(distribution)
         alone = machine_seconds(self.machines, 0, self.iterations, arrival)
         return {b: machine_seconds(self.machines, b, self.iterations, arrival) / alone for b in extra}
