@@ -310,7 +310,7 @@ class BufferPool:
 
     def give_back(self, flat: Tensor) -> None:
         """Give a buffer back. Giving it back twice, or a foreign one, is an internal error."""
-        assert id(flat) in self._out, "a gradient buffer was given back that is not in use"
+        assert id(flat) in self._out, "a gradient buffer was given back that is not out"
         self._out.remove(id(flat))
         self._free.append(flat)
 

@@ -105,7 +105,7 @@ class Recommendation:
             )
         others = "the others cannot be better"
         if self.num_left_out:
-            others = f"the time limit was reached: {self.num_left_out} others might be better; raise --budget"
+            others = f"the time was over: {self.num_left_out} others might be better (--budget gives more time)"
         return "\n".join([*lines, f"{self.num_simulated} of {self.num_candidates} candidates were simulated; {others}"])
 
 
@@ -232,7 +232,7 @@ def _comparable(chosen: list[Algorithm], convergence: Convergence | None, exact:
         kept = [one for one in kept if convergence.of(one) is not None]
     if not kept:
         known = (
-            f"steps are known for {', '.join(convergence.steps) or 'no recipe'} ({convergence.source}); give more runs"
+            f"steps are known of {', '.join(convergence.steps) or 'nothing'} ({convergence.source}); give more runs"
             if convergence
             else "leave exact=True out"
         )
@@ -285,9 +285,9 @@ def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
             f"{other.prediction.bound}"
         )
     if convergence is None:
-        words.append("the number of steps that each needs is unknown: the ranking is by the time of a step alone")
+        words.append("the number of steps that each needs is unknown: this ranks by the time of a step alone")
         if recipe(best.algorithm) != EXACT:
             words.append(f"its gradients are not exact ({recipe(best.algorithm)}), so it may need more steps")
     else:
-        words.append(f"steps to a test loss of {convergence.target_loss:g} are from {convergence.source}")
+        words.append(f"steps to a test loss of {convergence.target_loss:g} are of {convergence.source}")
     return "; ".join(words)
