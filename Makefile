@@ -90,6 +90,10 @@ lint: $(INSTALLED) ## style, format, types, layers
 papers: $(INSTALLED) ## every notebook that tests a paper's claims, at its smallest size
 	$(BIN)/python -m pytest -m papers tests/notebooks/test_smoke.py
 
+.PHONY: gpu
+gpu: $(INSTALLED) ## the tests that need a GPU; all other tests hide it
+	$(BIN)/python -m pytest -m gpu --numprocesses 0 tests
+
 .PHONY: bench
 bench: $(INSTALLED) ## every benchmark of `workbench bench`, compared with records/; writes runs/bench
 	$(BIN)/workbench bench all --output runs/bench --against records

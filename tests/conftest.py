@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -68,12 +69,17 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         lambda: all(map(_found, ("slurmctld", "slurmd", "munged", "sbatch"))),
         "no Slurm: apt-get install slurm-wlm munge",
     ),
-    "gpu": (_gpu, "no CUDA device"),
+    "gpu": (_gpu, "no CUDA device; on a machine with one: make gpu"),
 }
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A shell ignores interrupts of what it starts in the background, and so would all that the tests start."""
+    """Let the tests be interrupted, and hide the GPUs from tests that expect a CPU's numbers.
+
+    A shell ignores interrupts of what it starts in the background, and so would all that the tests start.
+    """
+    if not re.search(r"(?<!not )\bgpu\b", config.getoption("markexpr")):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):

@@ -25,7 +25,7 @@ _FILES = frozenset(
 
 
 def _warn_of_foreign_files() -> None:
-    """Warn if this folder holds files of another distribution, which has the same import name."""
+    """Warn if another distribution with the same import name has written files into this folder."""
     try:
         found = os.listdir(os.path.dirname(__file__))
     except OSError:  # imported from an archive

@@ -86,7 +86,7 @@ def describe(what: str, name: str) -> dict[str, Any]:
 
 
 def describe_all(what: str) -> list[dict[str, Any]]:
-    """Return the facts about all of them, in the order of the table."""
+    """Return `describe` of each algorithm, collective or codec, in the order of the table."""
     return [describe(what, name) for name in FIND[what][0]()]
 
 
@@ -106,7 +106,7 @@ def _special(what: str, name: str, make: Callable[..., Any]) -> dict[str, Any]:
 
 
 def card_of(make: Callable[..., Any]) -> Card:
-    """Return the card of an algorithm; for a function, that of its result."""
+    """Return the card of an algorithm, or of the algorithm that a function makes."""
     algorithm: Any = make if isinstance(make, type) else make()
     card: Card = algorithm.card
     return card
@@ -200,7 +200,7 @@ def show(what: str, name: str) -> str:
 
 
 def listing(what: str, width: int) -> str:
-    """Return a table of all of them, at most `width` characters wide unless single words are too long."""
+    """Return a table of all algorithms, collectives or codecs, at most `width` characters wide if no word is wider."""
     columns = COLUMNS[what]
     rows = [[_cell(found, key) for key in columns] for found in describe_all(what)]
     table = grid(tuple(columns.values()), rows, width)

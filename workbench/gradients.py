@@ -1,6 +1,6 @@
 """Flat gradient buffers: the layout of a module's parameters in one contiguous tensor, cut into buckets.
 
-One gradient is one buffer. Parameters lie in it in reverse order of registration, the order in which backward
+One gradient is one buffer. Its parameters are in reverse order of registration, the order in which backward
 finishes them. A bucket is therefore a contiguous slice, and bucket 0 is ready first. After its parameters, every
 bucket has a short tail of the same dtype,
 
@@ -33,7 +33,7 @@ WEIGHT, CONTROL, USED = 0, 1, 2  # positions in a bucket's tail
 @final
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where one parameter lies: `flat[offset : offset + numel]`."""
+    """The place of one parameter in the flat buffer: `flat[offset : offset + numel]`."""
 
     index: int  # position among the trainable parameters, in order of registration
     name: str
@@ -181,7 +181,7 @@ def _cut(sizes: list[int], bucket_bytes: float | None) -> list[list[int]]:
 
 
 def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
-    """Return the same for a number of buckets. Each bucket ends where it is nearest to an equal share of the rest."""
+    """Return the positions of the parameters of `num_buckets` buckets of about equal size, last parameter first."""
     groups: list[list[int]] = []
     left, index = sum(sizes), len(sizes) - 1
     for bucket in range(min(num_buckets, len(sizes))):
@@ -201,7 +201,7 @@ def _cut_evenly(sizes: list[int], num_buckets: int) -> list[list[int]]:
 
 def _dense_strides(param: Tensor) -> tuple[int, ...]:
     """Return the parameter's strides if it fills its memory without gaps (channels_last), else contiguous ones."""
-    return tuple(torch.empty_like(param, device="meta").stride())  # the meaning of preserve_format
+    return tuple(torch.empty_like(param, device="meta").stride())  # empty_like keeps such strides
 
 
 @final
@@ -212,10 +212,10 @@ class Gradient:
     Attributes:
         flat: 1-D buffer (`layout.numel` elements, or one bucket's slice), with tails. On the meta device in a
             timing-only simulation.
-        layout: where each parameter lies.
+        layout: the place of each parameter.
         bucket: number of the bucket; None for the complete gradient.
         step: the step of its minibatch.
-        version: number of updates that this rank had applied when it was computed; staleness is counted from it.
+        version: number of updates in the parameters from which it was computed; staleness is counted from there.
         ready: on a GPU, the event after which the values are complete, if another stream computed them (`streams`).
         total_weight: sum of all ranks' weights if it is known in advance; otherwise None.
     """
@@ -316,7 +316,7 @@ class BufferPool:
 
 
 def whole(buckets: list[Gradient]) -> Gradient:
-    """Return the gradient whose buckets these are; all must come from one backward."""
+    """Return the complete gradient of these buckets, which must come from one backward."""
     owner = buckets[0].owner
     assert owner is not None and all(bucket.owner is owner for bucket in buckets), "buckets of different gradients"
     return owner

@@ -16,7 +16,7 @@ def num_cores() -> int:
 def is_running(process: psutil.Process | int) -> bool:
     """Return True if a process, or one with this number, exists and has not ended.
 
-    A zombie has ended: without its parent it may never be collected.
+    A zombie counts as ended. It can stay in the process table if its parent does not wait for it.
     """
     try:
         if isinstance(process, int):
@@ -27,6 +27,6 @@ def is_running(process: psutil.Process | int) -> bool:
 
 
 def in_notebook() -> bool:
-    """Return True if this process is a notebook's kernel. Other processes may have imported what a kernel needs."""
+    """Return True if this process is a notebook's kernel. An import of ipykernel alone does not make it one."""
     kernel = sys.modules.get("ipykernel.zmqshell")
     return kernel is not None and kernel.ZMQInteractiveShell.initialized()

@@ -31,7 +31,7 @@ def kebab(name: str) -> str:
 
 
 def same_name(one: str, other: str) -> bool:
-    """Return whether two names are the same but for case, hyphens and underscores: a class's and the command line's.
+    """Return whether two names, of a class and on the command line, differ only in case, hyphens and underscores.
 
     >>> same_name("DiLoCo", "diloco"), same_name("PipeSGD", "pipe-sgd"), same_name("PipeSGD", "pipe")
     (True, True, False)
@@ -58,7 +58,7 @@ def listed(value: Any) -> Any:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
-    """Return a question with the names that are similar to `name`, and a space; "" if there are none.
+    """Return a question with the names that are similar to `name`, and a space at its end; "" if there are none.
 
     >>> did_you_mean("pipe-sdg", ["pipe-sgd", "layerwise-sgd"]), did_you_mean("x", ["pipe-sgd"])
     ('did you mean pipe-sgd? ', '')
@@ -196,7 +196,7 @@ def parse_value(text: str) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a record and a command line can hold the value: no set, no bytes, no number beyond float."""
+    """Return whether a record and a command line can hold the value: no set, bytes, NaN or too large integer."""
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     if isinstance(value, dict):

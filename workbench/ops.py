@@ -8,7 +8,7 @@ time is wall or virtual, whether a peer is a process or simulated, or which libr
 | `Backward` | the `Gradient` of this rank's next minibatch; with `on_bucket`, one ticket a bucket, in bucket order |
 | `AllReduce`, `Broadcast` | the same value, summed over ranks or replaced by the root's, in place |
 | `ReduceScatter`, `AllGather` | the same value, with this rank's block summed, or with every rank's block |
-| ... with a `collective` | the same; the runtime decides how that collective takes the sum (`program.lower`) |
+| ... with a `collective` | the same; the runtime can run the collective's sub-program instead (`program.lower`) |
 | `Barrier` | None |
 | `Send`, `Recv` | None; a `Message`, or `PeerLeft` if the receive asked for departures |
 | `Local` | what its action returned: encoding, decoding and summing, by name |
@@ -38,9 +38,9 @@ Kind = TypeVar("Kind")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def _frozen(cls: type[Kind]) -> type[Kind]:
-    """A frozen dataclass to the type checker.
+    """Make a dataclass that is frozen for the type checker only.
 
-    At run time nothing checks it: `frozen=True` doubles the time to make a request.
+    At run time it is not frozen, because `frozen=True` doubles the time to make a request.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
@@ -56,7 +56,7 @@ Program = Generator[Request, Any, Any]
 
 @final
 class Ticket:
-    """Background work. When it is `done`, `value` is set. `Wait` returns it."""
+    """Background work. When it is `done`, `value` is set. `Wait` returns the value."""
 
     __slots__ = ("done", "error", "key", "request", "runtime", "value")
 
@@ -103,7 +103,8 @@ class Backward(Request):
             returns the request or sub-program to begin, or a `Start` of one. The answer to `Backward` is then the
             tuple of tickets.
         before_forward: called with a bucket's number when the forward pass first needs its parameters. It returns a
-            sub-program that ends before the pass continues: it waits for what must arrive, and applies it.
+            sub-program, for example one that waits for the bucket's sum and applies it. The forward pass continues
+            when the sub-program has ended.
     """
 
     step: int
@@ -155,7 +156,7 @@ class ReduceScatter(Request):
 @final
 @_frozen
 class AllGather(Request):
-    """Give every rank each rank's own block: after `ReduceScatter`, the whole sum."""
+    """Send each rank's own block to every rank. After `ReduceScatter`, this gives every rank the whole sum."""
 
     value: Value = field(repr=False)
     collective: Collective | None = field(default=None, repr=False)
@@ -173,7 +174,7 @@ class Broadcast(Request):
 @final
 @_frozen
 class Barrier(Request):
-    """Return when every rank has reached it."""
+    """Wait until every rank has reached its barrier."""
 
 
 @final
@@ -181,12 +182,12 @@ class Barrier(Request):
 class Send(Request):
     """Send a copy of `value` to one rank, or to itself.
 
-    It may return only when the receiver has asked for the value (a rendezvous). So two ranks that both send first and
-    receive second deadlock: `Start` one of the two requests.
+    It may be answered only when the receiver has posted its `Recv` (a rendezvous). So two ranks that both send first
+    and receive second deadlock: `Start` one of the two requests.
 
     Args:
-        tag: 0 to 999. Hops of collectives use 0 to 899; a program that shares its tags with a collective uses the
-            others.
+        tag: 0 to 999. Hops of collectives use 0 to 899; a program that shares its tags with a collective uses 900 to
+            999.
         stamp: a number from 0 to 2^40 - 1 that is sent with the value, in a header of 8 bytes; the receiver then sets
             `stamped`. None: no header.
     """
@@ -241,7 +242,7 @@ class Local(Request):
     action: Callable[[], Any] = field(repr=False)
 
 
-FREE = -1  # a separate lane
+FREE = -1  # a separate lane for each start
 
 
 @final
@@ -294,7 +295,7 @@ class Apply(Request):
         lr_scale: factor on the learning rate of this step.
         local: the gradient is this rank's alone, not a sum. Other ranks do not know the control value in it.
         server_copy: update the server's copy of the parameters, not the replica that computes gradients.
-        of: (source, version) of each gradient in the sum, if that is not the gradient's own version.
+        of: (source, version) of each gradient in the sum. Empty: one gradient, of `gradient.version`.
         dropped: (source, version) of the gradients since the last update that came too late and are not in the sum.
         completes: for a server: how many steps of the run the update completes, for the schedule of evaluations.
             None: a step is one minibatch of each worker, and every gradient counts as one minibatch, also if dropped.
@@ -312,7 +313,7 @@ class Apply(Request):
 @final
 @_frozen
 class Discard(Request):
-    """Give a gradient's buffer back unapplied: it was sent, and another rank applies it."""
+    """Give a gradient's buffer back without an update, for example if the gradient was sent to a server."""
 
     gradient: Gradient = field(repr=False)
 
@@ -372,9 +373,9 @@ class State:
     """
 
     def unused(self, step: int) -> State | None:
-        """Return this rank's gradients that are in no sum up to that step.
+        """Return a state with this rank's gradients that are in no sum up to that step.
 
-        After a rank has left, the others start from this state.
+        After a rank has left, the remaining ranks start from this state.
         """
         return None
 
@@ -382,7 +383,7 @@ class State:
 @final
 @_frozen
 class EndStep(Request):
-    """The end of a step. Metrics are recorded here, and only here a run stops, changes or is resumed.
+    """The end of a step. Metrics are recorded here. Only here can a run stop, change or be resumed.
 
     Args:
         step: the step that ends.

@@ -18,15 +18,15 @@ from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter
 @final
 @dataclass(slots=True)
 class Context:
-    """What a program knows of its run.
+    """What a program knows about its run.
 
     Attributes:
-        rank, num_workers: all that a program knows of the cluster. `num_workers` counts all ranks, servers too.
+        rank, num_workers: all that a program knows about the cluster. `num_workers` counts all ranks, servers too.
         first_step: the first step to take; more than 0 in a resumed run.
         num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`).
         resumed: the state of the last `EndStep`, with its tickets completed; None at a fresh start. A program may
-            replace it by a state that is also valid between two steps. When a rank has left, the others call its
-            `State.unused`.
+            replace it by a state that is also valid between two steps. When a rank has left, the runtime calls
+            `State.unused` of the remaining ranks' states.
         layout: the layout of gradients, which a receiver must know. None in a test that needs none.
         seed: seed of the run, for random choices by (seed, stream, rank, step).
         memory: tensors by name that live as long as the run and are saved in its checkpoints, such as the residuals of
@@ -109,28 +109,28 @@ class Replicas(StrEnum):
 class Elasticity(StrEnum):
     """How a run continues when a rank's process ends."""
 
-    NONE = "none"  # it does not
+    NONE = "none"  # the run ends
     LOSES_WORKERS = "loses workers"  # without a rank that no other rank waits for (`can_lose`)
     SHRINKS = "shrinks"  # with fewer ranks, from any step's end, with `on_failure="shrink"`
     SHRINKS_ALWAYS = "shrinks always"  # the same with any `on_failure`, because no rank waits for all others
 
     @property
     def shrinks(self) -> bool:
-        """Return True if the others can continue with the replica of one rank, or with the mean if replicas differ."""
+        """Return True if the remaining ranks can continue: with one rank's replica, or the mean if replicas differ."""
         return self in (Elasticity.SHRINKS, Elasticity.SHRINKS_ALWAYS)
 
     @property
     def shrinks_unasked(self) -> bool:
-        """Return True if the others do so with any `on_failure`."""
+        """Return True if the remaining ranks continue so with any `on_failure`."""
         return self == Elasticity.SHRINKS_ALWAYS
 
 
 class Restart(StrEnum):
     """How a program that is closed at a step's end can start again."""
 
-    ANYWHERE = "anywhere"  # also within a run, with other settings or ranks: nothing of it still runs
+    ANYWHERE = "anywhere"  # also within a run, with other settings or ranks: it leaves no background work
     FROM_CHECKPOINT = "from a checkpoint"  # its run must be stopped first
-    FROM_PARAMETERS = "from the parameters"  # the same; work in flight depends on timing and is not saved
+    FROM_PARAMETERS = "from the parameters"  # the same, and work in flight is not saved: it depends on timing
 
 
 @final
@@ -290,7 +290,7 @@ def settings_of(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def fields_of(state: State | None) -> dict[str, Any]:
-    """A state's fields by name; None has none."""
+    """A state's fields by name; an empty dictionary for None."""
     return {} if state is None else {item.name: getattr(state, item.name) for item in fields(state)}
 
 

@@ -90,7 +90,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add(
         "--replace",
         action="store_true",
-        help="start a new process for a rank that is killed while the others continue (gloo)",
+        help="if a rank is killed, start a new process for it; the other ranks continue meanwhile (gloo)",
     )
     add("--threads", type=int, help="compute threads per rank")
     add(
@@ -214,7 +214,7 @@ def _rate(text: str) -> float | str:
 def _with_tuned_rate(
     options: argparse.Namespace, here: str | None, algorithm: Any, problem: Any, settings: Any
 ) -> tuple[Any, Any]:
-    """Return problem and settings. For `--lr tuned`, the settings have the tuned number and the problem's note says so."""
+    """Return problem and settings. With `--lr tuned`, settings have the tuned rate and the problem's note says so."""
     if options.lr != TUNED:
         return problem, settings
     from workbench.problems.tuned_rates import note_of
@@ -343,7 +343,7 @@ def report(folder: Path, options: argparse.Namespace) -> int:
         print(file=sys.stderr)
     print(compare([run]))
     for note in run.info.get("notes", ()):
-        if note != run.info["problem"].get("note"):  # the table shows that one
+        if note != run.info["problem"].get("note"):  # the table shows the problem's note
             print(f"note: {note}")
     print(f"run: {folder}")
     if run.info.get("status") == "stopped":

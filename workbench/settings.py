@@ -17,14 +17,14 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-TRACE_STEPS = 2_000  # default number of traced steps: 0.8 to 7 MB a rank on digits
+TRACE_STEPS = 2_000  # default number of traced steps; `Settings.trace_steps` says how many bytes these take
 BAD_GRADIENT = ("stop", "skip", "clip", "ignore")
 PROGRESS = ("auto", "blocking", "tests", "thread", "library")
 
 
 @runtime_checkable
 class ComputeTimes(Protocol):
-    """The seconds of a rank's compute: `costs.Compute`, which lies above this module."""
+    """The seconds of a rank's compute: `costs.Compute`, which this layer must not import."""
 
     @property
     def forward_s(self) -> float: ...
@@ -42,7 +42,7 @@ class ComputeTimes(Protocol):
         """The share of the seconds that a share of a full minibatch takes."""
 
     def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float) -> float:
-        """When work ends that begins at `begin_s`."""
+        """The time at which work of `seconds` ends if it begins at `begin_s`."""
 
     def ready_shares(self, layout: Layout) -> tuple[float, ...]:
         """The share of backward after which each bucket is final."""
@@ -76,8 +76,8 @@ class Settings:
             `replica.gradient_guard`.
         max_grad_norm: largest good global norm of a rank's own mean gradient; None: no limit. With a limit, buckets
             are sent after backward. (`clip_norm` limits the mean over all ranks.)
-        divergence_ratio: end the run if a rank's loss exceeds its first loss by this factor; None: only if it is not
-            a number.
+        divergence_ratio: end the run if a rank's loss exceeds its first loss by this factor; None: end it only if
+            the loss is not finite.
         timeout_s: how long a rank may wait for its peers before the run ends with an error.
         trace_steps: record spans of this many first steps, which limits the trace; None: all steps, 0: none. Metrics
             cover all steps. A span takes about 50 bytes in a rank's file. On digits with 2 ranks, a step takes 0.3 kB
@@ -94,8 +94,8 @@ class Settings:
         compute: seconds of each rank's forward, backward and update, such as
             `costs.Compute(forward_s=0.03, backward_s=0.07, stragglers=costs.Lognormal(sigma=0.3))`. Real ranks compute
             the gradient and sleep for the rest of these seconds, so that many ranks can share few cores. At the same
-            seed, the stragglers are those of a simulation. Stragglers that depend on the clock count evaluations and
-            pauses as time. None: a rank computes as long as it takes.
+            seed, the stragglers are those of a simulation. Stragglers that depend on the clock also advance during
+            evaluations and pauses. None: ranks do not sleep.
     """
 
     epochs: int | None = None

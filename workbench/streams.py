@@ -11,7 +11,7 @@ another thread reads the result from its own stream, an event must connect the t
 - A number that the host needs is read on a separate stream, after the event of its tensor (`after`). So the host does
   not wait for work that was enqueued later.
 
-All access goes through the `Streams` port, so a test can use a model of streams and check the order without a GPU.
+All access goes through the `Streams` interface, so a test can use a model of streams and check the order without a GPU.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class HostStreams(Streams):
         return None
 
     def wait(self, event: Any) -> None:
-        """Nothing is outstanding."""
+        """Do nothing: all work is complete."""
 
     def finish(self) -> None:
-        """Nothing is outstanding."""
+        """Do nothing: all work is complete."""
 
     def after(self, event: Any) -> AbstractContextManager[Any]:
         return nullcontext()

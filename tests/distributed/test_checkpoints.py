@@ -76,7 +76,7 @@ def test_a_part_is_what_was_written_or_says_what_is_wrong(tmp_path: Path) -> Non
     for damage, words in (
         (b"x" * 99, "99 bytes, 100 were written"),
         (b"x" * 99 + b"y", "checksum"),
-        (None, "is not there"),
+        (None, "does not exist"),
     ):
         path.write_bytes(damage) if damage else path.unlink()
         with pytest.raises(CorruptFile, match=words):
@@ -460,7 +460,7 @@ def test_with_another_global_batch_data_are_dealt_anew_from_where_they_were() ->
     assert rows == [(3, 43, 4), (4, 46, 2)]
     assert again.rows(1)[1]["num_samples"] == 1
     notes = " ".join(again.run.info["notes"])
-    assert "a global batch has 8 samples, 12 before: batches are new from sample 35 on" in notes
+    assert "a global batch has 8 samples; it had 12. Batches differ from sample 35 on" in notes
 
 
 @given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 5), st.integers(0, 40))

@@ -46,7 +46,7 @@ def test_who_does_not_come_is_named() -> None:
     found = outcomes([(run_rank, (job,)), (run_rank, (job,)), (stays_away, ())])
     for rank in (0, 1):
         assert isinstance(found[rank].error, Stalled), found[rank].trace
-        assert re.search("for all ranks to join the run: .*rank 2 has not come", str(found[rank].error))
+        assert re.search("for all ranks to join the run: .*rank 2 has not arrived", str(found[rank].error))
         assert found[rank].seconds < 40
     assert not list(Path(job.folder).glob("present-*")), "who gives up leaves in order"
 

@@ -253,7 +253,7 @@ def test_who_is_told_to_ask_again_does(algorithm: Algorithm, monkeypatch: pytest
         assert outcome.error is None, outcome.trace
     assert [row["rank"] for row in run.info["joined"]] == [VICTIM]
     first, second = (row.get("refused", "") for row in run.info["steering"])
-    assert first.startswith(("another process", "rank 1 was gone")) and second == "", (
+    assert first.startswith(("another process", "rank 1 had ended")) and second == "", (
         "the first asked in vain: it was alone, or not the last"
     )
 
@@ -291,7 +291,7 @@ def test_one_comes_after_one_that_was_killed_at_the_door() -> None:
         assert outcome.error is None, outcome.trace
     assert [row["rank"] for row in run.info["joined"]] == [VICTIM]
     first, second = run.info["steering"]
-    assert "gone again" in first["refused"] and "refused" not in second
+    assert "had ended again" in first["refused"] and "refused" not in second
 
 
 def steers_and_comes(job: Job, rank: int) -> tuple[torch.Tensor, int]:
@@ -345,7 +345,7 @@ def test_one_that_is_killed_at_the_door_is_not_waited_for(algorithm: Algorithm) 
         assert outcome.error is None, outcome.trace
     assert run.info["status"] == "finished"
     assert "joined" not in run.info
-    assert "rank 1 was gone again" in run.info["steering"][-1]["refused"]
+    assert "rank 1 had ended again" in run.info["steering"][-1]["refused"]
 
 
 def dies_behind_the_door(job: Job, rank: int) -> None:

@@ -47,4 +47,4 @@ def test_a_run_is_told_other_settings_held_and_ended_from_another_shell(
     last = run.metrics[1][-1]
     assert (last["lr"], last["staleness"]) == (0.025, 2)
     assert main(["steer", "last", "pause"]) == 2
-    assert "is over (stopped)" in capsys.readouterr().err
+    assert "has ended (stopped)" in capsys.readouterr().err

@@ -145,7 +145,7 @@ def test_a_training_that_is_killed_is_told_by_its_processes(
     said = capsys.readouterr().out
     assert "killed" in said and "running" not in said
     assert main(["steer", "last", "pause"]) == 2
-    assert "is over (killed)" in capsys.readouterr().err
+    assert "has ended (killed)" in capsys.readouterr().err
     assert main(["runs", "remove", "--where", "status=killed", "--yes"]) == 0
     assert len(list_runs()) == 0
 

@@ -632,7 +632,7 @@ def test_what_cannot_be_kept_or_comes_too_late_is_refused(tmp_path: Path) -> Non
             lambda one: one.save(tmp_path, own=threading.Lock()),
             "give tensors and plain values, such as a scheduler's state_dict",
         ),
-        (lambda one: one.save(tmp_path, keep=0), "keep=0: how many checkpoints stay"),
+        (lambda one: one.save(tmp_path, keep=0), "keep=0: give the number of checkpoints to keep"),
         (lambda one: one.load(tmp_path), "load\\(\\) comes before the first step"),
     ):
         one, model = trainer()

@@ -92,7 +92,7 @@ def test_a_waiting_rank_says_for_what_and_who_has_not_come(runtime: Any, algorit
     assert [error for _, error in told] == [None, None]
     lines = [line for line in told[0][0].splitlines() if line.startswith("waiting")]
     assert 1 <= len(lines) <= 8, lines  # at 0.5, 1 and 2 s, on the lane's thread too
-    words = rf"waiting [12] s for {what}: rank 1 has not come \(alive, in backward of step 2\)"
+    words = rf"waiting [12] s for {what}: rank 1 has not arrived \(alive, in backward of step 2\)"
     assert any(re.fullmatch(words, line) for line in lines), lines
     assert list(Path(job.folder).glob("present-*")) == [], "of a run that is over nobody asks"
 
@@ -112,7 +112,10 @@ def test_a_rank_that_was_stopped_is_told_from_a_slow_one() -> None:
     waker.start()
     told, _ = outcomes(pool, SynchronousSGD(), stop_myself, replace(HOW, timeout_s=1.5))
     waker.join()
-    words = r"waited \d s for the all-reduce of step 2: rank 1 has not come \(stopped, in backward of step 2\): a rank is gone, much slower"
+    words = (
+        r"waited \d s for the all-reduce of step 2: rank 1 has not arrived \(stopped, in backward of step 2\): "
+        "a rank has ended, is much slower"
+    )
     assert isinstance(told[0][1], Stalled)
     assert re.match(words, str(told[0][1])), told[0][1]
     assert isinstance(told[1][1], PeerFailed)
@@ -183,7 +186,7 @@ def test_a_wait_says_so_after_ten_seconds_and_then_ever_more_rarely(
         while True:
             deadline.pause()
 
-    with pytest.raises(Stalled, match="waited 100 s for the barrier: a rank is gone"):
+    with pytest.raises(Stalled, match="waited 100 s for the barrier: a rank has ended"):
         wait()
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["10", "20", "40", "80"]
 

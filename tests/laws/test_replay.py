@@ -111,7 +111,7 @@ def test_what_was_not_recorded_cannot_be_replayed() -> None:
         recorded,
         info={**recorded.info, "algorithm": run_info(PartialAllReduce(), tiny.problem(), how, "", 1)["algorithm"]},
     )
-    with pytest.raises(ConfigError, match="cannot be replayed: its worker adds gradients to rounds"):
+    with pytest.raises(ConfigError, match="cannot be replayed: its workers contribute gradients"):
         replay(partial_run, PartialAllReduce(), tiny.problem(), how)
     for row in ({"number": 1, "set": {"lr": 0.1}, "step": 3}, {"number": 1, "pause": True, "step": 3}):
         with pytest.raises(ConfigError, match=r"was steered.*cannot be replayed"):

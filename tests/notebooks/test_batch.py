@@ -178,7 +178,7 @@ def test_what_is_no_notebook_is_told_in_a_line(
 ) -> None:
     (tmp_path / "bad.ipynb").write_text("no JSON")
     assert main(["notebook", *words, str(tmp_path / "bad.ipynb")]) == 2
-    assert "bad.ipynb is no notebook" in capsys.readouterr().err
+    assert "bad.ipynb is not a notebook" in capsys.readouterr().err
 
 
 def test_the_page_does_not_take_the_notebooks_place(

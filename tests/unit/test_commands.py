@@ -185,7 +185,7 @@ def test_the_handle_writes_words_and_refuses_before_it_does(runs: Path) -> None:
     for result in results:
         result.set_result({})
     for ask in (lambda: run.set(lr=1.0), run.pause, run.resume):
-        with pytest.raises(ConfigError, match="is over"):
+        with pytest.raises(ConfigError, match="has ended"):
             ask()
     assert len(read_commands(folder)) == 6
 
@@ -212,7 +212,7 @@ def test_a_shell_steers(runs: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert len(read_commands(folder)) == 3
     update_run(folder, status="stopped")
     assert main(["steer", "last", "lr=0.1"]) == 2
-    assert "is over (stopped)" in capsys.readouterr().err
+    assert "has ended (stopped)" in capsys.readouterr().err
     folder_of(runs, PipeSGD(), runtime="simulated")
     assert main(["steer", "last", "stop"]) == 2
 

@@ -156,7 +156,7 @@ GARBAGE: dict[str, tuple[Callable[[dict[str, Any]], bytes], str]] = {
     ),
     "a long tensor": (
         lambda tree: packed({**tree, "memory": {"x": torch.zeros(1).expand(10**12)}}),
-        "larger than its memory",
+        "larger than its storage",
     ),
     "a list": (lambda tree: packed([tree]), "it holds a list"),
     "no weights": (lambda tree: packed(without(tree, "replica")), "its 'replica' is no dict"),
@@ -212,9 +212,9 @@ def test_where_all_are_garbage_it_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"rank": 1}, "of rank 1 .*another rank file"),
-        ({"format": "2"}, "of format '2'"),
-        ({"format": None}, "of format None"),
+        ({"rank": 1}, "describes rank 1 .*another rank file"),
+        ({"format": "2"}, "in format '2'"),
+        ({"format": None}, "in format None"),
         ({"bytes": "7"}, "7 were written"),
         ({"crc32": 5}, "checksum differs"),
         ({"crc32": "5"}, "checksum differs"),
@@ -240,7 +240,7 @@ def test_what_is_no_file_is_damage(folder: Path, how: str) -> None:
     path.unlink()
     {"pipe": lambda: os.mkfifo(path), "folder": path.mkdir, "loop": lambda: path.symlink_to(path)}[how]()
     for read in (verify_rank_file, read_rank_file):
-        with pytest.raises(CorruptFile, match="no file"):
+        with pytest.raises(CorruptFile, match="not a file"):
             read(path)
 
 

@@ -601,9 +601,9 @@ def test_each_step_has_its_parts_above_its_critical_path() -> None:
     assert figure.layout.yaxis.title.text == "time (ms)" and figure.layout.xaxis2.title.text == "step"
     assert {bar.legend for bar in figure.data if bar.name in ("forward", "apply")} == {"legend2"}
     assert plots.per_step(ring_run(num_steps=8), slice(2, 5)).data[0].x.tolist() == [2, 3, 4]
-    with pytest.raises(ConfigError, match="no trace of such steps"):
+    with pytest.raises(ConfigError, match="no trace of these steps"):
         plots.per_step(ring_run(num_steps=8), slice(20, 30))
-    with pytest.raises(ConfigError, match="no trace of such steps"):
+    with pytest.raises(ConfigError, match="no trace of these steps"):
         plots.per_step(empty_run())
 
 

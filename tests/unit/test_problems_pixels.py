@@ -120,10 +120,10 @@ def test_training_lowers_the_test_likelihood_on_simulated_workers() -> None:
     ("name", "options", "message"),
     [
         ("digits-pixelcnn", {"kernel": 4}, "give an odd size, such as 5"),
-        ("digits-pixelcnn", {"width": 7}, "width=7 does not divide by 2: choose width=6"),
+        ("digits-pixelcnn", {"width": 7}, "width=7 is not a multiple of 2: choose width=6"),
         ("cifar10-pixelcnn", {"synthetic": True, "levels": 10}, "a divisor of 256"),
         ("cifar10-pixelcnn", {"synthetic": True, "folder": "x"}, "give one of the two"),
-        ("cifar10-pixelcnn", {"synthetic": True, "width": 8}, "width=8 does not divide by 6: choose width=6"),
+        ("cifar10-pixelcnn", {"synthetic": True, "width": 8}, "width=8 is not a multiple of 6: choose width=6"),
     ],
 )
 def test_what_cannot_be_made_is_refused_with_the_fix(name: str, options: dict, message: str) -> None:

@@ -339,5 +339,5 @@ def test_what_is_no_profile_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         from_profiler(tmp_path / "none.json")
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}')[:-9])
-    with pytest.raises(ConfigError, match="cut off"):
+    with pytest.raises(ConfigError, match="truncated"):
         from_profiler(tmp_path / "cut.json.gz")

@@ -59,7 +59,7 @@ def test_a_job_whose_cluster_is_gone_ends_its_ranks(tmp_path: Path, no_process_l
     with job(folder, ranks_that_wait(tmp_path)) as process:
         assert within(20, (tmp_path / "runs").exists)
         shutil.rmtree(folder)
-        assert "the cluster's folder is gone" in process.communicate(timeout=30)[0]
+        assert "the cluster's folder was removed" in process.communicate(timeout=30)[0]
         assert process.returncode == 1
 
 

@@ -303,7 +303,7 @@ def test_remove_asks_and_leaves_what_runs(some: list[Path], runs: Path, capsys: 
     assert len(list_runs()) == 4
     remove("--where", "status=failed", "--yes", status=0)
     assert {run.folder for run in list_runs()} == set(some[:3])
-    with pytest.raises(RunNotFound, match="no run's folder"):
+    with pytest.raises(RunNotFound, match="not a run's folder"):
         remove_run(runs)
     assert find_run("last") == some[2]
 

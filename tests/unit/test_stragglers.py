@@ -276,7 +276,7 @@ def test_by_rank_each_machine_keeps_its_own() -> None:
     assert set(drawn[:, 0]) == set(drawn[:, 2]) == set(law.rows[0])
     assert set(drawn[:, 1]) == set(drawn[:, 3]) == set(law.rows[1]) and len(law.rows[1]) == 3
     assert not np.array_equal(drawn[:, 0], drawn[:, 2])
-    with pytest.raises(ConfigError, match="by \\(rank, step\\)"):
+    with pytest.raises(ConfigError, match="shape \\(ranks, steps\\)"):
         EmpiricalByRank.from_seconds([1.0, 2.0])
 
 

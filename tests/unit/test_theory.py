@@ -169,7 +169,7 @@ def test_dear_hides_both_halves() -> None:
 
 def test_layerwise_wants_one_of_each() -> None:
     for wrong in (([1.0], [1.0, 2.0], [1.0]), ([], [], [])):
-        with pytest.raises(ConfigError, match="give one each"):
+        with pytest.raises(ConfigError, match="give one of each"):
             theory.layerwise(1.0, *wrong)
     with pytest.raises(ConfigError, match="order"):
         theory.layerwise(1.0, [1.0], [1.0], [1.0], "first")  # type: ignore[arg-type]

@@ -284,7 +284,7 @@ def test_uncounted_micro_batches_count_the_same() -> None:
         (2, 3, "give a list"),
         (2, [3], "give the samples of each"),
         (1, [0], r"step\(None\)"),
-        ("text", None, "was given a str"),
+        ("text", None, "got str"),
     ],
 )
 def test_micro_batches_that_do_not_fit_their_samples_are_refused(losses: Any, numbers: Any, words: str) -> None:

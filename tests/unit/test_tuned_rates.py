@@ -108,10 +108,10 @@ SGD = torch.optim.SGD
         (
             problems.mnist1d_cnn(),
             {"optimizer": partial(SGD, lr=0.1)},
-            r"optimizer SGD\(momentum=0.9\), and here it is SGD\(\)",
+            r"optimizer SGD\(momentum=0.9\), not SGD\(\)",
         ),
-        (problems.mnist1d_cnn(samples=5000), {}, "samples 4000, and here it is 5000"),
-        (problems.mnist1d_cnn(channels=[8]), {}, "parameters 5210, and here"),
+        (problems.mnist1d_cnn(samples=5000), {}, "samples 4000, not 5000"),
+        (problems.mnist1d_cnn(channels=[8]), {}, "parameters 5210, not"),
         (replace(problems.mnist1d_cnn(), batch_size=64), {}, "with 64 samples each"),
     ],
 )

@@ -3,7 +3,7 @@
 The folder is long and flat on purpose: a file is one algorithm, and none imports another. What several share is not an
 algorithm: `parameter_server`, `first_gradients`, `outer_optimizer`, `quorum` and `staleness`.
 
-Imports `collectives`, `codecs`, `program` and what lies below, and never a runtime. Used by `calibration`, `plots`,
+Imports `collectives`, `codecs`, `program` and layers below, and never a runtime. Used by `calibration`, `plots`,
 `clusters` and layers above. Begin with `synchronous`, then `pipe`.
 """
 
@@ -175,7 +175,7 @@ def get(name: str, **settings: Any) -> Algorithm:
 
 
 def recorded(entry: dict[str, Any]) -> Algorithm | None:
-    """Return the algorithm of a `run.json`; None if it, or an object in its settings, is not the package's own.
+    """Return the algorithm of a `run.json`; None if it, or an object in its settings, is not of this package.
 
     >>> recorded({"name": "PipeSGD", "settings": {"width": 3, "collective": "Ring(codec=Truncate16())"}}).width
     3

@@ -102,7 +102,7 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
 
     def worker(self, ctx: Context) -> Program:
         delay: int = min(1, self.max_delay)
-        sums = [0.0] * 6  # as in the state
+        sums = [0.0] * 6  # as `AdaptiveDelayState.sums`
         report: Ticket | None = None
         in_flight: deque[Ticket] = deque()
         if ctx.resumed is not None:
@@ -118,7 +118,7 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
             gradient = yield Backward(step)
             sums[2] += (yield Now()) - begin
             sums[3] += 1
-            lane = step % num_lanes  # of all lanes, not of `delay` lanes: when it shrinks, no lane keeps a residual
+            lane = step % num_lanes  # all lanes, not only `delay`: an unused lane would keep its residual
             in_flight.append((yield Start(_timed(AllReduce(gradient, self.collective, lane), taken), lane=lane)))
             while len(in_flight) > delay:
                 total = yield Wait(in_flight.popleft())

@@ -32,7 +32,7 @@ class AsyncSGD(ServerAlgorithm):
         clip_norm: a worker clips its gradient's global norm before it pushes (and then cannot push during backward).
         cutoff: a gradient with a larger staleness is dropped; None drops none.
 
-    Paper: chen2016revisiting, Alg. 1 and 2 (Async-Opt), section A.3 (clipping); the cut-off answers its reviewers.
+    Paper: chen2016revisiting, Alg. 1 and 2 (Async-Opt), section A.3 (clipping). Its reviewers asked for the cut-off.
     """
 
     card: ClassVar[Card] = Card(

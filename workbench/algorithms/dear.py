@@ -77,7 +77,7 @@ class DeAR(CollectiveAlgorithm):
         return Requirements(buckets=buckets, state=DeARState, link=self.collective.needs_link)
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
-        """Return None: the first step sends half of what the others send."""
+        """Return None: the first step sends half as many bytes as a later step."""
 
     @property
     def symmetric(self) -> bool:

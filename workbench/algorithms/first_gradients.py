@@ -47,7 +47,7 @@ class FirstGradients(ServerAlgorithm, ABC):
 
     @abstractmethod
     def quorum(self, num_workers: int, now_s: float) -> FixedQuorum | OnlineQuorum:
-        """Return what chooses N for one server.
+        """Return the quorum of one server, which chooses N.
 
         Args:
             num_workers: p.
@@ -93,7 +93,7 @@ class FirstGradients(ServerAlgorithm, ABC):
                     yield add(total, gradient)
                 of.append((push.source, version))
             if total is None:
-                break  # every worker has left or been sent the last version
+                break  # every worker has left, or was sent the last version
             quorum.complete(total, len(of))
             stopping = yield Apply(total, server_copy=True, of=tuple(of), dropped=tuple(dropped), completes=1.0)
             version += 1
@@ -107,7 +107,7 @@ class FirstGradients(ServerAlgorithm, ABC):
         yield from port.close()
 
     def _seconds_left(self, total: Gradient | None, first_s: float) -> Program:
-        """Seconds until the time-out of the present update; None before its first gradient, and without a time-out."""
+        """Seconds until the time-out of the present update; None before its first gradient, or without a time-out."""
         if self.timeout_s is None or total is None:
             return None
         return max(0.0, first_s + self.timeout_s - (yield Now()))

@@ -77,7 +77,7 @@ class LayerwiseSGD(CollectiveAlgorithm):
             raise ConfigError(
                 f"order='priority' chooses the next message to send, and {self.collective} may use the library's own "
                 "all-reduce, "
-                "which is one piece: use Ring()"
+                "whose messages it cannot choose: use Ring()"
             )
         if self.order == SendOrder.PRIORITY and self.lanes != 1:
             raise ConfigError(

@@ -18,8 +18,8 @@ class OnlineBackupSGD(FirstGradients):
     """w[t+1] = w[t] - lr * (1/N) sum_{first N} g_k(w[t]),   N = argmin_N t(N) (1 + S/N)
 
     As `BackupSGD`, but each server chooses N again for every update. t(N) is the measured mean time of the N-th
-    gradient. S is the noise scale of the gradients, in units of one worker's batch. I (1 + S/N) is the number of updates
-    that are needed with N gradients in each. N is p while times or noise are unknown.
+    gradient. S is the noise scale of the gradients, in units of one worker's batch. With N gradients in each update,
+    I (1 + S/N) updates are needed, where I is their number without noise. N is p while times or noise are unknown.
 
     Args:
         noise_scale: S, if it is known. None: it is measured, and N is at least 2.

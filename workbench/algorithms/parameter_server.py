@@ -43,7 +43,7 @@ from workbench.program import Algorithm, Buckets, Context, Elasticity, Replicas,
 REPLY_TAG = 500  # pushes of shard j have tag j, replies have tag REPLY_TAG + j
 STAMP_BYTES = 8
 LAST = FINAL = 1  # a worker's last push; a server's last reply
-NO_GRADIENT = 2  # of a worker's only push, if it has no step to take: the message is no gradient
+NO_GRADIENT = 2  # of a worker's only push, if it has no step to take: the message holds no gradient
 DROPPED = 2  # of a reply: the push came too late
 LATE_FLAGS = frozenset((DROPPED, FINAL | DROPPED))
 
@@ -127,7 +127,7 @@ class ServerAlgorithm(Algorithm, ABC):
 
     @property
     def elasticity(self) -> Elasticity:
-        """A run can lose a worker that serves no shard. Only its server has a shard's parameters."""
+        """A run can lose a worker that serves no shard. The parameters of a shard are on its server only."""
         return Elasticity.LOSES_WORKERS
 
     @abstractmethod
@@ -261,13 +261,13 @@ class ServerPort:
         assert ctx.layout is not None
         self.layout, self.shard = ctx.layout, shard
         self.num_workers = algorithm.roles(ctx.num_workers).num_computing  # fewer after a worker has left
-        self._posted: Ticket | None = None  # of a receive that no push has answered
+        self._posted: Ticket | None = None  # the receive that no push has answered
         self._next_push = Recv(ANY, like=like_of(ctx.layout, shard), tag=shard, stamped=True, departures=True)
         self._sending: dict[int, Ticket] = {}
         self._gone: set[int] = set()
         self._workers = range(self.num_workers)
         self._ended: set[int] = set()  # workers that have sent their last push
-        self._version = 0  # the newest that was sent
+        self._version = 0  # the newest version that was sent
 
     def open(self) -> Program:
         """Set and return the shard's first version: its number of updates, including those before a stop."""

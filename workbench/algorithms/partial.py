@@ -50,7 +50,7 @@ class PartialAllReduce(CollectiveAlgorithm):
     """w[t+1] = w[t] - lr * sum_{(i,s) in S_t} g_i,s(w[s]) / |S_t|,   S_t: each rank's gradients not yet used when round t begins
 
     Eager-SGD. Round t begins when `quorum` ranks have their gradient of step t. A quorum is a number, a share of p, or
-    a `Quorum`. All ranks take part in the round's all-reduce while they compute. A rank gives its gradient, older
+    a `Quorum`. All ranks take part in the round's all-reduce while they compute. A rank contributes its gradient, older
     gradients that were too late for their rounds, or zero. A late rank then applies the rounds that it missed, in
     order, and continues with the step after them. It does not compute the minibatches in between.
 
@@ -64,9 +64,9 @@ class PartialAllReduce(CollectiveAlgorithm):
     buffer for each round that is not yet applied.
 
     If a rank leaves, the others continue as fewer ranks, from the last step that any of them has finished. Only
-    gradients of the rank that left are lost, if no finished step has used them. The others keep a copy of what they
-    give to a round until it is over, and give it again. A quorum that is a number must not exceed the number of
-    remaining ranks. A process that takes the rank's place begins with the next round.
+    gradients of the rank that left are lost, if no finished step has used them. The others keep a copy of their
+    contribution to a round until they have applied the round, and contribute it again. A quorum that is a number must
+    not exceed the number of remaining ranks. A process that takes the rank's place begins with the next round.
 
     Paper: li2020eager, Alg. 1 and 2 (solo and majority).
     """
@@ -157,7 +157,7 @@ class PartialAllReduce(CollectiveAlgorithm):
     def worker(self, ctx: Context) -> Program:
         if ctx.num_steps is None:
             raise ConfigError(
-                "PartialAllReduce must know its number of steps when it begins, and a Trainer does not: train a "
+                "PartialAllReduce must know its number of steps when it begins. A Trainer does not know it: train a "
                 "Problem with "
                 "Settings(steps=...), or use an algorithm whose ranks take their steps together, such as SynchronousSGD"
             )
@@ -191,7 +191,7 @@ class PartialAllReduce(CollectiveAlgorithm):
             yield Discard(shared.waiting.popleft())
 
     def _rounds(self, ctx: Context, num_steps: int, shared: _SharedGradients, token: Tensor) -> Program:
-        """One all-reduce a round, with the gradients that this rank then has."""
+        """One all-reduce for each round, with the gradients that this rank has when the round begins."""
         notices: list[Ticket] = []
         for number in range(ctx.first_step, num_steps):
             yield Recv(0, like=token, tag=GO)

@@ -104,7 +104,7 @@ class PipeSGD(CollectiveAlgorithm):
             lane = step % self.lanes
             in_flight.append((yield Start(AllReduce(gradient, self.collective, lane), lane=lane)))
             filling = len(in_flight) < self.width and step >= num_synchronous
-            # More than one after a resume with less width.
+            # More than one if the run was resumed with a smaller width.
             while len(in_flight) >= (1 if step < num_synchronous else self.width):
                 total = yield Wait(in_flight.popleft())
                 if duplicates and step == num_synchronous - 1:

@@ -25,9 +25,9 @@ class SerialState(State):
 class SerialSGD(Algorithm):
     """w[t+1] = w[t] - lr * g(w[t-d])
 
-    One worker. The last d gradients wait in a first-in-first-out queue. In the first d steps nothing is applied; the d
-    gradients that are left at the end are applied then. With the whole batch it is what `PipeSGD(width=d + 1)` does on
-    p workers; d = 0 is plain SGD. Staleness d; d + 1 gradient buffers.
+    One worker. The last d gradients wait in a first-in-first-out queue. In the first d steps nothing is applied; the
+    last d gradients are applied at the end. With the whole batch it is what `PipeSGD(width=d + 1)` does on p workers;
+    d = 0 is plain SGD. Staleness d; d + 1 gradient buffers.
 
     Paper: daily2016leveraging, section 5 (serial); langford2009slow (delayed SGD).
     """
@@ -57,8 +57,7 @@ class SerialSGD(Algorithm):
     def check(self, num_ranks: int) -> None:
         if num_ranks != 1:
             raise ConfigError(
-                f"serial SGD on {num_ranks} ranks: it is the reference on 1; use PipeSGD(width={self.delay + 1}) on "
-                "several"
+                f"serial SGD runs on 1 rank, not on {num_ranks}: use PipeSGD(width={self.delay + 1}) on several"
             )
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:

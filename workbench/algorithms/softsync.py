@@ -30,8 +30,8 @@ class SoftsyncSGD(ServerAlgorithm):
 
     A worker gets the present parameters at once, so no worker waits. tau_i is the gradient's own staleness, about n.
     `splits=1` updates once for every p gradients. (That is not synchronous SGD: one update may have two gradients of a
-    fast worker.) `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. The gradients that are
-    left at the end make one last update.
+    fast worker.) `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. If fewer than c
+    gradients remain at the end, they make one last update.
 
     Args:
         splits: n, updates for every p gradients.
@@ -59,7 +59,9 @@ class SoftsyncSGD(ServerAlgorithm):
         ServerAlgorithm.check(self, num_ranks)
         workers = self.roles(num_ranks).num_computing
         if self.splits > workers:
-            raise ConfigError(f"splits={self.splits} on {workers} workers: use at most {workers}, an update a gradient")
+            raise ConfigError(
+                f"splits={self.splits} on {workers} workers: use at most {workers}, one update for each gradient"
+            )
 
     def serve(self, ctx: Context, shard: int) -> Program:
         port = ServerPort(self, ctx, shard)

@@ -14,8 +14,8 @@ from workbench.trace.run import Run
 def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
     """Return the seconds until the k-th gradient of each iteration arrives, shape (updates, gradients), k ascending.
 
-    An iteration begins when the last server has made the previous update, because a worker needs the parameters of
-    all servers.
+    An iteration begins when the last server has made the previous update, because a worker needs the parameters of all
+    servers.
 
     The server must have its own rank, so that every gradient is a message. Only updates whose messages are in the
     trace are used. In a run that waits for all workers, a row is an iteration. With backup workers, a row holds the
@@ -47,18 +47,23 @@ def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
 
 
 def share_in_time(times: NDArray[np.float64], missing: int, share: float) -> float:
-    """Return how often all but `missing` gradients have arrived by the time that has all in a `share` of the iterations.
+    """Return the share of iterations in which all but `missing` gradients arrive by a deadline.
+
+    The deadline is the time by which all gradients arrive in a `share` of the iterations.
 
     Args:
         times: (iterations, gradients) seconds, ascending in each row.
         missing: number of gradients that may be late.
-        share: of the iterations.
+        share: share of the iterations, 0 to 1.
     """
     return float(np.mean(times[:, -1 - missing] <= np.quantile(times[:, -1], share)))
 
 
 def tail_growth(times: NDArray[np.float64], tail: float = 0.03) -> float:
-    """Return the mean wait for one gradient more in the last `tail`, over that from half of the gradients to there.
+    """Return how much longer the wait for one more gradient is among the last gradients than before.
+
+    It is the mean wait for each of the last gradients (a share `tail`), divided by the mean wait for each gradient from
+    the middle to there.
 
     >>> tail_growth(np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 9.0]]), tail=0.2)
     2.5
@@ -75,9 +80,13 @@ def tail_s(times: NDArray[np.float64], share: float = 0.9) -> float:
 
 
 def share_of_updates_in_time(workers: int, backups: int, share: float) -> float:
-    """Return how often all but b of p independent workers are in time, if all p are in time in a `share` of iterations.
+    """Return the share of iterations in which all but b of p independent workers are in time.
 
-    F(T)^p = share;   P = sum_{j<=b} C(p, j) (1 - F)^j F^(p-j):   it does not depend on the distribution of arrival times. Derived here.
+    All p workers are in time in a `share` of the iterations:
+
+        F(T)^p = share;   P = sum_{j<=b} C(p, j) (1 - F)^j F^(p-j)
+
+    P does not depend on the distribution of arrival times. Derived here.
 
     >>> round(share_of_updates_in_time(100, 2, 0.3), 2)
     0.88

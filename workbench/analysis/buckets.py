@@ -28,12 +28,12 @@ class BucketTimes:
     A step's origin is the mean of its begins on all ranks.
 
     Attributes:
-        forward_s, backward_s: until the last rank has ended forward; from then until the last rank has ended backward.
-            A sum needs both.
-        begin_s, end_s: of each bucket's sum, since the step's forward began. It begins when the last rank has called it
-            and the previous sum has ended.
+        forward_s: from the origin until the last rank has ended forward.
+        backward_s: from then until the last rank has ended backward.
+        begin_s, end_s: begin and end of each bucket's sum, since the origin. A sum begins when the last rank has called
+            it and the previous sum has ended.
         communication_s: seconds from begin to end of each bucket's sum.
-        update_s: seconds of each bucket's update; an update of all buckets counts in equal parts.
+        update_s: seconds of each bucket's update; the time of one update of all buckets is divided equally.
         step_s: from the origin to the end of the last update, mean over ranks.
     """
 
@@ -57,10 +57,10 @@ class BucketTimes:
 
 
 def bucket_times(run: Run) -> BucketTimes:
-    """Return the times of a run that sums bucket by bucket with the library's all-reduce, without the first steps.
+    """Return the bucket times of a run of `LayerwiseSGD` with the library's all-reduce, without the first steps.
 
     Raises:
-        ConfigError: there is no trace, or its sums are not by bucket.
+        ConfigError: the run has no trace, or does not sum bucket by bucket.
     """
     spans = run.spans
     sums = spans.select(kinds=["all_reduce"]).table

@@ -18,7 +18,7 @@ from workbench.trace.spans import Spans, step_bounds
 
 UNRECORDED = "nothing"  # kind of a piece without a recorded span
 MAX_GAP_SHARE = 0.01  # share of a step: spans with a smaller gap follow each other
-TOLERANCE_SHARE = 1e-4  # share of a step: tolerance of overlaps and of gaps
+TOLERANCE_SHARE = 1e-4  # share of a step: tolerance for overlaps and gaps
 _PREFERRED = {CODES["send"]: 0, CODES["recv"]: 2}  # of spans that end together, a receive comes before a send
 _COMPUTE = frozenset(CODES[kind] for kind in COMPUTE_KINDS)
 
@@ -28,18 +28,19 @@ _COMPUTE = frozenset(CODES[kind] for kind in COMPUTE_KINDS)
 class CriticalPath:
     """Pieces of each step's critical path, in order of time; all arrays have the same length.
 
-    A step ends on the rank that ends it last. It lasts from its first forward there to that of the next step; its
-    pieces fill that time, without evaluations. The path is followed backwards from the end. Before a span comes the
-    last span to end on its lane, or the last receive or sum of its rank. A span that begins within a backward pass
-    follows from it. A message or a collective begins when its last participant arrives, and the path continues on
-    that rank. Collectives of one lane run one after another, however early they were called.
+    A step ends on the rank that ends it last. On that rank, the step lasts from its first forward to the first forward
+    of the next step. The pieces fill that time, without evaluations. The path is followed backwards from the end. The
+    predecessor of a span is the last span to end on its lane, or the last receive or sum of its rank. The predecessor
+    of a span that begins within a backward pass is that pass. A message or a collective begins when its last
+    participant arrives, and the path continues on that rank. Collectives of one lane run one after another, however
+    early they were called.
 
     Attributes:
         step: the step's number.
         rank: the rank of the piece.
         kind: what runs there, an index into `KINDS`; -1 if nothing was recorded.
-        start_s, end_s: the critical interval, on rank 0's clock.
-        span: place in the table of spans; -1 if nothing was recorded.
+        start_s, end_s: begin and end of the piece, on rank 0's clock.
+        span: index in the table of spans; -1 if nothing was recorded.
         slept: whether the ranks slept for their compute.
     """
 
@@ -63,7 +64,7 @@ class CriticalPath:
 
     @property
     def compute_share(self) -> float | None:
-        """Share of computation in the paths of all steps; None without steps."""
+        """The share of computation in the paths of all steps; None without steps."""
         total_s = float((self.end_s - self.start_s).sum())
         chosen = np.isin(self.kind, list(_COMPUTE))
         return float((self.end_s - self.start_s)[chosen].sum()) / total_s if total_s > 0 else None
@@ -75,7 +76,7 @@ class CriticalPath:
         return CriticalPath(**{name: getattr(self, name)[keep] for name in ARRAYS}, slept=self.slept)
 
     def per_step(self) -> dict[int, dict[str, float]]:
-        """Return step -> kind -> seconds of its path."""
+        """Return step -> kind -> seconds of that kind in the step's path."""
         found: dict[int, dict[str, float]] = {step: {} for step in self.steps}
         for step, kind, length_s in zip(
             self.step.tolist(), self.kind_names, (self.end_s - self.start_s).tolist(), strict=True
@@ -84,7 +85,7 @@ class CriticalPath:
         return found
 
     def per_rank(self) -> dict[int, float]:
-        """Return rank -> its share of all paths, 0 to 1."""
+        """Return rank -> share of the rank's pieces in all paths, 0 to 1."""
         lengths_s = self.end_s - self.start_s
         total_s = float(lengths_s.sum()) or 1.0
         return {int(rank): float(lengths_s[self.rank == rank].sum()) / total_s for rank in np.unique(self.rank)}
@@ -145,7 +146,7 @@ def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int]
     Args:
         spans: the spans of a run.
         steps: which steps, as slice(first, one after the last); None for all.
-        ranks: use only these; None for all.
+        ranks: which ranks; None for all.
 
     Example:
         >>> rows = [("forward", "compute", 0.0, 4.0, 0, -1, 0, -1), ("all_reduce", "comm", 4.0, 6.0, 0, -1, 800, -1)]
@@ -166,7 +167,7 @@ def critical_path(spans: Spans, steps: slice | None = None, ranks: Iterable[int]
 
 
 def _last_ends(spans: Spans) -> dict[int, tuple[int, float, float]]:
-    """Return step -> (rank, begin, end) of its last end.
+    """Return step -> (rank, begin, end) on the rank that ends the step last.
 
     Ranks without forward (servers) count only if no rank has a forward.
     """
@@ -234,7 +235,7 @@ class _SpanLookup:
         return [piece for piece in reversed(pieces) if piece.end_s > piece.start_s and piece.kind != evaluate]
 
     def _before(self, rank: int, now_s: float, span: int, near_s: float, seen: set[int]) -> int:
-        """Return the span on a rank that precedes `span` (-1: the step's end), which begins at `now_s`; -1: none."""
+        """Return the predecessor, on a rank, of `span` (-1: the step's end) that begins at `now_s`; -1: none."""
         latest = self._ended(self.of_rank.get(rank), now_s, seen)
         if span < 0:
             return latest
@@ -250,7 +251,7 @@ class _SpanLookup:
         return running if running >= 0 and running not in seen and self.end[running] > now_s else latest
 
     def _ended(self, ordered: tuple[Floats, Steps], now_s: float, seen: set[int]) -> int:
-        """Return the last span to end that was not visited; -1: none."""
+        """Return the last span to end by `now_s` that was not visited; -1: none."""
         times, spans = ordered
         place = bisect_right(times, now_s + self.slack_s) - 1
         while place >= 0 and (spans[place] in seen or self.start[spans[place]] > now_s):
@@ -302,7 +303,7 @@ def _last_arrival(table: NDArray[Any]) -> Steps:
 def _free_since(table: NDArray[Any]) -> Floats:
     """Return when each span began to work, shape (N,).
 
-    That is its start. A collective begins to work when the previous one on its lane has ended, if that is later.
+    It is the span's start. For a collective it is the end of the previous collective on its lane, if that is later.
     """
     free_s = table["start_s"].astype(np.float64)
     calls = np.flatnonzero(np.isin(table["kind"], [CODES[kind] for kind in COLLECTIVES]))

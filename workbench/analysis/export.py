@@ -1,4 +1,4 @@
-"""Runs in formats of other tools: CSV, Parquet, TensorBoard event files."""
+"""Export runs to formats of other tools: CSV, Parquet, TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
 
-METRICS: dict[str, type] = {  # columns of the metrics: a row for each step or evaluation of each rank
+METRICS: dict[str, type] = {  # columns of the metrics; one row for each step or evaluation of each rank
     "run": str,
     "rank": int,
     "kind": str,  # "step" or "evaluation"
@@ -36,7 +36,7 @@ def export_runs(
 
     Args:
         rows: rows of `runs_table`.
-        folder: made if missing. "csv" and "parquet" write two files, runs and metrics; "tensorboard" writes a folder
+        folder: created if missing. "csv" and "parquet" write two files, runs and metrics; "tensorboard" writes a folder
             for each run.
         format: "csv", "parquet" (needs pyarrow), or "tensorboard" (needs tensorboard).
 

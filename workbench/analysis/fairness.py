@@ -1,4 +1,4 @@
-"""Notes for a comparison of runs: failures, the evaluated parameters, learning rates that are not comparable."""
+"""Notes on a comparison of runs: failures, the evaluated parameters, learning rates that are not comparable."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SAME_WITHIN = 1.5  # learning rates per global batch within this factor are comp
 def updates_per_batch(run: Run) -> float | None:
     """Return the number of parameter updates for each global batch, from the run's record; None before the first.
 
-    It is 1 if the gradients of all workers are averaged, and p if an asynchronous server applies each worker's
-    gradient alone.
+    It is 1 if the gradients of all workers are averaged, and p if an asynchronous server applies each worker's gradient
+    separately.
     """
     updates = run.updates()
     if not updates:

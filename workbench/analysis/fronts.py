@@ -1,4 +1,4 @@
-"""The Pareto front of several algorithms: less of one quantity, more of another."""
+"""The Pareto front of several algorithms: lowest cost, highest gain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 
 def pareto_front(costs_and_gains: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Return the names that no other dominates (no more cost, no less gain, and different), the cheapest first.
+    """Return the names that no other name dominates, the cheapest first.
+
+    A name dominates another if it costs no more, gains no less, and differs in one of the two.
 
     >>> pareto_front({"quick": (1.0, 0.8), "good": (3.0, 0.9), "slow": (4.0, 0.9), "poor": (2.0, 0.7)})
     ['quick', 'good']

@@ -13,7 +13,7 @@ def distinct_labels(runs: Sequence[Run], *, repetitions: bool = True) -> list[st
 
     Args:
         runs: the runs that are shown together.
-        repetitions: whether runs that differ only in seed and name also get different labels.
+        repetitions: also give different labels to runs that differ only in seed and name.
 
     Example:
         >>> runs = [Run(info={"algorithm": {"name": "PipeSGD"}, "num_workers": number}, metrics={}) for number in (4, 64)]

@@ -22,15 +22,15 @@ Steps = NDArray[np.int64]
 class Overlap:
     """The parts of each rank's time, one entry for each rank and step; all arrays have the same length.
 
-    A step of a rank lasts from the start of its first forward to that of the next step; the last step ends with its
-    last span. The step number of a span does not matter: communication of step 3 that runs during step 4 counts in
-    step 4. Evaluation belongs to no step.
+    A step of a rank lasts from the start of its first forward to the start of the next step's first forward. The last
+    step ends with its last span. Communication of step 3 that runs during step 4 counts in step 4. Evaluation belongs
+    to no step.
 
     Attributes:
         rank, step: the entry's rank and step.
         window_s: the step's length.
         compute_s: time in which forward, backward or apply runs (union of the spans).
-        communication_s: time in which communication runs, or its encoding, decoding or summing (union).
+        communication_s: time in which communication runs, or encoding, decoding or summing for it (union).
         hidden_s: time in which both run.
         exposed_s: time in which communication runs and computation does not.
         idle_s: time in which neither runs.
@@ -159,7 +159,7 @@ def step_windows(spans: Spans) -> tuple[Steps, Floats]:
     if not len(table):
         return np.zeros(0, np.int64), np.zeros(0)
     begins = table[forward] if forward.any() else table
-    steps, first = np.unique(begins["step"], return_index=True)  # sorted by start, so the first one is the earliest
+    steps, first = np.unique(begins["step"], return_index=True)  # sorted by start, so each step's first is its earliest
     starts = begins["start_s"][first]
     order = np.argsort(starts, kind="stable")
     return steps[order].astype(np.int64), np.append(starts[order], table["end_s"].max())
@@ -191,7 +191,7 @@ def _of_rank(spans: Spans) -> tuple[NDArray[np.generic], ...]:
         either_s - compute_s,
         window_s - either_s,
     )
-    # differences of sums: a 0 may come out as +-1e-13 s, below the resolution of any clock
+    # rounding errors of differences: a 0 may become +-1e-13 s, below the resolution of any clock
     return (
         np.full(len(steps), spans.table["rank"][0]),
         steps,

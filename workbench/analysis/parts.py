@@ -20,17 +20,17 @@ WORK = ("decode", "sum", "encode")
 class Parts:
     """Seconds of each rank's messages and of the work on them, one entry for each rank, in arrays of the same length.
 
-    A receive waits until its sender begins to send; from then to its end it is on the wire. Each entry is the time in
-    which at least one span was in that part. Parts that run at the same time (a chunk is summed while the next is on
-    the wire) each count in full. A send's time is its receiver's. A library's own all-reduce is one piece and is not
-    counted here.
+    A receive is in the part "wait" until its sender begins to send, and in the part "wire" from then to its end. Each
+    entry is the time in which at least one span was in that part. Parts that run at the same time (a chunk is summed
+    while the next is on the wire) each count in full. Sends are not counted, because their receives are. A library's
+    own all-reduce is one span without parts and is not counted here.
 
     Attributes:
         rank: the entry's rank.
         wait_s: receives from a rank that has not yet begun to send.
         wire_s: receives from a rank that sends; also a receive whose send was not recorded.
         decode_s, sum_s, encode_s: local work.
-        note: why all entries are 0, if the trace holds no message and no work on one; a table shows it.
+        note: why all entries are 0, if the trace holds no message and no work on one. The table shows the note.
         slept: whether the ranks slept for their compute.
     """
 
@@ -52,7 +52,7 @@ class Parts:
         return {name: float(getattr(self, name)[self.rank == rank].sum()) for name in PART_NAMES}
 
     def table(self) -> Table:
-        """Return one row for each rank and, if there are any, the mean over ranks."""
+        """Return one row for each rank and, if there are rows, the mean over ranks."""
         rows: list[dict[str, Any]] = [{"rank": rank, **self.of_rank(rank)} for rank in self.rank.tolist()]
         if rows:
             rows.append({"rank": "mean", **{name: value / len(self.rank) for name, value in self.total().items()}})

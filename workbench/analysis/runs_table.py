@@ -85,7 +85,7 @@ class Condition:
         (Condition(key='workers', sign='>=', value=4), 'pipe-sgd')
 
         Raises:
-            ConfigError: there is no sign.
+            ConfigError: the text has no sign.
         """
         found = CONDITION.fullmatch(text)
         if not found:
@@ -126,7 +126,7 @@ def runs_table(
     limit: int | None = None,
     root: Path | None = None,
 ) -> Table:
-    """Return the runs of a store, one a row; `rows` hold all known values of each.
+    """Return the runs of a store as a table, one row for each run; `rows` hold all known values.
 
     Args:
         where: conditions that must all hold, such as "algorithm=pipe-sgd", "workers>=4", "set.width=2", "accuracy>0.9".
@@ -134,8 +134,8 @@ def runs_table(
         sweep: only runs of the sweep with this name.
         sort: a key, ascending; "-accuracy" sorts descending. Runs without the value, or with NaN, come last.
         columns: which to show; by default those of `workbench runs`, with seeds only if they differ.
-        limit: largest number of runs: the last ones if ascending, the first ones if descending. Runs without a value
-            are added only if there are too few others.
+        limit: largest number of runs: the last ones if ascending, the first ones if descending. Runs without the value
+            of `sort` are added only if there are fewer runs with a value.
         root: the store; None for `runs_root()`.
 
     Raises:
@@ -166,13 +166,13 @@ def runs_table(
 
 
 def _failures(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """For the last failed runs, return the step each reached, and its error with the rank."""
+    """Return, for each of the last failed runs, the step that it reached, and its error with the rank."""
     failed = [row for row in rows if row["status"] in ("failed", "killed", "lost")]
     found = [f"and {len(failed) - MAX_FAILURES} more that failed"] if len(failed) > MAX_FAILURES else []
     for row in failed[-MAX_FAILURES:]:
         try:
             found.append(f"{row['run']}: {Run.load(Path(row['folder'])).failure_summary or row['status']}")
-        except (OSError, WorkbenchError):  # removed in the meantime
+        except (OSError, WorkbenchError):  # the run was removed in the meantime
             found.append(f"{row['run']}: {row['status']}")
     return tuple(found)
 
@@ -212,7 +212,7 @@ def add_results(rows: Iterable[dict[str, Any]], root: Path) -> list[dict[str, An
     found = []
     for row in rows:
         if "train_loss" in row:
-            found.append(row)  # already has them
+            found.append(row)  # the row already has results
             continue
         folder = Path(row["folder"])
         states = [state for path in _sources(folder) if (state := state_of(path))]
@@ -234,14 +234,15 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """Return steps taken, accuracy and loss of the last evaluation, and training loss over the last tenth of the steps.
+    """Return the values of `RESULTS`; None for values that were not recorded.
 
-    Further: seconds of training; samples; bytes sent by all ranks. None for values that were not recorded.
+    Accuracy and loss are of the last evaluation. The training loss is the mean over the last tenth of the steps. Bytes
+    are those sent by all ranks.
     """
     try:
         run = Run.load(folder)
         steps, evaluations = run.steps(), run.evaluations()
-    except (OSError, KeyError, TypeError, ValueError):  # removed in the meantime, or not a run
+    except (OSError, KeyError, TypeError, ValueError):  # the run was removed in the meantime, or is not a run
         return dict.fromkeys(RESULTS)
     last = steps[-1] if steps else {}
     final = evaluations[-1] if evaluations else {}

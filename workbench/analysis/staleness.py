@@ -1,4 +1,4 @@
-"""Staleness of gradients by bucket: as servers recorded it, and as if parameters were read when a step begins."""
+"""Staleness of gradients by bucket: as recorded by servers, or as if workers read all parameters when a step begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, IntArray]:
     """Return bucket -> staleness of each gradient that servers applied, in updates of that bucket, in order.
 
     Args:
-        skip: share of each bucket's updates at the beginning that does not count: at first no gradient is stale.
+        skip: share of each bucket's first updates to leave out, because at first no gradient is stale.
 
     Raises:
         ConfigError: no server recorded an update.
@@ -32,23 +32,22 @@ def staleness_by_bucket(run: Run, *, skip: float = 0.25) -> dict[int, IntArray]:
 def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, IntArray]:
     """Return the staleness if workers read all parameters when a step begins, not each bucket in reply to its push.
 
-    It counts the bucket's updates between the beginning of the worker's step and the use of its gradient, in the
-    record of one simulated run. If messages of parameters take no time, reading earlier changes no time, so the count
-    is exact. Otherwise a read is counted when the step begins, not earlier when it is sent.
+    It is the number of the bucket's updates between the begin of the worker's step and the use of its gradient, in the
+    record of one simulated run. If messages of parameters take no time, an earlier read does not change the times of
+    the run, so the count is exact. Otherwise the count begins when the step begins, not earlier when the parameters
+    are sent.
 
     Raises:
-        ConfigError: a run on real ranks, whose clocks differ; spans of some steps only; an update with several
-            gradients.
+        ConfigError: the run was on real ranks, whose clocks differ; it has spans of some steps only; or an update did
+            not use exactly one gradient.
     """
     if run.info.get("clock") != "virtual":
-        raise ConfigError("reads are counted on one clock: give a simulated run")
+        raise ConfigError("ranks of a real run have different clocks: give a simulated run")
     began = _step_begins(run)
     found = {}
     for bucket, rows in _by_bucket(run).items():
         if any(len(row["sources"]) != 1 for row in rows):
-            raise ConfigError(
-                "reads are counted if every update takes one gradient: give a run of AsyncSGD without a cutoff"
-            )
+            raise ConfigError("an update did not use exactly one gradient: give a run of AsyncSGD without a cutoff")
         ends = np.array([row["seconds"] for row in rows])
         taken: dict[int, int] = {}
         counted = []
@@ -64,7 +63,7 @@ def staleness_if_read_first(run: Run, *, skip: float = 0.25) -> dict[int, IntArr
 
 
 def mean_by_layer(staleness: Sequence[Mapping[int, IntArray]]) -> dict[int, list[float]]:
-    """Return layer, counted from the input -> mean staleness in each run, if every layer is a bucket.
+    """Return layer (counted from the input) -> mean staleness in each run, if every layer is a bucket.
 
     Bucket 0 is the layer next to the output, whose gradient is computed first.
 

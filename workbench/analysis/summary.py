@@ -50,7 +50,7 @@ def trace_coverage(run: Run) -> str:
 def steady_overlap(run: Run) -> Overlap:
     """Return the overlap without the warm-up steps of the trace (`num_warm_up`).
 
-    The trace may cover a part of the run only.
+    The trace may cover only a part of the run.
     """
     steps = np.unique(run.spans.table["step"])
     steps = steps[steps >= 0]
@@ -124,7 +124,7 @@ def mean_step_s(run: Run, skip: int) -> float:
     """Return the mean seconds of a step after the first `skip` + 1. A step ends when its slowest rank ends it.
 
     Raises:
-        ConfigError: the run has no more steps.
+        ConfigError: the run has too few steps.
     """
     ends_s = [row["seconds"] for row in run.steps()][skip:]
     if len(ends_s) < 2:

@@ -58,7 +58,7 @@ def percent(value: float) -> str:
 
 
 def slept_words(*, slept: bool) -> str:
-    """Return what follows a title if ranks slept for their compute; "" if they computed.
+    """Return the words to add to a title if ranks slept for their compute; "" if they computed.
 
     >>> slept_words(slept=True)
     ', compute (slept)'
@@ -79,7 +79,7 @@ def three_digits(value: float) -> str:
 
 
 def _printable(text: str) -> str:
-    """Remove control characters that a terminal would obey, such as a name that clears the screen."""
+    """Remove control characters, with which a name could clear the terminal's screen."""
     return (
         text
         if text.isprintable()
@@ -159,7 +159,7 @@ def tabulate(
 
     Args:
         rows: exact values.
-        caption: its title.
+        caption: the table's title.
         columns: key -> title, or title and format.
 
     >>> print(tabulate([{"algorithm": "PipeSGD", "step_s": 0.0125}], algorithm="algorithm", step_s=("step", seconds)))

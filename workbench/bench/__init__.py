@@ -1,12 +1,14 @@
-"""Benchmarks: measurements next to a peer or a physical limit, in one run, as ratios with their spread.
+"""Benchmarks: ratios of our times to those of another program (a peer) or to a physical limit, with their spread.
 
-Each benchmark is a module with `ABOUT` and `run(how)`, which yields `rows.Row`s as it measures them; `NAMES` lists
-them.
+Both are measured in one run.
+
+Each benchmark is a module with `run(how)`, which yields `rows.Row`s as it measures them. `NAMES` lists the modules.
 
 - Benchmarks of steps: `step`, `checkpoints`, `overheads` (with `driven`), `wire` (with `wire_cases`, `wire_target` and
   `wire_chart`).
 - Benchmarks of parts: `collectives` (with `alone`), `codecs`, `spans`, `start`.
-- What they share: `paired` (measurements in turns), `ranks`, `peers` (steps of other programs), `rows`, `records`.
+- Shared by the benchmarks: `paired` (alternating measurements), `ranks`, `peers` (steps of other programs), `rows`,
+  `records`.
 
 Imports `papers`, `experiments` and what lies below. Used by `cli` alone. Begin with `rows` and `paired`, then `step`.
 """
@@ -70,11 +72,11 @@ class BenchOptions:
 
 
 def run(name: str, how: BenchOptions) -> Iterator[Row]:
-    """Measure; yield each row as soon as it is known.
+    """Run a benchmark. Yield each row as soon as it is measured.
 
     Raises:
         ConfigError: unknown benchmark.
-        LaunchError: its ranks, or its emulated network, cannot be started here.
+        LaunchError: the benchmark's ranks or its emulated network cannot be started here.
     """
     if name not in NAMES:
         raise unknown("benchmark", name, NAMES)

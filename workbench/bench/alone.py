@@ -1,4 +1,4 @@
-"""One rank's collectives without a training: what a synchronous algorithm waits for."""
+"""Run a collective without a training, in the foreground, as a synchronous algorithm does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMEOUT_S = 120.0
 
 @final
 class Sums:
-    """Answers the requests of collectives with the interpreter of a training.
+    """Runs collectives on one rank, with the interpreter of a training.
 
     Args:
         num_bytes: size of the longest sum.
@@ -48,7 +48,7 @@ class Sums:
         self.repeat(collective, value, 1)
 
     def repeat(self, collective: Collective, value: Tensor, times: int) -> None:
-        """Take the same sum several times, in one program."""
+        """Repeat the same sum, in one program."""
         self._interpreter.advance(lower(self._ctx, _sums(collective, value, times)))
 
 

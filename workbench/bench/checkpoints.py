@@ -15,9 +15,9 @@ from workbench.runtimes.rank.main import RuntimeName
 
 RANKS = (2,)
 CASES: dict[str, dict[str, Any]] = {"12 MB MLP": {"megabytes": 12}, "50 MB MLP": {"megabytes": 50}}
-# steps between checkpoints, and of a block
+# steps between checkpoints, which is also the number of steps of a block
 INTERVALS: dict[str, tuple[int, ...]] = {"12 MB MLP": (20, 50), "50 MB MLP": (20,)}
-BATCH_SIZE = 256  # a step of the larger takes about 0.2 s on a core
+BATCH_SIZE = 256  # a step of the larger model takes about 0.2 s on a core
 TARGET_RATIO = 1.02
 
 
@@ -49,7 +49,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
 def on_rank(runtime: RuntimeName, folder: str, case: str, every: int, rounds: int) -> dict[str, list[float]]:
     """Return the slowest rank's seconds of a step, for each way and round.
 
-    A block has one checkpoint, until it is on the disk.
+    A block has one checkpoint and ends when the checkpoint is on the disk.
     """
     from functools import partial
 

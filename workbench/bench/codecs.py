@@ -1,4 +1,4 @@
-"""Codecs next to a copy: bytes of float32 values a second on one thread, encoded, decoded, and summed."""
+"""Codecs compared with a copy: bytes of float32 values per second on one thread, encoded, decoded, and summed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from workbench.bench.rows import Row, compare
 from workbench.codecs import QSGD, Codec, Linear8, SharedInt, Sign, TopK, Truncate16
 from workbench.units import MB
 
-SIZES_MB = {25: 1, 1: 20}  # -> repetitions in a row
+SIZES_MB = {25: 1, 1: 20}  # size -> consecutive repetitions
 ASKED_MB = 25
-CODECS: dict[Codec, float | None] = {  # -> required share of a copy's speed
+CODECS: dict[Codec, float | None] = {  # codec -> required share of a copy's speed
     Truncate16(): 1 / 2,
     Truncate16(rounding="nearest"): 1 / 2,
     Linear8(): 1 / 3,
@@ -32,16 +32,16 @@ CODECS: dict[Codec, float | None] = {  # -> required share of a copy's speed
 }
 GPU = torch.device("cuda")
 GPU_SIZES_MB = {256: 20, 25: 100}
-GPU_ASKED_MB = 256  # a shorter copy fits in a large cache, and ends before the next one is queued
-# A copy moves 8 bytes a value; a sum of halves moves 10; a sum with one scale for all values, which is read twice, moves 11.
-GPU_ASKED = {"encode": 0.8, "decode": 0.8, "decode, sum and encode": 0.7}
+GPU_ASKED_MB = 256  # a smaller copy fits in a large cache, and ends before the next operation is queued
+# summing 16-bit values moves 10 bytes per value, a copy moves 8
+GPU_ASKED = {"encode": 0.8, "decode": 0.8, "decode, sum and encode": 0.8}
 COPY = "a copy of the same bytes"
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
-    """Measure each codec at each size; codecs that re-encode in a ring's hops also by their sums.
+    """Measure each codec at each size. For codecs that re-encode in a ring's hops, also measure sums.
 
-    On a GPU, measure the codecs with kernels.
+    If there is a GPU, also measure the codecs with kernels on it.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
 
 
 def _on_gpu(how: BenchOptions, name: str) -> Iterator[Row]:
-    """Measure on a GPU. The host waits once for operations that are queued in a row, as it does for copies."""
+    """Measure on a GPU. Operations, like copies, are queued one after another, and the host waits once for all."""
     for size_mb, in_a_row in GPU_SIZES_MB.items():
         for codec in (Truncate16(), Truncate16(rounding="nearest"), Linear8(), Linear8(group=1024)):
             case = f"{size_mb} MB, {codec!r}, GPU: {name}"
@@ -83,7 +83,7 @@ def _queue(step: Step, in_a_row: int) -> None:
 def _speeds(
     times: dict[str, list[float]], case: str, num_bytes: float, asked: Mapping[str, float | None]
 ) -> Iterator[Row]:
-    """Yield the speed of each operation, next to the copy."""
+    """Yield the speed of each operation, compared with the copy."""
     speeds = {name: [num_bytes / taken for taken in column] for name, column in times.items()}
     for name in list(speeds)[1:]:
         yield compare(
@@ -92,7 +92,7 @@ def _speeds(
 
 
 def steps_of(codec: Codec, numel: int, device: torch.device | None = None) -> dict[str, Step]:
-    """Return a copy of `numel` values, and the codec's operations on them; all memory is allocated in advance.
+    """Return steps: a copy of `numel` values, and the codec's operations on them. All memory is allocated in advance.
 
     `device`: None for the CPU.
     """

@@ -1,4 +1,4 @@
-"""All-reduces compared with the library's own and with the wire.
+"""All-reduces compared with the library's own all-reduce and with the limit of the wire.
 
 They run in the foreground, as in synchronous algorithms.
 """
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 RANKS = (2, 3, 4, 8)
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26, 1 << 28)  # bytes
 RATE = "1gbit"
-NETWORK = f"emulated:{RATE},burst=1ms"  # a virtual machine's timers can be late by more than the usual burst
-WIRE_RANKS, WIRE_BYTES = (2, 4), (1 << 20, 1 << 24, 1 << 26)  # cases in which the wire is the bound
+NETWORK = f"emulated:{RATE},burst=1ms"  # timers of a virtual machine can be late by more than the usual burst
+WIRE_RANKS, WIRE_BYTES = (2, 4), (1 << 20, 1 << 24, 1 << 26)  # cases that the wire limits
 WIRE_SHARE = {"torch": 0.97, "mpi": 0.95}  # required share of the rate, from SHARE_FROM on
 SHARE_FROM = 1 << 24
-AUTO_TARGET = 1.05  # required of Auto, over the library's own
+AUTO_TARGET = 1.05  # required of Auto: time divided by that of the library's own
 ROUND_S = 6.0  # seconds for one case; long sums are measured in fewer rounds
 SECOND_MPI = Path(sys.prefix) / "opt" / "mpich"  # where `make test` installs a second MPI
-WIRE_ROUNDS = 10  # most rounds of a case on the emulated network
+WIRE_ROUNDS = 10  # largest number of rounds of a case on the emulated network
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
@@ -59,7 +59,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """The library that sends the bytes; `mpi` says which MPI."""
+    """The library that sends the bytes. `mpi` is the MPI installation."""
 
     name: str
     runtime: RuntimeName

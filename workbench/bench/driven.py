@@ -1,4 +1,4 @@
-"""The cost of a notebook that drives its ranks, and of one that follows their metrics."""
+"""The cost of a notebook that drives ranks, and of a notebook that follows their metrics."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ DRIVEN, FOLLOWED = 1.01, 1.005
 STEP_S = 20e-3  # approximate time of a step
 STEPS, PROBE_STEPS, WARM_STEPS = 150, 60, 20  # steps of a timed run; of a run that measures a step; of the warm-up
 WINDOW_S = 2.0  # seconds of a run that are timed together, with its curves drawn or without
-LIMIT_S = 900.0  # for a run, hundreds of times the expected time
-LAST_BYTES = 4096  # end of a metrics file, which holds its last row
+LIMIT_S = 900.0  # time limit of a run: hundreds of times the expected time
+LAST_BYTES = 4096  # the end of a metrics file, with its last row
 ALGORITHM, PROBLEM, PROBE_BATCH = "synchronous-sgd", "wide-mlp", 32
-MEGABYTES = 2  # size of its gradient
+MEGABYTES = 2  # size of the problem's gradient
 
 
 def run(number: int, how: BenchOptions) -> Iterator[Row]:
-    """Measure both, on the same MPI engines."""
+    """Measure both costs, on the same MPI engines."""
     from workbench.clusters import Cluster
 
     by_cluster, looked_at = (f"{words}, {number} ranks, MPI" for words in ("a driven step", "a followed step"))
@@ -72,7 +72,7 @@ def runs_in(folder: str) -> Iterator[None]:
 def driven(
     cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Return median seconds of a step on the engines and under a bare mpiexec, measured alternately.
+    """Return median seconds of a step on the engines and under mpiexec without a notebook, measured alternately.
 
     The first round does not count.
     """
@@ -108,9 +108,9 @@ def driven(
 
 
 def followed(cluster: Cluster, batch_size: int, rounds: int) -> dict[str, list[float]]:
-    """Return mean seconds of a step of one run, with its curves drawn and without, measured alternately.
+    """Return mean seconds of a step of one run, with and without drawing its curves, measured alternately.
 
-    The browser's part is not included.
+    The work of the browser is not included.
     """
     from workbench.plots.live.curves import INTERVAL_S, LiveCurves
     from workbench.trace.follow import Follower

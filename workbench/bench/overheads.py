@@ -1,4 +1,4 @@
-"""Overheads: small parameters, requests, traces, memory, notebooks."""
+"""Overheads of many small parameters, requests, traces, memory and notebooks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 RANKS = (2,)
 MANY, EACH = 1000, 64  # parameters, numbers in each
-MANY_ASKED = 1.10  # required, over DDP's step
+MANY_ASKED = 1.10  # required ratio to DDP's step
 REQUEST_S = 5e-6
-REQUESTS = 2000  # timed together
+REQUESTS = 2000  # requests that are timed together
 TRACED, TRACED_STEP_S = 1.01, 10e-3  # required ratio, for a step of this length
 TRACED_BLOCKS, RECORDED_STEPS = 10, 50  # blocks of such steps in a round; short steps timed together
 MEMORY_MB = 64  # size of a gradient
 MEMORY_STEPS = 6
-SLACK = 0.1  # share of a gradient by which a memory count may be off
+SLACK = 0.1  # error of a memory measurement, as a share of a gradient
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
@@ -93,7 +93,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
 
 
 def _requests() -> Step:
-    """Return many requests of a program, answered by an interpreter with an empty library."""
+    """Return a step of many requests, answered by an interpreter whose communication library does nothing."""
     import torch
 
     from workbench.bench.alone import Sums
@@ -104,7 +104,7 @@ def _requests() -> Step:
 
 
 def recorded(rounds: int) -> dict[str, list[float]]:
-    """Time steps of one process with almost no compute, with a record and without."""
+    """Time steps of one process with almost no compute, with and without a record."""
     import torch
 
     from workbench.algorithms import SynchronousSGD
@@ -137,7 +137,7 @@ def _on_gloo(folder: str, runtime: RuntimeName) -> tuple[Any, Callable[[], objec
 
 
 def many_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, list[float]]:
-    """Time steps of a model with many small parameters: mostly hooks, buckets and views."""
+    """Time steps of a model with many small parameters: mainly the cost of hooks, buckets and views."""
     import torch
 
     from workbench.algorithms import LayerwiseSGD, SynchronousSGD
@@ -211,7 +211,7 @@ def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, 
 
 
 def _memory(case: str, number: int) -> Iterator[Row]:
-    """Measure a rank's memory with each algorithm, in fresh ranks: the excess over DDP's, in sizes of a gradient."""
+    """Measure a rank's memory with each algorithm, in new processes: the excess over DDP's memory, in gradients."""
     found = {}
     for what in ("torch DDP", "synchronous", "PipeSGD, K = 2"):
         with ranks(number, "torch") as there:
@@ -224,7 +224,7 @@ def _memory(case: str, number: int) -> Iterator[Row]:
 
 
 def memory_on_rank(runtime: RuntimeName, folder: str, what: str) -> float:
-    """Return this process's own bytes, minus those before it trained."""
+    """Return the bytes by which this process's own memory grew in the training."""
     import psutil
     import torch
     from torch.nn.functional import cross_entropy

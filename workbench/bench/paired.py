@@ -1,4 +1,4 @@
-"""Paired measurements: every way once in a round, in an order that rotates from round to round."""
+"""Paired measurements: each alternative (way) once per round, in an order that rotates from round to round."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def alternate(
 ) -> dict[str, list[float]]:
     """Return seconds of a step of each way, one number for each round.
 
-    A drift of the machine (its clock, its neighbours) affects all ways of a round, and no way always follows the same
-    one.
+    A drift of the machine (clock rate, other load) affects all ways of a round, and no way always follows the same
+    other way.
 
     Args:
         steps: way -> one step of it.
-        block: number of consecutive steps that are timed together; for each way, if they differ.
-        warm: rounds before the first that counts.
-        lead: uncounted steps before each block. If an algorithm has work in flight from step to step, the block then
-            begins and ends with the same amount.
+        block: number of consecutive steps that are timed together; a mapping if the ways differ.
+        warm: number of warm-up rounds, which are not counted.
+        lead: steps before each block, which are not counted. If an algorithm has work in flight from step to step, the
+            block then begins and ends with the same amount of work in flight.
         meet: called before each block, so that ranks begin together.
-        settle: called after each block, after its time: waits for work in flight, which would otherwise use the next
-            block's wire.
+        settle: called after each block, outside of the measured time. It waits for work in flight, which would
+            otherwise use the network during the next block.
         slowest: converts this rank's seconds to those of the slowest rank.
     """
     names = list(steps)

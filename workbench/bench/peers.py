@@ -1,4 +1,4 @@
-"""The peers: one training step as other programs do it, at their best. Only the loop is ours."""
+"""The peers: one training step of other programs, with their best settings. Only the loop is ours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def ddp_step(
     """Return a step of torch DDP with gradients as views of its buckets and a static graph.
 
     Args:
-        hook: state and function of a communication hook, registered with it.
+        hook: state and function of a communication hook to register.
     """
     wrapped = DistributedDataParallel(model, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True, static_graph=True)
     if hook is not None:
@@ -48,10 +48,10 @@ def fp16_hook() -> tuple[Any, Any]:
 
 
 def power_sgd_hook(rank: int) -> tuple[Any, Any]:
-    """Return DDP's PowerSGD hook with error feedback and warm start, from its third step on (DDP reorders its buckets).
+    """Return DDP's PowerSGD hook with error feedback and warm start.
 
-    Use it with one bucket: with several, ranks start the sums that follow other sums in different orders, and gloo
-    aborts.
+    The hook compresses from its third step on, because DDP reorders its buckets before that. Use it with one bucket:
+    with several buckets, ranks start their second sums in different orders, and gloo aborts.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
@@ -61,7 +61,7 @@ def power_sgd_hook(rank: int) -> tuple[Any, Any]:
 
 
 def flat_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], all_reduce: Callable[[Tensor], object]) -> Step:
-    """Return a step of a hand-written loop: gradients are views of one buffer, which is summed after backward and divided."""
+    """Return a step of a hand-written loop: gradients are views of one buffer, which is averaged after backward."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     numel = sum(parameter.numel() for parameter in parameters)
     flat = torch.zeros(numel, dtype=parameters[0].dtype, device=parameters[0].device)
@@ -81,18 +81,18 @@ def flat_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], all_reduce:
 
 
 def gloo_mean(flat: Tensor) -> None:
-    """Sum by torch.distributed's all-reduce of its default group, and divide."""
+    """Average over ranks by the all-reduce of torch.distributed's default group."""
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
 
 
 def gloo_sum(flat: Tensor) -> None:
-    """Sum by torch.distributed's all-reduce of its default group."""
+    """Sum over ranks by the all-reduce of torch.distributed's default group."""
     dist.all_reduce(flat)
 
 
 def mpi_sum() -> Callable[[Tensor], object]:
-    """Return mpi4py's `Allreduce` in place; of a GPU's values through pinned memory of the host."""
+    """Return a function that sums in place by mpi4py's `Allreduce`; a GPU's values go through the host's pinned memory."""
     from mpi4py import MPI
 
     hosts: dict[int, tuple[Tensor, Any]] = {}  # the tensor that MPI sums, and NumPy's view of it
@@ -112,7 +112,7 @@ def mpi_sum() -> Callable[[Tensor], object]:
 
 
 def mpi_mean() -> Callable[[Tensor], object]:
-    """Return mpi4py's `Allreduce` in place, with the division."""
+    """Return a function that averages in place by mpi4py's `Allreduce`."""
     from mpi4py import MPI
 
     total = mpi_sum()

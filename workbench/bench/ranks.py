@@ -1,4 +1,4 @@
-"""Ranks for a benchmark: real processes, on this machine or on hosts of an emulated network, that call functions."""
+"""Ranks for a benchmark: real processes that call functions, on this machine or on hosts of an emulated network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Ranks:
     def call(self, function: Callable[..., Any], *args: Any, timeout_s: float = CALL_S) -> list[Any]:
         """Call `function(runtime, folder, *args)` on all ranks; return its results in order of rank.
 
-        `function` must be in a module, because ranks import it. It begins with `world(runtime, folder)`.
+        `function` must be in a module, because ranks import it. It must call `world(runtime, folder)` first.
         """
         view = self.cluster.client[:]
         result = view.apply_async(function, self.runtime, str(self.folder), *args)
@@ -46,10 +46,10 @@ class Ranks:
 
 @contextmanager
 def ranks(number: int, runtime: RuntimeName, launcher: str = "local", mpi: MPIInstall | None = None) -> Iterator[Ranks]:
-    """Start ranks, and end them after the block; with this MPI, if given.
+    """Start ranks, with this MPI if given, and end them after the block.
 
     Raises:
-        LaunchError: they cannot be started here; the message says why.
+        LaunchError: the ranks cannot be started here; the message says why.
     """
     from workbench.clusters import Cluster
 
@@ -61,7 +61,7 @@ def ranks(number: int, runtime: RuntimeName, launcher: str = "local", mpi: MPIIn
 
 
 def world(runtime: RuntimeName, folder: str, timeout_s: float = 120.0) -> Transport:
-    """Return, on a rank, the world of all ranks; the same at every call."""
+    """Return this rank's transport to all ranks; the same object at every call."""
     from workbench.runtimes.rank.main import make_transport
 
     return make_transport(runtime, timeout_s, Path(folder))
@@ -70,13 +70,13 @@ def world(runtime: RuntimeName, folder: str, timeout_s: float = 120.0) -> Transp
 def bind(rank: int, number: int) -> int:
     """Bind a rank's threads to its share of the cores, as cluster launchers do. Return the number of cores.
 
-    Without it, the compute threads of two ranks are often put on one core, while messages are handled on the other.
+    Without binding, the compute threads of two ranks are often put on one core, and messages are handled on another.
     """
     all_cores = os.cpu_count() or 1  # all cores, even if this process is bound
     share = max(1, all_cores // number)
     if hasattr(os, "sched_setaffinity"):
         cores = {(rank * share + core) % all_cores for core in range(share)}
         for task in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):  # the thread has ended, or cores are reserved
+            with contextlib.suppress(OSError):  # the thread has ended, or the cores are not available
                 os.sched_setaffinity(int(task.name), cores)
     return share

@@ -1,4 +1,4 @@
-"""The results of a benchmark as a file, `records/bench-NAME.json`; and changes since."""
+"""Write the results of a benchmark to `records/bench-NAME.json`, and find changes since such a record."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """Read a file that `write_record` wrote.
 
     Raises:
-        ConfigError: it is not such a file; the message says what is wrong.
+        ConfigError: the file is not a record; the message says what is wrong.
     """
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
@@ -60,10 +60,10 @@ def read_record(path: Path) -> dict[str, Any]:
 @final
 @dataclass(frozen=True, slots=True)
 class RatioChange:
-    """A ratio with an interval that does not overlap the record's.
+    """A ratio whose interval does not overlap the interval in the record.
 
     Attributes:
-        word: "slower" or "faster", by time. More bytes a second are faster.
+        word: "slower" or "faster". More bytes per second are faster.
     """
 
     now: Row
@@ -72,9 +72,9 @@ class RatioChange:
 
 
 def changes(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[RatioChange]:
-    """Return the ratios that moved since a record, beyond both intervals.
+    """Return the ratios whose interval does not overlap the one in a record.
 
-    Ratios also compare with another machine's record.
+    The record may be from another machine, because ratios depend less on the machine than times.
     """
     before = {row.key: row for row in map(Row.from_record, facts["rows"])}
     found = []

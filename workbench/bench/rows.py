@@ -1,4 +1,4 @@
-"""Rows: one measurement next to another, as a ratio with its 95 % interval."""
+"""Rows: one measurement divided by another, with the 95 % interval of the ratio."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Row:
 
     Attributes:
         case: the conditions: "50 MB MLP, 2 ranks, gloo".
-        what: our way.
-        over: the peer or the limit.
+        what: what was measured, such as the name of our algorithm.
+        over: what it is compared with, the peer or the limit.
         kind: whether `over` is another program or a physical limit.
         unit: of `ours` and `theirs`, which are medians.
-        ratio, low, high: median of ours over theirs, round by round, with its 95 % bootstrap interval; for one round
-            all are equal.
+        ratio, low, high: median over rounds of ours divided by theirs, with its 95 % bootstrap interval. With one
+            round, all three are equal.
         below, above: the required range of the ratio, if any.
     """
 
@@ -49,12 +49,12 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The name of a row in its record."""
+        """The case, what was measured, and what it is compared with: these identify a row in a record."""
         return self.case, self.what, self.over
 
     @property
     def word(self) -> TargetStatus:
-        """The requirement is "met" if it holds in the whole interval, "missed" if in none of it, else "open"; "" if none."""
+        """The state of the target: "met" or "missed" in the whole interval, else "open"; "" without a target."""
         if self.below is not None:
             return "met" if self.high < self.below else "missed" if self.low >= self.below else "open"
         if self.above is not None:
@@ -62,7 +62,7 @@ class Row:
         return ""
 
     def as_record(self) -> dict[str, Any]:
-        """Return values for a file: numbers with six digits, and the word."""
+        """Return values for a file: numbers with six digits, and `word`."""
         plain = {
             key: float(f"{value:.6g}") if isinstance(value, float) else value
             for key, value in asdict(self).items()

@@ -22,21 +22,21 @@ from workbench.trace.store import new_run, update_run
 
 NUM_RANKS, NUM_STEPS = 64, 977  # 16 spans a step: 1 000 448
 ALLOWED_S, ALLOWED_BYTES = 5.0, 5e6
-LIMIT_S = 900.0  # for a process that reads it
-MAX_ROUNDS = 5  # each has full size
+LIMIT_S = 900.0  # time limit of a process that reads the trace
+MAX_ROUNDS = 5  # every round reads the full trace
 WHOLE = "read, analysed and drawn"
 IN_A_PROCESS = "import json, sys; from workbench.bench.spans import measure; print(json.dumps(measure(sys.argv[1])))"
-LATE_RANK, LATE_STEP = 13, 617  # one backward takes ten times as long
+LATE_RANK, LATE_STEP = 13, 617  # this backward takes ten times as long
 
 Floats = NDArray[np.float64]
 
 
 def write_trace(root: Path, num_ranks: int = NUM_RANKS, num_steps: int = NUM_STEPS, seed: int = 0) -> Path:
-    """Write the folder of a run as its recorders would: every rank's trace and metrics, on its own clock.
+    """Write the folder of a run as recorders do: trace and metrics of each rank, on the rank's own clock.
 
-    A step is a forward; a backward with two buckets, ready half-way and at its end; for each bucket encoding, a
-    message to the next rank and one from the previous rank, decoding and summing; an all-reduce of the rest, a wait
-    for it, and two updates.
+    A step has a forward and a backward, with two buckets that are ready half-way and at the end of backward. For each
+    bucket, the rank encodes, sends to the next rank, receives from the previous rank, decodes and sums. Then follow an
+    all-reduce of the rest, a wait for it, and two updates.
     """
     folder = new_run(
         {"algorithm": {"name": "LayerwiseSGD"}, "problem": {"name": "made"}, "num_workers": num_ranks, "clock": "wall"},
@@ -45,7 +45,7 @@ def write_trace(root: Path, num_ranks: int = NUM_RANKS, num_steps: int = NUM_STE
     rows = _steps(num_ranks, num_steps, np.random.default_rng(seed))
     for rank in range(num_ranks):
         recorder = FileRecorder(folder, rank, {"host": f"host-{rank // 8}", "pid": rank})
-        offset_s = 3.0 * rank  # offset of its clock
+        offset_s = 3.0 * rank  # offset of the rank's clock
         recorder.clock(offset_s, -offset_s)
         recorder.clock(offset_s + 1.0, -offset_s)
         mine = [
@@ -77,9 +77,9 @@ def write_trace(root: Path, num_ranks: int = NUM_RANKS, num_steps: int = NUM_STE
 def _steps(
     num_ranks: int, num_steps: int, random: np.random.Generator
 ) -> list[tuple[str, str, Floats, Floats, int, int, int]]:
-    """Return the spans of a step, in order of their ends.
+    """Return the spans of all steps, one entry for each span of a step, in order of their ends.
 
-    Kind, lane, (steps, ranks) starts and ends, bucket, bytes, way to the peer.
+    An entry is (kind, lane, starts, ends, bucket, bytes, peer minus rank). Starts and ends have shape (steps, ranks).
     """
     found: dict[tuple[str, int], tuple[str, Floats, Floats, int, int]] = {}
 
@@ -128,7 +128,7 @@ def _steps(
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
-    """Measure seconds on one core: of each part with its imports done, of all parts, and of a fresh process."""
+    """Measure seconds on one core: of each part without its imports, of all parts, and of a new process."""
     case = "1 000 448 spans, 64 ranks"
     if not how.wanted(case):
         return
@@ -148,7 +148,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
             )
             found = {**json.loads(output.stdout), "a process from begin to end": time.perf_counter() - begin}
             for name, value in found.items():
-                taken.setdefault(name, []).extend([value] * bool(number))  # the first reads from the disk
+                taken.setdefault(name, []).extend([value] * bool(number))  # not the first, which reads from the disk
             how.say(f"{case}: {found[WHOLE]:.2f} s")
     json_bytes = taken.pop("json_bytes")
     for what, times in taken.items():

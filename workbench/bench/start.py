@@ -21,19 +21,19 @@ MPI.COMM_WORLD.Barrier()
 if MPI.COMM_WORLD.Get_rank() == 0:
     print("ready", flush=True)
 """
-READY_ASKED = 1.25  # required, over bare mpiexec
-LIMIT_S = 900.0  # for a process; hundreds of times the expected time
+READY_ASKED = 1.25  # required ratio to plain mpiexec
+LIMIT_S = 900.0  # time limit of a process: hundreds of times the expected time
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
-    """Measure seconds of each, in fresh processes."""
+    """Measure each start time, in new processes."""
     words = {
         "import workbench": (["-c", "import workbench, sys; assert 'torch' not in sys.modules"], IMPORT_S),
         "workbench --help": (["-m", "workbench", "--help"], HELP_S),
     }
     for what, (arguments, allowed_s) in words.items():
         if how.wanted(what):
-            # the first reads from the disk
+            # without the first process, which reads from the disk
             taken = [_seconds([sys.executable, *arguments]) for _ in range(how.rounds + 1)][1:]
             yield compare(
                 taken,
@@ -59,7 +59,7 @@ def _seconds(command: list[str], env: dict[str, str] | None = None) -> float:
 
 
 def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
-    """Measure the time until ranks have imported torch and met, by `Cluster` and by bare mpiexec alternately.
+    """Measure the time until ranks have imported torch and passed a barrier, by `Cluster` and by mpiexec alternately.
 
     The first round does not count.
     """
@@ -89,7 +89,7 @@ def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> I
         ways = {"ours": ours, "bare": bare}
         for name in list(ways)[:: 1 if round_ % 2 else -1]:
             seconds = ways[name]()
-            if round_:  # the first reads from the disk
+            if round_:  # not the first, which reads from the disk
                 times[name].append(seconds)
         if round_:
             say(f"{case}: ready after {times['ours'][-1]:.2f} s, bare mpiexec {times['bare'][-1]:.2f} s")

@@ -1,4 +1,4 @@
-"""Step time without a network: our overhead next to torch DDP and hand-written loops, on CPUs or GPUs."""
+"""Step time without a network, compared with torch DDP and hand-written loops; on CPUs or GPUs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "transformer": ("text-transformer", {"width": 128, "layers": 2}, 8, 2),
 }
 GPU_BLOCK = 20  # steps of a block on a GPU, where a step takes milliseconds
-BUCKETS_MIB = (1, 5, 25, 100)  # DDP's default is 25; the last holds each model entirely
+BUCKETS_MIB = (1, 5, 25, 100)  # DDP's default is 25; 100 is larger than each model
 TARGET_RATIO = 1.02
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
-    """Measure synchronous and layer-wise SGD next to their peers, on gloo and on MPI."""
+    """Measure synchronous and layer-wise SGD and their peers, on gloo, NCCL and MPI."""
     for number in how.ranks or _ranks_here():
         for runtime in ("torch", "mpi"):
             title = f"{number} ranks, {_library(runtime, number)}"
@@ -45,7 +45,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
 
 
 def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[str, list[float]]:
-    """Return seconds of a step of each way in each round, of the slowest rank."""
+    """Return the slowest rank's seconds of a step, for each way and round."""
     import torch
 
     from workbench import problems
@@ -124,9 +124,9 @@ def _in_a_row(step: Step, times: int, device: torch.device) -> None:
 
 
 def rows_of(case: str, times: dict[str, list[float]]) -> Iterator[Row]:
-    """Yield each of our ways over its peer.
+    """Yield the ratio of each of our ways to its peer.
 
-    Layer-wise SGD over torch DDP: each at its best bucket size, and both at each bucket size.
+    Layer-wise SGD is compared with torch DDP at the best bucket size of each, and at each common bucket size.
     """
     from statistics import median
 

@@ -1,8 +1,9 @@
 """Step times limited by the wire: an emulated network, where communication takes 0.5 to 4 times the compute.
 
-The lower limit of an algorithm's step is the larger of two times. One is the wire's time for the bytes sent. The other
-is the processors' time for compute, codec and sockets, for all ranks together. For a synchronous algorithm that hides
-sums under backward only, forward is added. For one that hides nothing, it is the sum of both.
+The lower limit of an algorithm's step is the larger of two times: the wire's time for the bytes sent, and the
+processors' time for compute, codec and sockets of all ranks together. If a synchronous algorithm hides sums
+behind backward only, forward is added to the wire's time. For an algorithm that hides nothing, the limit is the
+sum of both times.
 """
 
 from __future__ import annotations
@@ -66,11 +67,12 @@ class Measured:
     """One case on all its ranks.
 
     Attributes:
-        times: way -> seconds of a step in each round, of the slowest rank; also "compute", "forward" and the codecs'
-            work.
-        socket_s: the machine's seconds to send, transport and receive one sum's bytes, with all of its cores.
+        times: way -> the slowest rank's seconds of a step in each round; also "compute", "forward" and the work of the
+            codecs.
+        socket_s: the machine's seconds to send, transport and receive the bytes of one sum, with all of its cores.
         gradient_bytes: size of the model's gradient.
-        sent_bytes: way with a codec -> mean bytes that a rank sends in a step, for any number of pieces.
+        sent_bytes: way with a codec -> mean bytes that a rank sends in a step. They do not depend on the number of
+            pieces.
     """
 
     times: dict[str, list[float]]
@@ -132,14 +134,14 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
     def ours(name: str, algorithm: Any) -> Step:
         model = fresh()
         trainers.append(Trainer(model, torch.optim.SGD(model.parameters(), lr=peers.LR), algorithm))
-        if name.startswith(f"{PIPE}, "):  # the others send a gradient's bytes
+        if name.startswith(f"{PIPE}, "):  # ways without a codec send the gradient's bytes
             each = [algorithm.bytes_per_step(rank, number, trainers[-1].replica.layout) for rank in range(number)]
             sent.setdefault(name.rpartition(", ")[0], sum(each) / number)
         return partial(trainers[-1].step, partial(loss, model))
 
     model = fresh()
     flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
-    own, auto = Native(), Auto()  # the library's own sum, or the ring if that is much quicker, as on Open MPI's TCP
+    own, auto = Native(), Auto()  # `Auto`: the ring if much faster, as on Open MPI's TCP
     algorithms: dict[str, Any] = {"compute": NoCommunication(), "synchronous": SynchronousSGD(collective=auto)}
     side = CONCURRENT | {"collective": own if runtime == "torch" else auto}
     algorithms |= {f"layer-wise, {mib} MiB": LayerwiseSGD(bucket_bytes=mib * MIB, **side) for mib in OUR_BUCKETS_MIB}
@@ -175,9 +177,10 @@ def _settle(trainers: Iterable[Trainer]) -> None:
 
 
 def codec_work(name: str, flat: Any, number: int) -> Step:
-    """Return a rank's encoding, decoding and adding in one sum of `Direct`.
+    """Return the work of a rank in one sum of `Direct`: encoding, decoding and adding.
 
-    It encodes the p - 1 other blocks, adds p - 1 messages to its own block, and encodes and decodes sums.
+    The rank encodes the p - 1 blocks of the others, adds p - 1 messages to its own block, encodes its sum, and decodes
+    p sums.
     """
     import torch
 
@@ -199,10 +202,10 @@ def codec_work(name: str, flat: Any, number: int) -> Step:
 
 
 def work_of_sockets(runtime: RuntimeName, folder: str) -> float:
-    """Return busy seconds of this machine in one of gloo's own sums of a gradient, divided by its cores.
+    """Return busy seconds of this machine in one gloo all-reduce of a gradient, divided by the number of cores.
 
-    All ranks call it. All hosts of an emulated network are this machine, and its kernel handles sockets in any process,
-    so the whole machine is measured. gloo sleeps while it waits, so only work is counted, including that of other
+    All ranks call it. The whole machine is measured, because it runs all hosts of the emulated network, and its kernel
+    handles sockets in any process. gloo sleeps while it waits, so only work is counted, including the work of other
     programs.
     """
     import torch
@@ -213,7 +216,7 @@ def work_of_sockets(runtime: RuntimeName, folder: str) -> float:
     meet, _ = peers.slowest_here(runtime)
     flat = torch.zeros(int(MEGABYTES * 1e6 / 4))
     spent = []
-    for _ in range(1 + BATCHES_OF_SUMS):  # TCP adapts to the rate in the first
+    for _ in range(1 + BATCHES_OF_SUMS):  # in the first batch, TCP adapts to the rate
         meet()
         before = _busy_s()
         for _ in range(SUMS):
@@ -237,7 +240,7 @@ def _busy_s() -> float:
 
 
 def rows_of(case: str, found: Measured, runtime: RuntimeName, number: int, ratio: float) -> Iterator[Row]:
-    """Yield all ways over compute alone, for the chart; over their limits; over their peers."""
+    """Yield the ratios of all ways to compute alone (for the chart), to their limits, and to their peers."""
     times = {name: np.array(taken) for name, taken in found.times.items()}
     limits = limits_of(times, found, number)
     ways = {
@@ -271,7 +274,7 @@ def rows_of(case: str, found: Measured, runtime: RuntimeName, number: int, ratio
 
 
 def limits_of(times: Mapping[str, Any], found: Measured, number: int) -> dict[str, Any]:
-    """Return (rounds,) lower limits of a step in seconds, and those of the wire and the sockets alone."""
+    """Return lower limits of a step in seconds, shape (rounds,), and the limits by wire or sockets alone."""
     compute, raw_bytes = times["compute"], native_bytes(number, found.gradient_bytes)
     wire_s = raw_bytes / (parse_rate(RATE) / 8 * PAYLOAD)
     work, forward = compute + found.socket_s, times["forward"]

@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from workbench.collectives import Collective
 
 RATE = "1gbit"
-NETWORK = f"emulated:{RATE},burst=1ms"  # a virtual machine's timers can be late by more than the usual burst
+NETWORK = f"emulated:{RATE},burst=1ms"  # timers of a virtual machine can be late by more than the usual burst
 MEGABYTES = 8.0
 BATCHES = {  # ranks -> approximate communication over compute -> samples of a rank in a step
     2: {0.5: 560, 1: 260, 2: 120, 4: 40},
     4: {0.5: 420, 1: 200, 2: 90, 4: 30},
 }
-BUCKETS_MIB = (1, 5, 25)  # DDP's default is 25, which holds the model entirely
+BUCKETS_MIB = (1, 5, 25)  # DDP's default is 25, which is larger than the model
 OUR_BUCKETS_MIB = (1, 5)
-# Concurrent layer-wise sums fill each other's gaps, as DDP's do on gloo's two threads, and updates run in the
-# meantime.
+# Concurrent layer-wise sums use the wire while another sum waits, as DDP's do on gloo's two threads. Updates run in
+# the meantime.
 CONCURRENT: dict[str, Any] = {"lanes": 2, "apply": "any"}
 POWER_RANK = 4
-STEPS, LEAD, WARM = 3, 2, 1  # steps of a block, and before it; rounds before the first one
+STEPS, LEAD, WARM = 3, 2, 1  # `block`, `lead` and `warm` of `alternate`
 MAX_ROUNDS = 8
 SUMS, BATCHES_OF_SUMS = 10, 4  # to measure the work of sockets
 BITS = {"16 bit": "truncate16", "8 bit": "linear8"}
-PIECES = (1, 2)  # of an encoded block: more hide more of the codec, and cost more on busy processors
+PIECES = (1, 2)  # of an encoded block: more pieces hide more of the codec, but cost more processor time
 PIPE = "Pipe-SGD"
 LIMIT_TARGETS = {"torch": 1.05, "mpi": 1.10}  # required of Pipe-SGD
 ENCODED_OF_LIMIT, LAYERWISE_OF_LIMIT, NO_SLOWER = 1.10, 1.15, 1.02
@@ -48,7 +48,7 @@ def title(number: int, runtime: RuntimeName, ratio: float) -> str:
 
 
 def encoded(codec: str, pieces: int = 1) -> Collective:
-    """Return Pipe-SGD's collective with a codec in the hops: in whole blocks, or in pieces of each."""
+    """Return Pipe-SGD's collective with a codec in the hops, with blocks in this number of pieces."""
     from workbench import codecs, collectives
 
     return collectives.Direct(codec=codecs.get(codec), chunks=pieces)

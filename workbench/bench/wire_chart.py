@@ -18,14 +18,14 @@ def chart(rows: Sequence[Row]) -> Any:
     """Return the figure of a record's rows.
 
     Raises:
-        ConfigError: they are of another benchmark.
+        ConfigError: the rows are from another benchmark.
     """
     from workbench import plots
 
     over = {(row.case, row.what): row.ratio for row in rows if row.over == "compute alone"}
     cases = list(dict.fromkeys(case for case, what in over if what == "the wire"))
     if not cases:
-        raise ConfigError("the chart needs rows of `workbench bench wire`, and these are of another benchmark")
+        raise ConfigError("the chart needs rows of `workbench bench wire`, but these are from another benchmark")
     panels: dict[str, dict[str, dict[float, float]]] = {}
     limits: dict[str, dict[str, dict[float, float]]] = {}
     for case in cases:

@@ -1,4 +1,4 @@
-"""Seconds to a loss with a wire as the bound, and parameter servers next to their interface's limit."""
+"""Seconds to a loss if the wire is the limit, and steps of parameter servers compared with their interface's limit."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 RATIOS = (1, 4)
 HIDDEN = (1400, 1400)  # an MLP on the handwritten digits: 2.07 million parameters, 8.3 MB
-TARGET = 0.15  # mean loss of a step's samples over WINDOW steps; ln 10 = 2.3 before the first
+TARGET = 0.15  # mean training loss over WINDOW steps; the initial loss is ln 10 = 2.3
 WINDOW = 5
-LR = 0.1  # the target takes 15 to 20 steps without delay, 20 to 30 with one (chosen on one process before any timing)
+LR = 0.1  # to the target: 15 to 20 steps without delay, 20 to 30 with delay 1 (chosen on one process before any timing)
 MAX_STEPS = 50
 REPEATS = 3
 LAYER_MIB, DDP_MIB = 1, 1
@@ -69,9 +69,9 @@ def run(how: BenchOptions) -> Iterator[Row]:
 
 
 def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> dict[str, list[tuple[float, float]]]:
-    """Return (seconds at its end, loss of this rank's samples) of each step of each way.
+    """Return way -> (seconds at the end, loss of this rank's samples) of each step.
 
-    All start with the same weights and take the same samples.
+    All ways start with the same weights and take the same samples.
     """
     import torch
 
@@ -145,7 +145,7 @@ def _minibatches(problem: Problem, number: int, rank: int, batch_size: int) -> l
 def seconds_to(curves: list[list[tuple[float, float]]], target: float = TARGET, window: int = WINDOW) -> float:
     """Return when the mean loss of all ranks' samples over the last `window` steps first reached the target.
 
-    It is infinite if never.
+    It is infinite if the target was not reached.
 
     >>> seconds_to([[(1.0, 3.0), (2.0, 1.0), (3.0, 0.0)], [(1.1, 3.0), (2.1, 1.0), (3.1, 0.0)]], target=1.0, window=2)
     3.1
@@ -158,7 +158,7 @@ def seconds_to(curves: list[list[tuple[float, float]]], target: float = TARGET, 
 
 
 def target_rows(case: str, found: list[list[dict[str, list[tuple[float, float]]]]], ratio: float) -> Iterator[Row]:
-    """Yield each of our ways over each of DDP's, by seconds to the loss.
+    """Yield the ratio of each of our ways to each of DDP's, in seconds to the loss.
 
     Args:
         found: turn -> rank -> way -> curve.
@@ -207,7 +207,7 @@ def _with_a_server(there: Ranks, case: str, batch_size: int, repeats: int) -> It
 
 
 def _step_s(there: Ranks, algorithm: Any, batch_size: int) -> float:
-    """Return median seconds of a step of rank 0 in a training."""
+    """Return rank 0's median seconds of a step in a training."""
     from workbench import problems
 
     problem = problems.get("wide-mlp", megabytes=MEGABYTES)

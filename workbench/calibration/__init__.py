@@ -1,11 +1,11 @@
 """Cost models fitted to real steps, their predictions, and recommendations from them.
 
-- From records: `from_run` and `from_profile` make a calibration. `observed` is what they read, `probe` measures in
-  addition.
+- From records: `from_run` and `from_profile` make a calibration. `observed` is the data that they read. `probe` makes
+  additional measurements.
 - The fit: `fit`, and `straggler_fit` for the distribution of stragglers.
 - The result: `model` (`Calibration`), its `parts`, and `record` (JSON and back).
 - Predictions: `predict`, by simulation under given conditions (`effective`) with shared cores (`cores`,
-  `fixed_point`). `model_error` is their error, as measured later.
+  `fixed_point`). `model_error` is the error of predictions, as measured later.
 - Recommendations: `recommend`, from `candidates` and their `convergence`.
 
 Imports `analysis`, `algorithms`, `runtimes` and what lies below. Used by `plots`, `papers` and `cli`. Begin with

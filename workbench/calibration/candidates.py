@@ -1,4 +1,4 @@
-"""Algorithms among which a recommendation chooses, and a lower bound on the time of their steps."""
+"""The algorithms from which a recommendation chooses, and a lower bound on the time of their steps."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ CHUNKS = 4
 def candidates(workers: int, *, num_bytes: int, codecs: Sequence[str] = ("truncate16", "linear8")) -> list[Algorithm]:
     """Return the grid of candidates.
 
-    It has synchronous SGD, layer-wise SGD by bucket size and Pipe-SGD by width, each with and without the codecs in a
-    ring's hops. It also has DeAR by bucket size, and servers with b backup workers.
+    It contains synchronous SGD, layer-wise SGD with several bucket sizes and Pipe-SGD with several widths, each with
+    and without the codecs in a ring's hops. It also contains DeAR with several bucket sizes, and servers with b backup
+    workers.
 
     Args:
         num_bytes: size of a gradient; buckets larger than half of it are left out.
@@ -50,12 +51,13 @@ def candidates(workers: int, *, num_bytes: int, codecs: Sequence[str] = ("trunca
 def least_s(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
     """Return a lower bound of a step's seconds: work that the algorithm cannot hide, without waits for stragglers.
 
-    C is the compute, with the parts F, B and U (forward, backward, update). W is the time of the sums on the wire. The
-    bound is max(C, W), and more for some algorithms:
+    C = F + B + U is the compute (forward, backward, update). W is the time of all sums on the wire. The bound is
+    max(C, W), with these exceptions:
 
     - synchronous SGD: C + W, because nothing overlaps.
-    - layer-wise SGD: the larger of C and the last bucket's sum, and of F, the first bucket's part of B, and W.
-    - servers: F + B if no gradient is dropped, or the busiest server's replies.
+    - layer-wise SGD: max(C + w, F + f + W), with w the last bucket's sum, and f the part of B until the first bucket is
+      ready.
+    - servers: max(F + B, R), or R if gradients are dropped. R is the time of the busiest server's replies.
     """
     compute, network = effective_costs(calibration, algorithm, setting)
     layout = layout_of(calibration, algorithm)
@@ -81,7 +83,7 @@ def least_s(calibration: Calibration, algorithm: Algorithm, setting: Setting) ->
 
 
 def layout_of(calibration: Calibration, algorithm: Algorithm) -> Layout:
-    """Return the algorithm's layout of the calibrated model's gradient."""
+    """Return the layout of the calibrated model's gradient with this algorithm."""
     buckets = algorithm.requires.buckets
     return build_layout(trainable(calibration.shapes.problem(1).model()), buckets.max_bytes, buckets.count)
 

@@ -1,4 +1,4 @@
-"""The number of steps that an algorithm needs to a loss, measured by given runs only."""
+"""The number of steps that an algorithm needs to reach a loss, measured in given runs only."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ EXACT = "exact"
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convergence:
-    """Steps to a loss of each recipe.
+    """The number of steps that each recipe needs to reach a loss.
 
-    Settings that do not change the numbers (buckets, orders, libraries) are not part of a recipe.
+    A recipe is the settings that change numerical results. Buckets, orders and libraries are not part of it.
 
     Attributes:
-        steps: recipe (see `recipe`) -> steps to the target; None: it was not reached.
-        target_loss: loss on the test data.
+        steps: recipe (see `recipe`) -> steps to the target loss; None: the loss was not reached.
+        target_loss: target of the loss on the test data.
         source: the runs that were used.
     """
 
@@ -67,7 +67,7 @@ class Convergence:
 
 
 def recipe(algorithm: Algorithm) -> str:
-    """Return the settings that change an algorithm's numbers: staleness, a codec, dropped gradients.
+    """Return the settings that change an algorithm's numerical results: staleness, a codec, dropped gradients.
 
     >>> from workbench.algorithms import LayerwiseSGD, PipeSGD
     >>> recipe(LayerwiseSGD()), recipe(PipeSGD(width=3))

@@ -1,10 +1,10 @@
 """Shared cores: the slowdown of each kind of work if threads need more cores than there are.
 
 At each moment of a simulated run some threads need a core: threads that compute, and threads that sum, encode or
-decode. Sending a rank's bytes needs a part of a core. Cores are shared as a scheduler shares them (max-min fair). No
+decode. A rank that sends needs a part of a core. Cores are shared as a scheduler shares them (max-min fair). No
 thread gets more than it needs. Threads that need more than their share all get the same. The slowdown of each kind of
-work is its mean over the moments at which it runs. It changes when work runs, so the run is simulated again until run
-and slowdown agree.
+work is the mean over the moments at which that work runs. The slowdown changes the times of the run, so the run is
+simulated again until run and slowdown agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIRE = ("send", "all_reduce", "reduce_scatter", "all_gather", "broadcast")
 @final
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """Factors by which work takes longer than with all the cores that it needs; 1 if it has them.
+    """Factors by which work takes longer than with enough cores; 1 if there are enough.
 
     Attributes:
         compute: forward, backward, update.
@@ -51,9 +51,9 @@ class Slowness:
 
 
 def fair_share(wanted: tuple[tuple[int, float], ...], cores: float) -> float:
-    """Return the largest share of a thread, for (number of threads, cores that each needs).
+    """Return the largest share of a thread, for pairs (number of threads, cores that each needs).
 
-    It is infinite if all get what they need.
+    It is infinite if all threads get what they need.
 
     >>> fair_share(((2, 1.0), (2, 0.25)), 2.0), fair_share(((1, 1.0),), 2.0)
     (0.75, inf)
@@ -70,9 +70,9 @@ def slowness_in(run: Run, *, cores: float, threads: int, wire_part: float, s_per
     """Return the mean slowdown of each kind of work in this simulated run.
 
     Args:
-        cores: number of cores that all its ranks share.
+        cores: number of cores that all ranks share.
         threads: compute threads of a rank.
-        wire_part: the part of a core that a rank needs to send its bytes.
+        wire_part: the part of a core that a rank needs while it sends.
         s_per_byte: seconds of a byte on the wire in this run. The bytes of a communication span are sent at its end,
             after its wait.
     """

@@ -31,7 +31,7 @@ class Setting:
         latency_s: latency in addition to the measured one.
         cores: number of cores that all ranks share; None: each rank has enough.
         name: name of the network in tables.
-        assumed: whether the cores were assumed, not given.
+        assumed: True if the number of cores was assumed, False if it was given.
     """
 
     workers: int
@@ -50,7 +50,7 @@ def make_setting(
     latency_s: float | None = None,
     cores: Cores = None,
 ) -> Setting:
-    """Return the conditions for the arguments of `predict`.
+    """Return the conditions that the arguments of `predict` describe.
 
     Without `cores`, the shared cores of the measured machine are assumed only for the same number of workers on the
     same network. Otherwise each rank is assumed to have a host with the cores that it needs.
@@ -118,7 +118,7 @@ def effective_costs(
     """Return compute and network costs of one rank, on the cores that the ranks share.
 
     Args:
-        slow: slowdown of each kind of work by shared cores; None: that of `core_slowdown`.
+        slow: slowdown of each kind of work by shared cores; None: the result of `core_slowdown`.
     """
     compute = calibration.compute()
     network = calibration.network(
@@ -149,13 +149,13 @@ def core_slowdown(calibration: Calibration, algorithm: Algorithm, setting: Setti
 
 
 def wire_part(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
-    """Return the part of a core that a rank needs to send its bytes."""
+    """Return the part of a core that a rank needs while it sends."""
     network = calibration.network(setting.line_bytes_per_s, setting.latency_s, messages=sends_messages(algorithm))
     return core_s_per_byte(calibration, network) * network.bandwidth_bytes_per_s
 
 
 def core_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run: Run, slow: Slowness) -> float:
-    """Return the core seconds of a rank's step: compute, bytes and work on messages, hidden or not, without slowdown.
+    """Return the core seconds of a rank's step, without slowdown: compute, sending and work on messages, hidden or not.
 
     Args:
         run: a simulated run, slowed by `slow`.
@@ -175,11 +175,11 @@ def core_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, run
 def core_s_per_byte(calibration: Calibration, network: Network) -> float:
     """Return core seconds for a byte over this network.
 
-    On a faster link than the measured one, communication takes the same share of a core as on the measured one. On a
-    slower link it takes the same core time for each byte. The reason: a faster link delivers bytes in larger pieces,
-    because a burst of `tbf` and a TCP window last equally long. So the receiver polls equally often. But a piece is at
-    least a packet. On the emulated network a rank's own processor time for a byte is 5 to 6 ns at 100, 200 and
-    400 Mbit/s, and 3.5 ns at 800 Mbit/s.
+    If the link is faster than the measured one, communication takes the same share of a core as on the measured link.
+    A faster link delivers bytes in larger pieces, because a burst of `tbf` and a TCP window last equally long, so the
+    receiver polls equally often. If the link is slower, each byte takes the same core time as on the measured link,
+    because a piece is at least a packet. On the emulated network a rank's own processor time for a byte is 5 to 6 ns at
+    100, 200 and 400 Mbit/s, and 3.5 ns at 800 Mbit/s.
     """
     measured = calibration.line.s_per_byte.value
     scale = network.bandwidth_bytes_per_s * measured if measured > 0 else 1.0
@@ -187,7 +187,7 @@ def core_s_per_byte(calibration: Calibration, network: Network) -> float:
 
 
 def sends_messages(algorithm: Algorithm) -> bool:
-    """Return whether an algorithm sends messages itself, instead of calling the library's sum."""
+    """Return whether an algorithm sends messages itself, and does not call the library's sum."""
     return algorithm.requires.servers or not isinstance(getattr(algorithm, "collective", Native()), Native)
 
 

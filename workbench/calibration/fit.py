@@ -17,8 +17,8 @@ from workbench.errors import ConfigError
 
 Floats = NDArray[np.float64]
 NUM_DRAWS = 40
-BUSY = 0.25  # share of the median: a larger variation of compute (10 to 90 % quantile) is noise of a busy machine
-HUBER = 1.345  # residuals above this multiple of the spread have less weight
+BUSY = 0.25  # share of the median: a larger variation of compute (10 to 90 % quantile) indicates a busy machine
+HUBER = 1.345  # residuals above this multiple of the spread get less weight
 SPREAD_OF_SIZES = 0.05  # if message sizes differ by less, latency and bandwidth cannot be separated
 
 
@@ -35,12 +35,12 @@ def fit(
 ) -> Calibration:
     """Fit compute, stragglers and link to observed steps.
 
-    Compute is the median over steps. The link is a robust straight line through the times in which the network was
+    Compute is the median over steps. The link is a straight line, fitted robustly to the times in which the network was
     busy: alpha for each message and beta for each byte. The uncertainty comes from resampling complete steps with
     replacement.
 
     Raises:
-        ConfigError: nothing was communicated, or nothing was computed.
+        ConfigError: no compute was recorded.
     """
     compute, periods = observed.compute, observed.periods
     core_slowdown = 1.0 if cores is None else max(1.0, origin.num_workers * threads / cores)
@@ -82,7 +82,7 @@ def fit(
 def _busy(compute: Compute, origin: Origin) -> list[str]:
     """Return a note if compute varies so much that other load is the likeliest cause.
 
-    Wall time alone does not show the cause.
+    The record has only wall time, which does not show the cause.
     """
     if origin.runtime == "simulated":
         return []
@@ -128,7 +128,7 @@ def _notes(
 
 
 def _pace_values(compute: Compute, core_slowdown: float) -> dict[str, float]:
-    """Return medians over ranks and steps. Times of a rank that is always slower are first divided by its slowdown."""
+    """Return medians over ranks and steps. The times of a permanently slow rank are first divided by its slowdown."""
     if not np.isfinite(compute.forward_s).any() or not np.isfinite(compute.backward_s).any():
         raise ConfigError("no forward and backward was recorded: calibrate from a run whose ranks compute gradients")
     factors, _ = slow_ranks(compute.forward_s + compute.backward_s)
@@ -166,9 +166,10 @@ def _link_values(periods: Periods, num_workers: int, latency_s: float | None) ->
 
 
 def robust_line(seconds: Floats, num_messages: Floats, wire_bytes: Floats, alpha: float | None) -> tuple[float, float]:
-    """Fit seconds = num_messages alpha + wire_bytes beta with Huber's weights; neither is below 0, alpha may be given.
+    """Fit seconds = num_messages alpha + wire_bytes beta with Huber's weights; alpha and beta are at least 0.
 
-    Errors are relative to the time, or to a tenth of the median if that is longer.
+    If `alpha` is given, only beta is fitted. Errors are relative to the time, or to a tenth of the median if that is
+    longer.
     """
     scale = 1 / np.maximum(seconds, 0.1 * max(float(np.median(seconds)), 1e-12))
     weights = np.ones(len(seconds))
@@ -194,7 +195,7 @@ def robust_line(seconds: Floats, num_messages: Floats, wire_bytes: Floats, alpha
 def _draws(
     compute: Compute, periods: Periods, num_workers: int, core_slowdown: float, latency_s: float | None, seed: int
 ) -> list[dict[str, float]]:
-    """Return the numbers from resampled steps."""
+    """Return the fitted numbers of each resample of the steps."""
     random = np.random.default_rng(seed)
     num_steps = compute.forward_s.shape[1]
     steps = np.unique(periods.step)
@@ -243,7 +244,7 @@ def _median_error(values: Floats) -> float:
 def ready_to_shares(
     ready: Sequence[tuple[int, float]], bucket_of: Sequence[int], numel: Sequence[int]
 ) -> tuple[float, ...]:
-    """Return each parameter's backward_shares, from the time of its bucket, divided in proportion to the elements.
+    """Return `backward_shares`: the time of each bucket, divided among its parameters in proportion to their elements.
 
     Args:
         ready: (bucket, part of backward after which it was final) of every step.

@@ -22,7 +22,7 @@ ROUNDS, ALIKE = 6, 0.02  # most simulations until slowdown and run agree; their 
 def midmean(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     """Return the mean of the middle half.
 
-    It is nearly as robust as a median, and right if long and short steps alternate, as in a pipeline.
+    It is nearly as robust as a median, and also correct if long and short steps alternate, as in a pipeline.
 
     >>> midmean(np.array([1.0, 3.0, 1.0, 3.0, 100.0, 1.0, 3.0, 0.0]))
     2.0
@@ -39,8 +39,8 @@ class Simulated:
 
     Attributes:
         slow: slowdown of each kind of work by shared cores.
-        orders: seconds of a step, divided by `step_s`: if messages share an interface fairly, and if each waits for
-            those before it. They differ for algorithms with servers.
+        orders: seconds of a step divided by `step_s`, for two cases: messages share an interface fairly, or are sent
+            one after another. The cases differ for algorithms with servers.
     """
 
     run: Run
@@ -50,7 +50,7 @@ class Simulated:
 
     @property
     def step_s(self) -> float:
-        """Mean seconds of a step; the middle of both orders if they differ."""
+        """Mean seconds of a step; the middle of the two cases of `orders` if they differ."""
         return float(self.times.mean()) / self.orders[0]
 
 
@@ -62,11 +62,11 @@ def simulated(
     seed: int,
     slow: Slowness | None = None,
 ) -> Simulated:
-    """Simulate a run with a slowdown by shared cores: `slow`, or the fixed point.
+    """Simulate a run with a slowdown by shared cores: `slow`, or the fixed point if `slow` is None.
 
-    Servers' replies at one interface are TCP connections that share it, but not quite fairly. On the emulated network,
-    the first of three replies takes 2.3 to 2.5 times as long as alone, the others 2.7 and 3 times. The result is
-    therefore the middle between fair sharing and messages one after another.
+    Replies of servers are TCP connections that share an interface, but not exactly fairly. On the emulated network, the
+    first of three replies takes 2.3 to 2.5 times as long as alone, the others 2.7 and 3 times. So the result is the
+    middle between fair sharing and messages one after another.
     """
     found = _fixed_point(calibration, algorithm, setting, steps, seed, fair=True, slow=slow)
     if not (algorithm.requires.servers and setting.workers > 2 and calibration.network(1.0).fair):
@@ -111,7 +111,7 @@ def _fixed_point(
             wire_part=part,
             s_per_byte=1 / network.bandwidth_bytes_per_s,
         )
-        # a step waits for the slowest rank, which all others slow
+        # a step waits for the slowest rank, which is slowed by all the others
         found = replace(found, compute=max(found.compute, all_at_once.compute))
         if now.is_like(found, ALIKE):
             break

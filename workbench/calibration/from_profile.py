@@ -1,10 +1,12 @@
-"""A cost model from a torch.profiler record of a plain DDP loop, without changes to the loop.
+"""Fit a cost model to a torch.profiler record of a plain DDP loop, without changes to the loop.
 
-Used parts of the Chrome trace: `ProfilerStep#` or the optimizer's steps end a step.
-`DistributedDataParallel.forward`, autograd's functions and `Optimizer.step` are forward, backward and update.
-`gloo:all_reduce` (on a GPU, NCCL's kernels) are the sums, with their size from record_shapes=True. Autograd's last
-function of each parameter gives its shape, and the time of its gradient within backward. On a GPU, a phase consists
-of the kernels that were launched in it.
+These parts of the Chrome trace are used:
+
+- `ProfilerStep#` or the optimizer's steps end a step.
+- `DistributedDataParallel.forward`, autograd's functions and `Optimizer.step` are forward, backward and update. On a
+  GPU, a phase consists of the kernels that were launched in it.
+- `gloo:all_reduce` (on a GPU, NCCL's kernels) are the sums; record_shapes=True adds their sizes.
+- Autograd's last function for each parameter gives the parameter's shape, and when in backward its gradient is ready.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from workbench.trace.profile import (
 from workbench.trace.spans import Spans
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-QUICKEST = 0.25  # share of one rank's sums that is used: the others waited for other ranks
+QUICKEST = 0.25  # share of sums to use with one rank's profile: slower ones may have waited for other ranks
 
 
 @final
@@ -73,10 +75,11 @@ def from_profile(
 
     Args:
         profile: the path of a Chrome trace (also .gz), a `torch.profiler.profile` that has ended, or several, one for
-            each rank. With all ranks it is known which rank waited for which.
+            each rank. Profiles of all ranks show how long ranks waited for each other.
         batch_size: samples of a worker in a step; a profile does not contain it.
         workers: number of ranks, if the profile does not contain it (`distributedInfo`).
-        cores, latency_s, line_bytes_per_s, seed: as for `calibrate`; threads: of a rank.
+        cores, latency_s, line_bytes_per_s, seed: as for `calibrate`.
+        threads: compute threads of a rank.
 
     Raises:
         ConfigError: the file is not such a trace, or has no steps, shapes or DDP; the message says how to make one.

@@ -1,4 +1,4 @@
-"""A cost model from the trace of a run."""
+"""Fit a cost model to the trace of a run."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def calibrate(
 ) -> Calibration:
     """Fit compute, stragglers and link to a run on real or simulated ranks.
 
-    A synchronous run is best: nothing disturbs its compute. The link is that of the run's sums, from the arrival of
-    the last rank at each. `notes` lists what a record cannot show.
+    A synchronous run is best, because communication does not slow its compute. The link is fitted to the run's sums,
+    each from the arrival of the last rank. `notes` lists what the record cannot show.
 
     Args:
         run: a run, its folder or its name; its algorithm must sum over all ranks, by the library or by messages.
-        problem: the problem of the run. It gives the shapes of the parameters if the record has none. It is also used
-            to measure each parameter's share of compute here, in about a second.
-        cores: number of cores that all ranks shared; None: those of their host if they ran on one, from the trace.
+        problem: the problem of the run. It gives the shapes of the parameters if the record has none. With it, each
+            parameter's share of compute is measured in this process, in about a second.
+        cores: number of cores that all ranks shared; None: from the trace, if all ranks ran on one host.
         latency_s: latency of a hop, if the run has messages of one size only.
         line_bytes_per_s: nominal rate of the link, to compute the share of it that carries gradients.
-        seed: of the resampling for the uncertainty.
+        seed: seed of the resampling for the uncertainty.
 
     Raises:
         ConfigError: the run has no trace, too few steps, no sums, or no shapes; the message says what to do.
@@ -86,7 +86,7 @@ def calibrate(
 
 
 def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_per_s: float | None) -> None:
-    """Raise `ConfigError` for what cannot be calibrated."""
+    """Raise `ConfigError` for a run or an argument that cannot be used."""
     for name, value in (("cores", cores), ("line_bytes_per_s", line_bytes_per_s)):
         if value is not None and not value > 0:
             raise ConfigError(f"{name}={value!r}: give a number above 0")
@@ -110,7 +110,7 @@ def with_shares(calibration: Calibration, problem: Problem) -> Calibration:
     """Add each parameter's share of forward and backward, measured on a replica of the model in this process.
 
     Raises:
-        ConfigError: the problem's model has other parameters than the run.
+        ConfigError: the parameters of the problem's model differ from those of the run.
     """
     shapes = calibration.shapes
     found = shapes_of(problem, shapes.batch_size)

@@ -39,7 +39,7 @@ class Calibration:
     """A cost model fitted to real steps.
 
     Attributes:
-        draws: numbers from resampled steps: values of `RESAMPLED` that belong together.
+        draws: fitted numbers of each resample of the steps, with the names in `RESAMPLED`.
         notes: what could not be determined, and the assumptions made instead.
     """
 
@@ -54,7 +54,7 @@ class Calibration:
     # -- as costs --------------------------------------------------------------------------------------------------
 
     def compute(self) -> Compute:
-        """Return the compute costs of one rank; the rest of a step is counted with the update."""
+        """Return the compute costs of one rank. The unrecorded time of a step is added to the update."""
         pace = self.pace
         return Compute(
             forward_s=pace.forward_s.value,
@@ -76,10 +76,10 @@ class Calibration:
         """Return the measured network, or one with another nominal rate and the same efficiency.
 
         Args:
-            line_bytes_per_s: nominal rate of the other network; that of the measured one is `line.line_bytes_per_s`.
+            line_bytes_per_s: nominal rate of the other network; None: the measured one (`line.line_bytes_per_s`).
             latency_s: latency of a message in addition to the measured one.
-            messages: for an algorithm that sends messages itself; otherwise for the library's own sums.
-            codec: the codec whose encoding and decoding count.
+            messages: True for an algorithm that sends messages itself, False for the library's own sums.
+            codec: the codec whose encoding and decoding are included.
         """
         line = self.line
         rate = 1 / line.s_per_byte.value if line_bytes_per_s is None else line_bytes_per_s * line.efficiency
@@ -170,7 +170,7 @@ class Calibration:
         """Read a file that `save` wrote.
 
         Raises:
-            ConfigError: there is no such file, or it is not a calibration of this version.
+            ConfigError: the file cannot be read, or is not a calibration of this version.
         """
         try:
             record = json.loads(Path(path).read_text())

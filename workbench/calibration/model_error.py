@@ -1,8 +1,8 @@
 """The error of predictions compared with later measurements, and the error band of a prediction.
 
-`RESIDUALS` are from two measuring sessions, records/predictions.json and records/predictions-second.json: ln(measured
-/ predicted) of each cell that the calibration had not seen (two models, two and four hosts, four rates, five
-algorithms; gloo on an emulated network). A band combines three causes, taken as independent:
+`RESIDUALS` are ln(measured / predicted) of each cell that was not used for the calibration (two models, two and four
+hosts, four rates, five algorithms; gloo on an emulated network). They are from two measuring sessions,
+records/predictions.json and records/predictions-second.json. A band combines three causes, assumed to be independent:
 
     measured = predicted * c * v * exp(e)
 
@@ -11,15 +11,15 @@ algorithms; gloo on an emulated network). A band combines three causes, taken as
     e   the model's own error: each of RESIDUALS, with both signs
 
 The sign of an error depends on the machine, so e and -e are equally likely. The band is from the 10 % to the 90 %
-quantile of all products. A band from the first session was tested on the second, which was measured later. It held 55
-of 78 cells: 71 %, not 80 %. Steps that overlap communication with computation on shared cores took longer than
-predicted. Predictions for Pipe-SGD with 16-bit hops were 9 % too short at the median; the worst of all was 25 % too
-short.
+quantile of all products, so it should contain 80 % of cells. A band from the first session was tested on the second,
+which was measured later. It contained 55 of 78 cells: 71 %. Steps that overlap communication with
+computation on shared cores took longer than predicted. Predictions for Pipe-SGD with 16-bit hops were 9 % too short at
+the median; the worst of all predictions was 25 % too short.
 
-The present band uses both sessions. With one session left out, the band of the other holds 78 % (94 % and 62 %). With
-one configuration (model, hosts, rate) left out in turn, it holds 79 %; with one algorithm, 79 %; with one model, 80 %;
-with one number of hosts, 77 % (`tests/unit/test_model_error.py`). Both sessions are from idle machines: under other
-load the error is larger.
+The present band uses both sessions. If one session is left out, the band of the other contains 78 % of its cells (94 %
+and 62 %). The result is 79 % if each configuration (model, hosts, rate) is left out in turn, 79 % for each algorithm,
+80 % for each model, and 77 % for each number of hosts (`tests/unit/test_model_error.py`). Both sessions are from idle
+machines: under other load the error is larger.
 """
 
 from __future__ import annotations

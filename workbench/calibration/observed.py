@@ -1,4 +1,4 @@
-"""Observations in a record of real steps, before the fit: seconds of compute and of communication."""
+"""Extract observations for the fit from a record of steps: seconds of compute and of communication."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class Compute:
 class Periods:
     """Times in which the network was busy; all arrays have the same length.
 
-    A collective begins when the last rank has called it and the previous one has ended. Before that, ranks only wait
-    for other ranks. It ends when the ranks, on average, leave it. Collectives that end in another order than they begin
-    are one period.
+    A collective begins when the last rank has called it and the previous collective has ended. Before that, ranks only
+    wait for other ranks. The end is the mean over the ranks' ends. Collectives that overlap and do not end in the order
+    in which they begin are one period.
 
     Attributes:
-        step: the step in which it began.
-        seconds: its length.
-        num_messages: messages that a rank sent in it, one after another.
-        wire_bytes: bytes that a rank sent in it.
-        waiting_s: for its collectives, from the first rank's call to the last one's.
+        step: the step in which the period began.
+        seconds: the period's length.
+        num_messages: messages that a rank sent in the period, one after another.
+        wire_bytes: bytes that a rank sent in the period.
+        waiting_s: sum over the period's collectives of the time from the first rank's call to the last rank's call.
     """
 
     step: Ints
@@ -72,7 +72,7 @@ class Observed:
     Attributes:
         compute: by rank and step, after the warm-up.
         periods: periods of the library's own sums, or of messages if the algorithm sends them itself (`messages`).
-        messages: whether they are messages.
+        messages: whether the periods are messages.
         local: seconds of each piece of local work for a byte of float32 values, by kind ("sum", "encode", "decode").
         ready: for a run by buckets: (number of the bucket, part of backward after which it was final), of every step.
     """
@@ -88,7 +88,7 @@ def observe(run: Run) -> Observed:
     """Return the observations of a run on real or simulated ranks.
 
     Raises:
-        ConfigError: it has no trace, or too few steps in its trace.
+        ConfigError: the run has no trace, or too few steps in its trace.
     """
     spans = run.spans
     if not len(spans.table):
@@ -97,10 +97,10 @@ def observe(run: Run) -> Observed:
 
 
 def observe_spans(spans: Spans, num_workers: int, name: str) -> Observed:
-    """Return the observations in spans, without the slow first steps, and without the last, whose end is unknown.
+    """Return the observations in spans, without the warm-up, and without the last step, whose end is unknown.
 
     Args:
-        num_workers: number of ranks; the spans may be of some of them.
+        num_workers: number of ranks of the run; spans of some ranks are enough.
         name: name of the record, for errors.
     """
     steps = np.unique(spans.select(kinds=["forward"]).table["step"]).astype(np.int64)
@@ -143,7 +143,7 @@ def _compute(spans: Spans, steps: Ints) -> Compute:
 
 
 def _local(spans: Spans, steps: Ints) -> dict[str, Floats]:
-    """Return seconds for a byte of each piece of local work that is long enough to be measured."""
+    """Return the seconds per byte of each piece of local work that is long enough to be measured, by kind."""
     found = {}
     for kind in ("sum", "encode", "decode"):
         table = spans.select(kinds=[kind], steps=slice(int(steps[0]), None)).table
@@ -204,7 +204,8 @@ def _merged(
 ) -> Periods:
     """Merge overlapping intervals into periods.
 
-    Overlapping intervals that end in the order in which they begin stay apart: each counts from the end of the last.
+    Overlapping intervals that end in the order in which they begin stay separate: each counts from the end of the
+    previous one.
     """
     order = np.lexsort((end_s, begin_s))
     starts, ends = begin_s[order], end_s[order]
@@ -228,7 +229,7 @@ def _merged(
 
 
 def _ready(spans: Spans, steps: Ints) -> tuple[tuple[int, float], ...]:
-    """Return when in backward each bucket's sum was called, if the algorithm sums layer by layer."""
+    """Return (bucket, part of backward after which its sum was called), if the algorithm sums layer by layer."""
     found = []
     for rank in spans.ranks:
         mine = spans.of_rank(rank).select(steps=slice(int(steps[0]), int(steps[-1]) + 1))

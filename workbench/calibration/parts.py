@@ -16,7 +16,7 @@ from workbench.problems.base import Problem
 @final
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A fitted number and its standard error (NaN: it was given, not fitted)."""
+    """A number and its standard error (NaN: the number was given, not fitted)."""
 
     value: float
     error: float = float("nan")
@@ -70,7 +70,7 @@ class Shapes:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Seconds of one rank's step, if it has a core for each of its threads.
+    """Seconds of one rank's step, if the rank has a core for each of its threads.
 
     Attributes:
         other_s: time of each step outside compute and communication: fetching the minibatch, bookkeeping.
@@ -99,7 +99,7 @@ class Line:
         s_per_byte: beta.
         sum_s_per_byte: gamma, for float32 values.
         codecs: (name, seconds to encode a byte of float32 values, to decode one).
-        line_bytes_per_s: nominal rate of the link, if known: 1 / beta is a share of it, headers take the rest.
+        line_bytes_per_s: nominal rate of the link, if known. 1 / beta is lower, because headers take a share of it.
     """
 
     latency_s: Estimate
@@ -111,7 +111,7 @@ class Line:
 
     @property
     def efficiency(self) -> float:
-        """The share of a line's rate that carries gradients; 1 if the rate is not known."""
+        """The share of the link's nominal rate that carries gradients; 1 if the rate is not known."""
         return 1.0 if self.line_bytes_per_s is None else 1 / (self.s_per_byte.value * self.line_bytes_per_s)
 
 
@@ -120,7 +120,7 @@ class Line:
 class Host:
     """Cores that all ranks of a run share, threads of a rank, and core seconds for a byte sent, at both ends together.
 
-    `cores` is None if ranks do not slow each other (separate machines).
+    `cores` is None if ranks share no cores (separate machines).
     """
 
     cores: float | None = None
@@ -133,7 +133,7 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def _no_loss(*_: Any) -> torch.Tensor:
-    raise ConfigError("a calibration has shapes, and no data: use it with timing_only=True")
+    raise ConfigError("a calibration has shapes but no data: use it with timing_only=True")
 
 
 @final

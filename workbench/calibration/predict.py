@@ -32,12 +32,12 @@ from workbench.program import Algorithm
 from workbench.trace.run import Run
 
 STEPS = 30
-MIN_STEPS, FEWEST_STEPS = 8, 4  # least steps of a simulation by messages, and of a heavy one
-MESSAGES = 4000  # more than the least steps are simulated up to this number of messages
+MIN_STEPS, FEWEST_STEPS = 8, 4  # minimum steps of a simulation by messages, and of one with many messages
+MESSAGES = 4000  # more steps than the minimum are simulated up to this number of messages
 NUM_DRAWS = 8
-MAX_SIMULATED_MESSAGES = 20_000  # messages of a simulation: above it, other draws are computed by proportion
+MAX_SIMULATED_MESSAGES = 20_000  # with more messages in a simulation, other draws are scaled, not simulated
 NOTED_DIFFERENCE = 0.1
-UNBOUND = 1e18  # bytes a second of a free wire
+UNBOUND = 1e18  # bytes per second of a wire that takes no time
 
 
 @final
@@ -47,14 +47,14 @@ class Prediction:
 
     Attributes:
         step_s: mean seconds over steps.
-        usual_s: the mean without the longest and the shortest quarter.
+        usual_s: the mean without the longest and the shortest quarter of the steps.
         low_s, high_s: 10 % and 90 % quantiles of the mean of a few steps, with the model's own error
             (`calibration.model_error`).
-        cores: the measured cores, and those assumed here.
+        cores: the measured cores, and the cores that the prediction assumes, in words.
         other_step_s: if the cores were assumed: approximate seconds of a step with the other assumption (the measured
             machine's shared cores, or a host for each rank). None: there is no other assumption.
-        saved_s: seconds by which a step would be shorter if one of wire, latency and stragglers took no time. For
-            compute, both steps are without stragglers. The largest one is the bound.
+        saved_s: cost (wire, latency, stragglers or compute) -> seconds by which a step would be shorter if that cost
+            were zero. For compute, the steps with and without it have no stragglers. The largest is the bound.
         overlap: hidden share of the communication; None without communication.
     """
 
@@ -71,7 +71,7 @@ class Prediction:
 
     @property
     def other_cores(self) -> str | None:
-        """The other assumption about cores and its number, if it changes a step by more than 10 %."""
+        """The other assumption about cores, with its step time, if it changes a step by more than 10 %."""
         if self.other_step_s is None or abs(self.other_step_s / self.step_s - 1) <= NOTED_DIFFERENCE:
             return None
         own = self.setting.cores is None
@@ -131,7 +131,7 @@ def table(predictions: list[Prediction]) -> Table:
 
 
 def cores_lines(predictions: Sequence[Prediction]) -> list[str]:
-    """Return the assumptions about cores, each line once, and both numbers if the other assumption differs much."""
+    """Return the assumptions about cores, each line once; with both step times if they differ by more than 10 %."""
     lines = list(dict.fromkeys(f"cores {prediction.cores}" for prediction in predictions))
     for one in predictions:
         if one.other_cores:
@@ -154,26 +154,26 @@ def predict(
     draws: int = NUM_DRAWS,
     seed: int = 0,
 ) -> Prediction:
-    """Predict the time of a step, with an error band and its bound.
+    """Predict the time of a step, with an error band and the cost that bounds the step.
 
-    The algorithm runs on simulated workers, timing only. If ranks share cores, all work on cores is slowed until they
-    suffice (`calibration.cores`). The band combines the calibration's uncertainty (other draws), the variation of
+    The algorithm runs on simulated workers, timing only. If ranks share cores, all work on cores is slowed until the
+    cores suffice (`calibration.cores`). The band combines the calibration's uncertainty (other draws), the variation of
     steps and the model's own error (`calibration.model_error`).
 
     Args:
         network: a network, its name in `workbench.costs`, or None for the measured one.
-        bandwidth_bytes_per_s: instead, another nominal rate of the measured network (125e6 for 1 Gbit/s).
+        bandwidth_bytes_per_s: instead of `network`, another nominal rate of the measured network (125e6 for 1 Gbit/s).
         latency_s: latency in addition to the measured one; None: that of `network`, or 0.
         cores: a number that all ranks share; "measured": those of the calibration; "own": each rank has a host with
             enough cores. None: "measured" for the same number of workers on the measured network, otherwise "own".
             `Prediction.cores` says which.
-        steps: steps to simulate, with the warm-up.
-        draws: draws of the calibration for the band; with 0, the band holds the variation of steps and the model's
+        steps: steps to simulate, including the warm-up.
+        draws: draws of the calibration for the band. With 0, the band has only the variation of steps and the model's
             error.
 
     Raises:
-        ConfigError: the network is unknown, the calibration has none, or the algorithm cannot run on this number of
-            workers.
+        ConfigError: the network is unknown, the calibration has no network, or the algorithm cannot run on this number
+            of workers.
     """
     setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s, latency_s, cores)
     return predict_at(calibration, algorithm, setting, steps=steps, draws=draws, seed=seed)
@@ -235,7 +235,7 @@ def predict_at(
 def _in_proportion(
     calibration: Calibration, draw: Mapping[str, float], mean_s: float, saved_s: dict[str, float], messages: bool
 ) -> float:
-    """Return the seconds of a step for another draw, to first order: the share of each cause changes in proportion."""
+    """Return the seconds of a step for another draw, to first order: each cost's share changes in proportion to it."""
     pace, line = calibration.pace, calibration.line
     latency = "message_latency_s" if messages else "latency_s"
     computed = ("forward_s", "backward_s", "update_s", "other_s")
@@ -273,13 +273,13 @@ def predicted_run(
     steps: int = STEPS,
     seed: int = 0,
 ) -> Run:
-    """Return the simulated run of `predict`, with all its spans; arguments and errors as there."""
+    """Return the simulated run of `predict`, with all its spans. Arguments and errors are those of `predict`."""
     setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s)
     return simulated(calibration, algorithm, setting, steps, seed).run
 
 
 def affordable_steps(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
-    """Return fewer steps if each has many messages: a pipeline is full after two or three."""
+    """Return `steps`, or fewer if each has many messages. A pipeline is full after two or three steps."""
     messages = messages_per_step(calibration, algorithm, setting)
     if not messages or algorithm.requires.servers:
         return steps

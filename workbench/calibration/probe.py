@@ -1,4 +1,4 @@
-"""Measurements by messages of several sizes on the same ranks, for costs that one run's trace cannot separate."""
+"""Measure messages of several sizes on the same ranks, for costs that one run's trace cannot separate."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ LOST_WORK = 256  # side of the matrices whose product is one piece of compute
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Measurements, equal on all ranks: medians of some rounds, the mean over ranks.
+    """Measurements, equal on all ranks: medians over rounds, then means over ranks.
 
     Attributes:
         num_workers: number of ranks.
         sums: (bytes of the value, seconds) of the library's own all-reduce.
-        messages: (bytes, seconds) of a message to the right and one from the left at the same time, as a ring sends
-            them.
+        messages: (bytes, seconds) of a send to the next rank and a receive from the previous rank at the same time, as
+            in a ring.
         sum_s_per_byte: seconds to add a byte of float32 values.
         codecs: (name, seconds to encode a byte of float32 values, to decode one).
-        cpu_s_per_byte: core seconds for a byte that a rank sends, with its receipt.
+        cpu_s_per_byte: core seconds for a byte that a rank sends, at both ends together.
     """
 
     num_workers: int
@@ -59,7 +59,7 @@ class Probe:
 
     @property
     def sum_latency_s(self) -> float:
-        """alpha of a hop: from the shortest sum, without its few bytes."""
+        """alpha of a hop: from the shortest sum, minus the time of its few bytes."""
         return self.sums[0][1] / max(1, 2 * (self.num_workers - 1))
 
     @property
@@ -76,7 +76,7 @@ class Probe:
 
 
 def probe(transport: Transport, deadline: Callable[[str], Deadline], names: Sequence[str] = ("truncate16",)) -> Probe:
-    """Measure on all ranks of a transport; takes a second or two on a quick network.
+    """Measure on all ranks of a transport. This takes one or two seconds on a fast network.
 
     Args:
         deadline: makes the deadline of a wait.
@@ -139,10 +139,10 @@ def probe_here(names: Sequence[str] = (), timeout_s: float = 60.0) -> Probe:
 
 
 def _stolen_s_per_byte(transport: Transport, deadline: Callable[[str], Deadline]) -> float:
-    """Return seconds of compute that a rank loses during a sum, for a byte it sends.
+    """Return the seconds of compute that a rank loses during a sum, for each byte that it sends.
 
-    It includes what the process's own clock does not see (the kernel's work on packets, caches). It is 0 if the
-    library makes no progress by itself.
+    They include costs that the process's CPU time does not show (the kernel's work on packets, caches). The result is 0
+    if the library makes no progress in the background.
     """
     left, right = torch.randn(LOST_WORK, LOST_WORK), torch.randn(LOST_WORK, LOST_WORK)
 
@@ -182,9 +182,9 @@ def _codec_seconds(codec: Codec, values: Tensor, rounds: Callable[[Callable[[], 
 
 
 def with_probe(calibration: Calibration, found: Probe) -> Calibration:
-    """Add the probe's results to a calibration: latencies, summing, codecs, the cores' share in communication.
+    """Add the probe's results to a calibration: latencies, summing, codecs, core time of communication.
 
-    beta is that of the run, because its message sizes matter, minus the measured latency.
+    beta is still that of the run, because the run's message sizes matter, but corrected by the measured latency.
     """
     line, p = calibration.line, found.num_workers
     if p < 2:
@@ -235,8 +235,8 @@ def with_probe(calibration: Calibration, found: Probe) -> Calibration:
 def without_hold_up(calibration: Calibration) -> Calibration:
     """Limit the latency of a hop in the library's own sums to that of a message that Python handles.
 
-    Such a hop is a message with less handling. If the shortest sum took longer, other work delayed it: medians of a
-    few rounds on a busy machine can be too long. The excess latency is then counted as the wire's.
+    A hop of the library needs less handling than such a message. If its latency was measured as longer, other work on a
+    busy machine delayed the shortest sum. The excess is then added to beta.
     """
     line, num_workers = calibration.line, calibration.origin.num_workers
     held_up_s = line.latency_s.value - line.message_latency_s.value

@@ -20,7 +20,7 @@ from workbench.errors import ConfigError
 from workbench.program import Algorithm
 
 SHORT_STEPS = 12  # steps of a simulation that is only used for the ranking
-EQUAL_WITHIN = 1.02  # within this factor, the algorithm that changes the numbers least wins
+EQUAL_WITHIN = 1.02  # within this factor, the algorithm that changes the numerical results least wins
 RUNNERS_UP = 3
 
 
@@ -58,9 +58,9 @@ class Recommendation:
 
     Attributes:
         reason: the reason, in a few sentences.
-        num_candidates, num_simulated: size of the grid, and how many of it were simulated: the others cannot be better.
+        num_candidates, num_simulated: size of the grid, and how many candidates were simulated.
         convergence: source of the steps to the loss; None: ranked by the time of a step.
-        num_left_out: candidates that might be better and were not simulated, because the time was over.
+        num_left_out: candidates that might be better, but were not simulated within `budget_s`.
         not_reached: recipes whose runs did not reach the loss; they are not candidates.
     """
 
@@ -142,20 +142,21 @@ def recommend(
     """Recommend the algorithm with the shortest step, or the shortest time to a loss, for this model on this cluster.
 
     Candidates are simulated in the order of a lower bound of their time, until the next bound is above the best time
-    found. Most need no simulation. Among those within 2 % of the best, the one that changes the numbers least wins.
-    If steps to a loss are not known, a step that drops b of p gradients counts p / (p - b) times.
+    found. So most candidates are not simulated. Among candidates within 2 % of the best time, the one that changes the
+    numerical results least wins. If steps to a loss are not known, the time of a step that drops b of p gradients is
+    multiplied by p / (p - b).
 
     Args:
         workers, network, bandwidth_bytes_per_s, latency_s, cores: the conditions, as for `predict`.
         among: the candidates; None: `candidates.candidates`, with the codecs whose cost is in the calibration.
         convergence: steps that each recipe needs to a loss, from runs; other recipes are left out. None: every step
             counts the same.
-        exact: only algorithms that do not change the numbers.
+        exact: only algorithms that do not change the numerical results.
         runners_up: number of further choices to return.
         draws: draws of the calibration for the band of the best choice.
         budget_s: no further candidate is simulated after this time; the result says how many were left out.
-        progress: called after each candidate with the number simulated, the largest possible number, and the most
-            seconds left.
+        progress: called after each candidate with the number simulated, the largest possible number, and the largest
+            number of seconds left.
 
     Raises:
         ConfigError: no candidate is left, or the conditions are unknown.
@@ -209,7 +210,7 @@ def _not_reached(convergence: Convergence | None) -> tuple[str, ...]:
 
 
 def _in_order(found: list[tuple[float, Algorithm]]) -> list[Algorithm]:
-    """Return the one of the best that changes the numbers least, then the others, quickest first."""
+    """Return the one of the best that changes the numerical results least, then the others, fastest first."""
     ordered = sorted(found, key=lambda item: item[0])
     plainest = min(
         (item for item in ordered if item[0] <= ordered[0][0] * EQUAL_WITHIN),
@@ -255,7 +256,7 @@ def backups_of(algorithm: Algorithm) -> int:
 
 
 def _change(algorithm: Algorithm) -> tuple[int, int, int]:
-    """Return how much an algorithm changes the numbers: dropped gradients, staleness, a codec."""
+    """Return how much an algorithm changes the numerical results: dropped gradients, staleness, a codec."""
     late = 0 if algorithm.requires.servers else algorithm.max_staleness or 0
     return backups_of(algorithm), late, int(codec_of(algorithm) is not None)
 
@@ -266,7 +267,7 @@ def _grid(calibration: Calibration, workers: int) -> list[Algorithm]:
 
 
 def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
-    """Return the numbers of the best and the next choice, and what is unknown."""
+    """Return sentences on the times of the best and the next choice, and on what is unknown."""
     best = choices[0]
     saved = best.prediction.saved_s.get(best.prediction.bound, 0.0)
     words = [

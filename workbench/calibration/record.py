@@ -31,7 +31,7 @@ def distribution_of(record: dict[str, Any]) -> Stragglers:
 
 
 def describe_distribution(distribution: Stragglers) -> str:
-    """Describe a distribution in a few words, its numbers with three digits.
+    """Describe a distribution in a few words; numbers have three digits.
 
     >>> describe_distribution(costs.Lognormal(sigma=0.12345))
     'Lognormal(sigma=0.123)'

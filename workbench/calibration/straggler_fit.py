@@ -21,13 +21,13 @@ MIN_SPREAD = 1e-3  # a smaller spread counts as none
 def fit_distribution(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, str]:
     """Fit the distribution of one rank's seconds divided by their median, from (N,) independent samples.
 
-    Candidates are lognormal, shifted exponential and Pareto, compared by their largest likelihood (Akaike: all have
-    two parameters, one of them the median). If a Kolmogorov-Smirnov test rejects the best one at the 5 % level, the
+    Candidates are lognormal, shifted exponential and Pareto, compared by their largest likelihood (as by Akaike's
+    criterion, because all have two parameters). If a Kolmogorov-Smirnov test rejects the best one at the 5 % level, the
     samples themselves are the distribution.
 
     Returns:
-        the distribution (or none), the factor of the median that gives the seconds it multiplies, and a sentence on
-        the choice.
+        The distribution (or none), the scale, and a sentence on the choice. Median seconds, times the scale, times a
+        factor of the distribution, are the seconds of a step.
     """
     samples = np.sort(slowness[np.isfinite(slowness) & (slowness > 0)])
     if len(samples) < 2 or samples[-1] - samples[0] < MIN_SPREAD:
@@ -52,7 +52,7 @@ def fit_distribution(slowness: Floats) -> tuple[tuple[Stragglers, ...], float, s
 
 
 def _lognormal_scale(samples: Floats, sigma: float) -> float:
-    """Return the scale: the product has the mean of the lognormal, which is above its median."""
+    """Return the mean of the fitted lognormal: `Lognormal` has mean 1, and the samples have median 1."""
     return float(np.exp(np.log(samples).mean() + sigma**2 / 2))
 
 
@@ -88,8 +88,8 @@ def _candidates(samples: Floats, sigma: float) -> list[tuple[float, str, Straggl
 def slow_ranks(seconds: Floats) -> tuple[Floats, SlowMachines | None]:
     """Return each rank's permanent slowdown, relative to the median rank, from (ranks, steps) seconds.
 
-    The second result is the distribution of these slow ranks; None if all are equal. A rank differs if its median
-    differs by 2 % and by three standard errors of a median.
+    The second result is the distribution of these slow ranks; None if all are equal. A rank is slow or fast if its
+    median differs by 2 % and by three standard errors of a median.
     """
     medians = np.nanmedian(seconds, 1)
     middle = float(np.median(medians))

@@ -103,24 +103,24 @@ def _stop(options: argparse.Namespace) -> int:
         raise ConfigError(f"cluster {entry.id} is on host {entry.record['host']}: stop it there")
     if entry.owner is not None and not options.force:
         raise ConfigError(f"process {entry.owner} owns cluster {entry.id}: end it there, or here with --force")
-    if not entry.is_here and entry.detached is None and not options.force:  # its owner may be alive on the other host
+    if not entry.is_here and entry.detached is None and not options.force:  # the owner may be alive on the other host
         raise ConfigError(
             f"cluster {entry.id} was not detached on host {entry.record['host']}: stop it there, or here with --force"
         )
     if entry.detached is not None:
         try:
-            Engines.attach(entry).stop()  # by its launcher, which cancels a job
+            Engines.attach(entry).stop()  # the cluster's launcher also cancels its job
         except LaunchError as error:
-            print(f"workbench: {error}; its processes are ended", file=sys.stderr)
+            print(f"workbench: {error}; the cluster's processes are ended", file=sys.stderr)
     num_ended = entry.clear()
     _mark_training_failed(entry)
-    left = f", and {num_ended} processes that were left" if num_ended else ""
+    left = f", and {num_ended} remaining processes" if num_ended else ""
     print(f"stopped {entry.id}{left}")
     return 0
 
 
 def _mark_training_failed(entry: Entry) -> None:
-    """Record a training that the cluster's end has ended as failed."""
+    """Record as failed a training that the cluster's end has ended."""
     from pathlib import Path
 
     from workbench.trace.store import ENDED, read_info, update_run

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from workbench.errors import ConfigError
 
-if TYPE_CHECKING:  # the module has heavy imports, which `--help` does not need
+if TYPE_CHECKING:  # `--help` does not need this module's heavy imports
     from workbench.doctor.finding import Finding
 
 SIGNS = {"ok": "ok", "missing": "-", "warning": "!", "fault": "FAULT"}
@@ -46,7 +46,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _conclusion(found: Sequence[Finding]) -> str:
-    """The last line: the number of faults, or the optional parts that are missing."""
+    """Return the last line: the number of faults, or the optional parts that are missing."""
     faults = sum(item.state == "fault" for item in found)
     if faults:
         return f"{faults} to fix: see FAULT above."

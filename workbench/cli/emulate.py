@@ -34,8 +34,8 @@ def add_emulate_options(emulate: argparse.ArgumentParser) -> None:
     add = emulate.add_argument
     add("--hosts", type=int, default=2, help="number of hosts; 2 by default")
     add("--rate", default="1gbit", help="rate of every host's interface, in both directions")
-    add("--up", metavar="RATE", help="rate from a host, if it differs")
-    add("--down", metavar="RATE", help="rate to a host, if it differs")
+    add("--up", metavar="RATE", help="rate from each host; --rate by default")
+    add("--down", metavar="RATE", help="rate to each host; --rate by default")
     add("--slow", action="append", default=[], metavar="HOST=RATE", help="rate of one host, such as 2=100mbit")
     add("--latency", default="0", metavar="TIME", help="latency from host to host, such as 5ms")
     add("--ranks-per-host", type=int, default=1, help="number of ranks on each host; 1 by default")
@@ -93,7 +93,7 @@ def _slow(given: list[str]) -> dict[int, str]:
 
 
 def _check(network: EmulatedNetwork) -> str:
-    """A table of requested and measured rates and round trips."""
+    """Return a table of requested and measured rates and round trips."""
     from workbench.clusters.emulated import rate_text
     from workbench.clusters.emulated.check import measure_all
 
@@ -129,7 +129,10 @@ def _start(network: EmulatedNetwork, argv: list[str], *, each: bool) -> list[sub
 
 
 def _wait(processes: list[subprocess.Popen[Any]]) -> int:
-    """Wait until all have ended. Return the first exit status that is not 0. If one fails, the others are ended."""
+    """Wait until all processes have ended. Return the first exit status that is not 0.
+
+    If one process fails, the others are ended.
+    """
     stop_at = None
     while any(process.poll() is None for process in processes):
         try:

@@ -74,10 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _is_read() -> bool:
     """Return True if standard output has a reader.
 
-    If it has none, redirect it, so that the interpreter's last flush cannot fail.
+    If there is no reader, redirect standard output, so that the interpreter's last flush cannot fail.
     """
     watch = select.poll()
-    watch.register(sys.stdout.fileno(), 0)  # poll reports an error in any case
+    watch.register(sys.stdout.fileno(), 0)  # poll reports errors even if no event is requested
     if not watch.poll(0):
         return True
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

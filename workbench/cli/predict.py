@@ -37,7 +37,7 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     add(
         "--rate",
         metavar="RATE",
-        help="nominal rate of the link, such as 1gbit; then other nominal rates are scaled by the measured one",
+        help="nominal rate of the link, such as 1gbit; predictions for other rates then use the measured efficiency",
     )
     add("--batch-size", type=int, default=1, help="with a profile: samples per worker and step")
     add(
@@ -92,8 +92,8 @@ def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("calibration", type=Path, help="a file of `workbench calibrate`")
-    add("--workers", default="", help="a number, or several separated by commas; that of the calibration by default")
+    add("calibration", type=Path, help="file written by `workbench calibrate`")
+    add("--workers", default="", help="number of workers, or several separated by commas; the calibration's by default")
     add(
         "--network",
         default="",
@@ -218,7 +218,7 @@ def _recommend(options: argparse.Namespace) -> int:
     calibration = Calibration.load(options.calibration)
     if (options.target_loss is None) != (not options.runs):
         raise ConfigError(
-            "--target-loss and --runs need each other: the runs show how many steps each algorithm needs to the loss"
+            "give both --target-loss and --runs: the runs show how many steps each algorithm needs to the loss"
         )
     convergence = (
         Convergence.from_runs([open_run(name) for name in options.runs], options.target_loss) if options.runs else None

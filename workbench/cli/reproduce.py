@@ -47,7 +47,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
         help="execute notebooks with a record again, and add the values to the record as those of another session",
     )
     add("--output", "-o", type=Path, metavar="FOLDER", help="folder to write to; under the run store by default")
-    add("--site", help="name of this machine in records; $WORKBENCH_SITE, or its number of cores, by default")
+    add("--site", help="name of this machine in records; $WORKBENCH_SITE, the Slurm cluster, or N-cores by default")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--records", type=Path, metavar="FOLDER", help="folder for records; the output folder's `papers` by default"
@@ -67,7 +67,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
 def _reproduce(options: argparse.Namespace) -> int:
     from workbench.experiments.sigterm import terminated_as_exit
 
-    with terminated_as_exit():  # also while it searches for notebooks and writes pages
+    with terminated_as_exit():  # also during the search for notebooks and the writing of pages
         return _execute(options)
 
 
@@ -112,7 +112,7 @@ def _execute(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace, num_ranks: int) -> int:
-    """Run the same command in a job. The site is named there, because Slurm's variables name the cluster."""
+    """Run the same command in a job. The default of --site is set there, from Slurm's variables."""
     argv = ["reproduce", options.name, "--size", options.size]
     for name in ("claim", "site", "timeout"):
         argv += [f"--{name}", str(getattr(options, name))] if getattr(options, name) is not None else []
@@ -133,7 +133,7 @@ def _output(given: Path | None, size: str, site: str) -> Path:
 
 
 def _reproducing_options(options: argparse.Namespace, size: Size, parameters: dict[str, Any]) -> str:
-    """The options that make the same record again, without paths."""
+    """Return the options that make the same record again, without paths."""
     from workbench.papers.site import without_paths
 
     words = ["--size", size, *(["--site", options.site] if options.site else [])]

@@ -48,7 +48,7 @@ def add_runs_options(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object per line")
     add("--format", choices=("csv", "parquet", "tensorboard"), default="csv", help="with export: format of the files")
     add("--output", "-o", type=Path, default=Path("runs-export"), help="with export: folder to write to")
-    add("--yes", action="store_true", help="with remove: do not only list the runs, but remove them")
+    add("--yes", action="store_true", help="with remove: remove the runs, not only list them")
     parser.set_defaults(command=_runs)
 
 
@@ -68,7 +68,7 @@ def _runs(options: argparse.Namespace) -> int:
 
 
 def _chosen(options: argparse.Namespace) -> Any:
-    """The table of the runs that the options name."""
+    """Return the table of the runs that the options select."""
     from dataclasses import replace
 
     from workbench.analysis.runs_table import runs_table

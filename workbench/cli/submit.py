@@ -92,7 +92,7 @@ def submit_command(
         num_ranks: number of ranks.
         argv: arguments of `workbench`.
         what: beginning of the job's name.
-        requeue: whether the job goes back into the queue after the warning.
+        requeue: put the job back into the queue after the warning.
 
     Returns:
         The exit status.

@@ -42,7 +42,7 @@ def _train(options: argparse.Namespace) -> int:
     )
     problem.train_data()  # raises for a missing folder once, here, and not on every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
-    resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # `last` would name the new run
+    resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # for ranks, `last` would be the new run
     arguments, watch = [*options.given, *resolved], _progress(folder, options)
     try:
         how: dict[str, Any] = {"shrinks": options.on_failure == "shrink", "fork_server": fork_server}
@@ -63,7 +63,7 @@ def _check_ranks_here(workers: int) -> None:
 
 
 def _fork_server(options: argparse.Namespace) -> Any:
-    """A fork server for ranks of torch, if this process starts any. It must be made before anything else."""
+    """Return a fork server for ranks of torch, if this process starts any. It must be made before anything else."""
     if options.runtime != "torch" or options.workers < 1 or "RANK" in os.environ:
         return None
     from workbench.clusters.local.spawn import fork_server_for
@@ -122,7 +122,7 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
 
 
 def _progress(folder: Path, options: argparse.Namespace) -> Any:
-    """Return a function that updates a progress line on the terminal; without a terminal or with --json it does nothing."""
+    """Return a function that updates a progress line. It does nothing without a terminal or with --json."""
     if options.json or not sys.stderr.isatty():
         return lambda: None
     from workbench.trace.follow import Follower

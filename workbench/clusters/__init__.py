@@ -4,14 +4,14 @@ Imports point down in this order:
 
 - `cluster`: `Cluster`, the user's object.
 - `start`, `status`, `run_handle`: its parts.
-- `jobs`, `commands`, `waiting`, `output`, `failures`, `folder_results`: what they do with a run: arguments, commands,
-  a long wait, the ranks' output, errors and results.
+- `jobs`, `commands`, `waiting`, `output`, `failures`, `folder_results`: a run's arguments, commands, long waits, output
+  of ranks, errors and results.
 - `engines`: talks to ranks.
-- `launchers`: start engines. `slurm`, `local` and `emulated` are the places.
-- `supervision`: which clusters and ranks exist; ends processes that are left over.
+- `launchers`: start engines. `slurm`, `local` and `emulated`: the places where engines run.
+- `supervision`: which clusters and ranks exist; ends processes that remain.
 
 `Cluster` needs ipyparallel, and `local/mpi_install` does not, so each name is imported when it is first used. May
-import `plots` and what lies below. Used by `kernel`, `experiments` and layers above. Begin with `cluster`.
+import `plots` and the layers below it. Used by `kernel`, `experiments` and layers above. Begin with `cluster`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from workbench.program import Algorithm
 from workbench.runtimes.liveness.interrupts import deferred_interrupt
 
 START_S = 120.0
-RETURN_S = 5.0  # how long ranks may take to return from a run that is over
+RETURN_S = 5.0  # how long ranks may take to return after their run has ended
 
 
 @final
@@ -34,8 +34,8 @@ class Cluster:
     """`n` ranks of one world for this program or notebook. Each rank is an IPython engine.
 
     The ranks end with `stop()`, with the `with` block, or when the object is garbage collected. They also end when the
-    program or kernel ends or is killed. No process is left. After `detach()` the ranks end by `workbench cluster stop`,
-    or with the process that attaches to them.
+    program or kernel ends or is killed. No process remains. After `detach()`, `workbench cluster stop` ends the ranks.
+    If a process attaches to them, they end with that process.
 
     Args:
         n: number of ranks. It may exceed the number of cores.
@@ -56,8 +56,8 @@ class Cluster:
 
     Raises:
         ConfigError: `n`, `runtime` or `launcher` is not valid.
-        LaunchError: there is no MPI or no emulated network here, or the ranks did not start or did not find each
-            other. The message names the fix.
+        LaunchError: this machine has no MPI or cannot emulate a network, or the ranks did not start or did not find
+            each other. The message names the fix.
 
     Example:
         with Cluster(4) as cluster:
@@ -182,7 +182,7 @@ class Cluster:
             algorithm: how the ranks exchange and apply gradients.
             problem: model, loss and data. Functions and classes of the notebook are sent to the ranks.
             settings: fields of `workbench.settings.Settings`: epochs or steps, batch_size, lr, seed, ... Also
-                resume=, a stopped run.
+                resume=, the stopped run to continue.
 
         Raises:
             ConfigError: a setting is not valid, an object cannot be sent to the ranks, or a training still runs.
@@ -240,9 +240,9 @@ class Cluster:
         return self
 
     def heal(self) -> Cluster:
-        """Restart all ranks if some are gone, or have not returned from a run that is over. Prints what is lost.
+        """Restart all ranks if some have ended, or have not returned from a run that has ended. Print what is lost.
 
-        Without such ranks, nothing changes.
+        Otherwise nothing changes.
         """
         message = self._what_restart_loses()
         if message is not None:
@@ -282,7 +282,7 @@ class Cluster:
         """Attach to a detached cluster. `run` is the training that continued without a notebook.
 
         Args:
-            name: its id, or the beginning of it.
+            name: the cluster's id, or the beginning of the id.
             quiet: print nothing.
 
         Raises:
@@ -335,7 +335,7 @@ def attach(name: str, *, quiet: bool = False) -> Cluster:
     """Attach to a detached cluster and its training: see `Cluster.attach`.
 
     Args:
-        name: its id, or enough of its beginning to tell it from other clusters.
+        name: the cluster's id, or a beginning of the id that no other cluster shares.
         quiet: print nothing.
 
     Raises:
@@ -346,14 +346,14 @@ def attach(name: str, *, quiet: bool = False) -> Cluster:
 
 
 def _no_client_message(state: str, name: str) -> str:
-    """The message for a cluster without a client: why, and what to do."""
+    """Return the message for a cluster without a client: the reason, and what to do."""
     if state == "detached":
         return f"this cluster was detached: wb.attach({name!r}) attaches to it"
     return "this cluster was stopped: start a new Cluster"
 
 
 def _restart_message(gone: list[int], run: Path | None, num_ranks: int) -> str:
-    """The message that says what is lost when all ranks restart."""
+    """Return the message that says what is lost when all ranks restart."""
     plural = "s" if len(gone) != 1 else ""
     why = f"rank{plural} {', '.join(map(str, gone))} had ended" if gone else "ranks did not return"
     message = f"{why}: {count(num_ranks)} were restarted, and the contents of their memory are lost."

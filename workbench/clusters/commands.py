@@ -1,4 +1,4 @@
-"""Commands to a running training, from a notebook or a shell. They are checked here, before they are written."""
+"""Check commands to a running training, from a notebook or a shell, and write them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def check_steerable(folder: Path, what: str) -> dict[str, Any]:
         what: name of the command, for the message.
 
     Raises:
-        ConfigError: the run is over, or it is simulated.
+        ConfigError: the run has ended, or it is simulated.
     """
     info = with_true_status(folder, read_info(folder))
     if info.get("status") in ENDED:
-        raise ConfigError(f"{what}: the run {folder.name} is over ({info['status']}): start another one")
+        raise ConfigError(f"{what}: the run {folder.name} has ended ({info['status']}): start another one")
     if info.get("runtime") == "simulated":
         raise ConfigError(
             f"{what}: the run {folder.name} is simulated, and its settings are its inputs: simulate again with other "
@@ -40,7 +40,7 @@ def send_command(folder: Path, command: Command) -> None:
     """Pause, resume or stop a run.
 
     Raises:
-        ConfigError: the run is over, or it is simulated.
+        ConfigError: the run has ended, or it is simulated.
     """
     check_steerable(folder, next(iter(command)))
     write_command(folder, command)
@@ -69,17 +69,17 @@ def send_settings(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _current_algorithm(algorithm: Algorithm, commands: list[Command], context: tuple[int, str]) -> Algorithm:
-    """The algorithm with all earlier changes, whether the ranks have applied them or not."""
+    """Return the algorithm with all earlier changes, even if the ranks have not applied them yet."""
     for command in commands:
         try:
             algorithm, _ = changed(algorithm, command.get("set") or {}, *context)
         except ConfigError:
-            continue  # the ranks refuse it too
+            continue  # the ranks also refuse this command
     return algorithm
 
 
 def _check_names(algorithm: str, names: list[str], changes: dict[str, Any]) -> None:
-    """Check only the names of settings, for an algorithm that is not the package's. Its ranks check the values."""
+    """Check the names of settings, for an algorithm that is not part of this package. The ranks check the values."""
     if not changes:
         raise ConfigError(f"nothing to set: give one of {', '.join(names)}")
     for name in changes:

@@ -24,7 +24,7 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def failed_ranks(results: Sequence[Any], folder: Path) -> dict[int, BaseException]:
-    """rank -> its error, for the ranks that returned one. Lost ranks that the run tolerates are left out."""
+    """Return rank -> its error, for ranks that returned one. Lost ranks that the run tolerates are left out."""
     ended = {rank: result for rank, result in enumerate(results) if result.done()}
     errors = {rank: result.exception() for rank, result in ended.items()}
     failed = {rank: error for rank, error in errors.items() if error is not None}
@@ -63,7 +63,7 @@ def consequence(error: BaseException) -> int:
 def describe_exits(
     failed: Mapping[int, BaseException], engines: Engines, folder: Path, wait_s: float
 ) -> dict[int, str]:
-    """rank -> how its process ended, if that ended the run and the exit status is known within `wait_s` seconds."""
+    """Return rank -> how its process ended, if that ended the run. Wait up to `wait_s` seconds for the exit status."""
     if not failed or consequence(first_cause(failed)[1]) != 1:
         return {}
     return {
@@ -83,7 +83,7 @@ def local_error(
         error: its error.
         last_output: last lines of the engines' output, for a lost process.
         exits: rank -> how its process ended, where known.
-        gone: ranks whose processes are gone too: mpiexec ends all of them when it loses one.
+        gone: ranks whose processes have ended too: mpiexec ends all ranks when it loses one.
     """
     if not isinstance(error, ipp_error.RemoteError):
         return RankFailed(f"rank {rank}: {type(error).__name__}: {error}")
@@ -107,7 +107,7 @@ def local_error(
 
 
 def exit_statuses(engines: Engines, folder: Path, wait_s: float = 0.0) -> dict[int, int]:
-    """rank -> its process's exit status (minus the signal's number), for the engines that trained in `folder`.
+    """Return rank -> its process's exit status (minus the signal's number), for engines that trained in `folder`.
 
     Args:
         wait_s: how long to wait for a first exit status, in seconds.

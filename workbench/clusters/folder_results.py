@@ -19,7 +19,7 @@ from workbench.errors import RunNotFound
 from workbench.trace.store import ENDED, read_info
 
 POLL_S = 0.1
-LAST_S = 1.0  # how long the last files of a rank may take to appear after its process is gone
+LAST_S = 1.0  # how long the last files of a rank may take to appear after its process has ended
 
 
 @final
@@ -60,7 +60,7 @@ class FolderResult:
 def follow_ends(folder: Path, engines: Engines | None, ranks: Sequence[dict[str, Any]]) -> list[FolderResult]:
     """Return the results of all ranks.
 
-    Each is set when the rank's end file appears in the folder, or its process is gone.
+    Each is set when the rank's end file appears in the folder, or its process has ended.
 
     Args:
         folder: the run's folder.
@@ -106,7 +106,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 
 def _without_end_file(rank: int, info: dict[str, Any]) -> BaseException | None:
-    """The result of a rank without an end file, in a run that is over by its record."""
+    """Return the result of a rank without an end file, in a run whose record says that it has ended."""
     if info["status"] != "failed":
         return None
     return ipp_error.RemoteError("PeerFailed", info["error"], "") if info.get("error") else _died(rank)

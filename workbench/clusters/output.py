@@ -57,7 +57,7 @@ class RankOutput:
         """Show new lines.
 
         Args:
-            to_the_end: also show an incomplete last line; otherwise it waits for its rest.
+            to_the_end: also show an incomplete last line; otherwise it is shown when it is complete.
         """
         with self._lock:
             for rank, path in enumerate(self._paths):

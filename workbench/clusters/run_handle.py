@@ -43,7 +43,7 @@ class RunHandle(Views):
         self.folder = folder
         self._results = list(results)
         self._engines: Engines | None = engines
-        self._lost: str | None = None  # why no rank will return any more
+        self._lost: str | None = None  # why no further rank will return
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._follower = Follower(folder)
@@ -66,7 +66,7 @@ class RunHandle(Views):
         return self._over.is_set()
 
     def overdue(self, within_s: float) -> bool:
-        """Return True if the record says that the run is over, but not all ranks return within `within_s` seconds."""
+        """Return True if the record says that the run has ended, but not all ranks return within `within_s` seconds."""
         return not self.done and self.status in ENDED and not self._over.wait(within_s)
 
     @property
@@ -139,7 +139,7 @@ class RunHandle(Views):
 
         Raises:
             ConfigError: a setting cannot be changed, and nothing is written; the message names the settings that
-                can be. Or the run is over.
+                can be. Or the run has ended.
         """
         send_settings(self.folder, changes)
         return self
@@ -151,7 +151,7 @@ class RunHandle(Views):
         training time nor towards timeout_s.
 
         Raises:
-            ConfigError: the run is over.
+            ConfigError: the run has ended.
         """
         send_command(self.folder, PAUSE)
         return self
@@ -160,13 +160,13 @@ class RunHandle(Views):
         """Continue after `pause()`. Returns at once.
 
         Raises:
-            ConfigError: the run is over.
+            ConfigError: the run has ended.
         """
         send_command(self.folder, RESUME)
         return self
 
     def interrupt(self, rank: int | None = None) -> RunHandle:
-        """Interrupt the run at once, inside a step and without a checkpoint. `stop()` is the way without loss.
+        """Interrupt the run at once, inside a step and without a checkpoint. `stop()` loses nothing.
 
         The other ranks fail because of it, and the run's status is "failed". The ranks can train again.
 
@@ -205,13 +205,13 @@ class RunHandle(Views):
             result.add_done_callback(self._on_result)
 
     def _on_result(self, _: Any) -> None:
-        """Called on the client's own thread."""
+        """Settle the record if this is the last result. Called on the client's own thread."""
         with self._lock:
             if not self._over.is_set() and all(result.done() for result in self._results):
                 self._settle()
 
     def _settle(self) -> None:
-        """No rank writes any more: correct a record that says otherwise, and drop the engines."""
+        """Correct the record if it says that the run continues, and drop the engines. No rank may still write."""
         try:
             cause = self._cause("") if self._failed() else None
             if self._exits or read_info(self.folder)["status"] not in ENDED:
@@ -260,11 +260,11 @@ class RunHandle(Views):
                 self._views.pop().settle()
 
     def _failed(self) -> dict[int, BaseException]:
-        """rank -> its error, for the ranks that returned one."""
+        """Return rank -> its error, for the ranks that returned one."""
         return failed_ranks(self._results, self.folder)
 
     def _error(self) -> WorkbenchError:
-        """The error to raise. Waits up to CAUSE_S for the cause if only its consequences have arrived."""
+        """Return the error to raise. Wait up to CAUSE_S for the cause if only its consequences have arrived."""
         engines = self._engines
         deadline = time.monotonic() + CAUSE_S
         while consequence(first_cause(self._failed())[1]) and not self.done and time.monotonic() < deadline:

@@ -49,7 +49,7 @@ def status_table(engines: Engines, ranks: list[dict[str, Any]], run: Path | None
     """
     if engines.detached:
         return entry_table(registry.find_entry(engines.id))
-    # An MPI world ends as one.
+    # The ranks of an MPI world end together.
     connected = engines.client is not None and (engines.alive or not engines.launcher.is_mpi)
     present = set(engines.client.ids) if connected else set()
     begun = {rank: _of_run(run, rank) for rank in range(len(ranks))} if run is not None else {}
@@ -95,7 +95,7 @@ def entry_table(entry: registry.Entry) -> Table:
 
 
 def _ask(engines: Engines, present: set[int]) -> dict[int, dict[str, Any]]:
-    """rank -> the state of an idle engine. An engine that runs a cell does not answer in time and is left out."""
+    """Return rank -> the state of an idle engine. Engines that run a cell do not answer in time and are left out."""
     pending = {rank: engines.client[rank].apply_async(remote.idle_status) for rank in present}
     deadline = time.monotonic() + ASK_S
     answers = {}
@@ -108,7 +108,7 @@ def _ask(engines: Engines, present: set[int]) -> dict[int, dict[str, Any]]:
 
 
 def _is_over(run: Path) -> bool:
-    """Return True if the run's record says that it is over. The ranks' own files may look recent after a kill."""
+    """Return True if the run's record says that it has ended. The ranks' own files may look recent after a kill."""
     try:
         return read_info(run).get("status") in ENDED
     except RunNotFound:
@@ -133,7 +133,7 @@ def _of_run(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def _memory_here(process: dict[str, Any]) -> int | None:
-    """Resident memory of a rank's process, in bytes; None if it runs on another machine or is gone."""
+    """Resident memory of a rank's process, in bytes; None if it runs on another machine or has ended."""
     if process["host"] == socket.gethostname():
         with contextlib.suppress(psutil.Error):
             return int(psutil.Process(process["pid"]).memory_info().rss)

@@ -1,4 +1,4 @@
-"""`Waiting`: one line that says what a long wait waits for.
+"""`Waiting`: one line that says what a long wait is for.
 
 On a terminal and in a notebook it is updated and then removed.
 """
@@ -30,7 +30,7 @@ SIGNAL_S = 10.0  # how long an engine's nanny may take to forward an interrupt
 class Waiting:
     """The line of one wait.
 
-    In a notebook and on a terminal it is updated. Elsewhere it is printed when the time has doubled.
+    In a notebook and on a terminal it is updated. Elsewhere it is printed each time the waiting time has doubled.
 
     Args:
         what: what the wait is for; a function is called each time the line is printed.
@@ -126,7 +126,7 @@ def interrupt_ranks(client: Any, ranks: Sequence[int], timeout_s: float = SIGNAL
         timeout_s: limit in seconds.
 
     Raises:
-        LaunchError: a nanny did not answer in time, because it is gone or stopped.
+        LaunchError: a nanny did not answer in time, because it has ended or is stopped.
     """
     over, errors = threading.Event(), list[BaseException]()
 

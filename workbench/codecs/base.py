@@ -46,15 +46,15 @@ class Codec(ABC):
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
         """Encode (n,) float32 or float64 as (wire_bytes(n),) uint8, on the same device; `values` are not changed.
 
-        `noise` is given to stochastic codecs. On the meta device the answer has the size and no content.
+        `noise` is for stochastic codecs. On the meta device the result has the size and no content.
         """
 
     @abstractmethod
     def decode(self, wire: Tensor, like: Tensor) -> Tensor:
         """Decode (wire_bytes(n),) uint8 to new (n,) values with `like`'s length, dtype and device."""
 
-    # The following methods write into existing memory. They give the same bits as `encode`, `decode` and a sum of their results.
-    # Codecs that process values in tiles override them. The memory of a wire begins at a multiple of 4 bytes.
+    # The following methods write into existing memory. They give the same bits as `encode`, `decode` and a sum of their
+    # results. Codecs that process values in tiles override them. The memory of a wire begins at a multiple of 4 bytes.
 
     def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
         """wire <- `encode(values)`"""

@@ -116,7 +116,7 @@ class Piece:
 
 
 def pieces(values: Tensor, group: int | None) -> Iterator[Piece]:
-    """Yield pieces of the values, in order: of at most `TILE` values on a CPU, and as few as groups allow elsewhere.
+    """Yield pieces of the values, in order: on a CPU at most `TILE` values each, elsewhere as few pieces as possible.
 
     >>> [(piece.span, piece.num) for piece in pieces(torch.empty(10), 4)]
     [(slice(0, 8, None), 2), (slice(8, 10, None), 1)]

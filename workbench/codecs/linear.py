@@ -63,8 +63,8 @@ class Linear8(Codec):
     def contracts(self) -> bool:
         """Return True if the mean squared error is below the mean square of the values.
 
-        To nearest, no error exceeds its value. Stochastic, the squared errors of n values sum in the mean to at most
-        n (M/127)**2 / 4: less than M**2 in small groups.
+        With rounding to nearest, no error exceeds its value. With stochastic rounding, the squared errors of n values
+        add up to at most n (M/127)**2 / 4 on average. In small groups that is less than M**2.
         """
         return not self.stochastic or (self.group is not None and self.group < 4 * LEVELS**2)
 

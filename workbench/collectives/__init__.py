@@ -7,7 +7,7 @@
 - `wire`: the messages of a collective, with a codec in each hop. `memory`: what is kept from step to step.
 - `algorithm`: the base of training algorithms that sum by a collective.
 
-Imports `codecs`, `program` and what lies below. Used by `algorithms`, `runtimes`, `theory` and layers above. Begin
+Imports `codecs`, `program` and layers below. Used by `algorithms`, `runtimes`, `theory` and layers above. Begin
 with `base`, then `ring`.
 """
 

@@ -157,7 +157,7 @@ def _chosen(auto: Auto, num_bytes: int, num_workers: int, link: Link) -> Collect
 
 
 def _new_memory_s(candidate: Collective, num_bytes: float, num_workers: int) -> float:
-    """Return the seconds for the memory of very long messages, on the rank that receives the most."""
+    """Return the seconds to map the memory of very long messages, on the rank that receives the most."""
     rounds = (num_workers - 1).bit_length()
     match candidate:
         case HalvingDoubling():

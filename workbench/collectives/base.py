@@ -79,8 +79,8 @@ class Collective(ABC):
     def uncorrected(self) -> str:
         """What each sum loses permanently, if that is so much that training fails; otherwise "".
 
-        Rounding does not count. What error feedback adds to the next sum does not either. `records/combinations.md` has
-        the losses.
+        Rounding does not count as a loss, nor does what error feedback adds to the next sum. `records/combinations.md`
+        has the losses.
         """
         codec = getattr(self, "codec", None)
         return f"{codec}" if codec is not None and not codec.reencodes else ""
@@ -140,7 +140,7 @@ class Collective(ABC):
         """Return the bytes that `rank` sends for a bucket of `numel` elements, the last `tail` uncompressed."""
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """Return the mean of `bytes_sent` over the ranks. They may differ much, such as a root and a leaf."""
+        """Return the mean of `bytes_sent` over the ranks. A root and a leaf, for example, differ much."""
         return (
             sum(self.bytes_sent(rank, num_workers, numel, itemsize, tail) for rank in range(num_workers)) / num_workers
         )

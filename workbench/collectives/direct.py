@@ -94,7 +94,7 @@ class Direct(Collective):
             for turn in turns[number + NUM_POSTED_RECVS : number + NUM_POSTED_RECVS + 1]:
                 receiving.append((yield from self._listen(wire, parts, turn)))
             if hop == SPREADING:
-                yield from wire.put(part, message)  # this rank's own part has left long before
+                yield from wire.put(part, message)  # this rank has sent its own values of that part before
             else:
                 yield from wire.add(*part, message)
                 if spreads and distance == p - 1:
@@ -124,7 +124,7 @@ class Direct(Collective):
         return (yield from wire.start_send((wire.ctx.rank + turn[2]) % wire.ctx.num_workers, message, turn[0]))
 
     def _complete(self, wire: Wire, part: tuple[int, int], chunk: int, totals: dict[int, Tensor]) -> Program:
-        """Encode the complete sum of a chunk of this rank's block once, and keep what others will decode."""
+        """Encode the complete sum of a chunk of this rank's block once, and keep the values that all ranks decode."""
         totals[chunk] = yield from wire.pack(*part, SPREADING)
         yield from wire.adopt(*part, totals[chunk])
 

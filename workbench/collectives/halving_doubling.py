@@ -101,9 +101,9 @@ class HalvingDoubling(Collective):
         return total
 
     def mean_bytes(self, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
-        """The mean over the kinds of ranks: folded into another, summing for two, alone.
+        """The mean over three kinds of ranks: folded into another rank, summing for two, summing for itself.
 
-        In a kind they differ by an element a round.
+        It is approximate: ranks of one kind differ by at most one element in each round.
         """
         extra = Position.of(0, num_workers).extra
         kinds = ((0, extra), (1, extra), (2 * extra, num_workers - 2 * extra))

@@ -60,7 +60,7 @@ class Hierarchical(Collective):
             for name, level in (("inner", self.inner), ("outer", self.outer)):
                 if not hasattr(level, "codec") or level.codec is not None:
                     raise ConfigError(
-                        f"codec={self.codec} is of both levels, and {name} is {level}: give each level its own instead"
+                        f"codec={self.codec} is for both levels, and {name} is {level}: give each level its own codec"
                     )
 
     @property

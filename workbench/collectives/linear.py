@@ -17,8 +17,8 @@ from workbench.program import Context
 class Linear(Rooted):
     """Rank 0 sums in rank order, ((g_0 + g_1) + g_2) + ..., for every length and every cut into buckets.
 
-    Slow: rank 0 receives and sends (p-1) n bytes. Without a codec it is exactly reproducible: the reference for the
-    others.
+    Slow: rank 0 receives and sends (p-1) n bytes. Without a codec it is exactly reproducible: the reference for other
+    collectives.
     """
 
     def reduce(self, ctx: Context, value: Value) -> Program:

@@ -98,8 +98,8 @@ class PowerSGD(Collective):
     def all_reduce(self, ctx: Context, value: Value) -> Program:
         if not isinstance(value, Gradient):
             raise ConfigError(
-                "PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum it with its "
-                "inner"
+                "PowerSGD needs the shapes of a gradient's parameters, and was given a plain tensor: sum tensors with "
+                "its inner collective"
             )
         for piece, flat in value.slices():
             matrices = self.matrices(piece)
@@ -131,11 +131,11 @@ class PowerSGD(Collective):
         return total
 
     def matrices(self, piece: BucketSlice) -> list[Slot]:
-        """Return the parameters of a bucket that are sent as factors: those with smaller factors."""
+        """Return the parameters of a bucket that are sent as factors: those whose factors have fewer numbers."""
         return [slot for slot in piece.slots if sum(prod(self.factor_shape(slot, side)) for side in "pq") < slot.numel]
 
     def factor_shape(self, slot: Slot, side: str) -> tuple[int, int]:
-        """P's (n, r) or Q's (m, r)."""
+        """Return the shape of P, (n, r), or of Q, (m, r)."""
         rows = slot.shape[0] if slot.shape else 1
         columns = slot.numel // max(rows, 1)
         return (rows if side == "p" else columns, min(rows, columns, self.rank))
@@ -171,7 +171,7 @@ class PowerSGD(Collective):
     def _turn(self, ctx: Context, piece: BucketSlice) -> int:
         """Return 0 and 1 in turns, for each sum of this bucket on this lane.
 
-        The step's number would not do: with two lanes, one of them has all the even steps.
+        The step's number cannot be used: with two lanes, one of them has all the even steps.
         """
         return count_sum(ctx.memory, f"low-rank.sums/{piece.index}") % 2
 
@@ -249,7 +249,7 @@ def _name(side: str, slot: Slot) -> str:
 def _project(
     side: str, matrices: list[Tensor], others: list[Tensor], raw: list[Tensor]
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """(P or Q of all matrices with the raw tensors in one message, this rank's P or Q, bases of the other factor)."""
+    """Return (message of P or Q of all matrices and the raw tensors, this rank's P or Q, bases of the other factor)."""
     bases = [torch.linalg.qr(other).Q for other in others]
     factors = [(matrix if side == "p" else matrix.T) @ basis for matrix, basis in zip(matrices, bases, strict=True)]
     return torch.cat([item.reshape(-1) for item in (*factors, *raw)]), factors, bases

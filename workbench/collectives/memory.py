@@ -6,7 +6,7 @@ of v = g + a e, where the share a is the expected W. The summed tail contains W.
     e <- (v - C(v)) / W + (1 - a / W) e,
 
 so nothing is lost: what is applied and what all ranks keep always add up to all gradients. A rank of weight 0 sends
-nothing of e and keeps it. So does every rank for a parameter that no rank used, and for a sum that is not finite.
+nothing of e and keeps it. Every rank keeps e for a parameter that no rank used, and if the sum is not finite.
 
 If |1 - a / W| exceeds 1 in every step, e grows without a bound. If W is not known in advance (a `Trainer` whose ranks
 count their samples), a = q w. w is the rank's own weight, and q its smallest recent W / w: see `share_of`.
@@ -27,7 +27,7 @@ from workbench.program import LANE_PREFIX, Context
 ONCE_RESIDUAL, LOW_RANK_RESIDUAL = "once.residual", "low-rank.residual"  # the error of this rank's own values
 ONCE_OWNER = "once.owner"  # the codec's error of the sum of this rank's block
 WEIGHT_RATIO = "weight-ratio"  # q: the weight of a sum over this rank's own weight in it
-PER_RANK = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # different on each rank; others are equal
+PER_RANK = (ONCE_RESIDUAL, LOW_RANK_RESIDUAL, ONCE_OWNER, WEIGHT_RATIO)  # different on each rank; other names are equal
 # The most that q grows in a sum. e stays bounded if W / w changes by a factor below 43 = Euler's number / this.
 RATIO_GROWTH = 1 / 16
 

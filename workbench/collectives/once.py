@@ -38,7 +38,7 @@ class Piece:
 
     Attributes:
         name: part of the names of its tensors in `ctx.memory`.
-        spans: where in `body` each parameter lies.
+        spans: the place of each parameter in `body`.
         total_weight: see `Gradient`.
     """
 
@@ -66,8 +66,9 @@ class Once(Collective):
     | "gather" | C(g_i) to all ranks; each computes the sum | (p-1) w(n) |
     | with a `SummableCodec` | its scale, then its integers, through `inner` | those of `inner` for n integers |
 
-    None chooses "encoded", or "gather" if the codec loses too much of a sum (`TopK`, `Sign`). Sums are taken in rank
-    order, in the value's dtype. Every rank decodes the same bytes, its own included: replicas stay bit-identical.
+    `spread=None` chooses "encoded", or "gather" if the codec loses too much of a sum (`TopK`, `Sign`). Sums are taken
+    in rank order, in the value's dtype. Every rank decodes the same bytes, its own included: replicas stay
+    bit-identical.
     Unlike a codec in a ring's hops, the error does not grow with each hop: each g_i is encoded once, and with "encoded"
     so is the sum. A single rank also encodes and decodes. Tails are sent uncompressed with the last block's messages,
     or with the scales.
@@ -227,7 +228,7 @@ class Once(Collective):
             self._update_residual(ctx, piece, outcome_of(piece.tail, piece.body, piece.spans), residual, left, share)
 
     def _integers(self, ctx: Context, piece: Piece, codec: SummableCodec) -> Program:
-        """Take the largest of each scale over the ranks, by one sum; then sum the integers."""
+        """Find the largest scale of all ranks by one sum: each rank fills its own position. Then sum the integers."""
         p, body = ctx.num_workers, piece.body
         share = share_of(ctx, piece.name, piece.tail, piece.total_weight)
         residual = self._residual(ctx, body, f"{ONCE_RESIDUAL}/{piece.name}")

@@ -68,8 +68,8 @@ class Ring(Collective):
         hops = [(hop, part) for hop in range(first, last) for part in self._chunks(bounds, rank - hop - 2)]
         sending: deque[Ticket | None] = deque()
         receiving: deque[Ticket | None] = deque()
-        # Receives are posted before sends. gloo has one stream of bytes to a neighbour: it would send the request after the
-        # message, and with the same neighbour on both sides each would wait for the other.
+        # Receives are posted before sends, because gloo has one stream of bytes to a neighbour. Otherwise a rank would
+        # send its request to receive after its message, and two ranks would wait for each other.
         for later, its_part in hops[: self.chunks]:
             receiving.append((yield from wire.start_receive(left, its_part, later)))
         for part in self._chunks(bounds, rank - first - 1) if hops else ():
@@ -124,9 +124,9 @@ class Ring(Collective):
     def seconds(self, num_bytes: float, num_workers: int, link: Link) -> float:
         """2 (p-1) alpha + 2 (p-1)/p n beta + (p-1)/p n gamma.
 
-        With c chunks a hop begins max(alpha + (n beta + n gamma) / (p c), n beta / p, n gamma / p) after the last one:
-        its first chunk has been received and summed, and the wire and the processor are done with their blocks. The
-        final hop takes alpha + n beta / p.
+        With c chunks a hop begins max(alpha + (n beta + n gamma) / (p c), n beta / p, n gamma / p) after the hop before
+        it: the first chunk of that hop has been received and summed, and the wire and the processor are done with its
+        block. The final hop takes alpha + n beta / p.
         """
         p, c = num_workers, self.chunks
         if p == 1:

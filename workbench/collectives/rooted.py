@@ -43,7 +43,7 @@ class Rooted(Collective):
 
     @abstractmethod
     def broadcast(self, ctx: Context, value: Value) -> Program:
-        """Give all ranks what they decode from rank 0's message: also rank 0, and also if it is alone."""
+        """Give every rank the values that rank 0's message decodes to. Rank 0 decodes too, even if it is alone."""
 
     @abstractmethod
     def num_broadcast(self, rank: int, num_workers: int) -> int:

@@ -1,4 +1,4 @@
-"""Messages of ranges of a value: the only place where a collective meets a codec.
+"""Messages of ranges of a value: here the hops of a collective are encoded and decoded.
 
 A collective names ranges [start, stop) of one bucket's flat buffer. Without a codec a message is that slice itself:
 nothing is copied, and sums are taken in place. With a codec, the range's parameters are encoded. The range's part of
@@ -28,7 +28,7 @@ from workbench.rng import derive_seed
 
 # Tags of hops. Hops may share a tag, because messages with the same tag keep their order. Algorithms use 900 to 999.
 NUM_TAGS = 900
-ALIGNMENT = 8  # bytes; a codec may view its message as numbers, which must not begin between two of them
+ALIGNMENT = 8  # bytes; a codec may view its message as numbers, so the message must begin at a multiple of their size
 
 
 @final
@@ -97,20 +97,20 @@ class Wire:
             yield Local("decode", self._size(cuts[0], cuts[-1]), partial(self._put, self.codec, cuts, message))
 
     def join(self, cuts: Sequence[int], *messages: Tensor) -> Tensor:
-        """Join messages, in order. Together they are the ranges between these cuts, which `put` has filled."""
+        """Join messages, in order. `put` has filled the ranges between these cuts from them."""
         return self.like(cuts) if self.codec is None else torch.cat(messages)
 
     def start_send(self, to: int, message: Tensor, hop: int) -> Program:
-        """Start to send. Give the answer to `finish`."""
+        """Start to send a message. Return the ticket for `finish`; None for an empty message."""
         return (yield Start(Send(to, message, tag=hop % NUM_TAGS))) if message.numel() else None
 
     def send(self, to: int, message: Tensor, hop: int) -> Program:
-        """Send to a rank that receives and does not send first."""
+        """Send a message to a rank that receives first. If it also sends first, both deadlock: use `start_send`."""
         if message.numel():
             yield Send(to, message, tag=hop % NUM_TAGS)
 
     def start_receive(self, source: int, cuts: Sequence[int], hop: int) -> Program:
-        """Start to receive. Give the answer to `received`."""
+        """Start to receive a message. Return the ticket for `received`; None for an empty message."""
         like = self.like(cuts)
         return (yield Start(Recv(source, like=like, tag=hop % NUM_TAGS))) if like.numel() else None
 
@@ -119,12 +119,12 @@ class Wire:
         return (yield Wait(ticket)).value if ticket is not None else self.like(cuts)
 
     def receive(self, source: int, cuts: Sequence[int], hop: int) -> Program:
-        """Return the message."""
+        """Receive a message and return it."""
         like = self.like(cuts)
         return (yield Recv(source, like=like, tag=hop % NUM_TAGS)).value if like.numel() else like
 
     def finish(self, ticket: Ticket | None) -> Program:
-        """Wait until a started send has left. Only then may its range be written."""
+        """Wait until a started send has completed. Only then may its range be overwritten."""
         if ticket is not None:
             yield Wait(ticket)
 
@@ -165,7 +165,7 @@ class Wire:
                 part.view(torch.uint8).copy_(wire)
 
     def _sections(self, codec: Codec, cuts: Sequence[int], message: Tensor) -> Iterator[tuple[Tensor, bool, Tensor]]:
-        """Return (slice of the buffer, is encoded, bytes) for each range between cuts, parameters and tail apart."""
+        """Yield (slice of the buffer, is encoded, bytes): for each range between cuts its parameters, then its tail."""
         begin = 0
         for start, stop in pairwise(cuts):
             cut = max(start, min(stop, self.body))
@@ -183,7 +183,7 @@ def wires(ctx: Context, value: Value, codec: Codec | None) -> list[Wire]:
         ConfigError: a codec with numbers that are not floating-point.
     """
     if codec is not None and not (value.flat if isinstance(value, Gradient) else value).is_floating_point():
-        raise ConfigError(f"{codec} encodes floating-point numbers: sum others by a collective without a codec")
+        raise ConfigError(f"{codec} encodes floating-point numbers: sum other types by a collective without a codec")
     if not isinstance(value, Gradient):
         flat = value.view(-1)
         step = (

@@ -1,4 +1,4 @@
-"""Costs of compute and communication in virtual time.
+"""Cost models of compute and communication, for simulations in virtual time.
 
 - `compute`: seconds of a worker's passes. `stragglers` is a folder: distributions of a worker's slowdown.
 - `network`, `topology`: seconds of a message, on a flat network and between hosts on switches. `profiles`: networks by

@@ -1,4 +1,4 @@
-"""Seconds of a worker's compute."""
+"""The cost model of a worker's compute."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Number = TypeVar("Number", float, Array)
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """Forward, backward and update of one full minibatch. With fewer samples, forward and backward take less time.
+    """Seconds of forward, backward and update of one full minibatch. Fewer samples shorten forward and backward.
 
     Attributes:
         forward_s, backward_s, update_s: seconds without stragglers.
-        stragglers: distributions that slow forward and backward; several multiply, and each draws its own numbers.
+        stragglers: distributions that slow forward and backward. Each draws independently; their factors multiply.
         forward_shares, backward_shares: each parameter's share of the pass, in order of registration; empty: in
-            proportion to its elements.
-        fixed_share: share of forward and backward that does not depend on the number of samples; the rest is in
-            proportion to it.
+            proportion to the number of elements.
+        fixed_share: share of forward and backward that does not depend on the number of samples; the rest is
+            proportional to the number of samples.
     """
 
     forward_s: float
@@ -79,9 +79,7 @@ class Compute:
         return any(distribution.timed for distribution in self.stragglers)
 
     def time_share(self, share_of_batch: Number) -> Number:
-        """Return the share of a full minibatch's forward and backward seconds that this share of its samples takes.
-
-        No samples take no time.
+        """Return the time of a share of a minibatch's samples, divided by the full minibatch's time; 0 for no samples.
 
         >>> Compute(forward_s=1.0, backward_s=2.0, fixed_share=0.5).time_share(0.5)
         0.75
@@ -104,7 +102,7 @@ class Compute:
     def finish_s(self, seed: int, rank: int, begin_s: float, seconds: float) -> float:
         """Return when this worker ends work that begins at `begin_s` and takes `seconds`.
 
-        After a failure, slowed work is repeated.
+        After a failure, the slowed work is repeated.
         """
         work: Finish = full_speed_finish_s
         timed = [
@@ -128,7 +126,7 @@ class Compute:
 
 @lru_cache(maxsize=64)
 def _seed_of(seed: int, position: int) -> int:
-    """Return a seed for each position: otherwise two distributions of one kind would draw equal numbers."""
+    """Return a different seed for each position, so that two distributions of one kind draw different numbers."""
     return derive_seed(seed, "stragglers", position) if position else seed
 
 

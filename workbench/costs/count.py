@@ -1,4 +1,4 @@
-"""A model's compute by counting: the multiplications and additions of its layers, without computing a value."""
+"""Count a model's compute: the multiplications and additions of its layers, without computing a value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workbench.problems.base import Problem, fetch
 
 
 def count_compute(problem: Problem, batch_size: int | None = None, *, flops_per_s: float) -> Compute:
-    """Count forward and backward of a minibatch, and each parameter's share, on a device with this rate.
+    """Count operations: return forward and backward of a minibatch, and each parameter's share, at a device's rate.
 
     A multiplication and an addition are two operations, as vendors count them. Only matrix products and convolutions
     count. Backward is twice forward, for the gradients of inputs and of weights. It is once forward for a layer whose
@@ -51,7 +51,7 @@ def count_compute(problem: Problem, batch_size: int | None = None, *, flops_per_
         [place[id(param)] for param in module.parameters(recurse=False) if id(param) in place] for module in modules
     ]
     called: list[int] = []
-    passes: list[int] = []  # backward over forward, for each call
+    passes: list[int] = []  # cost of backward divided by cost of forward, for each call
     done: list[float] = [0.0]
     with FlopCounterMode(display=False) as counter, ExitStack() as stack:
 

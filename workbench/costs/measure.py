@@ -43,7 +43,7 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        """Interquartile range of the steps' forward and backward seconds, divided by their median."""
+        """Interquartile range of forward and backward seconds over steps, divided by the median."""
         low, middle, high = np.quantile(self.forward_s + self.backward_s, [0.25, 0.5, 0.75])
         return float((high - low) / middle)
 
@@ -62,8 +62,9 @@ def measure_compute(
     `threads` are those of the modelled worker: on a busy machine, more threads than idle cores are slower.
 
     Returns:
-        Medians of `steps`, after two for warm-up. `fixed_share` comes from a second batch, a quarter as large. It is
-        0 for a batch below 3 samples. Shares are measured in separate steps, because the hooks take time.
+        Medians of `steps` steps, after two warm-up steps. `fixed_share` comes from a second batch, a quarter as large.
+        It is 0 for a batch of fewer than 3 samples. Shares are measured in separate steps, because their hooks take
+        time.
     """
     return measure_steps(problem, batch_size, optimizer=optimizer, steps=steps, threads=threads, device=device).compute
 
@@ -77,12 +78,12 @@ def measure_steps(
     threads: int = 1,
     device: torch.device | str | None = None,
 ) -> Measured:
-    """Return `measure_compute`, and the seconds of every step.
+    """Do the same as `measure_compute`, and also return the seconds of every step.
 
     Args:
         problem: the problem with model and data.
         batch_size: samples of a full minibatch; None: the problem's.
-        optimizer: parameters -> optimizer; None: the problem's.
+        optimizer: function from parameters to optimizer; None: the problem's.
         steps: number of measured steps.
         threads: compute threads.
         device: the model's device; None: where the problem creates it.
@@ -159,7 +160,7 @@ class _Bench:
         self._num_steps += 1
 
     def look(self, batch: Batch, size: int) -> tuple[Array | None, Array]:
-        """Return each parameter's shares of forward (None: no module was called) and of backward, as registered."""
+        """Return the shares of forward (None: no module was called) and of backward, by parameter as registered."""
         marks: list[tuple[int, Any]] = []  # first entry: below 0 a phase begins, otherwise a module or a parameter
 
         def note(event: int, *_: object) -> None:
@@ -192,11 +193,11 @@ class _Bench:
 def _of_forward(
     called: list[int], at: Sequence[float], holders: list[list[int]], parameters: Sequence[Tensor]
 ) -> Array | None:
-    """Attribute the time from one module's call to the next call to that module's parameters, by elements.
+    """Attribute the time from a module's call to the next call to that module's parameters, in proportion to elements.
 
-    The time before the first call belongs to the first module. If another module has used the same parameters before (a
-    head that is tied to the embedding), the time belongs to the module called before. It runs at that time, in forward
-    and in backward.
+    The time before the first call belongs to the first module. If another module has used the same parameters earlier
+    (a head that is tied to the embedding), the time belongs to the module that was called before this one. That module
+    runs at nearly the same time, in forward and in backward.
 
     `at`: the begin of the pass, the time of each call, the end of the pass.
     """
@@ -220,7 +221,7 @@ def _of_backward(arrived: Array) -> Array:
 
     A bucket is sent when its last gradient is ready, in order from the last parameter on.
 
-    `arrived`: seconds from the begin of backward until each gradient was ready, shape (parameters,); 0 if none came.
+    `arrived`: seconds from the begin of backward until each gradient was ready, shape (parameters,); 0 without one.
     """
     ready = np.maximum.accumulate(arrived[::-1])[::-1]
     if ready[0] <= 0:  # below the clock's resolution: all are ready at the end
@@ -230,7 +231,7 @@ def _of_backward(arrived: Array) -> Array:
 
 
 def _middle(shares: list[Array]) -> tuple[float, ...]:
-    """Return median shares that sum to 1, from the medians of the time up to each parameter, from the last one on."""
+    """Return shares that sum to 1: differences of the median cumulative shares, from the last parameter on."""
     if not shares:
         return ()
     up_to = np.median([np.cumsum(row[::-1])[::-1] for row in shares], axis=0)
@@ -238,9 +239,9 @@ def _middle(shares: list[Array]) -> tuple[float, ...]:
 
 
 def _fixed_share(size: int, rows: Array, few: int, few_rows: Array) -> float:
-    """Extrapolate the forward and backward seconds of both batches to no samples, divided by those of the full batch.
+    """Return the share of the full batch's forward and backward seconds that remains at 0 samples, by extrapolation.
 
-    It uses the quickest step of each batch: other load on the machine only adds time, and would look like a fixed
+    It uses the fastest step of each batch. Other load on the machine only adds time, which would look like a fixed
     share.
     """
     full_s, few_s = (float(np.min(times[:, 0] + times[:, 1])) for times in (rows, few_rows))

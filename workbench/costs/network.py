@@ -1,4 +1,4 @@
-"""Seconds of communication: latency, bandwidth, summation (the alpha-beta-gamma model)."""
+"""The cost model of communication: latency, bandwidth, summation (the alpha-beta-gamma model)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Route:
 
     Attributes:
         latency_s: alpha, from the last byte sent to the last byte received.
-        stages: (number, seconds a byte) of each interface and switch port on the route. Routes with the same number
-            share that stage.
+        stages: (number, seconds per byte) of each interface and switch port on the route. Routes that contain the same
+            number share that stage.
     """
 
     latency_s: float
@@ -35,7 +35,7 @@ class Network:
         bandwidth_bytes_per_s: 1 / beta, of one interface in one direction.
         sum_s_per_byte: gamma, to add a received byte.
         encode_s_per_byte, decode_s_per_byte: of a codec, for a byte of uncompressed values.
-        fair: whether concurrent connections share an interface's rate, as TCP's tend to (max-min fair). Otherwise
+        fair: True: concurrent connections share an interface's rate (max-min fair), as TCP connections tend to. False:
             messages are served in order of arrival. In both cases the messages of one connection are sent one after
             another.
         name: name in tables.

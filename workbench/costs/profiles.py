@@ -1,8 +1,8 @@
 """Networks by name.
 
 Bandwidths are nominal rates of one interface in one direction, from the standard or the vendor's data sheet, without
-protocol overhead. Latencies are typical for one small message from program to program, to one digit. They are a
-starting point for a study; `workbench calibrate` measures a real network. Sums, encoding and decoding are free here.
+protocol overhead. Latencies are typical values for one small message from program to program, to one digit. They are
+a starting point for a study; `workbench calibrate` measures a real network. Sums, encoding and decoding cost nothing.
 
 | profile | bandwidth | latency |
 |---|---|---|
@@ -103,9 +103,9 @@ def names() -> tuple[str, ...]:
 def get(text: str) -> AnyNetwork:
     """Return a network by name, or a topology.
 
-    A topology has up to three parts. The first is the number of ranks of a host and the network between them. After "+"
-    stands the number of interfaces of a host and their network; after "/", the number of hosts on a leaf switch and its
-    oversubscription. Blanks and capitals do not matter.
+    A topology has up to three parts. The first is the number of ranks of a host and the network between them. The part
+    after "+" is the number of interfaces of a host and their network. The part after "/" is the number of hosts on a
+    leaf switch and its oversubscription. Blanks and capitals do not matter.
 
     >>> get("ethernet-10g").name
     '10 Gbit/s Ethernet'

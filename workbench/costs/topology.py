@@ -21,13 +21,14 @@ class Topology:
 
     Attributes:
         between: one network interface of a host, and alpha between hosts.
-        inside: one rank's port to the others of its host, and alpha there; needed if a host has several ranks.
+        inside: one rank's port to the other ranks of the host, and alpha inside the host; needed if a host has several
+            ranks.
         ranks_per_host: ranks that share the host's interfaces.
         hosts_per_switch: neighbouring hosts on one leaf switch; None: one switch for all.
         oversubscription: bandwidth of a leaf's hosts, divided by that of its uplinks: 4 for "4:1".
         nics_per_host: interfaces of a host; neighbouring ranks share one.
-        rates: (host, factor) or (host, factor out, factor in): these hosts' interfaces have `between`'s rate times the
-            factor.
+        rates: (host, factor) or (host, factor out, factor in): interfaces of this host have the rate of `between` times
+            the factor.
         name: name in tables.
 
     Example:
@@ -87,7 +88,7 @@ class Topology:
         inside = f", inside {self.inside}" if self.inside and self.ranks_per_host > 1 else ""
         return f"{self.name} (between {self.between}{inside})"
 
-    # -- as one link, for formulas that need one ---------------------------------------------------------------
+    # -- as one link, for formulas that need a single link -----------------------------------------------------
 
     @property
     def latency_s(self) -> float:
@@ -107,11 +108,11 @@ class Topology:
 
     @property
     def fair(self) -> bool:
-        """Return True if connections share stages fairly, from `between`."""
+        """Return True if connections share stages fairly, as `between` says."""
         return self.between.fair
 
     def local_s(self, kind: str, num_bytes: float) -> float:
-        """Return the seconds to encode, decode or sum this number of bytes, from `between`."""
+        """Return the seconds to encode, decode or sum this number of bytes, with the costs of `between`."""
         return self.between.local_s(kind, num_bytes)
 
     # -- messages --------------------------------------------------------------------------------------------------
@@ -121,10 +122,10 @@ class Topology:
         return rank // self.ranks_per_host
 
     def route(self, sender: int, receiver: int) -> Route:
-        """Return the route: from port to port in a host; otherwise out, up and down if the leaves differ, and in."""
+        """Return the route: two ports inside a host, else two interfaces, with two uplinks if the leaves differ."""
         here, there = self.host_of(sender), self.host_of(receiver)
         if here == there:
-            inside = self.inside or self.between  # the loopback of a single rank
+            inside = self.inside or self.between  # without `inside`, a rank sends to itself
             per_byte = 1 / inside.bandwidth_bytes_per_s
             return Route(inside.latency_s, ((_KINDS * sender + 2, per_byte), (_KINDS * receiver + 3, per_byte)))
         stages = [
@@ -141,13 +142,13 @@ class Topology:
         return rank // (self.ranks_per_host // self.nics_per_host)
 
     def _per_byte(self, host: int, way: int) -> float:
-        """Return the seconds a byte of one interface of a host; way 0 is out, 1 is in."""
+        """Return the seconds per byte of one interface of a host; way 0 is out, 1 is in."""
         rate = next((both[way] for number, *both in self.rates if number == host), 1.0)
         return 1 / (self.between.bandwidth_bytes_per_s * rate)
 
     @property
     def _uplink_per_byte(self) -> float:
-        """Return the seconds a byte of all uplinks of a leaf together."""
+        """Return the seconds per byte of all uplinks of a leaf together."""
         assert self.hosts_per_switch is not None
         return self.oversubscription / (self.hosts_per_switch * self.nics_per_host * self.between.bandwidth_bytes_per_s)
 
@@ -158,26 +159,26 @@ class Topology:
 
         The two levels are a reduce-scatter inside each host, rings between the hosts, and an all-gather inside (full
         hosts only). There are p ranks on H hosts, with g = p / H ranks each, n bytes, and m = n / p. alpha and beta are
-        those of the slowest route from a host to the next: its interfaces, or an uplink if leaves differ. alpha' and
-        beta' are those inside a host.
+        of the slowest route from a host to the next: over its interfaces, or over an uplink if leaves differ. alpha'
+        and beta' are of the network inside a host.
 
             ring        2 (p-1) max(alpha + m beta, alpha' + m beta') + (p-1) m gamma
             two levels  2 (g-1) (alpha' + n/g beta') + (g-1) n/g gamma,   and between hosts, where k ranks share an interface,
                         with a = alpha + m beta:   (H-1) max(a + m gamma, k m beta) + (H-2) max(a, k m beta) + a + (k-1) m beta
 
-        The ring has the time of `Ring()` by messages; the second has the time of its halves inside and between hosts.
-        Sums on fast links are counted here, although they run while slow links still send.
+        The ring takes as long as `Ring()` by messages. Two levels take as long as their halves inside and between
+        hosts. Sums on fast links are counted, although in messages they run while slow links still send.
 
-        Source: thakur2005optimization (the cost model); the second is common on hosts with several GPUs.
+        Source: thakur2005optimization (the cost model). Two levels are common on hosts with several GPUs.
         """
         return self._fastest_s(num_bytes, num_workers, (True, False))
 
     def reduce_scatter_s(self, num_bytes: float, num_workers: int) -> float:
-        """Return the seconds of the summing half."""
+        """Return the seconds of the half that sums."""
         return self._fastest_s(num_bytes, num_workers, (True,))
 
     def all_gather_s(self, num_bytes: float, num_workers: int) -> float:
-        """Return the seconds of the spreading half."""
+        """Return the seconds of the half that distributes the sums."""
         return self._fastest_s(num_bytes, num_workers, (False,))
 
     def broadcast_s(self, num_bytes: float, num_workers: int) -> float:
@@ -193,12 +194,12 @@ class Topology:
         return seconds + (self.inside.broadcast_s(num_bytes, within) if self.inside else 0.0)
 
     def barrier_s(self, num_workers: int) -> float:
-        """Return the seconds of dissemination among hosts and among the ranks of each: ceil(log2 k) alpha of k each."""
+        """Return the seconds of dissemination among hosts, and among ranks of a host: ceil(log2 k) alpha for each."""
         inside_s = self.inside.barrier_s(min(self.ranks_per_host, num_workers)) if self.inside else 0.0
         return inside_s + _rounds(self._num_hosts(num_workers)) * self.between.latency_s
 
     def _fastest_s(self, num_bytes: float, num_workers: int, halves: tuple[bool, ...]) -> float:
-        """Return the seconds of the quicker of ring and two levels. `halves`: for each half, whether it sums."""
+        """Return the seconds of the faster of ring and two levels. `halves`: for each half, whether the half sums."""
         if num_workers == 1:
             return 0.0
         seconds = self._ring_s(num_bytes, num_workers, halves)
@@ -209,7 +210,7 @@ class Topology:
     def _ring_s(self, num_bytes: float, p: int, halves: tuple[bool, ...]) -> float:
         """Return the seconds of the ring.
 
-        All hops take the time of the slowest link: its receiver is late, and so are the receivers after it.
+        All hops take the time of the slowest link, because a late receiver delays the receivers after it.
         """
         block, hosts = num_bytes / p, self._num_hosts(p)
         hop_s = self.between.latency_s + block * self._host_to_host(hosts) if hosts > 1 else 0.0
@@ -218,9 +219,9 @@ class Topology:
         return (p - 1) * sum(hop_s + sums * block * self.sum_s_per_byte for sums in halves)
 
     def _two_levels_s(self, num_bytes: float, p: int, halves: tuple[bool, ...]) -> float:
-        """Return the seconds of two levels: between hosts, one ring for each place in a host.
+        """Return the seconds of two levels: between hosts, one ring for each position of a rank in its host.
 
-        Rings that share a stage use it one after another.
+        Rings that share a stage use the stage one after another.
         """
         assert self.inside is not None
         group, hosts = self.ranks_per_host, p // self.ranks_per_host
@@ -238,13 +239,13 @@ class Topology:
         return -(-num_workers // self.ranks_per_host)
 
     def _interface(self, hosts: int) -> float:
-        """Return the seconds a byte of the slowest interface of the first hosts."""
+        """Return the seconds per byte of the slowest interface of the first hosts."""
         slow = [self._per_byte(int(host), way) for host, *_ in self.rates if host < hosts for way in (0, 1)]
         usual = [] if len(slow) == 2 * hosts else [1 / self.between.bandwidth_bytes_per_s]
         return max(slow + usual)
 
     def _host_to_host(self, hosts: int, sharing: int = 1, crossing: int = 1) -> float:
-        """Return each flow's seconds a byte from host to host: `sharing` on an interface, `crossing` on an uplink."""
+        """Return a flow's seconds per byte between hosts; `sharing` flows use an interface, `crossing` an uplink."""
         per_byte = sharing * self._interface(hosts)
         if self.hosts_per_switch is not None and hosts > self.hosts_per_switch:
             per_byte = max(per_byte, crossing * self._uplink_per_byte)

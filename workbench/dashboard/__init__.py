@@ -3,8 +3,8 @@
 - `board`: the widgets. `form`: a field for each setting of an algorithm.
 - `session`: the trainings, without widgets.
 
-Imports `catalogue` and what lies below. No package imports it; the dashboard is imported when it is first used. Begin
-with `board`.
+Imports `catalogue` and the layers below it. No package imports `dashboard`; it is imported when it is first used.
+Begin with `board`.
 """
 
 from importlib import import_module

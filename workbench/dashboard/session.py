@@ -217,9 +217,9 @@ class Session:
         entry.handle.wait()
 
     def _ready_cluster(self, num_ranks: int) -> Any:
-        """The present cluster.
+        """Return the cluster to train on.
 
-        This session's own one is replaced if it has another number of ranks or has lost some.
+        A cluster that this session started is replaced if it has another number of ranks or has lost ranks.
         """
         from workbench.clusters import Cluster
 

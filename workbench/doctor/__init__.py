@@ -1,9 +1,9 @@
-"""Tries what works on this machine and what does not. Each fault comes with its fix.
+"""Checks what works on this machine and what does not. Each fault is reported with its fix.
 
 - `examination`: all checks, in order.
 - `machine`, `software`, `ranks`: the checks. `finding` is the result of one.
 
-Imports `clusters` and what lies below. Used by `cli` alone. Begin with `examination`.
+Imports `clusters` and the layers below it. Used by `cli` alone. Begin with `examination`.
 """
 
 from workbench.doctor.examination import examine

@@ -42,14 +42,14 @@ def packages() -> Iterator[Finding]:
 
 
 def _parsed(requirement: str) -> tuple[str, str]:
-    """Name and extra of a requirement of the metadata."""
+    """Return the name and the extra of a requirement in a distribution's metadata."""
     name = re.match(r"[A-Za-z0-9._-]+", requirement)
     extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", requirement)
     return name[0].lower() if name else "", extra[1] if extra else ""
 
 
 def _versions(names: list[str]) -> tuple[list[str], list[str]]:
-    """The installed packages with versions, and the missing ones."""
+    """Return the installed packages with versions, and the missing ones."""
     found, lacking = [], []
     for name in names:
         try:

@@ -4,7 +4,7 @@
   keeps their states, `outcome` shows them.
 - Notebooks: `catalogue` lists them. `notebooks` executes one by `papermill_engine`, and `record` describes the
   execution. papermill finds the engine through `papermill_entry`.
-- `sigterm`: an end from outside runs `finally:` clauses.
+- `sigterm`: a terminated process runs its `finally:` clauses.
 
 Imports `run_spec`, `clusters` and what lies below. Used by `papers`, `bench` and `cli`. Begin with `grid` and
 `sweeper`, or with `notebooks`.

@@ -38,7 +38,7 @@ class Attempt:
 
     @property
     def state(self) -> State:
-        """How the attempt ended, or "running"."""
+        """The state in which the attempt ended, or "running"."""
         status = self.record.get("status")
         return status if status in ("finished", "failed", "interrupted") else "running"
 
@@ -49,12 +49,12 @@ class Attempt:
 
     @property
     def runs_file(self) -> Path:
-        """File with the names of its runs, one per line."""
+        """File with the names of the attempt's runs, one per line."""
         return self.path.with_suffix(".runs")
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Names of its runs in the store."""
+        """Names of the attempt's runs in the store."""
         try:
             return tuple(self.runs_file.read_text().split())
         except OSError:
@@ -75,7 +75,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
-        return {}  # it is being written, or it stays incomplete until its claim expires
+        return {}  # the file is being written, or its writer crashed and the claim will expire
     return found if isinstance(found, dict) else {}
 
 
@@ -106,7 +106,7 @@ def conclude(attempt: Attempt, status: State, **more: Any) -> Attempt:
 
     Args:
         attempt: the attempt.
-        status: how it ended.
+        status: the state in which the attempt ended.
         more: further entries of the record.
     """
     record = {
@@ -127,7 +127,7 @@ def renew(attempt: Attempt) -> None:
 
 
 def is_alive(attempt: Attempt) -> bool:
-    """Return True if an attempt's process is alive, or on another machine has touched the file recently."""
+    """Return True if an attempt's process is alive, or is on another machine and has touched the file recently."""
     record = attempt.record
     if record.get("host") == socket.gethostname():
         return process_is_alive(record)
@@ -135,7 +135,7 @@ def is_alive(attempt: Attempt) -> bool:
 
 
 def _age_s(path: Path) -> float:
-    """Seconds since a file was touched, by the file system's clock."""
+    """Return the seconds since a file was touched, by the file system's clock."""
     probe = path.with_name(f".clock-{secrets.token_hex(4)}")
     try:
         probe.touch()

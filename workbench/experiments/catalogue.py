@@ -1,4 +1,4 @@
-"""The package's notebooks: their questions, their parameters, and the papers that they are about."""
+"""The package's notebooks: their questions and parameters, and the papers that they are about."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parameters_of(path: Path) -> tuple[Parameter, ...]:
     """Return the parameters of a notebook, in its order.
 
     Raises:
-        ConfigError: papermill is missing, or the file is no notebook.
+        ConfigError: papermill is missing, or the file is not a notebook.
     """
     cells = _cells(path)
     import papermill
@@ -54,10 +54,10 @@ def _type(item: dict[str, Any]) -> str:
 
 
 def _cells(path: Path) -> list[Any]:
-    """The cells of a notebook.
+    """Return the cells of a notebook.
 
     Raises:
-        ConfigError: papermill is missing, or the file does not exist or is no notebook.
+        ConfigError: papermill is missing, or the file does not exist or is not a notebook.
     """
     try:
         import nbformat
@@ -69,7 +69,7 @@ def _cells(path: Path) -> list[Any]:
     try:
         return list(nbformat.read(path, as_version=4).cells)  # type: ignore[no-untyped-call]
     except (ValueError, KeyError, AttributeError, nbformat.ValidationError, nbformat.reader.NotJSONError) as error:
-        raise ConfigError(f"{path} is no notebook ({str(error)[:80]}): give an .ipynb file") from None
+        raise ConfigError(f"{path} is not a notebook ({str(error)[:80]}): give an .ipynb file") from None
 
 
 def question_of(path: Path) -> str:
@@ -79,7 +79,7 @@ def question_of(path: Path) -> str:
 
 
 def papers_of(path: Path) -> tuple[str, ...]:
-    """Return the keys of the papers that a notebook is about: those in its text and code."""
+    """Return the keys of the papers that a notebook is about: all keys in its text and code."""
     text = "\n".join(cell.source for cell in _cells(path))
     return tuple(dict.fromkeys(key for key in KEY.findall(text) if key in paper_keys()))
 

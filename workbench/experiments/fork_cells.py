@@ -1,6 +1,6 @@
-"""Runs simulated cells as children of a fork server. A new interpreter would take five seconds to import torch.
+"""Run simulated cells as children of a fork server. A new interpreter for each would take five seconds to import torch.
 
-The server is a new interpreter, because the process of a sweep may have threads and may have computed.
+The server is a new interpreter, because a process with threads, such as that of a sweep, cannot be forked safely.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def start_fork_server(env: dict[str, str], command: Sequence[str] = COMMAND) -> 
 
 
 def main() -> None:
-    """Run the server, which is connected to its parent by its standard input. Each child continues here too."""
+    """Run the server, which is connected to its parent by its standard input. Each child also continues here."""
     for name in IMPORTS:
         import_module(name)
     arguments = serve(Connection(os.dup(0)))

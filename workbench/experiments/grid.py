@@ -17,7 +17,7 @@ from workbench.naming import parse_value, unknown
 from workbench.run_spec import OPTION_GROUPS, check_train, train_options
 
 ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
-# {pipe-sgd: {width: 2}} also gives settings.
+# Options with their own settings, as in {pipe-sgd: {width: 2}} -> prefix of the settings' keys.
 NESTED = {"algorithm": "set", "problem": "option", "optimizer": "optimizer_set"}
 RENAMED = {"method": "algorithm"}  # option of earlier versions -> its present name
 REPEATED = ("stragglers",)  # options that may be repeated: their value may be a list
@@ -31,8 +31,8 @@ class Cell:
 
     Attributes:
         values: value of each option. "algorithm" is the algorithm's name, and its settings are "set.width" and so on.
-        axes: the values that differ between cells.
-        notebook: the notebook with these parameters; None for a run of `workbench train`.
+        axes: the values of `values` that differ between cells.
+        notebook: the notebook to execute with these parameters; None for a run of `workbench train`.
     """
 
     values: dict[str, Any]
@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits that identify the values and the notebook, in any order of the values."""
+        """Twelve hexadecimal digits that identify the notebook and the values, whatever the order of the values."""
         content = {"notebook": self.notebook, **self.values} if self.notebook else self.values
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -52,7 +52,7 @@ class Cell:
         >>> Cell(values={}, axes={"algorithm": "pipe-sgd", "set.width": 2, "seed": 0}).label
         'pipe-sgd width=2 seed=0'
         """
-        first = {"algorithm": 0, "set": 1}  # the algorithm, then its settings
+        first = {"algorithm": 0, "set": 1}  # the algorithm comes first, then its settings
         names = sorted(self.axes, key=lambda name: first.get(name.split(".")[0], 2))
         words = []
         for name in names:
@@ -100,7 +100,7 @@ class Grid:
 
 
 def word(value: Any) -> str:
-    """Return a value as text that the command line reads as the same value.
+    """Return a value as text that the command line parses as the same value.
 
     >>> [word(value) for value in (True, None, 0.001, "ring:truncate16", [64, 32])]
     ['true', 'none', '0.001', 'ring:truncate16', '[64, 32]']
@@ -109,7 +109,7 @@ def word(value: Any) -> str:
 
 
 def read_grid(source: Path | str | Mapping[str, Any]) -> Grid:
-    """Read a grid from a YAML file, or from the content of such a file. Checks each cell as `workbench train` does.
+    """Read a grid from a YAML file, or from the content of such a file. Check each cell as `workbench train` does.
 
     Raises:
         ConfigError: the file cannot be read, a name is unknown, or a cell is not valid; the message says which
@@ -222,18 +222,18 @@ class _Train:
     def choice(self, axis: str, value: Any) -> dict[str, Any]:
         """Return the options that one value of an axis sets.
 
-        If the axis is no option, its values are mappings of options.
+        If the axis is not an option, its values are mappings of options.
         """
         self._refuse_renamed(axis)
         known = axis.split(".")[0] in self._known
         return self.options({axis: value}) if known or not isinstance(value, Mapping) else self.options(value)
 
     def pattern(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the pattern of an entry of `exclude`; a list matches any of its values."""
+        """Return the pattern of an entry of `exclude`. A list in it matches any of its values."""
         return _merged(*(self._option(str(name), value) for name, value in given.items()))
 
     def _check_one(self, name: str, value: Any) -> None:
-        """Refuse a list, of which the command line would use only the last value."""
+        """Refuse a list, because the command line would use only its last value."""
         if isinstance(value, list) and "." not in name and name not in REPEATED:
             raise ConfigError(f"{self._where}: {name}: {value}: give one value; several values belong under axes")
 
@@ -310,11 +310,11 @@ class _Notebook:
         return self.options(given)
 
     def check(self, cell: Cell) -> None:
-        """Check nothing: the names were checked before."""
+        """Do nothing, because `options` has checked the names."""
 
 
 def _plain(value: Any) -> Any:
-    """The value as the command line reads it: the text "1e-3" is a number."""
+    """Return the value as the command line parses it: the text "1e-3" is a number."""
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return parse_value(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Runs a notebook by papermill, and raises an error for a failed cell, a time limit or a dead kernel."""
+"""Run a notebook with papermill, and raise an error for a failed cell, a reached time limit or a dead kernel."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def run_notebook(
 ) -> Path:
     """Execute a notebook and write the result to `output`, also after an error.
 
-    No process is left, even after a kill. A file next to the output, which ends in `.record.json`, says how the
-    notebook ended: see `record.read_record`.
+    No process of the notebook remains, even after a kill. A file next to the output, with the ending `.record.json`,
+    says how the notebook ended: see `record.read_record`.
 
     Args:
         path: the notebook.
         output: the executed notebook.
-        parameters: values for its cell tagged `parameters`.
+        parameters: values for the cell with the tag `parameters`.
         timeout_s: limit for the whole notebook, in seconds; None for no limit.
         kernel: name of the kernel; None: that of the notebook.
 

@@ -28,7 +28,7 @@ class CellState:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Names of its runs in the store."""
+        """Names of the cell's runs in the store."""
         return self.attempt.runs if self.attempt else ()
 
 
@@ -92,7 +92,7 @@ def cells_folder(name: str, store: Path) -> Path:
 def states(grid: Grid, root: Path | None = None) -> tuple[CellState, ...]:
     """Return the state of each cell.
 
-    A cell is "open" if it has not begun, was interrupted, or its run is not in the store.
+    A cell is "open" if it has not begun, if it was interrupted, or if its run is not in the store.
 
     Args:
         grid: the grid.

@@ -1,8 +1,8 @@
 """A papermill engine for notebooks that start clusters: `papermill --engine workbench in.ipynb out.ipynb`.
 
-Papermill's own engine leaves a notebook's processes running when it is terminated. It saves five megabytes with
-every live figure. It marks all cells of a notebook as completed when the time limit is reached. This engine
-avoids all three.
+When papermill's own engine is terminated, it leaves the notebook's processes running. It adds five megabytes to the
+notebook for every live figure. When the time limit is reached, it marks all cells as completed. This engine avoids
+all three problems.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from workbench.experiments.sigterm import terminated_as_exit
 
 @final
 class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships no types
-    """Runs a notebook and ends its processes when it ends, fails, reaches its time limit, is terminated or is killed.
+    """Runs a notebook, and ends its processes even if it fails, reaches its time limit, is terminated or is killed.
 
-    A record of how it ended is written next to the notebook (see `record`).
+    A record of how the notebook ended is written next to it (see `record`).
     """
 
     @classmethod
@@ -54,7 +54,7 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
         options.setdefault("store_widget_state", False)  # each live figure would add its whole JavaScript to the file
         options["config"] = _encrypted(options.get("config"))
         variables = {"IPP_NONINTERACTIVE": "1", mark: "1"}
-        # A computing kernel that is asked to shut down prints a traceback of its closed sockets. So it is ended before that.
+        # A kernel that is asked to shut down while it computes prints a traceback of its closed sockets. So kill it.
         ended = terminated_as_exit(lambda: end_marked(mark))
         with ended, _recorded(nb_man, kernel_name), _reaped(mark), _environment(variables):
             try:
@@ -99,7 +99,7 @@ def _recorded(nb_man: NotebookExecutionManager, kernel_name: str) -> Iterator[No
 
 
 def _failure(nb_man: NotebookExecutionManager) -> BaseException | None:
-    """The exception of a cell. Papermill raises it after its engine has returned."""
+    """Return the exception of a cell. Papermill raises the exception after its engine has returned."""
     for cell in nb_man.nb.cells:
         for output in cell.get("outputs", []):
             if output.output_type == "error" and (output.ename, output.evalue) not in (
@@ -134,7 +134,7 @@ def _reaped(mark: str) -> Iterator[None]:
 
 
 def _mark_failed(nb_man: NotebookExecutionManager, error: BaseException) -> None:
-    """Write the error into the notebook, at its last cell. Papermill does this only for exceptions of a cell."""
+    """Write the error into the last executed cell. Papermill does this only for exceptions of a cell."""
     begun = [cell for cell in nb_man.nb.cells if cell.metadata.papermill.get("start_time")]
     if not begun:
         nb_man.nb.metadata.papermill["exception"] = True

@@ -1,7 +1,7 @@
-"""The entry point `workbench` of papermill. It imports the real engine when it is called.
+"""The entry point `workbench` of papermill, which imports the real engine when it is called.
 
-Papermill loads its entry points during its own import. If the engine's module is imported first, it imports papermill,
-which would need the engine before its own base class exists.
+Papermill loads its entry points during its own import. If the engine's module were the entry point, an import of this
+module would import papermill, and papermill would need the engine before the engine's base class exists.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ def end_record(output: Path, record: dict[str, Any], error: BaseException | None
 
 
 def read_record(output: Path | str) -> dict[str, Any]:
-    """Return the record of an executed notebook. Its status is "killed" if it is "running" but its process is gone.
+    """Return the record of an executed notebook.
+
+    The status is "killed" if the record says "running" but its process is gone.
 
     Raises:
         ConfigError: there is no record.
@@ -96,7 +98,7 @@ def versions() -> dict[str, str]:
 
 
 def _commit(folder: Path) -> dict[str, Any] | None:
-    """The git commit of the notebook's folder, and whether files differ from it; None outside of a repository."""
+    """Return the git commit of the notebook's folder, and whether files differ from it; None without a repository."""
     answers = []
     for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:

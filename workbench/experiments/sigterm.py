@@ -1,4 +1,4 @@
-"""Turns SIGTERM into an exception, so that `finally` clauses run."""
+"""Convert SIGTERM to an exception, so that `finally` clauses run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TERMINATED = 128 + signal.SIGTERM
 
 @contextmanager
 def terminated_as_exit(first: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Within the block, SIGTERM raises `SystemExit` with the usual exit status.
+    """Raise `SystemExit` with the usual exit status at SIGTERM, within the block.
 
     Args:
-        first: called before that, at the first SIGTERM only.
+        first: called before the exception is raised, at the first SIGTERM only.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
         yield

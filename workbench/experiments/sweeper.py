@@ -1,4 +1,4 @@
-"""Runs the cells of a grid. It continues where it stopped, skips finished cells, and leaves no process."""
+"""Run the cells of a grid. An interrupted sweep continues where it stopped, and leaves no process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from workbench.experiments.outcome import CellState, SweepResult, cells_folder, 
 from workbench.experiments.sigterm import terminated_as_exit
 from workbench.trace.store import ENDED, SWEEP_VARIABLE, read_info, runs_root, update_run
 
-POLL_S = 0.1  # between two checks whether a cell has ended
-HEARTBEAT_S = 10.0  # between two heartbeats of a claim
-OTHERS_POLL_S = 2.0  # between two checks of cells that other processes run
+POLL_S = 0.1  # time between checks whether a cell has ended
+HEARTBEAT_S = 10.0  # time between heartbeats of a claim
+OTHERS_POLL_S = 2.0  # time between checks of cells that other processes run
 
 
 @final
@@ -62,10 +62,10 @@ def sweep(
     root: Path | str | None = None,
     watch: Callable[[Progress], None] | None = None,
 ) -> SweepResult:
-    """Run all cells of a grid that are not finished, each in its own processes. Returns when all have ended.
+    """Run all cells of a grid that are not finished, each in its own processes. Return when all cells have ended.
 
-    A cell that a sweep of the same name has finished is not run again, if its runs are still in the store. A cell
-    that was interrupted is run again. After Ctrl-C or a kill no process is left, and the same call continues.
+    A cell that a sweep of the same name has finished is not run again if its runs are still in the store. A cell that
+    was interrupted is run again. After Ctrl-C or a kill no process remains, and the same call continues the sweep.
 
     Args:
         grid: a YAML file, the content of such a file, or a `Grid`.
@@ -227,12 +227,12 @@ class _Sweeper:
         return self._grid.timeout_s is not None and time.monotonic() - running.begun_s > self._grid.timeout_s
 
     def _conclude(self, running: _Running) -> CellState:
-        """Record how a cell ended, and end the processes that it left."""
+        """Record how a cell ended, and end its remaining processes."""
         status = running.process.poll()
         if isinstance(running.process, Forked):
             running.process.kill()
         else:
-            end_marked(running.mark)  # also the processes that it left, if it has ended
+            end_marked(running.mark)  # also processes that remain after the cell's end
             running.process.wait()
         took = time.monotonic() - running.begun_s
         fault = self._fault(running, status)
@@ -246,9 +246,9 @@ class _Sweeper:
         return self._states[running.cell.key]
 
     def _fault(self, running: _Running, status: int | None) -> str:
-        """Why a cell failed; empty for a finished cell."""
+        """Return why a cell failed; empty for a finished cell."""
         if status is None:
-            return f"not ended after {self._grid.timeout_s:g} s: set timeout_s to more"
+            return f"not ended after {self._grid.timeout_s:g} s: set a larger timeout_s"
         if status != 0:
             return _error_line(running.attempt.log) or f"exit status {status}"
         if running.cell.notebook is not None:
@@ -276,7 +276,7 @@ class _Sweeper:
         self._watch(Progress(count.count("finished"), count.count("failed"), len(count), running, left_s, ended))
 
     def close(self) -> None:
-        """End the running cells, which run again next time, and then the reaper."""
+        """End the running cells, and then the reaper. The next sweep runs these cells again."""
         with contextlib.ExitStack() as steps:  # in reverse order; each step also runs if an earlier one fails
             steps.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             steps.callback(self._reaper.wait)
@@ -302,10 +302,10 @@ def _status(folder: Path) -> str:
 
 
 def _error_line(log: Path) -> str:
-    """The error message of a failed command, else its last line."""
+    """Return the error message of a failed command; if there is none, the last line of its output."""
     try:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    except OSError:  # it wrote nothing
+    except OSError:  # the command wrote nothing
         return ""
     own = [line.removeprefix("workbench: ") for line in lines if line.startswith("workbench: ")]
     return (own or lines or [""])[-1]

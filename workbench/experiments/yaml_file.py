@@ -1,4 +1,4 @@
-"""Reads YAML files: 1e-3 is a number, and a repeated key is an error."""
+"""Read YAML files. 1e-3 is a number, and a repeated key is an error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _Loader.add_implicit_resolver(
 
 
 def _value(text: str) -> Any:
-    """The value of a YAML text. The number of values is limited, with aliases expanded."""
+    """Return the value of a YAML text. The number of values is limited, with aliases expanded."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -56,7 +56,7 @@ def _value(text: str) -> Any:
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """The number of values in a node with its aliases expanded; infinite if the node contains itself."""
+    """Return the number of values in a node with its aliases expanded; infinite if the node contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1.0
     if id(node) not in known:
@@ -70,7 +70,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; empty for an empty file.
 
     Raises:
-        ConfigError: there is no such file, it is not YAML (the message names line and column), or it is no mapping.
+        ConfigError: the file does not exist, is not YAML (the message names line and column), or is not a mapping.
     """
     try:
         with open_file(path) as file:
@@ -78,7 +78,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror or error}): give the path of a YAML file") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is no text: give the path of a YAML file") from None
+        raise ConfigError(f"{path} is not a text file: give the path of a YAML file") from None
     return parse_yaml(text, str(path))
 
 
@@ -87,10 +87,10 @@ def parse_yaml(text: str, path: str) -> dict[str, Any]:
 
     Args:
         text: the text.
-        path: its place, for messages.
+        path: the text's file, for messages.
 
     Raises:
-        ConfigError: it is not YAML (the message names line and column), or it is no mapping.
+        ConfigError: the text is not YAML (the message names line and column), or is not a mapping.
     """
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes: split it")

@@ -6,8 +6,8 @@ In a notebook with another kernel: `%load_ext workbench.kernel`.
 - `ranks`: starts the ranks at the first cell, and carries out the commands that control them.
 - `cells`, `execution`, `outputs`: read a cell, run it on ranks, merge what they print.
 
-Imports `clusters` and what lies below. Nothing imports it: Jupyter starts it by a kernelspec. Begin with `cells`, then
-`execution`.
+Imports `clusters` and the layers below it. Nothing imports `kernel`: Jupyter starts it by a kernelspec. Begin with
+`cells`, then `execution`.
 """
 
 from __future__ import annotations

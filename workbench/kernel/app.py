@@ -52,19 +52,19 @@ class RanksKernel(IPythonKernel):
 def _is_local(code: str) -> bool:
     try:
         return parse_cell(code).local
-    except Exception:  # noqa: BLE001 - half a cell may be anything
+    except Exception:  # noqa: BLE001 - an incomplete cell may raise any error
         return False
 
 
 def _complete(code: str, cursor_pos: int) -> Any:
-    """Runs on rank 0."""
+    """Answer a completion. Runs on rank 0."""
     from IPython import get_ipython
 
     return get_ipython().kernel.do_complete(code, cursor_pos)
 
 
 def _inspect(code: str, cursor_pos: int, detail_level: int) -> Any:
-    """Runs on rank 0."""
+    """Answer an inspection. Runs on rank 0."""
     from IPython import get_ipython
 
     return get_ipython().kernel.do_inspect(code, cursor_pos, detail_level)

@@ -63,7 +63,7 @@ class Ranks:
     # -- cells -----------------------------------------------------------------------------------------------------
 
     def transform(self, lines: list[str]) -> list[str]:
-        """Return the cell for IPython: a `%%local` cell after a call of `prepare`, any other as a call of `run`."""
+        """Return the code for IPython: a call of `prepare` and a `%%local` cell, or a call of `run` with another cell."""
         text = "".join(lines)
         if not text.strip() or text.startswith("__ranks__."):
             return lines
@@ -165,7 +165,7 @@ class Ranks:
             for rank in range(self.num_ranks)
         ]
         if cluster.state == "training":
-            return  # the ranks run it after the training
+            return  # the ranks run `PREPARE` after the training
         try:
             with Waiting(f"the ranks of {cluster.id} to be free") as waiting:
                 waiting.until(
@@ -289,9 +289,9 @@ def _without_frames() -> Iterator[None]:
 
 
 def _pulled(engine: Any, name: str) -> Any:
-    """The value of a variable.
+    """Return the value of a variable on an engine.
 
-    It is read by `result`: ipyparallel's `wait` and `get` may see a result a moment later.
+    It is read by `result`, because ipyparallel's `wait` and `get` may see a result a moment later.
     """
     pending = engine.pull(name, block=False)
     with Waiting(f"rank 0 to give {name}") as waiting:

@@ -1,9 +1,9 @@
-"""Claims of papers, the measurements here, and the verdicts, in `papers/KEY/`: from claims to pages.
+"""Claims of papers, the measurements of them here, and the verdicts. Their files are in `papers/KEY/`.
 
-In a notebook, `require` checks a parameter, `ranks` provides a cluster, `finding` reports the values that it measured
-for a claim (`Reporter`: for many claims of one paper), and `answer` its text with its numbers.
+In a notebook, `require` checks a parameter, `ranks` provides a cluster, `finding` reports the values measured
+for a claim (`Reporter`: for many claims of one paper), and `answer` reports the notebook's answer with its numbers.
 
-- Before a measurement: `claims`, `sizes` (parameters of notebooks). `history` and `amendments` read their commits.
+- Before a measurement: `claims`, `sizes` (parameters of notebooks). `history` and `amendments` read their git history.
 - In a notebook: `parameters`, `pool_client`, `findings`. `studies` is a folder: what notebooks compute.
 - `workbench reproduce`: `plan`, `rank_pool`, `reproduction`, `page`.
 - A record: `records`, `experiment` (digest of code and parameters), `site`.

@@ -21,7 +21,7 @@ from workbench.papers import history
 from workbench.trace.files.atomic import write_atomic
 
 ENTRIES = ("kind", "metric", "expected", "reduced", "scale", "deterministic", "sizes")
-SIZES = ("ci", "full")  # nothing is claimed of the size smoke
+SIZES = ("ci", "full")  # no claim is tested at the size smoke
 CHANGE = re.compile(r"^:\d+ \d+ ([0-9a-f]+) ([0-9a-f]+) \w\t(.+)$")
 NONE = "(none)"
 
@@ -203,7 +203,7 @@ def _edits_of_parameters(commit: _Commit, texts: Mapping[str, str], claimed: set
 
 
 def _sizes(text: str) -> dict[str, str]:
-    """ "SIZE: NAME" -> value."""
+    """Return "SIZE: NAME" -> value, of the parameters in a file of sizes."""
     content = _mapping(text)
     return {
         f"{size}: {name}": _text(value)
@@ -214,7 +214,7 @@ def _sizes(text: str) -> dict[str, str]:
 
 
 def _defaults(text: str) -> dict[str, str]:
-    """ "default: NAME" -> value, of the parameters of a notebook."""
+    """Return "default: NAME" -> value, of the parameters of a notebook."""
     try:
         cells = json.loads(text)["cells"]
         sources = [

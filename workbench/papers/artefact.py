@@ -79,7 +79,7 @@ def write_artefact(key: str, path: Path) -> Path:
 
 
 def _files(key: str, names: list[str]) -> dict[str, bytes]:
-    """name in the archive -> content, for copied files.
+    """Return name in the archive -> content, for copied files.
 
     They include claims of other papers that these notebooks test.
     """

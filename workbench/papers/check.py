@@ -28,12 +28,12 @@ ROW = re.compile(r"^\| \[(\w+)\]\(\w+/card\.md\) \| .*? `([a-z0-9-]+)` \| ([a-z 
 @final
 @dataclass(slots=True)
 class Result:
-    """The result.
+    """What the check found.
 
     Attributes:
         problems: a line for each problem of claims, notebooks, records, amendments and pages.
         notes: what could not be checked.
-        stale: the stale records. They are no problem during development, because every change of code makes some.
+        stale: the stale records. They are not problems, because every change of the code makes some records stale.
         stale_headlines: the headlines whose record is stale. A published page must have none.
         num_claims, num_records: numbers of claims and records.
     """

@@ -49,10 +49,10 @@ class Expectation:
 
     @classmethod
     def of(cls, content: Any) -> Expectation:
-        """Make it from `{above: x}`, `{below: x}`, `{between: [x, y]}`, `{value: x, abs: t}` or `{value: x, rel: t}`.
+        """Make one from `{above: x}`, `{below: x}`, `{between: [x, y]}`, `{value: x, abs: t}` or `{value: x, rel: t}`.
 
         Raises:
-            ConfigError: it is none of these.
+            ConfigError: the content has none of these forms.
         """
         match _finite(content):
             case {"above": float() | int() as low, **rest} if not rest:
@@ -76,13 +76,13 @@ class Expectation:
         return self.low < value < self.high if self.strict else self.low <= value <= self.high
 
     def nearer_end(self, outside: float) -> float | None:
-        """Return the end next to a value outside; None if an end is infinite, or if the value is inside."""
+        """Return the end nearer to a value outside; None if an end is infinite, or if the value is inside."""
         if math.isinf(self.low) or math.isinf(self.high) or self.low < outside < self.high:
             return None
         return self.low if outside <= self.low else self.high
 
     def farther_end(self, outside: float) -> float | None:
-        """Return the end away from a value outside; None if an end is infinite, or if the value is inside."""
+        """Return the end farther from a value outside; None if an end is infinite, or if the value is inside."""
         nearer = self.nearer_end(outside)
         if nearer is None:
             return None
@@ -122,14 +122,14 @@ class Claim:
             a real clock is never deterministic.
         explanation: our explanation if it is not reproduced; pages mark it as untested.
         headline: whether it is among the first results on `papers/README.md`.
-        check: whether it is our own check although a paper or a reviewer is its source: it cannot fail.
+        check: whether it counts as our own check, because it cannot fail, although a paper or a reviewer is its source.
         figure: its figure, a cell of the notebook with the tag `figure-NAME`.
         clock: "real" if its metric is a time, a rate or a ratio of these on a real clock, "none" if not; None: real if
             it is measured on ranks.
-        no_effect: the value of no effect; by default that end of an expectation with one end which is 0 or 1.
-        effect: the smallest effect that the paper claims; by default, of an expectation with two ends, the one
-            nearer to `no_effect`.
-        cap: a value that reaches it is censored, because the run ended before.
+        no_effect: the value of no effect; by default the end of a one-sided expectation, if it is 0 or 1.
+        effect: the smallest effect that the paper claims; by default the end of a two-sided `expected` that is nearer
+            to `no_effect`.
+        cap: a value that reaches it is censored: the run ended before the measured event.
     """
 
     paper: str
@@ -169,7 +169,7 @@ class Claim:
 
     @property
     def cited(self) -> str:
-        """Its source, and whether that was read: "Fig. 1, read in the paper"."""
+        """The source, and whether it was read: "Fig. 1, read in the paper"."""
         read = {"verified": ", read in the paper", "recalled": ", recalled and not read", "derived": ", derived here"}
         return self.source + ("" if self.source.startswith("derived") else read[self.provenance])
 
@@ -180,9 +180,10 @@ class Claim:
         return self.expected if self.scale == "any" or size == "full" else self.reduced
 
     def upper_limit_at(self, size: Size) -> float | None:
-        """Return the end beyond which a value is too much, if the expectation at this size has none.
+        """Return the end beyond which a value overshoots, if the expectation at this size is one-sided.
 
-        It is the farther end of the paper's own values. None if there is none, or if the size has its own.
+        It is the end of `expected` that is farther from `no_effect`. None if there is no such end, or if the
+        expectation at this size has two ends.
         """
         expected = self.expectation_at(size)
         if expected is None or self.no_effect is None or (math.isfinite(expected.low) and math.isfinite(expected.high)):

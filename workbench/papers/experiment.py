@@ -1,4 +1,4 @@
-"""Which code and parameters an experiment has: a digest that a record keeps, so that a stale record is found."""
+"""The digest of an experiment's code and parameters. A record keeps it, so that a stale record is detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from workbench.papers.findings import RANKS, SLEPT
 from workbench.papers.history import PACKAGE
 
-# What decides a measured number. Tables, plots, messages and the command line do not.
+# Code that determines a measured number. Tables, plots, messages and the command line do not.
 SHARED = (
     "algorithms",
     "codecs",
@@ -45,7 +45,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Collection[str]) -> str:
-    """Return a hash of what makes the numbers of a record.
+    """Return a hash of what determines the numbers of a record.
 
     It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Comments,
     docstrings, type annotations, the layout of code, error messages and text cells do not change it.

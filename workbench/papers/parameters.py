@@ -1,4 +1,4 @@
-"""What the parameters of a notebook must satisfy, checked in one line each."""
+"""Check the parameters of a notebook, in one line for each rule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def require(
 ) -> None:
     """Refuse a notebook's parameters that break a rule.
 
-    A rule holds for each of the parameters. Bounds hold for each value of a list.
+    Each rule applies to each parameter. Bounds apply to each value of a list.
 
     >>> require(at_least=2, workers=4, more_workers=[8, 16])
     >>> require(ascending=True, including=[1, 2], widths=[1, 2, 4])
@@ -38,11 +38,11 @@ def require(
     workbench.errors.ConfigError: workers=[1, 2]: give 2 or more
 
     Args:
-        holds: a rule of the notebook's own. It comes first, with its text.
+        holds: whether a rule of the notebook's own is satisfied.
         rule: that rule as text, such as "fewer backups than workers".
         at_least: smallest value.
-        above, below: bounds that are not reached.
-        num_at_least: how many values there are at least.
+        above, below: exclusive bounds.
+        num_at_least: smallest number of values.
         ascending: whether each value is larger than the one before.
         distinct: whether no value occurs twice.
         including: values that must be given.

@@ -1,4 +1,4 @@
-"""Ranks for a notebook: lent from a pool, or its own."""
+"""Ranks for a notebook: lent by a pool, or started by the notebook."""
 
 from __future__ import annotations
 

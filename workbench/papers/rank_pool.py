@@ -1,7 +1,7 @@
 """A pool of ranks, which `workbench reproduce` starts once and lends to one notebook after the other.
 
-`clusters.Cluster` imports torch. So it is imported when ranks are needed, because most notebooks need none from
-the pool.
+`clusters.Cluster` imports torch, and most notebooks need no ranks of the pool. So it is imported only when ranks are
+needed.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Record:
     Attributes:
         path: the file.
         facts: a value for each name of FACTS. "findings": id of a claim -> values, seeds, where, how, digest,
-            verdict; with several sessions also the session of each value; with values that are caps, which ones.
+            verdict; also the session of each value if there are several, and which values are caps if some are.
             More facts: "experiment_sha256", see `experiment_digest`; "answer", the answer of the notebook;
             "sessions", when each session was measured.
     """

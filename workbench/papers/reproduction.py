@@ -73,7 +73,7 @@ class Reproduction:
         output: folder of the executed notebooks and their pages.
         records: folder of the records, with the layout of `papers/`.
         options: options of the command that makes the same record again.
-        again: whether to execute also notebooks with a record.
+        again: whether to also execute notebooks that have a record.
         add_session: whether to execute notebooks with a record again and to add the values to the record, as those of
             another session.
         timeout_s: limit for each notebook, in seconds.
@@ -91,7 +91,7 @@ class Reproduction:
     say: Callable[[str], None] = print
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Execute the notebooks. A failed one does not stop the others. No rank and no kernel is left.
+        """Execute the notebooks. A failed one does not stop the others. At the end all ranks and kernels have ended.
 
         Raises:
             ConfigError: another process writes into these folders, or records would go to `papers/` before the
@@ -170,7 +170,7 @@ class Reproduction:
         return Outcome(status="finished", seconds=seconds, notes=tuple(notes), **about)
 
     def _identity(self, job: Job) -> dict[str, Any]:
-        """Return what identifies an execution, with its code: parameters, size and site."""
+        """Return what identifies an execution, in addition to its code: parameters, size and site."""
         return {"parameters": without_paths(job.parameters), "size": self.size, "site": self.site}
 
     def _recorded_s(self, job: Job) -> float | None:
@@ -268,7 +268,7 @@ def refuse_uncommitted(jobs: Sequence[Job], papers: Path) -> None:
     """
     if not history.has_history(papers):
         raise ConfigError(
-            f"{papers} is in no git repository, which must show that claims are older than records: leave --update out"
+            f"{papers} is not in a git repository, whose history shows that claims precede records: omit --update"
         )
     for job in jobs:
         claims = [papers / key / "claims" / f"{job.name}.yaml" for key in job.papers]
@@ -280,7 +280,7 @@ def refuse_uncommitted(jobs: Sequence[Job], papers: Path) -> None:
 
 
 def _left(jobs: Sequence[Job], outcomes: Sequence[Outcome], how: Reproduction) -> str:
-    """An estimate of the rest: each notebook's recorded time, else the mean of this session."""
+    """An estimate of the remaining time: each notebook's recorded time, else the mean of this session."""
     ran = [outcome.seconds for outcome in outcomes if outcome.status == "finished"]
     usual = sum(ran) / len(ran) if ran else None
     total = 0.0

@@ -120,7 +120,7 @@ class Row:
 
     @property
     def word(self) -> str:
-        """The verdict, a difference within its tolerance, and whether its record is stale, as text."""
+        """The verdict, a significant difference within the tolerance, and whether the record is stale, as text."""
         if self.record is None:
             return self.verdict.word
         parts: list[str] = [self.verdict.word]

@@ -48,7 +48,7 @@ def per_step(run: Run, steps: slice | None = None) -> go.Figure:
     found, path = overlap(run.spans, steps), critical_path(run.spans, steps)
     if not found.num_steps:
         raise ConfigError(
-            f"run {run.id} has no trace of such steps: was it made with trace_steps=0, or other steps asked for?"
+            f"run {run.id} has no trace of these steps: ask for traced steps, or train with another trace_steps="
         )
     numbers = np.unique(found.step)
     each = -(-len(numbers) // MAX_STEPS)  # steps in a bar

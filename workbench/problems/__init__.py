@@ -1,12 +1,12 @@
-"""Models, losses and data to train: your own (`Problem`), or one of these, by function or by name.
+"""Problems to train (model, loss and data): your own `Problem`, or one of this package, by function or by name.
 
 Importing this package imports neither PyTorch nor any data; the first use of a problem does.
 
 - `base`: `Problem`, and the sampler that gives each rank its samples. `shards` skews the data.
-- Data without a download: `digits`, `mnist1d`, `text`. From a folder, or random: `vision`, `imagenet`,
+- Data without a download: `digits`, `mnist1d`, `text`. Data from a folder, or random: `vision`, `imagenet`,
   `image_data`.
-- Networks: `models` (small ones), `pixels` (PixelCNN), `torchvision_door` (torchvision's). For timing only: `gpt2`,
-  `wide`.
+- Networks: `models` (small ones), `pixels` (PixelCNN), `torchvision_door` (torchvision's). For timing only:
+  `gpt2`, `wide`.
 - Tables: `tuned_rates`, `summaries`.
 
 Imports `program`, `settings` and what lies below. Used by `replica`, `runtimes` and layers above. Begin with `base`,
@@ -60,7 +60,7 @@ REGISTRY = MappingProxyType(
     }
 )
 
-# Without a name: networks of the true shape, for timing. They are too large to be trained on most machines.
+# Functions without a name: networks of the true shape, for timing. They are too large for training on most machines.
 _BY_SHAPE = MappingProxyType({"gpt2_synthetic": ("gpt2", "gpt2_synthetic")})
 _PUBLIC = MappingProxyType(
     {
@@ -93,7 +93,7 @@ def get(name: str, **options: Any) -> Problem:
 
     Raises:
         ConfigError: unknown name or option; the message lists the known ones.
-        DataMissing: its data are missing.
+        DataMissing: the problem's data are missing.
     """
     file, colon, attribute = name.rpartition(":")
     if colon and file.endswith(".py"):
@@ -102,7 +102,7 @@ def get(name: str, **options: Any) -> Problem:
     if plain not in REGISTRY:
         error = unknown("problem", name, REGISTRY)
         raise ConfigError(
-            f"{error}; for your own, give file.py:name, where name is a Problem or a function that returns one"
+            f"{error}; for your own problem, give file.py:name, where name is a Problem or a function that returns one"
         )
     if isinstance(options.get("dtype"), str):
         options["dtype"] = _dtype(options["dtype"])
@@ -162,7 +162,7 @@ def _of_file(file: str, name: str, options: dict[str, Any]) -> Problem:
 
 
 def _names_of(path: Path, file: str) -> dict[str, Any]:
-    """Execute a file as a module and return its names; it can import from its own folder."""
+    """Execute a file as a module, which can import from its own folder. Return the names that it defines."""
     name = "workbench_problem_" + re.sub(r"\W", "_", str(path))
     known = sys.modules.get(name)
     if known is not None:

@@ -48,18 +48,19 @@ def accuracy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A model, a loss and data: your own, or one of `workbench.problems`.
+    """A model, a loss and data: your own, or one from `workbench.problems`.
 
     Attributes:
-        model: makes the module. Called on every rank after the seed is set; rank 0's weights are then sent to all.
+        model: function that makes the module. Called on every rank after the seed is set. Then rank 0's weights are
+            sent to all ranks.
         loss: `loss(output, target)` -> mean over the batch, for data of (input, target) pairs; or, with
-            `whole_batch=True`, `loss(model, batch)` -> mean.
+            `whole_batch=True`, `loss(model, batch)` -> mean over the batch.
         train, test: a map-style `Dataset` (a list of samples is one), or a tuple of tensors or arrays with equal first
-            dimension. Or a function that returns either: then every rank loads its own data, and nothing large is sent.
-            `test` may be None.
+            dimension. Or a function that returns one of these: then every rank loads its own data, and no data are
+            sent. `test` may be None.
         name: name in records and tables.
         whole_batch: see `loss`.
-        correct: `correct(model, batch)` -> (number correct, number judged), for accuracy; None for no accuracy.
+        correct: `correct(model, batch)` -> (number correct, number of predictions), for accuracy; None for no accuracy.
         batch_size: default samples of a worker in a step.
         optimizer: default function from parameters to optimizer.
         note: one line shown with every result (for example, that data are synthetic).
@@ -126,13 +127,13 @@ class Problem:
         """Return the learning rate that was the best of a grid, from `records/tuned-rates.json`.
 
         Args:
-            algorithm: with exactly the settings of a row; a collective without loss may differ.
+            algorithm: the algorithm, with exactly the settings of a row; only a lossless collective may differ.
             workers: number of workers.
             batch_size: samples of a worker in a step; None: the problem's.
             optimizer: as in `Settings`; None: the problem's. Only its learning rate may differ from the record.
 
         Raises:
-            ConfigError: no rate was tuned for these; the message names those that there are.
+            ConfigError: no rate was tuned for these arguments; the message lists the tuned rates.
 
         Example:
             >>> from workbench import PipeSGD
@@ -147,7 +148,7 @@ class Problem:
 
 
 def as_dataset(data: Any, what: str) -> Dataset[Any]:
-    """Return a map-style data set from a data set, tensors, or a function that returns either."""
+    """Return a map-style data set from a data set, tensors, or a function that returns one of these."""
     if callable(data) and not isinstance(data, Dataset):
         data = data()
     if isinstance(data, Tensor):
@@ -168,7 +169,7 @@ def as_dataset(data: Any, what: str) -> Dataset[Any]:
 
 
 def data_is_columns(data: Any) -> bool:
-    """Return whether `data` is a tuple of tensors; a list of anything else is a list of samples."""
+    """Return whether `data` is a tuple, or a list of tensors or arrays. Any other list is a list of samples."""
     if isinstance(data, tuple):
         return len(data) > 0
     return isinstance(data, list) and len(data) > 0 and all(isinstance(item, Tensor | np.ndarray) for item in data)
@@ -183,7 +184,7 @@ def fetch(data: Dataset[Any], indices: list[int] | Tensor) -> Batch:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move a batch (tensors, or tuples, lists and dicts of them) to a device; nothing is copied if it is there."""
+    """Move a batch (tensors, or tuples, lists and dicts of them) to a device. Tensors already there are not copied."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
@@ -201,16 +202,16 @@ class Sampler:
     """The samples of each rank at each step: a pure function of (seed, step, rank).
 
     Every epoch is a fresh permutation, cut into global batches of `batch_size * num_workers`. A global batch is cut
-    into contiguous, nearly equal shares in order of rank. So one process with the whole batch sees the same samples
-    at the same steps. The last batch of an epoch is shorter. If it has fewer samples than ranks, the last ranks get
-    none: their gradient has weight 0, and they still take part in every exchange.
+    into contiguous, nearly equal shares in order of rank. So one process with the whole batch takes the same samples
+    at the same steps. The last batch of an epoch may be shorter. If it has fewer samples than ranks, the last ranks get
+    none. Their gradient has weight 0, and they still take part in all communication.
     """
 
     num_samples: int
     batch_size: int  # of a worker
     num_workers: int
     seed: int
-    # (step, samples taken before it): from this step on, data are divided into the present batches
+    # (step, samples taken before it): from this step on, the present batch size and number of workers hold
     origin: tuple[int, int] = (0, 0)
 
     @property
@@ -235,18 +236,18 @@ class Sampler:
         return base + (rank < extra)
 
     def shares(self, step: int) -> NDArray[np.float64]:
-        """Return each worker's samples of this step divided by a full minibatch, shape (num_workers,)."""
+        """Return each worker's number of samples at this step, divided by a full minibatch, shape (num_workers,)."""
         base, extra = divmod(self.samples_before(step + 1) - self.samples_before(step), self.num_workers)
         found = np.full(self.num_workers, base / self.batch_size)
         found[:extra] = (base + 1) / self.batch_size
         return found
 
     def total_weight(self, step: int) -> float:
-        """Return the samples of all ranks at this step, divided by a full global batch: the sum of their weights."""
+        """Return the sum of the ranks' weights: their samples at this step, divided by a full global batch."""
         return (self.samples_before(step + 1) - self.samples_before(step)) / self.global_batch
 
     def samples_before(self, step: int) -> int:
-        """Return the samples that all ranks have taken before `step`."""
+        """Return the number of samples that all ranks together have taken before `step`."""
         epoch, begin = self._place(step)
         return epoch * self.num_samples + begin
 

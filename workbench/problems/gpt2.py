@@ -1,4 +1,4 @@
-"""The shapes of GPT-2 on synthetic tokens: for the cost of a step, not for learning."""
+"""A network with the shapes of GPT-2, on synthetic tokens: to measure the cost of a step, not to learn."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SHAPES = {"small": (768, 12, 12), "medium": (1024, 24, 16), "large": (1280, 36, 
 
 
 def gpt2_synthetic(model_size: str = "small", *, context: int = CONTEXT, samples: int = 8) -> Problem:
-    """A decoder-only transformer with the parameters of GPT-2 in this size, on tokens that are all equal.
+    """A decoder-only transformer with the parameter shapes of GPT-2 in this size, on tokens that are all equal.
 
     Input and output embeddings are one shared parameter. Its gradients have the number and shapes of GPT-2's. Nothing
-    can be learnt from the tokens: use it for timing, counted (`workbench.costs.count_compute`) or simulated.
+    can be learnt from the tokens: use it for timing, by counting (`workbench.costs.count_compute`) or simulation.
 
     Args:
         model_size: small, medium, large or xl.

@@ -78,7 +78,7 @@ SOURCES = MappingProxyType(
 def find_folder(name: str, folder: str | Path | None) -> str:
     """Return the absolute folder that holds the data set's `place`.
 
-    `folder` may also be the place itself, or a folder between the two.
+    `folder` may also be the `place` folder itself, or a folder between the two.
 
     Raises:
         DataMissing: no folder was given, or files are missing.
@@ -120,18 +120,18 @@ Part = Callable[[], tuple[Tensor, Tensor]]
 
 
 def folder_images(name: str, folder: str) -> tuple[Part, Part]:
-    """Return loaders of the training and the test part from a folder that `find_folder` found."""
+    """Return functions that load the training and the test part from a folder that `find_folder` found."""
     return partial(load_images, name, folder, True), partial(load_images, name, folder, False)
 
 
 def random_images(image: tuple[int, ...], num_classes: int, samples: int) -> tuple[Part, Part]:
-    """Return makers of `samples` training images and a quarter as many test images."""
+    """Return functions that make `samples` training images and a quarter as many test images."""
     make = partial(synthetic_images, image, num_classes)
     return partial(make, samples, "train"), partial(make, -(-samples // 4), "test")
 
 
 def random_image_moments(num_channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of the synthetic images, by channel: sums of two uniform numbers in [0, 127]."""
+    """Return mean and standard deviation of synthetic images by channel: sums of two uniform numbers in [0, 127]."""
     return (127 / 255,) * num_channels, (math.sqrt((128**2 - 1) / 6) / 255,) * num_channels
 
 
@@ -156,7 +156,7 @@ def load_images(name: str, folder: str, train: bool) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=2)
 def synthetic_images(image: tuple[int, ...], num_classes: int, samples: int, part: str) -> tuple[Tensor, Tensor]:
-    """Return images (samples, *image) uint8 and labels (samples,) int64: a random picture a class, plus noise."""
+    """Return images (samples, *image) uint8 and labels (samples,) int64: a random picture per class, plus noise."""
     pictures = generator(0, "synthetic-pictures").integers(0, 128, (num_classes, *image), dtype=np.uint8)
     random = generator(0, f"synthetic-{part}")
     labels = random.integers(0, num_classes, samples)

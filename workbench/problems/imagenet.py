@@ -1,7 +1,7 @@
 """The large networks of the papers, on ImageNet (or photographs sorted by class) from a folder, or on synthetic images.
 
-Photographs are read when a minibatch needs them. In training, a random part of each is cut out and mirrored half of
-the time; in tests, the middle part is used. The networks are torchvision's and differ from the papers' in some
+Photographs are read when a minibatch needs them. In training, a random part of each is cut out, and half of the parts
+are mirrored. In tests, the middle part is used. The networks are torchvision's and differ from the papers' in some
 details: its AlexNet is that of one GPU (61.1 million parameters), and its GoogLeNet has batch normalisation.
 """
 
@@ -58,13 +58,13 @@ def imagenet_googlenet(
     samples: int = SAMPLES,
     auxiliary: bool = True,
 ) -> Problem:
-    """GoogLeNet; with its two auxiliary classifiers in training, 13.0 million parameters.
+    """GoogLeNet: 13.0 million parameters, with its two auxiliary classifiers in training.
 
     Further arguments: `imagenet_alexnet`.
 
     Args:
-        auxiliary: train with these classifiers; each of their losses counts 0.3, in training only. Without them, 6.6
-            million parameters.
+        auxiliary: train with the auxiliary classifiers. Their losses have weight 0.3 each, in training only. Without
+            them, the network has 6.6 million parameters.
     """
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=2e-4)
     return _imagenet("googlenet", folder, synthetic, classes, samples, optimizer, auxiliary=auxiliary)
@@ -106,14 +106,14 @@ def imagenet_inception_v3(
     samples: int = SAMPLES,
     auxiliary: bool = True,
 ) -> Problem:
-    """Inception v3 on images of 299 x 299; with its auxiliary classifier in training, 27.2 million parameters.
+    """Inception v3 on images of 299 x 299: 27.2 million parameters, with its auxiliary classifier in training.
 
-    RMSProp with decay and momentum 0.9 and a rate of 0.045 is from chen2016revisiting; the epsilon of 1 is not in its
-    text.
+    RMSProp with decay and momentum 0.9 and a rate of 0.045 is from chen2016revisiting. The epsilon of 1 is not given in
+    the paper.
 
     Args:
-        auxiliary: train with this classifier; its loss counts 0.4, in training only. Without it, 23.8 million
-            parameters.
+        auxiliary: train with the auxiliary classifier. Its loss has weight 0.4, in training only. Without it, the
+            network has 23.8 million parameters.
     """
     optimizer = partial(torch.optim.RMSprop, lr=0.045, alpha=0.9, momentum=0.9, eps=1.0)
     return _imagenet("inception_v3", folder, synthetic, classes, samples, optimizer, side=299, auxiliary=auxiliary)
@@ -137,7 +137,7 @@ def _imagenet(
         )
     train: Any
     test: Any
-    if synthetic:  # at most one picture for each image: a thousand would take 150 MB on every rank
+    if synthetic:  # not more pictures (one per class) than images: a thousand take 150 MB on every rank
         train, test = random_images((3, side, side), min(classes, samples), samples)
         mean, std = random_image_moments(3)
     else:
@@ -229,7 +229,7 @@ def image_files(root: str, part: str, side: int) -> ImageFiles:
 class ImageFiles(Dataset[Any]):
     """(image (3, side, side) uint8, class number) of each file, read on access.
 
-    The cut is drawn from PyTorch's default generator, which is seeded for each rank and step.
+    The random part of an image is drawn from PyTorch's default generator, which is seeded for each rank and step.
     """
 
     def __init__(self, files: Any) -> None:

@@ -1,9 +1,9 @@
-"""MNIST-1D (Greydanus and Kobak 2024, arXiv 2011.14439): ten classes of distorted one-dimensional patterns, generated from a seed.
+"""MNIST-1D (Greydanus and Kobak 2024, arXiv 2011.14439): ten classes of distorted one-dimensional patterns.
 
-A pattern of 12 points, one for each digit, is padded, stretched, scaled, shifted, covered with noise and sheared, then sampled at 40
-points. The settings are those of the paper. The data set does not saturate as the digits do: the paper reports 32 % for logistic
-regression, 68 % for an MLP and 94 % for a CNN. Nothing is downloaded. These samples are not the paper's file: they follow the same
-procedure with another random generator.
+The samples are generated from a seed; nothing is downloaded. Each digit has a pattern of 12 points, which is padded,
+stretched, scaled, shifted, covered with noise and sheared, then sampled at 40 points. The settings are those of the
+paper. Accuracy does not saturate as on the digits: the paper reports 32 % for logistic regression, 68 % for an MLP and
+94 % for a CNN. The samples are not the paper's file: they follow the same procedure with another random generator.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ SCALE, SHEAR = 0.4, 0.75  # widths of the ranges of the two factors
 SMOOTH_NOISE, WHITE_NOISE = 0.25, 0.02  # standard deviations; the first before smoothing
 SMOOTHING = 2.0  # standard deviation of the Gaussian filter, in points
 MEAN, STD = -0.0060, 0.1547  # of a signal's points, measured on a million signals
-BLOCK = 1000  # samples that share a generator, so that more samples leave the first ones as they are
+BLOCK = 1000  # samples that share a generator: the first samples do not depend on the number of samples
 RESOLUTION = (
-    4096  # values are multiples of 1 / RESOLUTION, so that rounding errors of a machine's own exp and log do not show
+    4096  # values are multiples of 1 / RESOLUTION, to hide rounding errors of exp and log that differ between machines
 )
 
-# One row for each digit, as in the paper. It standardises a row, lets it begin at 0 and divides it by 6.
+# One row for each digit, as in the paper, which standardises each row, shifts it to begin at 0 and divides it by 6.
 PATTERNS = np.array(
     [
         [5, 6, 6.5, 6.75, 7, 7, 7, 7, 6.75, 6.5, 6, 5],
@@ -72,7 +72,9 @@ def mnist1d_mlp(
     hidden: Sequence[int] = (100, 100),
     dtype: torch.dtype = torch.float32,
 ) -> Problem:
-    """Fully connected ReLU network on MNIST-1D. 15,210 parameters by default, as the paper's, which has a skip connection.
+    """Fully connected ReLU network on MNIST-1D. 15,210 parameters by default, as in the paper.
+
+    The paper's network also has a skip connection.
 
     Args:
         samples, test_samples, seed, dtype: see `mnist1d_cnn`.
@@ -90,13 +92,16 @@ def mnist1d_cnn(
     channels: Sequence[int] = (25, 25, 25),
     dtype: torch.dtype = torch.float32,
 ) -> Problem:
-    """The paper's CNN on MNIST-1D: one-dimensional convolutions of stride 2, then one linear layer. 5,210 parameters by default.
+    """The paper's CNN on MNIST-1D: one-dimensional convolutions of stride 2, then one linear layer.
+
+    5,210 parameters by default.
 
     Args:
-        samples, test_samples: number of training samples (the paper's by default) and of test samples. With 10,000 test samples, the
-            standard error of an accuracy of 90 % is 0.3 points.
-        seed: of the samples. The first samples of a larger set are the smaller set. Training and test samples never share numbers.
-        channels: of the convolutions.
+        samples, test_samples: number of training samples (the paper's by default) and of test samples. With 10,000 test
+            samples, the standard error of an accuracy of 90 % is 0.3 percentage points.
+        seed: seed of the samples. A smaller set is the beginning of a larger one. Training and test samples use
+            different random numbers.
+        channels: channels of the convolutions.
         dtype: dtype of data and parameters.
 
     Example:
@@ -137,7 +142,7 @@ def make_samples(
 ) -> tuple[Tensor, Tensor]:
     """Return signals (num_samples, 1, 40) of mean 0 and variance 1, and labels (num_samples,) int64, in random order.
 
-    The data are the same on every machine. In every thousand samples, the classes are equally frequent.
+    The data are the same on every machine. In each block of a thousand samples, the classes are equally frequent.
     """
     blocks = [_block(part, seed, number) for number in range(-(-num_samples // BLOCK))]
     signals, labels = (np.concatenate(parts)[:num_samples] for parts in zip(*blocks, strict=True))
@@ -172,7 +177,8 @@ def distort(
 ) -> Floats:
     """Return the signals that the paper's procedure makes of N templates with these random numbers, (N, 40).
 
-    D points of a template, T = 72 points of a stretched signal. Smooth noise covers the padding only, white noise everything.
+    D is the number of points of a template, T = 72 that of a stretched signal. Smooth noise covers only the padding,
+    white noise the whole signal.
     """
     num_samples, width = templates_ND.shape
     padded = np.concatenate([templates_ND, np.zeros((num_samples, PADDING[1] + 1))], axis=1)
@@ -198,9 +204,10 @@ def _interpolate(values: Floats, places: Floats) -> Floats:
 
 
 def smooth(noise_NT: Floats) -> Floats:
-    """Filter each row with a Gaussian, as `scipy.ndimage.gaussian_filter1d` does: cut at four standard deviations, ends mirrored.
+    """Filter each row with a Gaussian, as `scipy.ndimage.gaussian_filter1d` does.
 
-    The sum is written out: a matrix product adds in an order that depends on the machine.
+    The filter is cut at four standard deviations, and the ends of the row are mirrored. The sum is a loop, because a
+    matrix product adds in an order that depends on the machine.
     """
     radius = round(4 * SMOOTHING)
     weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / SMOOTHING) ** 2)

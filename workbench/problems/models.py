@@ -45,7 +45,10 @@ def cnn(
 
 
 def cnn1d(length: int, channels: Sequence[int], num_classes: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """One-dimensional convolutions of stride 2 (the first 5 wide, the others 3), then one linear layer: (B, 1, T) -> (B, num_classes)."""
+    """One-dimensional convolutions of stride 2, then one linear layer: (B, 1, T) -> (B, num_classes).
+
+    The first kernel has 5 points, the others 3.
+    """
     layers: list[nn.Module] = []
     num_channels = 1
     for index, num_out in enumerate(channels):
@@ -57,9 +60,9 @@ def cnn1d(length: int, channels: Sequence[int], num_classes: int, dtype: torch.d
 
 
 def he_init(module: nn.Sequential) -> nn.Sequential:
-    """Initialise weights ~ N(0, 2 / fan_in), biases 0: this keeps the signal's size through ReLU layers.
+    """Initialise weights ~ N(0, 2 / fan_in) and biases 0, which keeps the signal's size through ReLU layers.
 
-    PyTorch's own initialisation is smaller by a factor of sqrt(6), which costs these networks several epochs.
+    PyTorch's own initialisation is smaller by a factor of sqrt(6). With it, these networks need several more epochs.
     """
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
@@ -73,7 +76,7 @@ def he_init(module: nn.Sequential) -> nn.Sequential:
 class Standardise(nn.Module):
     """`(images / 255 - mean) / std`, by channel: uint8 (B, C, H, W) -> floating point.
 
-    It is part of the model, so that a rank stores and moves images as bytes, a quarter of the size.
+    It is part of the model, so that a rank stores and moves images as bytes, a quarter of their size as float32.
     """
 
     shift: Tensor
@@ -116,7 +119,7 @@ class CropAndFlip(nn.Module):
 
 
 def check_dtype(dtype: object) -> None:
-    """Raise `ConfigError` unless parameters can have this type."""
+    """Raise `ConfigError` unless parameters can have this dtype."""
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ConfigError(f"dtype={dtype!r}: give a floating-point torch dtype, such as torch.float64")
 
@@ -125,7 +128,7 @@ def positive_ints(name: str, values: int | Sequence[int]) -> tuple[int, ...]:
     """Return `values`, one or several, as a tuple of whole numbers above 0.
 
     Raises:
-        ConfigError: one of them is not.
+        ConfigError: a value is not a whole number above 0.
     """
     several = values if isinstance(values, list | tuple) else (values,)
     for value in several:

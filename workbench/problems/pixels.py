@@ -1,9 +1,9 @@
-"""A generative model of images, after PixelCNN (van den Oord and others, 2016): each pixel given those before it.
+"""A generative model of images, after PixelCNN (van den Oord and others, 2016): each pixel given the pixels before it.
 
 An image's likelihood is a product over pixels. Each factor is a softmax over the pixel's levels, given all pixels
 above it and to its left, and its own previous colours. Convolutions with masked kernels compute all factors at once.
-The loss is the mean negative log-likelihood of a dimension in nats (divide by ln 2 for bits). "accuracy" is the share
-of pixels for which the model gives the true level the highest probability.
+The loss is the negative log-likelihood per dimension in nats (divide by ln 2 for bits). "accuracy" is the share of
+pixels for which the model gives the true level the highest probability.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from workbench.problems.models import check_dtype, positive_ints
 from workbench.problems.vision import SYNTHETIC_NOTE, SYNTHETIC_SAMPLES, Folder
 
 DIGIT_LEVELS = 17
-# Decay, momentum and rate of chen2016revisiting; there the rate of 1e-4 falls to 3e-6 after 200,000 updates of a far
-# larger model.
+# Decay, momentum and rate are from chen2016revisiting. There, the rate of 1e-4 falls to 3e-6 after 200,000 updates of
+# a far larger model.
 RMSPROP = partial(torch.optim.RMSprop, alpha=0.95, momentum=0.9)
 
 
@@ -35,9 +35,9 @@ def digits_pixelcnn(
     """PixelCNN of the 8 x 8 digits, 17 levels of grey. 5,489 parameters by default.
 
     Args:
-        width: channels of the residual stream; even, since blocks work on half of them.
+        width: channels of the residual stream; even, because blocks work on half of them.
         blocks: residual blocks.
-        kernel: size of the first convolution, odd; those in blocks are 3 x 3.
+        kernel: size of the first convolution, odd. Convolutions in blocks are 3 x 3.
         dtype: dtype of the parameters.
     """
     check_dtype(dtype)
@@ -53,14 +53,14 @@ def cifar10_pixelcnn(
     blocks: int = 15,
     kernel: int = 7,
 ) -> Problem:
-    """PixelCNN of CIFAR-10: red, green, blue of each pixel in turn, 256 levels each. 830,808 parameters by default.
+    """PixelCNN of CIFAR-10: red, green and blue of each pixel in turn, 256 levels each. 830,808 parameters by default.
 
     Args:
         folder: as for `cifar10_resnet18`.
-        synthetic: random images of the same shape instead.
-        levels: number of levels to which the 256 of a colour are merged, a divisor of 256: fewer are quicker to
-            learn.
-        width, blocks, kernel: see `digits_pixelcnn`; the width is a multiple of 6 here.
+        synthetic: use random images of the same shape.
+        levels: number of levels to which the 256 levels of a colour are merged, a divisor of 256. Fewer levels are
+            learnt faster.
+        width, blocks, kernel: see `digits_pixelcnn`. The width is a multiple of 6.
 
     Raises:
         DataMissing: the files are not in `folder`; the message says which are expected, and where to get them.
@@ -83,7 +83,7 @@ def _network(channels: int, levels: int, width: int, blocks: int, kernel: int, d
     positive_ints("width, blocks and kernel", [width, blocks, kernel])
     if width % (2 * channels):
         raise ConfigError(
-            f"width={width} does not divide by {2 * channels}: choose "
+            f"width={width} is not a multiple of {2 * channels}: choose "
             f"width={max(1, width // (2 * channels)) * 2 * channels}"
         )
     if kernel % 2 == 0:
@@ -179,14 +179,14 @@ class PixelCNN(nn.Module):
 
 @lru_cache(maxsize=2)
 def digit_levels(train: bool) -> tuple[Tensor, Tensor]:
-    """Return levels 0 to 16 of the digits (N, 1, 8, 8) int64, twice: as input, and as target."""
+    """Return levels 0 to 16 of the digits (N, 1, 8, 8) int64, as input and as target."""
     levels = pixel_levels(train)
     return levels, levels
 
 
 @lru_cache(maxsize=2)
 def colour_levels(folder: str | None, levels: int, train: bool) -> tuple[Tensor, Tensor]:
-    """Return levels of CIFAR-10's colours (N, 3, 32, 32) uint8, and as int64; without a folder, of synthetic images."""
+    """Return levels of CIFAR-10's colours (N, 3, 32, 32), as uint8 and as int64; synthetic images without a folder."""
     if folder is None:
         source = SOURCES["cifar10"]
         samples = SYNTHETIC_SAMPLES // (1 if train else 4)

@@ -16,7 +16,7 @@ from workbench.rng import generator
 
 
 def shards_by_label(labels: Sequence[int], num_workers: int) -> list[list[int]]:
-    """Sort samples by label and cut them into nearly equal shards: each worker has one class or few.
+    """Sort samples by label and cut them into nearly equal shards, so that each worker has one class or few.
 
     >>> shards_by_label([1, 0, 1, 0], 2)
     [[1, 3], [0, 2]]
@@ -31,7 +31,7 @@ def shards_by_label(labels: Sequence[int], num_workers: int) -> list[list[int]]:
 
 
 def shuffled_shards(num_samples: int, num_workers: int, seed: int) -> list[list[int]]:
-    """Deal samples in a random order to the workers, one after another.
+    """Distribute samples in a random order to the workers, in turn.
 
     >>> sorted(sum(shuffled_shards(5, 2, seed=0), []))
     [0, 1, 2, 3, 4]
@@ -52,7 +52,7 @@ def main_classes(labels: Sequence[int], shards: Sequence[Sequence[int]], share: 
 
 
 def of_classes(problem: Problem, classes: Sequence[int]) -> Problem:
-    """Return the same problem, judged only on the test samples of these classes.
+    """Return the same problem, evaluated only on the test samples of these classes.
 
     Raises:
         ConfigError: the problem has no test set.
@@ -74,8 +74,8 @@ def sharded(problem: Problem, shards: Sequence[Sequence[int]], *, batch_size: in
 
     Args:
         problem: the problem with the samples.
-        shards: for each worker, the places of its samples in the training set; drawn from in random order, repeatedly.
-        batch_size, steps, seed: those of the run, as in `Settings`.
+        shards: for each worker, the indices of its samples in the training set. Each shard is repeated in random order.
+        batch_size, steps, seed: as in the run's `Settings`.
 
     Raises:
         ConfigError: a shard is empty.

@@ -1,4 +1,4 @@
-"""What each problem is for, with its size: a table that needs neither PyTorch nor any data."""
+"""The use and the size of each problem: a table that needs neither PyTorch nor any data."""
 
 from __future__ import annotations
 

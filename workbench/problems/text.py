@@ -1,8 +1,9 @@
 """Language models on texts that come with Python: the help on its syntax, and the source files of its library.
 
-They are read as bytes, so the vocabulary is 256 and there is no tokeniser. The texts differ a little between Python versions. A fixed
-`num_bytes` is used, so the number of samples does not differ. The note of a problem on source files says which Python they are of, and
-the digest of the text. Ranks compare their data before they train, so all ranks have the same text.
+Texts are read as bytes, so the vocabulary is 256 and there is no tokeniser. The texts differ a little between Python
+versions. The number of samples does not, because a fixed `num_bytes` is used. The note of a problem on source files
+gives the Python version and the digest of the text. Ranks compare their data before they train, so all ranks have the
+same text.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from workbench.problems.models import check_dtype, positive_ints
 
 VOCABULARY = 256  # a token is a byte
 TEST_SHARE = 10  # the last tenth of the text is the test set
-LIBRARY_TEST_BYTES = 32_768  # so that an evaluation takes as long as a few steps
-# Not the same in every installation, no program text, or left out of later Pythons.
+LIBRARY_TEST_BYTES = 32_768  # an evaluation then takes as long as a few steps
+# Files that differ between installations, are not program text, or are missing in later Python versions.
 LEFT_OUT = frozenset(
     {"distutils", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "tkinter", "turtledemo"}
 )
@@ -52,7 +53,7 @@ def text_transformer(
         context: bytes of a sample, and context length of the model.
         width: size of the residual stream; a multiple of `heads`.
         layers, heads: number of transformer blocks, and of attention heads in each.
-        num_bytes: number of bytes that are used: the first 9/10 for training, the rest for tests.
+        num_bytes: bytes of text: the first 9/10 for training, the rest for tests.
         dtype: dtype of the parameters.
     """
     positive_ints("num_bytes", num_bytes)
@@ -73,8 +74,7 @@ def library_transformer(
 
     Args:
         context, width, layers, heads, dtype: see `text_transformer`.
-        num_bytes: number of bytes that are used; the last 32,768 are the test set. The files are in an order that mixes
-            them.
+        num_bytes: bytes of text; the last 32,768 are the test set. Files are in a mixed order.
     """
     positive_ints("num_bytes", num_bytes)
     make = _network(context, width, layers, heads, dtype)
@@ -88,7 +88,7 @@ def _network(context: int, width: int, layers: int, heads: int, dtype: torch.dty
     check_dtype(dtype)
     if width % heads:
         raise ConfigError(
-            f"width={width} does not divide by heads={heads}: choose width={width - width % heads or heads}"
+            f"width={width} is not a multiple of heads={heads}: choose width={width - width % heads or heads}"
         )
     return partial(TextTransformer, context, width, layers, heads, dtype)
 
@@ -106,7 +106,7 @@ def _transformer(
         least = TEST_SHARE * (context + 1) if read is load_text else LIBRARY_TEST_BYTES + context + 1
         part = "test tenth" if read is load_text else "training part"
         raise ConfigError(
-            f"num_bytes={num_bytes}: the {part} does not hold {context} bytes and the next: use {least} or more"
+            f"num_bytes={num_bytes}: the {part} does not hold {context} bytes and one more: use {least} or more"
         )
     read(num_bytes)
     return Problem(
@@ -125,7 +125,7 @@ def _transformer(
 class Block(nn.Module):
     """Attention to the past, then a two-layer network.
 
-    Each normalises its input and is added to it. (B, T, D) -> same.
+    Each of the two normalises its input, and its output is added to the input. (B, T, D) -> same.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -149,7 +149,7 @@ class Block(nn.Module):
 
 @final
 class TextTransformer(nn.Module):
-    """Bytes (B, T) int64 -> scores of the next byte (B, 256, T): the class dimension where `cross_entropy` has it."""
+    """Bytes (B, T) int64 -> scores of the next byte (B, 256, T), in the order of dimensions of `cross_entropy`."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ def _first(text: bytes, num_bytes: int) -> bytes:
 
 @lru_cache(maxsize=1)
 def _library() -> bytes:
-    """Return all source files of modules that every installation has, without those of tests."""
+    """Return the joined source files of modules that every installation has, without tests."""
     root = Path(sysconfig.get_path("stdlib"))
     modules = sorted(sys.stdlib_module_names - LEFT_OUT)
     files = [path for name in modules for path in (root / f"{name}.py", *(root / name).rglob("*.py")) if path.is_file()]

@@ -1,6 +1,6 @@
 """The only importer of torchvision.
 
-Its compiled operators do not load with every torch; its models and data sets do.
+torchvision's compiled operators do not load with every torch; its models and data sets do.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SCHEMAS = tuple(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Ten
 def torchvision() -> ModuleType:
     """Return the torchvision package, imported at the first call.
 
-    With a CPU-only torch its compiled extension may not load. Its import then fails with `operator torchvision::nms
-    does not exist`, because it registers shapes for two undeclared operators. In that case this function declares the
-    two first. They have no implementation, which only box detection needs.
+    With a CPU-only torch, torchvision's compiled extension may not load. The import then fails with `operator
+    torchvision::nms does not exist`, because torchvision registers shapes for two undeclared operators. In that case
+    this function first declares these operators, without an implementation. Only box detection needs one.
 
     Raises:
         ConfigError: torchvision is not installed, or does not fit this torch.
@@ -45,7 +45,7 @@ def torchvision() -> ModuleType:
 
 
 def extension_loads(folder: str) -> bool:
-    """Return whether torchvision's compiled operators can be loaded; loads them if so, as its own import would."""
+    """Load torchvision's compiled operators, as its import does. Return whether that succeeded."""
     details = (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES)
     finder = importlib.machinery.FileFinder(folder, details)
     for name in EXTENSIONS:

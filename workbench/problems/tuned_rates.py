@@ -1,6 +1,7 @@
-"""Learning rates that were searched for: one for a problem, an algorithm with its settings, a number of workers and a batch size.
+"""Tuned learning rates: one for a problem, an algorithm with its settings, a number of workers and a batch size.
 
-The rates are in `records/tuned-rates.json`, with all rates that were tried. `python -m tests.benchmarks.tune_rates` measures them.
+The rates are in `records/tuned-rates.json`, with all rates that were tried. `python -m tests.benchmarks.tune_rates`
+measures them.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class TunedRate:
     """A row of the record.
 
     Attributes:
-        problem, algorithm: their names.
-        settings: those that a label of the algorithm shows. A collective without loss is left out.
-        workers, batch_size: number of workers, and samples of each in a step.
+        problem, algorithm: names of the problem and the algorithm.
+        settings: settings that the algorithm's label shows, without a lossless collective.
+        workers, batch_size: number of workers, and samples of each worker in a step.
         lr: the rate of `grid` with the smallest mean test loss at the end of training. It is not the first or last one.
         loss, accuracy: means over the seeds with this rate.
         grid: the rates that were tried, in ascending order, each with the losses and accuracies of all seeds; None if a
@@ -49,7 +50,7 @@ class TunedRate:
 
 
 def changed_settings(algorithm: Algorithm) -> dict[str, Any]:
-    """Return the first setting and those that differ from the defaults, fit for JSON. A collective without loss is left out.
+    """Return the first setting and those that differ from the defaults, as JSON values, without a lossless collective.
 
     >>> from workbench.algorithms import PipeSGD
     >>> from workbench.collectives import Ring
@@ -82,7 +83,7 @@ def without_rate(optimizer: OptimizerFactory) -> str:
 
 @lru_cache(maxsize=1)
 def read_record() -> dict[str, Any]:
-    """Return the record: "problems" (how each was trained), "rows", and how all were measured."""
+    """Return the record: "problems" (how each was trained), "rows", and how all rows were measured."""
     record: dict[str, Any] = json.loads((shared("records") / FILE).read_text(encoding="utf-8"))
     return record
 
@@ -99,10 +100,10 @@ def rates_of(problem: str) -> tuple[TunedRate, ...]:
 
 
 def find_rate(problem: str, algorithm: Algorithm, workers: int, batch_size: int) -> TunedRate:
-    """Return the row of exactly these.
+    """Return the row of exactly this problem, algorithm, number of workers and batch size.
 
     Raises:
-        ConfigError: there is none. The message names the rows of the problem, or the problems that have rows.
+        ConfigError: there is no such row. The message lists the rows of the problem, or the problems that have rows.
     """
     rows = rates_of(problem)
     if not rows:
@@ -128,21 +129,20 @@ def note_of(problem: str, lr: float) -> str:
 
 
 def check_kind(problem: str, optimizer: OptimizerFactory, sizes: dict[str, int]) -> None:
-    """Check that a problem is the one of the record, and not one with other options or another optimizer.
+    """Check that a problem has the options and the optimizer of the record.
 
     Args:
-        problem: its name.
-        optimizer: the one that trains it.
-        sizes: its numbers of "parameters" and of "samples".
+        problem: the problem's name.
+        optimizer: the optimizer that trains the problem.
+        sizes: the problem's numbers of "parameters" and of "samples".
 
     Raises:
-        ConfigError: it differs.
+        ConfigError: the problem or the optimizer differs from the record.
     """
     recorded = read_record()["problems"][problem]
     found = {"optimizer": without_rate(optimizer), **sizes}
     for name, value in found.items():
         if value != recorded[name]:
             raise ConfigError(
-                f"the learning rates of {problem} were tuned with {name} {recorded[name]}, and here it is {value}: "
-                "give a number"
+                f"the learning rates of {problem} were tuned with {name} {recorded[name]}, not {value}: give a number"
             )

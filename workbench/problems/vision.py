@@ -91,7 +91,7 @@ def cifar10_resnet18(
         synthetic: use random images of the same shape.
         augment: shift and mirror training images at random (`CropAndFlip`).
         small_stem: begin with a 3x3 convolution of stride 1 without pooling, as is usual for 32 x 32. False:
-            torchvision's own 7x7 stem of stride 2 with pooling, made for 224 x 224, which leaves 1 x 1 at the end.
+            torchvision's own 7x7 stem of stride 2 with pooling, made for 224 x 224. It reduces 32 x 32 to 1 x 1.
 
     Raises:
         DataMissing: the files are not in `folder`; the message says which are expected, and where to get them.
@@ -133,7 +133,7 @@ def synthetic(
         small_stem: see `cifar10_resnet18`; only for resnets.
 
     Raises:
-        ConfigError: unknown network, or it does not take images of this shape.
+        ConfigError: the network is unknown, or does not take images of this shape.
     """
     shape = positive_ints("image", image)
     if len(shape) != 3:
@@ -169,7 +169,7 @@ def network(model_name: str, num_classes: int, small_stem: bool = False, *, auxi
 
 
 def with_input_layers(make: ModelFactory, mean: Sequence[float], std: Sequence[float], augment: bool) -> nn.Module:
-    """Return the network after layers that convert bytes to numbers with mean 0 and variance 1."""
+    """Return the network, preceded by layers that convert bytes to numbers with mean 0 and variance 1."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     if augment:
         layers["augment"] = CropAndFlip()
@@ -217,7 +217,7 @@ def _from_source(
 
 
 def _check_network(model_name: str, image: tuple[int, ...], classes: int, small_stem: bool) -> None:
-    """Raise `ConfigError` unless the network exists and takes such images; tried on the meta device, without memory."""
+    """Raise `ConfigError` unless the network exists and takes such images. The meta device makes the check cheap."""
     known = torchvision().models.list_models(module=torchvision().models)
     if model_name not in known:
         raise unknown("classification network of torchvision", model_name, known)

@@ -45,9 +45,10 @@ def wide_mlp(
 
 
 def width_for(num_parameters: float, layers: int) -> int:
-    """Return the width w of the inner layers at which the network has about this number of parameters.
+    """Return the width w of the inner layers with which the network has about this number of parameters.
 
-    inputs * w + (layers - 1) * w**2 + layers * w + w * classes + classes, solved for w; 0 if that is below 1.
+    Solve num_parameters = inputs * w + (layers - 1) * w**2 + layers * w + w * classes + classes for w. The result is
+    0 if w is below 1.
     """
     linear, constant = NUM_INPUTS + layers + NUM_CLASSES, NUM_CLASSES - num_parameters
     if layers == 1:

@@ -8,6 +8,6 @@
 - `gradient_guard`: bad gradients, found before they are sent.
 - `local_training`: one rank's part of a run: replica, minibatches, evaluation, rows of metrics.
 
-May import `problems`, `program`, `settings` and what lies below, and no runtime. Used by `costs`, `runtimes` and
+May import `problems`, `program`, `settings` and layers below, and no runtime. Used by `costs`, `runtimes` and
 layers above. Begin with `replica`.
 """

@@ -189,10 +189,10 @@ class Accumulation:
             raise ConfigError(
                 f"{slot.name} was used before its update was applied, because its module ran no hook in the forward "
                 "pass. "
-                "Where torch.compile made the forward pass, give the Trainer what it made: "
+                "If torch.compile made the forward pass, give the Trainer the compiled module: "
                 "Trainer(torch.compile(model), ...), or call "
-                "model.compile(). Where another module uses the parameter, call its own module. Or use an algorithm "
-                "that updates before "
+                "model.compile(). If another module uses the parameter, call the parameter's own module. Or use an "
+                "algorithm that updates before "
                 "the forward pass (LayerwiseSGD)"
             )
         self._fired.add(index)
@@ -311,7 +311,7 @@ class ParameterUse:
                 self._need(bucket)
 
     def request_rest(self, *, expected: bool = False) -> set[int]:
-        """Ask for the buckets that no module used; return them (none if that was expected)."""
+        """Request the buckets that no module has used. Return them, or the empty set if this was expected."""
         left, self._missing = self._missing, set()
         for bucket in sorted(left, reverse=True):
             self._need(bucket)
@@ -319,7 +319,7 @@ class ParameterUse:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether torch.compile made the forward pass of this module, or of a part: it may run no hooks."""
+    """Return whether the forward pass of this module, or of a part of it, is compiled: it may then run no hooks."""
     return any(
         getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
         for module in model.modules()
@@ -338,7 +338,7 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 
 @final
 class LossScale:
-    """Dynamic loss scaling for fp16: halved if a gradient overflows (the step is skipped), doubled after 2,000 steps."""
+    """Dynamic loss scaling for fp16: halved if a gradient overflows (step skipped), doubled after 2,000 good steps."""
 
     growth_steps = 2000
 

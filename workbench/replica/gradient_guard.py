@@ -382,7 +382,7 @@ class LossWatch:
         if first <= 0:
             raise ConfigError(
                 f"divergence_ratio={self._ratio:g} needs a first loss above 0, and that of rank {rank} is {first:g}: "
-                "leave it out"
+                "leave divergence_ratio out"
             )
         if value > self._ratio * first:
             raise Diverged(
@@ -393,6 +393,6 @@ class LossWatch:
 
 
 def named(names: Sequence[str]) -> str:
-    """Return the first few names, and the number of the others."""
+    """Return the first few names, and the number of the remaining ones."""
     more = f", and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more

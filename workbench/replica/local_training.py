@@ -210,7 +210,7 @@ class LocalTraining:
         return {**self.row(step, seconds, bytes_sent, staleness), **entries, **({"dropped": True} if dropped else {})}
 
     def row(self, step: int, seconds: float, bytes_sent: float, staleness: int | None) -> dict[str, Any]:
-        """Return the row without the entries of one minibatch."""
+        """Return a row of metrics without the entries about a minibatch."""
         return {
             "step": step,
             "seconds": round(seconds, 6),
@@ -286,7 +286,7 @@ def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
         )
     if algorithm.requires.servers and settings.precision == "fp16":
         raise ConfigError(
-            "fp16 loss scaling must see the summed gradient before it is applied, which servers apply: use "
+            "fp16 loss scaling must check the summed gradient before an update, but here servers update: use "
             "precision='bf16'"
         )
     split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)

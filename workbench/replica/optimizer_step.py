@@ -66,7 +66,7 @@ def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | N
     return torch.optim.Optimizer.profile_hook_step(step)
 
 
-# what a loop may change between steps, in an optimizer's groups
+# settings of a parameter group that a training loop may change between steps
 SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
 
 
@@ -148,7 +148,7 @@ class OptimizerWrapper:
         if self._uncompiled_step is None or compiler_is_loaded():
             self.optimizer.step()
             return
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule checks it
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedules check it
         self._uncompiled_step(self.optimizer)
 
     def _measure(self, bucket: int | None) -> None:
@@ -221,7 +221,7 @@ class OptimizerWrapper:
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state()`."""
         with uncompiled():
-            self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # it would share the tensors
+            self.optimizer.load_state_dict(deepcopy(state["optimizer"]))  # the optimizer would share the tensors
         self._narrowed = self._narrow_groups()
         self._group_sizes = self._sizes()
         if self._schedule is not None and state["schedule"] is not None:

@@ -213,7 +213,7 @@ class Replica:
             state = None if replica is None else replica._running
             if replica is None or state is None or grad is None:
                 return  # a backward pass of the user, outside `backward`
-            param.grad = None  # frees it now: the buffer has taken its place
+            param.grad = None  # free its memory now: the buffer holds the gradient
             if (
                 state.write_gradient(index, grad.to_dense() if grad.is_sparse else grad, slot)
                 and state.on_bucket is not None

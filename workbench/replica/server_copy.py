@@ -20,7 +20,7 @@ class ServerCopy:
     """A server's parameters. Gradients are applied to them, but computed at a worker's replica.
 
     They begin as a copy of a replica's parameters. Each bucket has its own optimizer, because two shards on one rank
-    may have had different numbers of updates. Then they are at different places of the schedule.
+    may have had different numbers of updates, and so be at different places of the schedule.
 
     Args:
         parameters: the replica's parameters, in the layout's order.

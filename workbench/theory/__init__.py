@@ -7,7 +7,7 @@ Each formula names its source: a paper, a paper as recalled, or "derived here". 
 - Waiting for the k-th worker: `order_statistics`, `arrivals`, `atoms`, `backlog`.
 - Updates: `asynchronous` (their rate and staleness), `iterations` (how many), `stability`, `implicit_momentum`.
 
-Imports `costs`, `collectives` and what lies below, and no runtime. Used by `analysis` and `papers`. Begin with
+Imports `costs`, `collectives` and layers below, and no runtime. Used by `analysis` and `papers`. Begin with
 `steps`.
 """
 

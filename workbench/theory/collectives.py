@@ -39,7 +39,7 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
 
     | collective | with a codec in its hops |
     |---|---|
-    | `Ring` | n e + n d + (p-1) max(0, n/p d - alpha - w): p encodings and p decodings of blocks; while it spreads, decodes under w |
+    | `Ring` | n e + n d + (p-1) max(0, n/p d - alpha - w): p encodings and p decodings of blocks; in spreading, w hides decoding |
     | `HalvingDoubling` | n e + (2q-1)/q n d on a power of two q; with folded ranks n (e + 2d) more |
     | `Linear` | 2 n e + p n d: the root decodes p-1 values, a worker the sum |
     | `Tree` | (k+1) n (e + d), k = ceil(log2 p): each level encodes its sum; the whole sum is encoded once |
@@ -112,8 +112,8 @@ def parameter_server_s(
     About 2 p n beta / M, compared with a ring's 2 (p-1)/p n beta.
 
     This is the time from a common start to the last worker's end. `staggered` is the time of a step in the long run
-    if replies are sent one after another: the worker with the first reply computes and pushes first, while the others
-    still get their replies. Then about half of it remains:
+    if replies are sent one after another: the worker with the first reply computes and pushes first, while the other
+    workers still wait for their replies. Then communication takes about half of that time:
 
         p (alpha + m beta) + (p-1) m gamma  +  M (alpha + m beta)
 

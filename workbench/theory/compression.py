@@ -22,7 +22,7 @@ def break_even_bandwidth(saved_bytes: float, codec_s: float) -> float:
 def ring_break_even_bandwidth(
     num_workers: int, ratio: float, encode_s_per_byte: float, decode_s_per_byte: float
 ) -> float:
-    """Return that bandwidth for a ring with a codec in each hop: 2 (p-1)/p n beta (1 - 1/r) = `collectives.codec_s`.
+    """Return the break-even bandwidth of a ring with a codec in each hop: 2 (p-1)/p n beta (1 - 1/r) = `codec_s`.
 
     It is 2 (p-1) (1 - 1/r) / (p (e + d)) if decoding hides under an encoded block's time on the wire. Otherwise it is
     (p-1) (2 - 1/r) / (p e + (2p-1) d). It does not depend on n.

@@ -60,14 +60,16 @@ def fit_iterations(points: Iterable[tuple[float, float]]) -> Iterations:
     """
     found = [(float(workers), float(count)) for workers, count in points]
     if len({workers for workers, _ in found}) < 2 or min((min(point) for point in found), default=0.0) <= 0:
-        raise ConfigError(f"points={found}: (workers, iterations), both above 0, for at least two numbers of workers")
+        raise ConfigError(
+            f"points={found}: give (workers, iterations), both above 0, for two or more numbers of workers"
+        )
     inverse, counts = np.array([1 / workers for workers, _ in found]), np.array([count for _, count in found])
     design = np.column_stack([np.ones_like(inverse), inverse])
     (limit, slope), *_ = np.linalg.lstsq(design, counts, rcond=None)
     if limit <= 0 or slope < 0:
         raise ConfigError(
             f"points={found}: iterations fall faster than 1/N, or grow with N, and I_inf (1 + N_c/N) does neither: "
-            "use the points by interpolation, or measure at larger N"
+            "interpolate between the points, or measure at larger N"
         )
     if len(found) == 2:
         return Iterations(limit=float(limit), critical_workers=float(slope / limit))

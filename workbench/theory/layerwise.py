@@ -119,7 +119,7 @@ def layerwise(
     if not len(backward_s) == len(communication_s) == len(update_s) or not backward_s:
         raise ConfigError(
             f"{len(backward_s)} backward_s, {len(communication_s)} communication_s, {len(update_s)} update_s: give one "
-            "each a bucket"
+            "of each for each bucket"
         )
     ready = tuple(accumulate(backward_s, initial=forward_s))[1:]
     begin, end = lane(ready, communication_s)

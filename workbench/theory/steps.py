@@ -25,8 +25,8 @@ def synchronous_s(compute_s: float, communication_s: float) -> float:
 def pipe_s(compute_s: float, communication_s: float, width: int = 2) -> float:
     """Return Pipe-SGD's step with one processor and interface a worker: c + m with width 1, max(c, m) from width 2 on.
 
-    As recalled from li2018pipesgd: T max(l_up + l_comp, l_comm). A width above 2 makes no step shorter, and gradients
-    staler.
+    As recalled from li2018pipesgd: T max(l_up + l_comp, l_comm). A width above 2 makes no step shorter, but makes
+    gradients staler.
 
     >>> pipe_s(3.0, 2.0), pipe_s(3.0, 4.0, width=4), pipe_s(3.0, 2.0, width=1)
     (3.0, 4.0, 5.0)
@@ -52,7 +52,7 @@ def pipe_unlimited_s(compute_s: float, communication_s: float, width: int) -> fl
 def pipe_speedup(compute_s: float, communication_s: float) -> float:
     """Return the speed-up of Pipe-SGD over D-Sync: (c + m) / max(c, m), at most 2.
 
-    A measured factor above 2 is not overlap.
+    Overlap alone cannot give a factor above 2.
 
     Derived here.
 

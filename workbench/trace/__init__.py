@@ -3,10 +3,11 @@
 - A rank writes: `recorder`, with the numbers of `kinds`.
 - The store has a folder for each run: `store`, `info` (run.json), `index`, and `processes` (whether a writer is
   alive).
-- A reader reads: `run`, from `read`, `columns`, `spans` and `row_checks`. `links` pairs related spans, `rows` stacks
-  overlapping ones. `tail` and `follow` read a run that trains.
+- A reader reads: `run`, from `read`, `columns`, `spans` and `row_checks`. `links` pairs related spans. `rows` assigns
+  rows of a figure to overlapping spans. `tail` and `follow` read a running training.
 - Other formats: `chrome` writes Chrome's; `from_profiler` and `profile` read torch.profiler's.
-- `views`: the methods of a run that call `analysis` and `plots`. Only it names higher layers (decisions/0033).
+- `views`: the methods of a run that call `analysis` and `plots`. Only this module names higher layers
+  (decisions/0033).
 - `files` is a folder: how files are written and read safely.
 
 May import `program`, `settings` and what lies below. Used by `replica`, `runtimes` and layers above. Begin with `run`.
@@ -42,7 +43,7 @@ __all__ = [
 
 
 def open_run(name: str) -> Run:
-    """Return a stored run by its name, by the beginning of its name, or by its folder. "last" is the newest run.
+    """Return a stored run by its name, the beginning of its name, or its folder. "last" is the newest run.
 
     Raises:
         RunNotFound: no such run; similar names are listed.

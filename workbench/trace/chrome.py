@@ -1,4 +1,7 @@
-"""Chrome trace JSON for ui.perfetto.dev and chrome://tracing: a process a rank, a thread a lane, an arrow a message."""
+"""Chrome trace JSON for ui.perfetto.dev and chrome://tracing.
+
+Each rank is a process, each lane a thread, and each message an arrow.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ FIRST = 1  # number of rank 0's process and of its first thread: Perfetto uses 0
 def chrome_events(spans: Spans, headers: Mapping[int, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield spans as trace events, after the events that name processes and threads.
 
-    Times begin at the earliest span. Events of one thread must nest. Spans of a lane that overlap in part therefore
-    get further threads.
+    Times begin at the earliest span. The format requires that events of one thread nest. So spans of a lane that
+    overlap in part get additional threads.
     """
     table = spans.table
     origin_s = float(table["start_s"].min()) if len(table) else 0.0
@@ -73,8 +76,8 @@ def _flows(
 ) -> Iterator[dict[str, Any]]:
     """Yield an arrow for each message: from the begin of its send to a time within its receive.
 
-    The viewer ties an arrow to the span that is open on its thread at that time. An arrow that would go back in time
-    (clocks disagree), or that has no span to end in, is left out.
+    The viewer attaches an arrow to the span that is open on the thread at that time. Two kinds of arrows are left out:
+    those that would go back in time (clocks disagree), and those without a span to end in.
     """
     for number, (send, receive) in enumerate(zip(*(side.tolist() for side in messages(table)), strict=True)):
         begin, end = starts[send], round(ends[receive] - TICK, 3)

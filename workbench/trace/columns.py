@@ -27,8 +27,8 @@ def read_columns(rank: int, text: bytes) -> Spans | None:
     It is None if a line differs.
 
     Times have seven digits after the point and up to eight before it. Sizes have up to sixteen digits, other numbers
-    up to eight. The result is bit-identical to JSON's: the digits of a time are an integer below 2^53, and dividing
-    it by 10^7 rounds once.
+    up to eight. The result is bit-identical to that of the JSON parser: the digits of a time are an integer below
+    2^53, and the division by 10^7 rounds once.
 
     >>> read_columns(0, b'["send","comm",0.1000000,0.4000000,0,3,800,1]\\n').table["end_s"].tolist()
     [0.4]
@@ -161,7 +161,7 @@ def _digits(words: Any, first: IntArray, stop: IntArray) -> IntArray | None:
 
 
 def _value(digits: WordArray) -> IntArray:
-    """Return numbers of eight digits, a byte each, highest first, shape (N,): combine pairs, fours, then all."""
+    """Return numbers, shape (N,), from eight digits each, one a byte, highest first: combine pairs, fours, then all."""
     pairs = digits * np.uint64(10) + (digits >> np.uint64(8))
     mask = np.uint64(0x000000FF000000FF)
     left = (pairs & mask) * np.uint64(100 + (1_000_000 << 32))
@@ -177,5 +177,5 @@ def _first(read: WordArray, count: IntArray) -> WordArray:
 
 
 def _load(words: Any, at: IntArray) -> WordArray:
-    """Return the eight characters from each place on, the first in the lowest byte, shape (N,)."""
+    """Return the eight characters from each position on, the first in the lowest byte, shape (N,)."""
     return np.asarray(words[at].view("<u8"), np.uint64)

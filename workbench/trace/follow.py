@@ -37,18 +37,19 @@ class Follower:
         """Return the run so far. An incomplete last line is left for the next poll.
 
         Raises:
-            RunNotFound: the folder is gone, or it holds no readable run.
+            RunNotFound: the folder no longer exists, or it holds no readable run.
         """
         with self._lock:
             return self._poll()
 
     def _poll(self) -> Run:
         if not self.folder.is_dir():
-            raise RunNotFound(f"the run's folder {self.folder} is gone")
-        info = read_info(self.folder)  # before the rows: if it says finished, all rows are there
+            raise RunNotFound(f"the run's folder {self.folder} no longer exists")
+        info = read_info(self.folder)  # read before the rows: if the status is finished, all rows are written
         if time.monotonic() - self._looked_s > POLL_S:
             recorded, info = info, with_true_status(self.folder, info)
-            self._looked_s = time.monotonic() if info is recorded else float("-inf")  # a run that ended stays ended
+            # `run.json` of a killed run still says "running", so check it at every poll
+            self._looked_s = time.monotonic() if info is recorded else float("-inf")
         for rank, path in metrics_paths(self.folder).items():
             with open_file(path) as file:
                 file.seek(self._offsets.get(rank, 0))

@@ -1,4 +1,4 @@
-"""Profiles of torch.profiler as a run: a rank for each file, a lane for each GPU stream or working host thread."""
+"""Convert profiles of torch.profiler to a run: a rank for each file, a lane for each GPU stream or busy host thread."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def from_profiler(profile: Any) -> Run:
     """Convert profiles of a training loop to a run, for timelines, overlap and critical paths.
 
     On a GPU, each stream is a lane. Each kernel, copy and fill is a span of the phase in which the host launched it.
-    NCCL's kernels are communication. Without a GPU, each host thread that worked is a lane: forward, backward, apply,
-    and the calls of gloo and MPI. The bytes of a span are those of its communicated buffer. Steps come from
+    NCCL's kernels are communication. Without a GPU, each busy host thread is a lane, with spans of forward, backward,
+    apply, and the calls of gloo and MPI. The bytes of a span are those of its communicated buffer. Steps come from
     `prof.step()` under a schedule; without it, a step ends with each step of an optimizer. A profile has no losses,
     so the run has no metrics.
 
@@ -153,7 +153,7 @@ def _rows(profile: Profile) -> list[Row]:
 
 
 class _Steps:
-    """The step at a time, and the phase within the step."""
+    """Look up the step at a time, and the phase within the step."""
 
     def __init__(self, profile: Profile) -> None:
         steps = profiler_steps(profile.events)
@@ -161,7 +161,7 @@ class _Steps:
         self.begins = [begin for _, begin, _ in steps] or [float("-inf"), *ends[:-1]]
         self.numbers = [number for number, _, _ in steps] or list(range(len(self.begins)))
         self.waits = sorted(call.event["ts"] + call.event["dur"] for call in calls(profile.events))
-        # step -> begin of its last backward, last update
+        # step -> begin of its last backward function; of its last update
         self._backward = dict[int, float]()
         self._update = dict[int, float]()
         for event in profile.events:
@@ -269,7 +269,7 @@ def _library_rows(profile: Profile, steps: _Steps) -> list[Row]:
 
 
 def _numbered(rows: list[Row]) -> list[Row]:
-    """Number the collectives of a step as its buckets, in order of time."""
+    """Give the collectives of each step bucket numbers, in order of time."""
     counts: dict[tuple[str, int], int] = {}
     found = []
     for row in sorted(rows, key=lambda row: row[2]):

@@ -1,8 +1,8 @@
 """A cache of values read from many small files, in one file. Listing thousands of runs then opens one file.
 
 A cached value is valid while its files are unchanged (modification time, size, inode). A value is not cached if its
-file changed a moment ago, or if the value may still change. Any reader may write the cache. It replaces the whole file
-by renaming, so another reader sees the old or the new file. A lost value is read again.
+file changed a moment ago, or if the value may still change. Any reader may write the cache. A reader replaces the whole
+cache file by renaming, so other readers see the old or the new file. A lost value is read again from its files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, final
 from workbench.trace.files.atomic import write_atomic
 from workbench.trace.files.text import parse_json, whole_lines
 
-FORMAT = 2  # raised with the format of `run.json`: other lines are read again
+FORMAT = 2  # increased with the format of `run.json`: lines of another format are ignored
 YOUNG_S = 5.0  # a file may change again within the resolution of its time stamp
 Signature = list[list[int]]
 

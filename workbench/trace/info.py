@@ -1,4 +1,4 @@
-"""Read a run's `run.json`, of this version or an earlier one, and check the entries that readers need."""
+"""Read a run's `run.json`, written by this version or an earlier one, and check the entries that readers need."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _fault(info: dict[str, Any]) -> str | None:
         for entry, kind in (INNER[name] if name else KINDS).items():
             value = inner.get(entry) if isinstance(inner, dict) else None
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-                return f"{name}{'.' * bool(name)}{entry} is {_brief(value)} , not {WORDS[kind]}"
+                return f"{name}{'.' * bool(name)}{entry} is {_brief(value)}, not {WORDS[kind]}"
     identity, created = info.get("id"), info.get("created")
     if identity is not None and (not NAME.fullmatch(identity) or identity in (".", "..")):
         return f"id is {_brief(identity)}, which cannot name a folder"
@@ -91,7 +91,7 @@ def _fault(info: dict[str, Any]) -> str | None:
         try:
             datetime.fromisoformat(created)
         except ValueError:
-            return f"created is {_brief(created)} , not a time"
+            return f"created is {_brief(created)}, not a time"
     return None
 
 

@@ -18,9 +18,9 @@ def messages(table: NDArray[Any]) -> tuple[Numbers, Numbers]:
     """Return the places of sends and of their receives in a span table: two arrays of shape (M,).
 
     Between two ranks, messages of one size arrive in the order in which they were sent. The n-th send to end
-    therefore belongs to the n-th receive to end. A receive's step and bucket do not help: the sender records the
-    gradient's step, the receiver its own step. Spans without a partner of equal size differ by a stamp, or their other
-    side is missing.
+    therefore belongs to the n-th receive to end. Step and bucket cannot be used: the sender records the gradient's
+    step, the receiver its own step. If a span has no partner of equal size, the sizes differ by a stamp, or the other
+    side was not recorded.
     """
     sent, received = _of_kind(table, "send"), _of_kind(table, "recv")
     size = table["bytes"].astype(np.int64)

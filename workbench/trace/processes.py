@@ -1,9 +1,9 @@
-"""Which processes wrote a record, and whether they are alive: a record that says "running" may be of a killed run.
+"""Find out which processes wrote a record, and whether they are alive: a killed run's record still says "running".
 
 A killed process cannot write that it was killed. A run names the process that made it, and each rank names its own
 process in its trace. A run is "killed" if all its processes were on this machine and are gone. Processes of other
 machines cannot be looked up: such a run is "lost" if its folder has not changed for a long time. These statuses are not
-written to `run.json`, so a run that is seen again is running again.
+written to `run.json`, so a run that writes again is "running" again.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from workbench.machine import is_running
 from workbench.trace.files.text import open_file, parse_json
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # identifies this start of the machine, on Linux
-SAME_START_S = 1.0  # two processes with one number began further apart than this
+SAME_START_S = 1.0  # start times of two processes with the same number differ by more
 ENDED = ("finished", "failed", "stopped", "killed")  # statuses of a run without processes
 YOUNG_S = 10.0  # a folder that changed more recently is in use: ranks write every second
-SILENT_S = 600.0  # without a write of ranks on other machines
+SILENT_S = 600.0  # a run on other machines is lost after this time without a write
 HEAD_BYTES = 4096
 NO_REPORT = {
     "killed": "its processes have ended without a report (killed, or out of memory?)",
@@ -38,7 +38,7 @@ NO_REPORT = {
 
 
 def this_process() -> dict[str, Any]:
-    """Entries of a record that distinguish this process from all others, also from a later one with the same number."""
+    """Return record entries that identify this process, also among later processes with the same number."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -48,10 +48,10 @@ def this_process() -> dict[str, Any]:
 
 
 def when_begun(pid: int | None = None) -> dict[str, Any]:
-    """When a process began (None: this one): the start of the machine, and seconds since then.
+    """Return when a process began (None: this one): the machine's boot id, and seconds since the boot.
 
-    Empty if the system does not report it. This clock is never set. `psutil`'s time since 1970 is computed from the
-    time of day, and changes when that is set.
+    Empty if the system does not report it. The time since the boot cannot be set. `psutil`'s time since 1970 is
+    computed from the time of day, and changes when the time of day is set.
     """
     with suppress(OSError, ValueError, IndexError):
         return {"process_begun": [BOOT_ID.read_text().strip(), _state_and_start(pid or os.getpid())[1]]}
@@ -61,7 +61,7 @@ def when_begun(pid: int | None = None) -> dict[str, Any]:
 def process_is_alive(record: Mapping[str, Any]) -> bool:
     """Return True if the process of a record of `this_process` is alive, on this machine.
 
-    False if the record does not tell.
+    False if the record does not identify a process.
     """
     try:
         process = psutil.Process(record["pid"])
@@ -77,7 +77,7 @@ def process_is_alive(record: Mapping[str, Any]) -> bool:
 def writer_is_alive(header: Mapping[str, Any]) -> bool:
     """Return True if the process that wrote a trace's header is alive.
 
-    A process that began later has taken its number.
+    A process with the same number that began later is another process.
     """
     if "process_begun" in header:
         return process_is_alive(header)
@@ -89,7 +89,7 @@ def writer_is_alive(header: Mapping[str, Any]) -> bool:
 
 
 def state_of_process(pid: int, started_s: float) -> Literal["alive", "stopped", "gone"] | None:
-    """State of the process of this machine with that number and `start_of`; None if the system does not report it."""
+    """Return the state of a process of this machine, by its number and `start_of`; None if it is not reported."""
     try:
         letter, now_s = _state_and_start(pid)
     except psutil.NoSuchProcess:
@@ -102,12 +102,12 @@ def state_of_process(pid: int, started_s: float) -> Literal["alive", "stopped", 
 
 
 def start_of(pid: int) -> float:
-    """When a process began, for `state_of_process`."""
+    """Return when a process began, for `state_of_process`."""
     return _state_and_start(pid)[1]
 
 
 def _state_and_start(pid: int) -> tuple[str, float]:
-    """The letter of a process's state, and its begin: since the machine's start if known, else since 1970."""
+    """Return the letter of a process's state, and its begin in seconds since the boot if known, else since 1970."""
     if Path("/proc/self/stat").exists():
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -126,7 +126,7 @@ def _state_and_start(pid: int) -> tuple[str, float]:
 
 @cache
 def pid_namespace() -> str:
-    """Where a process's number is unique: this start of the machine, and this container."""
+    """Return a name for the scope in which process numbers are unique: this boot of the machine, and this container."""
     with suppress(OSError):
         return f"{BOOT_ID.read_text().strip()}:{os.stat('/proc/self/ns/pid').st_ino}"
     return socket.gethostname()
@@ -136,7 +136,7 @@ def pid_namespace() -> str:
 
 
 def with_true_status(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
-    """`run.json`, with status "killed" or "lost" and the reason, if the file still says that the run is running."""
+    """Return `run.json`, with status "killed" or "lost" and the reason if it says "running" but the run is not."""
     if info.get("status") in ENDED:
         return info
     status = status_by_processes(folder, info)
@@ -144,7 +144,7 @@ def with_true_status(folder: Path, info: dict[str, Any]) -> dict[str, Any]:
 
 
 def status_by_processes(folder: Path, info: dict[str, Any]) -> Literal["killed", "lost"] | None:
-    """Status of a run that has not ended by itself; None while one of its processes may be alive."""
+    """Return the status of a run that did not record its end; None while one of its processes may be alive."""
     host, owner = socket.gethostname(), info.get("process")
     owner = owner if isinstance(owner, dict) else None
     if owner is not None and owner.get("host") == host and process_is_alive(owner):
@@ -165,7 +165,7 @@ def status_by_processes(folder: Path, info: dict[str, Any]) -> Literal["killed",
 
 
 def _silent_s(folder: Path) -> float:
-    """Seconds since a file of the folder was changed; below 0 if the clock was set back since."""
+    """Return the seconds since a file of the folder was changed; below 0 if the clock was set back since then."""
     newest = 0.0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -175,7 +175,7 @@ def _silent_s(folder: Path) -> float:
 
 
 def _headers(folder: Path) -> Iterator[dict[str, Any]]:
-    """The header of each rank's trace, which names the process that writes it."""
+    """Yield the header of each rank's trace, which names the process that writes the trace."""
     with suppress(OSError):
         for path in folder.glob("trace-*.jsonl"):
             with suppress(OSError, ValueError), open_file(path) as file:

@@ -52,7 +52,7 @@ class Profile:
         name: the file's name.
         rank, num_workers: from the profile (`distributedInfo`); None if it has none.
         host: the machine's name.
-        events: those with a begin and a duration, by begin; microseconds since `base_us`.
+        events: events with a begin and a duration, sorted by begin; in microseconds since `base_us`.
         base_us: origin of the times.
     """
 
@@ -282,9 +282,8 @@ class Device:
 def on_one_clock(ranks: Sequence[tuple[int, str, list[Row]]]) -> list[Spans]:
     """Return spans of (rank, host, rows), in seconds since the first.
 
-    Clocks of other hosts are shifted to the first host's clock.
-
-    The shift assumes that a collective ends at one time on all ranks. It is the median of the differences.
+    Clocks of other hosts are shifted to the first host's clock. The shift is the median difference between the ends of
+    the same collectives. It assumes that a collective ends at the same time on all ranks.
     """
     ends = {(row[0], row[4], row[5]): row[3] for row in ranks[0][2] if row[0] in COLLECTIVES}
     origin = min((row[2] for row in ranks[0][2]), default=0.0)

@@ -23,7 +23,7 @@ from workbench.trace.spans import Spans
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """One rank's trace as recorded: header, spans on its clock, clock measurements (at_s, offset_s), bad lines.
+    """One rank's trace as recorded: header, spans on the rank's clock, clock measurements (at_s, offset_s), bad lines.
 
     Spans are rows in memory, or columns if they were read from a complete file.
     """
@@ -66,7 +66,7 @@ def read_failures(folder: Path) -> dict[int, dict[str, Any]]:
 
 def read_trace(path: Path, rank: int) -> Trace:
     """Read one rank's trace: by columns if `FileRecorder` wrote all its lines, otherwise line by line."""
-    with suppress(MemoryError):  # a foreign file may need less memory line by line
+    with suppress(MemoryError):  # reading line by line may need less memory
         with open_file(path) as file:
             noted, recorded = _parted(file.read())
         notes = [_parse(line) for line in noted.decode(errors="replace").split("\n")[:-1]]

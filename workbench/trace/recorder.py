@@ -64,7 +64,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def event(self, row: dict[str, Any]) -> None:
-        """Record a server's update, or an answer that depends on timing: a replay needs them."""
+        """Record a server's update, or an answer that depends on timing. A replay needs both."""
 
     @abstractmethod
     def clock(self, at_s: float, offset_s: float) -> None:
@@ -164,15 +164,15 @@ class NullRecorder(Recorder):
 class FileRecorder(Recorder):
     """Appends complete lines to the rank's files, in one write at the end of every step.
 
-    `span` only appends to a queue; the text is made when it is written. A reader may follow the files while they
+    `span` only appends to a queue; spans become text when they are written. A reader may follow the files while they
     grow.
 
     Args:
-        folder: the run's folder; must exist and hold nothing of this rank yet.
+        folder: the run's folder. It must exist, without a record of this rank unless `extends`.
         rank: this rank.
         header: first line of the trace: rank, host, pid, device, origin_s, unix_s.
         trace_steps: number of steps whose spans are kept; None keeps all.
-        extends: append to the files of a process that had this rank before.
+        extends: append to the files of an earlier process of this rank.
 
     If the files can no longer be written, the lines written so far stay complete. `end_step` or `close` then raises.
 
@@ -279,7 +279,7 @@ class FileRecorder(Recorder):
 
     def _text(self, span: SpanRow) -> str:
         kind, lane, start_s, end_s, step, bucket, num_bytes, peer = span
-        assert kind in CODES, f"{kind!r} is no kind of span"
+        assert kind in CODES, f"{kind!r} is not a kind of span"
         assert end_s >= start_s, f"a {kind} span that ends at {end_s} before it starts at {start_s}"
         quoted = self._lanes.get(lane)
         if quoted is None:

@@ -1,4 +1,4 @@
-"""Rows for overlapping spans of one lane."""
+"""Assign rows of a figure to overlapping spans of one lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 def sublanes(table: NDArray[Any]) -> NDArray[np.int64]:
     """Return, for each span of a table, the number of its row within its rank and lane, shape (N,).
 
-    A span takes the lowest row that is free at its start. A lane has as many rows as spans that overlap at one time.
+    A span takes the lowest row that is free at its start. So a lane has as many rows as
+    the largest number of spans that overlap at one time.
     """
     rows = np.zeros(len(table), np.int64)
     order = np.lexsort((table["start_s"], table["lane"], table["rank"]))

@@ -55,8 +55,8 @@ class Run(Views):
     Attributes:
         info: the `run.json` object.
         metrics: rank -> its rows, in the order of writing.
-        folder: its folder; None for a run that was never stored.
-        traces: rank -> its trace, for a run that was never stored; others are read at first use.
+        folder: the run's folder; None for a run that was never stored.
+        traces: rank -> its trace, for a run that was never stored. Traces of a stored run are read at first use.
         damaged_metrics: lines that could not be read, as "file, line n".
         recorded_events: rank -> its events, for a run that was never stored.
     """
@@ -136,9 +136,9 @@ class Run(Views):
 
     @property
     def waiting(self) -> str:
-        """The number of evaluations that a run did not make before it ended, and the command that makes them.
+        """A note on the evaluations that a run did not make before it ended: how many, and the command that makes them.
 
-        It is "" for none, also in a damaged record.
+        "" if there are none, or if the record is damaged.
 
         >>> Run(info={"notes": [None]}, metrics={}).waiting
         ''
@@ -154,7 +154,7 @@ class Run(Views):
 
     @property
     def evaluated(self) -> str:
-        """Whose parameters the evaluations use, if replicas differ; "" if all ranks have equal parameters."""
+        """Which parameters the evaluations use, if replicas differ; "" if all ranks have equal parameters."""
         algorithm = str((self.info.get("algorithm") or {}).get("name") or "")
         words = str(self.info.get("evaluated") or "")
         return f"accuracy is of {words}" if algorithm and words else ""
@@ -166,12 +166,12 @@ class Run(Views):
 
     @property
     def label(self) -> str:
-        """The algorithm and its numeric settings, for legends and tables, without defaults.
+        """The algorithm and its settings that are numbers or words, without defaults, for legends and tables.
 
         >>> Run(info={"algorithm": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}}, metrics={}).label
         'PipeSGD(width=2)'
 
-        It says if ranks slept for their compute:
+        It says whether ranks slept for their compute:
 
         >>> Run(info={"algorithm": {"name": "PipeSGD"}, "clock": "wall", "settings": {"compute": "Compute(...)"}}, metrics={}).label
         'PipeSGD, compute (slept)'
@@ -184,7 +184,7 @@ class Run(Views):
                 continue
             if isinstance(value, int | float):
                 settings.append(key if value is True else f"{key}={value:g}")
-            elif quiet is not None and "(" not in str(value):  # a plain word, not the description of an object
+            elif quiet is not None and "(" not in str(value):  # a plain word, not an object's repr
                 settings.append(f"{key}={value}")
         name = str(algorithm.get("name") or "run")
         label = f"{name}({', '.join(settings)})" if settings else name
@@ -192,7 +192,7 @@ class Run(Views):
 
     @property
     def slept(self) -> bool:
-        """Whether ranks slept for the seconds of a cost model, in place of computing for as long as it takes."""
+        """Whether ranks slept for the seconds of a cost model, instead of doing the whole compute."""
         return self.info.get("clock") == "wall" and (self.info.get("settings") or {}).get("compute") is not None
 
     @cached_property
@@ -286,9 +286,10 @@ class Run(Views):
     def evaluations(self) -> list[dict[str, Any]]:
         """Return each evaluation over all ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (or None).
 
-        An evaluation by a single rank for all counts at once. Otherwise it counts when every rank has reported its
-        share. If a run continued with fewer ranks, it counts when those have reported, and the bytes of the others
-        are included. A finished run does not wait for ranks that never evaluate.
+        An evaluation by one rank for all ranks is complete when that rank has reported. Otherwise an evaluation is
+        complete when every rank has reported its share. If a run continued with fewer ranks, only the shares of the
+        remaining ranks are needed, and the bytes of the other ranks are included. In a finished run, ranks that never
+        evaluate are not needed.
         """
         table = self.rows(evaluations=True)
         everyone = expected = {rank for rank, rows in self.metrics.items() if rows}
@@ -330,7 +331,7 @@ class Run(Views):
     def steps(self) -> list[dict[str, Any]]:
         """Return each step over all ranks: step, seconds (of the last), samples, bytes_sent (sum), loss (mean).
 
-        A rank without a row of the step counts with the bytes it had sent before.
+        If a rank has no row of the step, the bytes that it had sent before are counted.
         """
         latest: dict[int, int] = {}
         found = []

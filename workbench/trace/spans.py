@@ -1,4 +1,4 @@
-"""Spans: what each rank did, when, as columns of numbers."""
+"""Spans: what each rank did and when, as columns of numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Spans:
     Attributes:
         table: (N,) structured array of dtype `SPAN`: seconds on rank 0's clock, `kind` an index into `KINDS`,
             `lane` an index into `lanes`, `bucket` -1 for the whole gradient or none, `peer` -1 for none.
-        lanes: the lanes' names.
+        lanes: names of the lanes.
 
     Example:
         >>> spans = Spans.from_rows(0, [("forward", "compute", 0.0, 0.2, 0, -1, 0, -1), ("send", "comm", 0.1, 0.4, 0, 3, 800, 1)])
@@ -81,7 +81,7 @@ class Spans:
 
     @cached_property
     def _places(self) -> dict[int, slice]:
-        """rank -> the slice of the table that holds its spans."""
+        """rank -> the slice of the table with the rank's spans."""
         ranks = self.table["rank"]
         begins = np.flatnonzero(np.append(True, ranks[1:] != ranks[:-1])[: len(ranks)]).tolist()
         return {

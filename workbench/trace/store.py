@@ -1,7 +1,7 @@
 """The run store: a folder of run folders, each with a `run.json` that is always complete.
 
 A writer may be killed at any moment, and the disk may fill. So `run.json` is replaced atomically, and rows are only
-appended. A running run keeps a few kB in reserve, so that its end can be recorded on a full disk.
+appended. A running run keeps 32 KiB in reserve, so that its end can be recorded on a full disk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from workbench.trace.recorder import metrics_name
 
 INDEX_NAME = ".index.jsonl"
 RESERVE_NAME, RESERVE_BYTES = ".reserve", 32 * 1024  # space for a `run.json` on a full disk
-DRAFT_LIFETIME_S = 3600.0  # a draft that is older belongs to a killed writer
+DRAFT_LIFETIME_S = 3600.0  # an older draft was left by a killed writer
 SWEEP_VARIABLE = "WORKBENCH_SWEEP"  # names the cell of a sweep that a process runs, as a JSON object
 
 
@@ -72,12 +72,12 @@ class RunListing:
 
 
 def runs_root() -> Path:
-    """Where runs are kept: $WORKBENCH_RUNS, or `runs` in the current folder."""
+    """Return the folder of the run store: $WORKBENCH_RUNS, or `runs` in the current folder."""
     return Path(os.environ.get("WORKBENCH_RUNS") or "runs")
 
 
 def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
-    """Make a folder for a run, named after time, algorithm and problem. It appears together with its `run.json`.
+    """Make a folder for a run, named after time, algorithm and problem. Folder and `run.json` appear at the same time.
 
     Args:
         info: entries of `run.json`. `format`, `id`, `created` and `status` are added.
@@ -96,7 +96,7 @@ def new_run(info: dict[str, Any], root: Path | None = None) -> Path:
             f"runs cannot be written to {root} ({error.strerror}): name another folder in WORKBENCH_RUNS"
         ) from error
     cell = json.loads(os.environ.get(SWEEP_VARIABLE) or "{}")
-    note = cell.pop("runs_file", None)  # the process that runs the cell reads the names of its runs here
+    note = cell.pop("runs_file", None)  # the sweep reads the names of the cell's runs from this file
     info = {**info, "sweep": cell} if cell else info
     try:
         folder = _named(draft, {"format": FORMAT, "status": "starting", "process": this_process(), **info}, root)
@@ -154,7 +154,7 @@ def write_info(folder: Path, info: dict[str, Any]) -> None:
     """Replace `run.json` atomically.
 
     Raises:
-        WorkbenchError: it cannot be written, and the old one stays. The message names the reason and the fix.
+        WorkbenchError: the file cannot be written; the old one stays. The message names the reason and the fix.
     """
     folder = Path(folder)
     text = json.dumps(info, indent=1) + "\n"
@@ -184,7 +184,7 @@ def update_run(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 def list_runs(root: Path | None = None) -> RunListing:
-    """All runs of a store, oldest first. A folder that cannot be read is skipped and named in `damaged`.
+    """Return all runs of a store, oldest first. A folder that cannot be read is skipped and named in `damaged`.
 
     A run whose `run.json` says "running" though its processes are gone has the status "killed" or "lost" (see
     `processes`). `.index.jsonl` caches what was read, and may be removed at any time (see `index`).
@@ -197,7 +197,7 @@ def list_runs(root: Path | None = None) -> RunListing:
         folder = root / name
         state = file_state(folder / "run.json")
         if state is None and not (folder / metrics_name(0)).exists():
-            continue  # no run
+            continue  # not a run
         info = index.get(name, [state]) if state else None
         try:
             if not isinstance(info, dict):
@@ -214,26 +214,26 @@ def list_runs(root: Path | None = None) -> RunListing:
 
 
 def remove_run(folder: Path) -> None:
-    """Remove a run. It leaves the store at once, also if removing its files takes a while.
+    """Remove a run. The run leaves the store at once, even if the removal of its files takes a while.
 
     Raises:
-        RunNotFound: the folder holds no run, or cannot be removed.
+        RunNotFound: the folder is not a run's folder, or cannot be removed.
     """
     if not (folder / "run.json").exists() and not (folder / metrics_name(0)).exists():
-        raise RunNotFound(f"{folder} is no run's folder: it is left as it is")
+        raise RunNotFound(f"{folder} is not a run's folder and was not removed: `workbench runs` lists the runs")
     gone = folder.with_name(f".removed-{folder.name}-{secrets.token_hex(2)}")
     try:
         folder.rename(gone)
         shutil.rmtree(gone)
     except OSError as error:
-        raise RunNotFound(f"{folder} cannot be removed ({error.strerror or error}): its owner can, by hand") from error
+        raise RunNotFound(f"{folder} cannot be removed ({error.strerror or error}): ask its owner to do it") from error
 
 
 def find_run(name: str | Path, root: Path | None = None) -> Path:
-    """The folder of a run, by its path, its id, or a unique part of its id; "last" is the newest.
+    """Return the folder of a run, by its path, its id, or a unique part of its id; "last" is the newest run.
 
     Raises:
-        RunNotFound: no run or several match; names the nearest.
+        RunNotFound: no run or several match. The message names the nearest ones.
     """
     root = Path(root) if root is not None else runs_root()
     if isinstance(name, Path) or os.sep in name:

@@ -1,4 +1,4 @@
-"""The last steps of a run, without reading all of it: for a running training, and for a new process of a rank."""
+"""Read the last steps of a run only: for a running training, and for a rank that was replaced by a new process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_tail(folder: Path | str, tail_bytes: int = TAIL_BYTES) -> Run:
 
     Args:
         folder: the run's folder.
-        tail_bytes: bytes to read from the end of each rank's trace. A line that is cut at its beginning is skipped.
+        tail_bytes: bytes to read from the end of each rank's trace. An incomplete first line is skipped.
 
     Raises:
         RunNotFound: the folder holds no readable run.

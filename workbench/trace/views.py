@@ -15,8 +15,8 @@ class Views(ABC):
 
     Each calls one function of `workbench.analysis` or `workbench.plots`.
 
-    Those packages lie in higher layers, because they read runs. A method therefore imports its function by name when
-    it is called. Reading a run does not import plotly.
+    Those packages are in higher layers, because they read runs. So a method imports its function by name when it is
+    called, and reading a run does not import plotly.
     """
 
     __slots__ = ()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROUND_TRIPS = 30
 MEASURE_S = 0.5  # time of one measurement's bytes at the nominal rate
-START_S, START_TRIPS = 0.1, 12  # warm-up, in which TCP finds the rate: from ten frames on, doubled each round trip
+START_S, START_TRIPS = 0.1, 12  # warm-up: TCP begins with ten frames a round trip and doubles them each time
 PAYLOAD = 1448 / 1514  # share of TCP's payload in a full frame
 TIMEOUT_S = 60.0
 
@@ -122,7 +122,7 @@ def ask(address: str, port: str, first: str, num_bytes: str) -> None:
         for size in (int(first), int(num_bytes)):
             connection.recv(1)
             payload = bytes(size)
-            sum(payload[::4096])  # touches every page, so that none is missing during the measurement
+            sum(payload[::4096])  # touches every page, so that no page fault occurs during the measurement
             begin = time.perf_counter()
             connection.sendall(payload)
             connection.recv(1)

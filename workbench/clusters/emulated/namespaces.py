@@ -3,10 +3,10 @@
 Run as a script, it reads the specification as one line of JSON from its standard input. It moves into new namespaces
 (processes, mounts, network, host name, and users if it needs the rights). It makes a network and a host name for each
 host, connects them, and answers with one line of JSON. Then it waits until its standard input is closed or its
-starter is gone.
+starter (the process that started it) has ended.
 
-Nothing has a name in a file system. This process is the first of its process namespace. When it ends, for any reason,
-the kernel ends every process in the namespace, and then removes the namespaces and their interfaces.
+No namespace has a name in a file system. This process is the first of its process namespace. When it ends, for any
+reason, the kernel ends every process in the namespace, and then removes the namespaces and their interfaces.
 
 It imports nothing of the package, so it is small and starts quickly.
 """
@@ -230,7 +230,7 @@ def write_agent(spec: dict[str, Any], found: list[dict[str, int]]) -> None:
 
 
 def serve(starter: int, switch: int | None) -> NoReturn:
-    """Collect orphans until the starter is gone or closes the standard input, or the switch has ended."""
+    """Reap orphans until the starter ends or closes the standard input, or until the switch ends."""
     signal.signal(signal.SIGCHLD, lambda *_: None)
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
@@ -270,7 +270,7 @@ def first_process(spec: dict[str, Any], starter: int, in_users: bool) -> NoRetur
 
 
 def main() -> None:
-    """Read the specification, move into new namespaces, and stay until the starter is gone."""
+    """Read the specification, move into new namespaces, and stay until the starter ends."""
     starter = os.pidfd_open(os.getppid())
     spec = json.loads(sys.stdin.readline())
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
@@ -283,7 +283,7 @@ def main() -> None:
     first = os.fork()
     if first == 0:
         first_process(spec, starter, in_users)
-    print(json.dumps({"pid": first}), flush=True)  # its number outside
+    print(json.dumps({"pid": first}), flush=True)  # its process id outside of the new process namespace
     os.close(1)
     os.waitpid(first, 0)
 

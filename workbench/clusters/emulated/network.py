@@ -38,8 +38,8 @@ class EmulatedNetwork:
     The rate is an upper limit. This machine's cores carry the bytes, so the real rate is lower if they are busy
     or if the limit is high. `workbench emulate --check` measures it.
 
-    With latency, a process on one core delays every frame, and it handles about 1 Gbit/s. A TCP connection also takes
-    longer to reach the rate.
+    With latency, one process delays every frame. It uses one core and forwards about 1 Gbit/s. A TCP connection also
+    takes longer to reach the rate.
 
     Args:
         hosts: number of hosts.
@@ -49,9 +49,9 @@ class EmulatedNetwork:
         latency_s: seconds ("5ms") that every frame takes from host to host, in addition to its time on the wire.
         slow: host number -> its rate, instead of `rate`.
         up, down: rates from a host and to a host, instead of `rate`, if they differ.
-        burst_s: what may leave at once after a pause, in seconds of the rate ("1ms"). A timer that is late by more
-            leaves the wire idle, which happens on virtual machines. A larger value avoids this. But a message that is
-            shorter than the burst is not slowed down.
+        burst_s: bytes that may leave at once after a pause, in seconds of the rate ("1ms"). If a timer is late by
+            more, as on virtual machines, the wire is idle. A larger value avoids this. But a message that is shorter
+            than the burst is not slowed down.
 
     Raises:
         ConfigError: a rate, time or number is not valid.

@@ -8,7 +8,7 @@ from workbench.errors import ConfigError
 
 RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-SLOWEST, FASTEST = 100e3, 100e9  # bit/s: below, a frame takes longer than TCP's first timeout; above, there is no limit
+SLOWEST, FASTEST = 100e3, 100e9  # bit/s: below, a frame takes longer than TCP's first timeout; above, it has no effect
 LONGEST_S = 2.0
 
 
@@ -19,7 +19,7 @@ def parse_rate(given: str | float) -> float:
     (1000000000.0, 2500000000.0, 100000000.0)
 
     Raises:
-        ConfigError: it is no rate, or it cannot be emulated.
+        ConfigError: `given` is not a rate, or the rate cannot be emulated.
     """
     rate = _number(given, RATES, r"(?:/s)?", "a rate", "1gbit or 100mbit, in bits a second")
     if not SLOWEST <= rate <= FASTEST:
@@ -34,7 +34,7 @@ def parse_seconds(given: str | float) -> float:
     (0.005, 0.00025, 0.0)
 
     Raises:
-        ConfigError: it is no time, or it cannot be emulated.
+        ConfigError: `given` is not a time, or the time cannot be emulated.
     """
     seconds = _number(given, TIMES, "", "a latency", "5ms or 250us")
     if not 0 <= seconds <= LONGEST_S:

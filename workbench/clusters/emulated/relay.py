@@ -63,7 +63,7 @@ class Relay:
                 there, here = await asyncio.open_connection(LOOPBACK, port)
                 ends.append(here)
                 await asyncio.gather(_copy(reader, here), _copy(there, writer))
-            except (OSError, asyncio.CancelledError):  # one end is gone, or the relay closes
+            except (OSError, asyncio.CancelledError):  # one end has closed, or the relay closes
                 pass
             finally:
                 for end in ends:

@@ -66,10 +66,10 @@ class Switch:
         for _ in range(BATCH):
             try:
                 frame, ancillary, _, _ = port.recvmsg(LARGEST, 64)
-            except OSError:  # no more frames, or the port's host ends
+            except OSError:  # no more frames, or the port's host has ended
                 return
             seconds, nanoseconds = struct.unpack("=qq", ancillary[0][2][:16])
-            # Wrong if the system time was set meanwhile.
+            # Wrong if the system time was set since the arrival: hence the limits in the next line.
             waited_ns = time.time_ns() - (seconds * 1_000_000_000 + nanoseconds)
             due = time.monotonic_ns() + self._latency_ns - max(0, min(waited_ns, self._latency_ns))
             to = frame[HEADER_BYTES : HEADER_BYTES + 6]
@@ -85,7 +85,7 @@ class Switch:
             _, frame, port = self._waiting.popleft()
             try:
                 port.send(frame)
-            except OSError:  # the port's queue is full, or its host ends
+            except OSError:  # the port's queue is full, or its host has ended
                 continue
         return None
 

@@ -42,7 +42,7 @@ class Engines:
         launcher: starts the engines.
         num_ranks: number of engines.
         name: the cluster's id begins with it.
-        cluster_id: id of a cluster that exists.
+        cluster_id: id of an existing cluster; None for a new one.
     """
 
     def __init__(self, launcher: Launcher, num_ranks: int, name: str, cluster_id: str | None = None) -> None:
@@ -97,7 +97,7 @@ class Engines:
         with self._lock:
             self._end_processes(gently=False)
         for path in (self.folder / "security").glob("*"):
-            path.unlink()  # with the old controller's address, new engines would wait for it
+            path.unlink()  # it holds the old controller's address, and new engines would wait there
         self.launcher, self.num_ranks = launcher, num_ranks
         self._attached, self._training = False, ""
         registry.change_record(self.folder, num_ranks=num_ranks, title=launcher.title)
@@ -129,7 +129,7 @@ class Engines:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"0 of {self.num_ranks} ranks were ready after {timeout_s:.3g} s, and neither was the controller; "
-                    f"on a slow machine, set timeout_s=... to more{self.last_output()}"
+                    f"on a slow machine, raise timeout_s{self.last_output()}"
                 ) from None
             raise LaunchError(
                 f"the controller did not start: {error or 'no answer in time'}.{self.last_output()}"
@@ -162,7 +162,7 @@ class Engines:
             if time.monotonic() > deadline:
                 raise LaunchError(
                     f"{ready} of {self.num_ranks} ranks were ready after {timeout_s:.3g} s; "
-                    f"on a slow machine, set timeout_s=... to more{self.last_output()}"
+                    f"on a slow machine, raise timeout_s{self.last_output()}"
                 )
             time.sleep(0.05)
 
@@ -210,7 +210,7 @@ class Engines:
     def detach(self, **facts: Any) -> None:
         """Leave all processes running.
 
-        They end by `workbench cluster stop`, or with the process that attaches to them.
+        `workbench cluster stop` ends them. If a process attaches to them, they end with that process.
 
         Args:
             facts: what the process that attaches needs.
@@ -223,7 +223,7 @@ class Engines:
             raise LaunchError(f"this cluster cannot be detached: {reason}")
         with self._lock:
             (self.folder / registry.LAUNCHER).write_bytes(cloudpickle.dumps(self.launcher))
-            registry.mark_detached(self.folder, **facts)  # before the reaper ends: after a kill here, it ends the ranks
+            registry.mark_detached(self.folder, **facts)  # if this process is killed here, the reaper ends the ranks
             self._end_reaper()
             self.client.close()
             self.detached, self._owner = True, 0  # from here on, this process must not end the cluster,
@@ -304,8 +304,8 @@ class Engines:
                 self.client.close()
             if self._cluster is not None and self._loop is not None:
                 with contextlib.suppress(TimeoutError, RuntimeError):
-                    gently = gently and not self._attached  # the end of a process that is no child may go unnoticed
-                    if gently or not isinstance(self.engine_set, LocalProcessLauncher):  # otherwise the mark is enough
+                    gently = gently and not self._attached  # ipyparallel may miss the end of a process that is no child
+                    if gently or not isinstance(self.engine_set, LocalProcessLauncher):  # `end_marked` ends the others
                         self._loop.run(self._cluster.stop_engines(), STOP_S)  # first: nannies report to the controller
                         self._loop.run(self._cluster.stop_controller(), STOP_S)
                     self._loop.run(self.launcher.close(), STOP_S)
@@ -314,7 +314,7 @@ class Engines:
             end_marked(self.mark)
 
     def _clear(self) -> None:
-        """The part of a stop that must happen even if the stop is interrupted."""
+        """Do the part of `stop` that must happen even if `stop` is interrupted."""
         end_marked(self.mark)
         self.launcher.clear()
         self._end_reaper()

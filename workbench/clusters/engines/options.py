@@ -11,7 +11,7 @@ from traitlets.config import Config
 
 from workbench.clusters.launchers.base import LOOPBACK, Launcher
 
-HEARTBEAT_MS = 500  # a new engine is known after one heartbeat; ipyparallel's default of 3 s is half of the start
+HEARTBEAT_MS = 500  # a new engine is known after one heartbeat; ipyparallel's 3 s would be half of the start
 HEARTBEAT_MISSES = 240  # two minutes, for an overloaded machine
 REGISTER_S = 60
 

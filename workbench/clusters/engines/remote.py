@@ -1,6 +1,6 @@
 """Functions that run on the engines.
 
-They return plain data: a class that the notebook cannot import would hang it.
+They return plain data: a class that the notebook cannot import would block the notebook.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
 
 
 def _answers(engines: Engines, pending: list[Any], timeout_s: float) -> list[Any]:
-    """The results of all engines, within `timeout_s` seconds; the wait ends when the cluster is stopped."""
+    """Return the results of all engines, within `timeout_s` seconds. The wait ends if the cluster is stopped."""
     deadline = time.monotonic() + timeout_s
     while not all(answer.done() for answer in pending) and time.monotonic() < deadline:
         if engines._ended.wait(POLL_S):

@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 class Launcher(ABC):
     """Starts engines, which are ranks of one world. ipyparallel starts their controller on this machine.
 
-    A controller that listens beyond loopback is encrypted. The defaults are those of engines on this machine.
+    A controller that listens beyond loopback is encrypted. The defaults are for engines on this machine.
     """
 
     engine_set: str | type = "mpi"  # ipyparallel's launcher of the engines
@@ -33,7 +33,7 @@ class Launcher(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """Name in messages of what starts the ranks: "Open MPI 5.0.11"."""
+        """What starts the ranks, as named in messages: "Open MPI 5.0.11"."""
 
     @property
     def starter(self) -> str:
@@ -77,7 +77,7 @@ class Launcher(ABC):
     def waits(self, engine_set: Any) -> str | None:
         """Return why the engines cannot start yet, such as a job's place in a queue; None if they can.
 
-        This time does not count.
+        This time does not count towards the limit for the start.
         """
         return None
 

@@ -69,7 +69,7 @@ def _needs_mpi(given: Where) -> bool:
 
 
 def _make_launcher(given: Where, num_ranks: int, install: MPIInstall | None) -> Launcher:
-    """The launcher that `launcher=` names; `install` is None if it needs no MPI."""
+    """Return the launcher that `launcher=` names; `install` is None if the launcher needs no MPI."""
     if isinstance(given, Launcher):
         return given
     if install is None:

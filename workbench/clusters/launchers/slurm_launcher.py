@@ -81,7 +81,7 @@ class _InJob:
 
 @final
 class SlurmController(_InJob, ControllerLauncher):  # type: ignore[misc]
-    """A controller that runs in the job: it submits the job, with the engines in it."""
+    """Launcher of a controller that runs in the job. It submits the job, which also contains the engines."""
 
     job_id = Unicode().tag(to_dict=True)
     spec = Dict(config=True)
@@ -294,7 +294,7 @@ class StepLauncher(MPILauncher):
     def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
         command = self.options.start_command(num_ranks, self.install.mpiexec, self.install.args)
         if self.options.mpi != "mpiexec":
-            command = [*command, "--overlap"]  # an interactive shell is a step that holds the whole job
+            command = [*command, "--overlap"]  # an interactive shell is a step that occupies the whole job
             command += ["--overcommit"] if num_ranks > self.allocation.num_ranks else []
         place = command.index("-n")
         config.MPIEngineSetLauncher.mpi_cmd = command[:place]

@@ -1,4 +1,4 @@
-"""A fork server: a process with slow imports done, which forks itself for each process that needs them.
+"""A fork server: a process that has done slow imports, and forks itself for each process that needs them.
 
 It computes nothing, so its children begin with one thread and clean libraries: a thread pool does not survive a fork.
 When the parent ends, for any reason, the server ends its children and itself. When the server ends, its children
@@ -8,7 +8,7 @@ get SIGTERM (Linux).
 new interpreter, for the cells of a sweep.
 
 Parent and server exchange JSON. The parent sends `[number, arguments, environment, output]` to start a child and
-`[number]` to kill one. `[]` ends all of them and the server. The server sends `[number, pid, status]` when a child has
+`[number]` to kill one. `[]` ends all children and the server. The server sends `[number, pid, status]` when a child has
 begun (status null) and when it has ended.
 """
 
@@ -50,7 +50,7 @@ class ForkServer:
     def __init__(self, channel: Connection, process: psutil.Process) -> None:
         self._channel, self._process = channel, process
         self._children: list[Forked] = []
-        self._is_closed = False  # whether no message can come any more
+        self._is_closed = False  # whether no further message can arrive
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> Forked:
         """Start a child in its own session. Does not wait until it has begun.
@@ -67,7 +67,7 @@ class ForkServer:
 
     def send(self, *message: Any) -> None:
         """Send a message to the server, if it is alive."""
-        with contextlib.suppress(OSError):  # `receive` finds out that the server is gone
+        with contextlib.suppress(OSError):  # `receive` notices that the server has ended
             _send(self._channel, *message)
 
     def receive(self, wait_s: float = 0.0) -> bool:
@@ -92,7 +92,7 @@ class ForkServer:
 
     @property
     def has_ended(self) -> bool:
-        """Return True if the server is gone and can start no more children."""
+        """Return True if the server has ended, so it can start no more children."""
         while self.receive():
             pass
         return self._is_closed
@@ -180,7 +180,7 @@ class RankForkServer:
             output: file to which the rank's output is appended.
 
         Raises:
-            LaunchError: the server is gone, or it does not answer.
+            LaunchError: the server has ended, or it does not answer.
         """
         rank = self._server.start(arguments, environment, output)
         while not rank.pid and rank.returncode is None:
@@ -212,7 +212,7 @@ class _Server:
         self._on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> list[str]:
-        with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
+        with contextlib.suppress(EOFError, ConnectionError):  # the parent has ended
             while True:
                 if self._channel.poll(POLL_S if self._children else None):
                     match _receive(self._channel):

@@ -182,7 +182,7 @@ def _start(command: Sequence[str], env: dict[str, str], log: Any) -> subprocess.
 
 @contextlib.contextmanager
 def _record_sigterm(folder: Path) -> Iterator[None]:
-    """A SIGTERM, such as a batch system sends, ends the run, and its record says so."""
+    """Within the block, a SIGTERM ends the run, and the run's record says so. Batch systems send SIGTERM."""
 
     def terminated(*_: object) -> None:
         update_run(folder, status="failed", error="terminated")
@@ -201,7 +201,7 @@ def _record_sigterm(folder: Path) -> Iterator[None]:
 def _wait(
     processes: list[Process], folder: Path, watch: Callable[[], None], replace: Mapping[int, Callable[[], None]]
 ) -> None:
-    """Wait until all have ended, or one has ended that the others cannot continue without.
+    """Wait until all ranks have ended, or one without which the others cannot continue.
 
     Args:
         replace: rank -> starts its replacement. The end of a replacement does not end the run.
@@ -214,7 +214,7 @@ def _wait(
             ended = {rank: status for rank, status in statuses.items() if status not in (None, 0)}
             lost = {rank: status for rank, status in ended.items() if not replacements[rank]}
             if lost and not (tolerates_loss(folder, over=False) and all(map(signal_of, lost.values()))):
-                _give_grace(processes)  # the others learn of it by themselves
+                _give_grace(processes)  # the others detect the loss themselves
                 return
             for rank, status in ended.items():
                 if rank in replace and signal_of(status) and replacements[rank] < MAX_REPLACEMENTS:

@@ -96,7 +96,7 @@ class Job:
                 self.run = Path(found[1].strip()).resolve()
 
     def ask_to_stop(self, ranks: subprocess.Popen[str]) -> None:
-        """Ask the training to stop, and also one that begins later. A cluster's record names its training."""
+        """Ask the training to stop, or one that begins later. A cluster's record names its training."""
         if not self.asked_to_stop:
             self.asked_to_stop = True
             log("the time limit is near: the training is asked to stop, with a checkpoint")
@@ -118,7 +118,7 @@ class Job:
                 self.ask_to_stop(ranks)
             missed = 0 if self.path.exists() else missed + 1
             if missed == MISSED:
-                log("the cluster's folder is gone, and its notebook with it: the ranks end")
+                log("the cluster's folder was removed, so the cluster has ended: the ranks end too")
                 break
             if any(process.poll() is not None for process in self.processes):
                 break  # the controller has ended
@@ -140,7 +140,7 @@ class Job:
         """Put the job back into the queue, if the warning stopped a training that has a checkpoint."""
         if not (self.asked_to_stop and self.run and list(self.run.glob("checkpoint-*.pt"))):
             return
-        (self.folder / RESUME).write_text(str(self.run))  # also if Slurm itself requeues the job
+        (self.folder / RESUME).write_text(str(self.run))  # also needed if Slurm itself requeues the job
         if self.spec["requeue"] and not self.ended:
             log(f"back into the queue, to continue with {self.run.name}")
             with contextlib.suppress(subprocess.TimeoutExpired):  # Slurm may still have requeued the job

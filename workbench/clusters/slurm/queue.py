@@ -64,7 +64,7 @@ def cancel(job: str) -> None:
 
 
 def _alternatives(error: str) -> str:
-    """The accounts, QOS or partitions that exist, if the error is about one that does not."""
+    """Return the accounts, QOS or partitions that exist, if the error names one that does not exist."""
     with contextlib.suppress(LaunchError):
         low = error.lower()
         if "account" in low:

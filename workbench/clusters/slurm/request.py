@@ -48,7 +48,7 @@ class Slurm:
     `stop()` a training in time.
 
     Args:
-        partition, account: names of sbatch.
+        partition, account: as for sbatch.
         time_limit: in sbatch's forms: "30" minutes, "00:30:00", "1-12".
         nodes: number of nodes; the ranks are spread evenly over them.
         gpus_per_rank: number of GPUs of each rank.

@@ -23,7 +23,7 @@ SRUN = re.compile(rf"srun: error: \S+: task (\d+): ({'|'.join(SIGNALS)})")
 
 
 def parse_exit_statuses(text: str, pids: Mapping[int, int]) -> dict[int, int]:
-    """rank -> its process's exit status (minus the signal's number), from the messages of mpiexec or srun.
+    """Return rank -> its process's exit status (minus the signal's number), from the messages of mpiexec or srun.
 
     >>> parse_exit_statuses("prterun noticed that process rank 1 with PID 77 on node a exited on\\nsignal 9 (Killed).", {})
     {1: -9}
@@ -39,7 +39,7 @@ def parse_exit_statuses(text: str, pids: Mapping[int, int]) -> dict[int, int]:
 
 
 def _status(code: int) -> int:
-    """MPICH's launcher reports a signal as a small exit status."""
+    """Return the exit status; for a signal, minus its number: MPICH's launcher reports a signal as a small status."""
     return -code if code in {int(number) for number in SIGNALS.values()} else code
 
 
@@ -60,7 +60,7 @@ def describe_exit(folder: Path, rank: int, status: int) -> str:
     """Describe how a rank's process ended: "killed by signal 9 (SIGKILL) at step 17 (out of memory?)".
 
     Args:
-        folder: the run's folder, which tells the step.
+        folder: the run's folder, which shows the step.
         rank: the rank.
         status: its exit status, minus the signal's number for a signal.
     """
@@ -76,7 +76,7 @@ def describe_exit(folder: Path, rank: int, status: int) -> str:
 
 
 def ranks_by_pid(folder: Path) -> dict[int, int]:
-    """process id -> rank, for the ranks of a run that did not end normally."""
+    """Return process id -> rank, for the ranks of a run that did not end normally."""
     found = {}
     for path in folder.glob(heartbeat_name(0).replace("00000", "*")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

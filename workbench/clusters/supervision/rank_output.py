@@ -1,7 +1,8 @@
-"""What a rank of a cluster leaves in the run's folder in addition to its record: what it printed, and how it ended.
+"""What a rank of a cluster writes into the run's folder in addition to its record: its output, and how it ended.
 
-An engine that trains answers no request, and a closed notebook loses its answer. Files in the folder are read on every
-host that shares it, at any time. The heartbeat itself is written by `runtimes.liveness.failure_detector`.
+An engine that trains answers no request, and a closed notebook receives no answer. Files in the run's folder can be
+read at any time, on every host that shares the folder. The heartbeat itself is written by
+`runtimes.liveness.failure_detector`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def first_line(training: str) -> str:
 
 
 def lines_since(lines: list[str], training: str, *, of_ranks: bool) -> list[str]:
-    """Lines of the engines' log since that training began, without routine lines; "" is since their start.
+    """Return the engines' log since a training began, without routine lines; for "", since the engines' start.
 
     >>> lines_since(["[0] old", "[0] training a begins", "[0] new", "[1] old", "[1] training a begins"], "a", of_ranks=True)
     ['[0] new']
@@ -96,7 +97,7 @@ def describe_ranks(folder: Path, num_ranks: int) -> str:
 
 @final
 class CapturedOutput:
-    """Around a rank's training: its output goes to a file, and its end is recorded. `summary` is what it returned."""
+    """Write a rank's output to a file while it trains, then record its end. The caller sets `summary`."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank

@@ -1,10 +1,10 @@
 """Ends a cluster's processes, even when the process that started them was killed.
 
 Every process of a cluster has a mark: a variable in its environment, which all descendants inherit. This includes
-engines in process groups of mpiexec, nannies in their own sessions, data loaders, and children whose parent is gone.
-So processes are found by their mark. The process tree is not enough, because a kill cuts it.
+engines in process groups of mpiexec, nannies in their own sessions, data loaders, and children whose parent has ended.
+So processes are found by their mark. The process tree is not enough, because it loses the children of a killed process.
 
-Run as a script, this file is the reaper: a process in its own session. It waits until its parent is gone, even by
+Run as a script, this file is the reaper: a process in its own session. It waits until its parent has ended, even by
 SIGKILL, and then ends all marked processes. Of the package it imports only `machine`: it is small and starts quickly.
 """
 
@@ -24,7 +24,7 @@ from workbench.machine import is_running
 
 POLL_S = 0.5
 GRACE_S = 2.0
-# In the cluster's folder: a command to run when its owner is gone, such as one that cancels its job.
+# In the cluster's folder: a command to run when the cluster's owner has ended, such as one that cancels its job.
 AT_END = "at-end.json"
 COMMAND_S = 60.0
 ROUNDS = 20  # a process may start while the others are being ended
@@ -34,7 +34,7 @@ def marked(mark: str) -> list[psutil.Process]:
     """Return the processes, except this one, that have the variable `mark` in their environment."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # gone, a zombie, or another user's
+        with contextlib.suppress(psutil.Error, OSError):  # ended, a zombie, or another user's
             if process.pid != os.getpid() and mark in process.environ():
                 found.append(process)
     return found
@@ -64,7 +64,7 @@ def end_marked(mark: str, grace_s: float = GRACE_S) -> int:
 
 
 def _wait_for(processes: list[psutil.Process], timeout_s: float) -> None:
-    """Wait until all have ended, or the time is over."""
+    """Wait until all have ended, for at most `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and any(map(is_running, processes)):
         time.sleep(0.02)
@@ -73,7 +73,7 @@ def _wait_for(processes: list[psutil.Process], timeout_s: float) -> None:
 def start_reaper(mark: str, folder: str) -> subprocess.Popen[bytes]:
     """Start the reaper of the calling process.
 
-    When this process is gone, marked processes end and `folder` is removed.
+    When the calling process has ended, the reaper ends all marked processes and removes `folder`.
     """
     command = [sys.executable, "-P", __file__, str(os.getpid()), mark, folder]
     null = subprocess.DEVNULL
@@ -81,7 +81,7 @@ def start_reaper(mark: str, folder: str) -> subprocess.Popen[bytes]:
 
 
 def main(parent: str, mark: str, folder: str) -> None:
-    """Wait until the parent is gone, then clean up."""
+    """Wait until the parent has ended, then clean up."""
     while os.getppid() == int(parent):  # safe if another process reuses the number: it does not become our parent
         time.sleep(POLL_S)
     end_marked(mark)

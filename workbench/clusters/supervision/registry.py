@@ -104,7 +104,7 @@ def entries() -> list[Entry]:
     found = []
     root = state_folder()
     for folder in sorted(root.iterdir()) if root.is_dir() else []:
-        with contextlib.suppress(OSError, ValueError):  # being made, or being removed
+        with contextlib.suppress(OSError, ValueError):  # the folder is being made or removed
             record = json.loads((folder / RECORD).read_text())
             detached = json.loads((folder / DETACHED).read_text()) if (folder / DETACHED).exists() else None
             found.append(Entry(folder, record, detached))
@@ -147,7 +147,7 @@ def check_trusted(path: Path) -> Path:
 
 
 def mark_detached(folder: Path, **facts: Any) -> None:
-    """Record that the owner leaves the cluster running. From here on, no process's end is the cluster's end.
+    """Record that the owner leaves the cluster running. From now on, the cluster does not end with a process.
 
     Args:
         folder: the cluster's folder.

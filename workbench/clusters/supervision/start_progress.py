@@ -46,7 +46,7 @@ class Progress:
 
     @property
     def shows_line(self) -> bool:
-        """Return True if no other line about the start is needed: this one is updated, or all are silent."""
+        """Return True if no other line about the start is needed: this one is updated, or nothing may be printed."""
         return self._silent or self._watched or self._display is not None
 
     def ready(self, number: int, waits: str | None = None) -> None:

@@ -1,8 +1,8 @@
 """Distributions of a worker's slowdown: by step, by machine, by time of day, or while it is down.
 
-A distribution answers two questions. `factors`: the factor of each worker's seconds in a step, a pure function of
-(seed, step). `finish_s`: when work ends that begins at a given time, for distributions that depend on the clock
-(`timed`). Several combine: factors multiply. If all workers are equal and steps independent, a distribution is
+A distribution has two methods. `factors` gives the factor of each worker's seconds in a step, a pure function of
+(seed, step). `finish_s` gives the end of work that begins at a given time, for distributions that depend on the clock
+(`timed`). Factors of several distributions multiply. If all workers are equal and steps independent, a distribution is
 `Independent` and has a `quantile` and a `mean`, from which order statistics follow. Factors multiply `Compute`'s
 seconds. They are not normalised to mean 1.
 

@@ -1,4 +1,4 @@
-"""The base of all straggler distributions: a factor for each step, or an end of work by the clock."""
+"""The base of all straggler distributions: a factor for each step, or an end of work that depends on the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributions of equal workers that are late at random: a new factor in every step, with quantiles and mean."""
+"""Distributions of equal workers that are slow at random: a new factor in every step, with quantiles and mean."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Lognormal(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftedExponential(Independent):
-    """shift + Exp of mean `scale`: a minimum time, and a memoryless delay."""
+    """`shift` plus an exponential factor of mean `scale`: a minimum time, and a memoryless delay."""
 
     shift: float = 1.0
     scale: float
@@ -150,7 +150,7 @@ def sorted_modes(probability: float, factor: float) -> tuple[float, float, float
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Empirical(Independent):
-    """One of these factors, equally likely, with replacement: measured values, for any number of equal workers."""
+    """Draw one of these factors, such as measured ones, with equal probability and with replacement."""
 
     values: tuple[float, ...]
 
@@ -162,7 +162,7 @@ class Empirical(Independent):
 
     @classmethod
     def from_seconds(cls, seconds: ArrayLike) -> Self:
-        """Make it from measured seconds divided by their median; any shape, NaN for missing values."""
+        """Make the distribution of measured seconds divided by their median; any shape, NaN for missing values."""
         return cls(values=tuple(_over_median(seconds).ravel().tolist()))
 
     def quantile(self, level: ArrayLike) -> Array:
@@ -177,7 +177,7 @@ class Empirical(Independent):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmpiricalByRank(Stragglers):
-    """`Empirical` by rank: rank r draws from row r (rows repeat for more ranks), so different machines stay different."""
+    """`Empirical` for each rank: rank r draws from row r, to model different machines. Rows repeat for more ranks."""
 
     rows: tuple[tuple[float, ...], ...]
 
@@ -190,11 +190,11 @@ class EmpiricalByRank(Stragglers):
 
     @classmethod
     def from_seconds(cls, seconds: ArrayLike) -> Self:
-        """Make it from measured seconds (ranks, steps) divided by the median of all; NaN for missing values."""
+        """Make the distribution of measured seconds (ranks, steps) divided by their median; NaN for missing values."""
         factors = _over_median(seconds)
         if factors.ndim != 2:
             raise ConfigError(
-                f"EmpiricalByRank needs seconds by (rank, step), not of shape {factors.shape}: or use Empirical"
+                f"EmpiricalByRank needs seconds of shape (ranks, steps), not {factors.shape}; or use Empirical"
             )
         return cls(rows=tuple(tuple(row[np.isfinite(row)].tolist()) for row in factors))
 
@@ -224,7 +224,7 @@ def _factors_of(distribution: Stragglers, values: Sequence[Any]) -> list[float]:
     found = [float(value) for value in values if np.isfinite(value)]
     if not found or min(found) < 0 or max(found) == 0:
         raise ConfigError(
-            f"{type(distribution).__name__}: factors of measured steps, 0 or more, at least one a row and not all 0"
+            f"{type(distribution).__name__}: give measured factors, 0 or more, at least one a row and not all 0"
         )
     return found
 

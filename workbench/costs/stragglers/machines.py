@@ -25,8 +25,8 @@ class SlowMachines(Stragglers):
 
     Attributes:
         factor_of: rank -> factor, as pairs or a dictionary.
-        share, factor: each rank that is not in `factor_of` is slower by `factor` with probability `share`; the seed
-            decides.
+        share, factor: each rank that is not in `factor_of` is slower by `factor` with probability `share`, drawn with
+            the seed.
     """
 
     factor_of: tuple[tuple[int, float], ...] = ()
@@ -65,7 +65,7 @@ class SlowMachines(Stragglers):
         return found
 
 
-TIME_VARYING_TOLERANCE = 1e-8  # steps with less influence on a step's logarithm are left out
+TIME_VARYING_TOLERANCE = 1e-8  # earlier steps with less influence on a step's logarithm are ignored
 BLOCK_STEPS = 256
 
 
@@ -76,11 +76,11 @@ class TimeVarying(Stragglers):
 
     factor = exp(sigma x[t] - sigma^2 / 2),   x[t] = c x[t-1] + sqrt(1 - c^2) e[t],   e standard normal
 
-    In one step it is a `Lognormal(sigma)`, of mean 1; two steps k apart have correlation c^k of the logarithm.
+    The factor of one step is a `Lognormal(sigma)`, of mean 1. The logarithms of two steps k apart have correlation c^k.
 
     Attributes:
         sigma: standard deviation of the logarithm.
-        correlation: c, of two consecutive steps: 0.99 is a memory of about a hundred steps.
+        correlation: c, of the logarithms of two consecutive steps. 0.99 is a memory of about a hundred steps.
     """
 
     sigma: float
@@ -115,7 +115,7 @@ class TimeVarying(Stragglers):
 def _correlated(seed: int, correlation: float, block: int, num_workers: int) -> Array:
     """Return the process in one block of steps, shape (BLOCK_STEPS, num_workers).
 
-    It begins long enough before the block to forget its start.
+    The process starts so long before the block that its start has no influence.
     """
     memory = ceil(log(TIME_VARYING_TOLERANCE) / log(correlation)) if correlation > 0 else 0
     first = block * BLOCK_STEPS
@@ -135,13 +135,13 @@ def _correlated(seed: int, correlation: float, block: int, num_workers: int) -> 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows(Stragglers):
-    """Slower in windows of virtual time: another user's job, an hourly backup.
+    """Workers that are slower in windows of virtual time: another user's job, an hourly backup.
 
     Work runs at 1 / factor of its speed inside a window, and at full speed outside.
 
     Attributes:
         windows: (begin_s, end_s, factor) of each, in order and not overlapping.
-        period_s: period after which they repeat, counted from 0; infinite: never.
+        period_s: period after which the windows repeat, counted from 0; infinite: never.
         ranks: slow ranks; empty: all.
     """
 
@@ -184,7 +184,7 @@ class Windows(Stragglers):
         if self.ranks and rank not in self.ranks:
             return work(begin_s, seconds)
         left = work(begin_s, seconds) - begin_s
-        if isfinite(self.period_s):  # complete periods hold equal work
+        if isfinite(self.period_s):  # all complete periods do the same work
             origin = begin_s // self.period_s * self.period_s
             whole = self.period_s - sum((end - begin) * (1 - 1 / factor) for begin, end, factor in self.windows)
             done = self._work_until(begin_s - origin)
@@ -216,7 +216,7 @@ FIRST_FAILURES, MAX_FAILURES = 16, 2**16
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures(Stragglers):
-    """Workers that fail and recover: up for an exponential time with this mean, then down for `repair_s`.
+    """Workers that fail and recover: up for an exponential time with mean `mean_between_s`, then down for `repair_s`.
 
     A worker that fails during forward or backward loses that work and repeats it when it is up. A worker that is down
     begins new work when it is up. Earlier sums are kept, and messages are not lost: this models a checkpoint at every
@@ -224,7 +224,7 @@ class Failures(Stragglers):
 
     Attributes:
         mean_between_s: mean time that a worker is up, in virtual seconds.
-        repair_s: from a failure until the worker is up.
+        repair_s: seconds from a failure until the worker is up.
         ranks: ranks that fail; empty: all.
     """
 
@@ -244,12 +244,12 @@ class Failures(Stragglers):
         return np.ones(num_workers)
 
     def failures_s(self, seed: int, rank: int, until_s: float) -> Array:
-        """Return when this worker fails, up to the first time after `until_s`."""
+        """Return the times at which this worker fails, up to the first time after `until_s`."""
         found = self._known(seed, rank, until_s)
         return np.array(found[: bisect_right(found, until_s) + 1])
 
     def _known(self, seed: int, rank: int, until_s: float) -> tuple[float, ...]:
-        """Return the times of `failures_s`, and possibly later ones."""
+        """Return the times of `failures_s`, and possibly later times."""
         num = FIRST_FAILURES
         while (found := _failures(seed, rank, self.mean_between_s, self.repair_s, num))[-1] <= until_s:
             num *= 2
@@ -279,6 +279,6 @@ class Failures(Stragglers):
 
 @lru_cache(maxsize=65536)
 def _failures(seed: int, rank: int, mean_between_s: float, repair_s: float, num: int) -> tuple[float, ...]:
-    """Return a worker's first failures; a longer list begins with the same ones."""
+    """Return the times of a worker's first `num` failures; a longer list begins with the same times."""
     up_s = generator(seed, "failures", rank).exponential(mean_between_s, num)
     return tuple((np.cumsum(up_s) + repair_s * np.arange(num)).tolist())

@@ -63,13 +63,13 @@ def updates_to_loss(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupRule:
-    """The rule for the number of backups of N + b machines: least I(N) E[X_(N:N+b)].
+    """The rule for the number b of backups of N + b machines: the b with the least I(N) E[X_(N:N+b)].
 
     Attributes:
         machines: N + b.
         iterations: I(N).
-        drawn: steps over which times with backlog are means.
-        overhead: of a step, for any N, in units of mean compute.
+        drawn: number of drawn steps over which times with backlog are averaged.
+        overhead: constant time of a step, the same for any N, in units of mean compute.
 
     Paper: chen2016revisiting, section 3.1.
     """
@@ -97,14 +97,14 @@ class BackupRule:
         return {b: arrival.expected_order_statistic(self.machines - b, self.machines) for b in backups}
 
     def machine_seconds(self, distribution: Independent, extra: Iterable[int]) -> dict[int, float]:
-        """Return b -> machine-seconds to the goal of N = `machines` with b more machines, over those without."""
+        """Return b -> machine-seconds to the goal with N = `machines` and b more, divided by those with b = 0."""
         arrival = self.backlog(distribution)
         alone = machine_seconds(self.machines, 0, self.iterations, arrival)
         return {b: machine_seconds(self.machines, b, self.iterations, arrival) / alone for b in extra}
 
 
 def relative_times(choice: BackupChoice, backups: Iterable[int]) -> dict[int, float]:
-    """Return b -> predicted time to the goal, over that with b = 0."""
+    """Return b -> predicted time to the goal, divided by that with b = 0."""
     return {b: choice.total_s[b] / choice.total_s[0] for b in backups}
 
 

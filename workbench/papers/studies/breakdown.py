@@ -38,7 +38,7 @@ def breakdown(run: Run, steps: slice, *, compute_s: float, sum_s: float, overlap
 
 
 def codec_share(run: Run, without: Run, steps: slice) -> dict[str, float]:
-    """Return what a codec takes of a step, and what it saves compared with a run without it.
+    """Return the share of a step that a codec takes, and the share that it saves compared with a run without it.
 
     Args:
         run: a traced run with a codec in its hops.

@@ -39,7 +39,7 @@ def compare_with_ddp(
     Call this on every rank.
 
     All start from the same parameters. Blocks of steps alternate, and their order rotates from round to round.
-    Each rank uses one minibatch all the time.
+    Each rank uses the same minibatch in all steps.
 
     Args:
         problem: what to train.

@@ -21,8 +21,8 @@ from workbench.program import Algorithm
 from workbench.theory import LognormalTime
 
 Name = Literal["one worker", "Sync-Opt", "Async-Opt"]
-LOWER = 0.03  # of the learning rate, after its fall
-SPARE = 1.1  # of the steps, because workers do not end at the same time
+LOWER = 0.03  # factor on the learning rate after its decay
+SPARE = 1.1  # factor on the number of steps, because workers do not end at the same time
 
 
 @final
@@ -79,7 +79,7 @@ class EqualTime:
 
     @property
     def untrained(self) -> float:
-        """Test loss of a model that knows nothing: log(levels)."""
+        """Test loss of a model that gives all levels the same probability: log(levels)."""
         model: Any = self.problem.model()
         return math.log(model.levels)
 

@@ -21,7 +21,7 @@ from workbench.problems.base import Problem
 from workbench.theory import parameter_server_s
 from workbench.trace.run import Run
 
-NUMEL = 10_000  # about the number of parameters that stand for a large model
+NUMEL = 10_000  # approximate number of parameters of the small model
 Seconds = NDArray[np.float64]
 
 
@@ -36,8 +36,8 @@ class Gathering:
         workers: p, all of which compute.
         compute_s: mean seconds of forward and backward.
         network: between machines.
-        model_bytes: of the gradient.
-        servers: the numbers of servers that occur; the parameters are cut so that each server has equally many.
+        model_bytes: bytes of the large model's gradient.
+        servers: the numbers of servers to compare; parameters are cut so that all servers have equally many.
     """
 
     workers: int
@@ -48,7 +48,7 @@ class Gathering:
 
     @property
     def task(self) -> Problem:
-        """The small model: equal parts, with which nothing is computed."""
+        """The small model, of equal parts. Its values are never computed."""
         parts = math.lcm(*self.servers)
         loss = torch.nn.functional.cross_entropy
         return Problem(model=partial(_equal_parts, parts), loss=loss, train=range(10**9), name="equal parts")
@@ -83,7 +83,7 @@ class Gathering:
         return _step_s([row["seconds"] for row in run.updates() if row["bucket"] == 0])
 
     def ring_step_s(self, distribution: Independent | None, seed: int, steps: int) -> float:
-        """Return the same with a ring, which starts when the last worker arrives."""
+        """Return the mean seconds of a step with a ring, which starts when the last worker arrives."""
         algorithm = SynchronousSGD(collective=Ring())
         run = self._run(algorithm, distribution, seed, steps, workers=self.workers, detail="formula", trace_steps=0)
         return _step_s([row["seconds"] for row in run.steps()])
@@ -100,7 +100,7 @@ class Gathering:
 
     def _run(self, algorithm: Any, distribution: Independent | None, seed: int, steps: int, **how: Any) -> Run:
         unit_s = self.compute_s / (distribution.mean if distribution else 1.0)
-        # A gradient is sent when it is complete
+        # All compute is forward, so that the gradient is sent whole, when it is complete
         compute = Compute(forward_s=unit_s, backward_s=0.0, stragglers=(distribution,) if distribution else ())
         common: dict[str, Any] = {"timing_only": True, "steps": steps, "batch_size": 1, "seed": seed}
         return train(algorithm, self.task, network=self.scaled, compute=compute, **common, **how)

@@ -39,7 +39,7 @@ def rotated(
 ) -> dict[str, list[Run]]:
     """Train by each algorithm once per seed. The order rotates from seed to seed.
 
-    A short training goes before, because the first one on new ranks opens connections and loads libraries.
+    A short training runs first, because the first one on new ranks opens connections and loads libraries.
 
     Args:
         cluster: the ranks.

@@ -45,7 +45,7 @@ class Predictions:
     Attributes:
         calibrations: model -> what was fitted on two hosts.
         problems, batch_sizes: model -> its problem, and its minibatch.
-        cells: predictions; what was fitted is left out.
+        cells: predicted steps, without those to which the calibration was fitted.
     """
 
     calibrations: Mapping[str, Calibration]

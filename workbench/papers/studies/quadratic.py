@@ -15,7 +15,7 @@ from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulate import simulate
 
-START = 1e-150  # initial value of every mode: its square may grow by 300 powers of ten before it overflows
+START = 1e-150  # initial value of every mode: it may grow by 300 powers of ten before its square overflows
 
 
 def trained_limit(

@@ -36,7 +36,7 @@ class Point:
     """Times of a step of each algorithm, at one ratio of communication to compute.
 
     Attributes:
-        wire: where.
+        wire: where the ranks run.
         wanted: communication over compute, by which the time of compute was chosen.
         times: name -> seconds of a step for each seed; with `SYNC` and `NO_COMM`.
     """
@@ -52,7 +52,7 @@ class Point:
 
     @property
     def communication_s(self) -> list[float]:
-        """m of each seed: what a step of SGD takes longer."""
+        """m of each seed: by how much a step of SGD is longer."""
         return [max(0.0, both - alone) for both, alone in zip(self.times[SYNC], self.times[NO_COMM], strict=True)]
 
     @property
@@ -83,7 +83,7 @@ def sweep_ratio(
     """Measure steps with compute of `sum_s` / ratio, for each ratio of communication to compute.
 
     Args:
-        wire: where.
+        wire: where the ranks run.
         algorithms: wire -> name -> algorithm, with `SYNC` and `NO_COMM`.
         ratios: communication over compute.
         seeds: one training of each algorithm per seed.

@@ -86,8 +86,8 @@ class RegressionInBall:
     def regrets(self, delays: Sequence[int], steps: int, seeds: Sequence[int]) -> dict[int, list[float]]:
         """Return delay -> regret of a training for each seed.
 
-        The regret is the losses before each update, less those of the best fixed parameters. The step size is that of
-        the bound, D / (G sqrt((1 + 2 d) T)).
+        The regret is the sum of the losses before each update, minus that of the best fixed parameters. The step size
+        is that of the bound, D / (G sqrt((1 + 2 d) T)).
         """
         best = [steps * self.best_loss(steps, seed) for seed in seeds]
         sums = {delay: [self._sum_of_losses(delay, steps, seed) for seed in seeds] for delay in delays}

@@ -144,7 +144,7 @@ def update_interval_s(run: Run, skip: float = 0.1) -> float:
 
 
 def steady_staleness(run: Run, skip: float = 0.2) -> NDArray[np.int64]:
-    """Return the staleness of the gradients of one shard that takes one for each update, without the first and last `skip`."""
+    """Return the staleness of one shard's gradients if each update takes one, without the first and last `skip`."""
     found = np.array([change["staleness"][0] for change in run.updates()], np.int64)
     return found[int(skip * len(found)) : len(found) - math.ceil(skip * len(found))]
 

@@ -1,4 +1,4 @@
-"""Pipe-SGD's timing model: for a gradient that is sent in parts, and next to steps that were measured on a network."""
+"""Pipe-SGD's timing model: for a gradient that is sent in parts, and compared with steps measured on a network."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from workbench.clusters import Cluster
 
 LIBRARIES: Mapping[str, RuntimeName] = {"gloo": "torch", "MPI": "mpi"}
-# Of the rate limit: the timers of a virtual machine are late by more than the usual burst lasts.
+# A longer burst of the rate limit than usual: the timers of a virtual machine are late by more than the usual one.
 BURST = "burst=1ms"
 NUM_INPUTS, NUM_CLASSES = {"digits": 64, "mnist1d": 40}, 10
 

@@ -6,5 +6,5 @@
 - `pace`: how often it is redrawn.
 - `buttons`: pause, resume and stop.
 
-May import the figures of `plots`, which import nothing of it. Begin with `curves`.
+May import the figures of `plots`, which do not import this folder. Begin with `curves`.
 """

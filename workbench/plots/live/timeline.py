@@ -97,7 +97,7 @@ class LiveTimeline:
             self.finish()
 
     def settle(self) -> None:
-        """Call `finish` if the run has ended; as `LiveCurves.settle`."""
+        """Call `finish` if the run has ended; see `LiveCurves.settle`."""
         if self._over():
             with self._lock:
                 if self._ended.is_set():

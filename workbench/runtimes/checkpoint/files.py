@@ -150,19 +150,19 @@ def verify_rank_file(path: Path) -> None:
     """Read a rank file and compare it with its record.
 
     Raises:
-        CorruptFile: the file is not what was written.
+        CorruptFile: the file differs from its record.
         ConfigError: another version of workbench wrote it.
     """
     if not path.is_file():
-        raise CorruptFile(f"{path} is not there, or is no file")
+        raise CorruptFile(f"{path} does not exist, or is not a file")
     record = _read(record_path(path))
     if record is None:
         raise CorruptFile(f"{record_path(path)} cannot be read")
     number, rank = record.get("format", 0), int(path.stem.rpartition("-")[2])
     if not isinstance(number, int) or record.get("rank", rank) != rank:
         raise CorruptFile(
-            f"{record_path(path)} is of rank {record.get('rank')} and of format {number!r}: it belongs to another rank "
-            "file"
+            f"{record_path(path)} describes rank {record.get('rank')} in format {number!r}: it is the record of "
+            "another rank file"
         )
     if number != FORMAT:
         fix = (
@@ -175,7 +175,7 @@ def verify_rank_file(path: Path) -> None:
     if size != record.get("bytes"):
         raise CorruptFile(f"{path} has {size} bytes, {record.get('bytes')} were written")
     if _checksum_of(path) != record.get("crc32"):
-        raise CorruptFile(f"{path} is not what was written: its checksum differs")
+        raise CorruptFile(f"{path} was damaged after it was written: its checksum differs")
 
 
 def _checksum_of(path: Path) -> int:

@@ -128,7 +128,7 @@ def _check_gradient(value: dict[str, Any], replica: Replica) -> None:
     piece = None if bucket is None else replica.layout.buckets[bucket]
     numel = replica.layout.numel if piece is None else piece.stop - piece.start
     if value["flat"].shape != (numel,):
-        raise ValueError(f"a gradient in flight of shape {tuple(value['flat'].shape)}, and ({numel},) is expected")
+        raise ValueError(f"a gradient in flight has shape {tuple(value['flat'].shape)}; expected ({numel},)")
 
 
 def pack_state(state: State | None) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def read_rank_file(path: Path) -> dict[str, Any]:
         CorruptFile: the file has other contents; the message names them.
     """
     if not path.is_file():
-        raise CorruptFile(f"{path} is not there, or is no file")
+        raise CorruptFile(f"{path} does not exist, or is not a file")
     try:
         with ZipFile(path) as archive:
             entries = archive.infolist()
@@ -70,7 +70,7 @@ def read_rank_file(path: Path) -> dict[str, Any]:
     except Exception as error:  # a crafted file can raise nearly any exception
         raise CorruptFile(f"{path} cannot be read as a checkpoint ({brief_error(error)})") from error
     if flaw is not None:
-        raise CorruptFile(f"{path} is no checkpoint of a rank: {flaw}")
+        raise CorruptFile(f"{path} is not a rank's checkpoint: {flaw}")
     return dict(saved)
 
 
@@ -95,7 +95,7 @@ def find_errors(saved: Any) -> Iterator[str]:
     if not isinstance(saved["replica"].get("model"), dict):
         yield "its 'replica' has no model"
     if any(_is_inflated(tensor) for tensor in _tensors(saved)):
-        yield "a tensor of it is larger than its memory"
+        yield "a tensor in it is larger than its storage"
 
 
 def _is_inflated(tensor: Tensor) -> bool:

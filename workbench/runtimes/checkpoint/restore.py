@@ -161,7 +161,7 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
     worker.redistribute_data((saved["step"] + 1, data["samples"]))
     return [
         (
-            f"a global batch has {batch} samples, {data['global_batch']} before: batches are new from sample "
+            f"a global batch has {batch} samples; it had {data['global_batch']}. Batches differ from sample "
             f"{data['samples']} on"
         )
     ]

@@ -28,7 +28,7 @@ from workbench.trace.store import read_info, update_run
 
 PAUSED_POLL_S = 0.5  # between two meetings of paused ranks
 COMMAND_POLL_S = 0.02
-RETRY_JOIN = "another process came at the same place: it can ask again"
+RETRY_JOIN = "another process asked for the same rank: ask again"
 # (rank, number of earlier requests for its place) -> why the process was not admitted, or None
 Admit = Callable[[int, int], str | None]
 DEPARTED_REPORT: dict[str, Any] = {"commands": [], "step": None, "left": False, "versions": None}
@@ -93,7 +93,7 @@ class RunController:
         came = False
         for row in [row for row in self._taken[self._first_row :] if "join" in row]:
             asked = [other for other in self._taken if other.get("join") == row["join"]]
-            is_newest = row is asked[-1]  # a process that asked before for this rank is gone
+            is_newest = row is asked[-1]  # a process that asked earlier for this rank has ended
             refused = admit(row["join"], len(asked) - 1) if is_newest and not came else RETRY_JOIN
             came = came or refused is None
             if refused is not None:

@@ -170,7 +170,7 @@ def _replaced(algorithm: Algorithm, values: dict[str, Any]) -> Algorithm:
 
 def _delayed(algorithm: Algorithm, delay: Any) -> dict[str, Any]:
     if isinstance(delay, bool) or not isinstance(delay, int) or delay < 0:
-        raise ConfigError(f"delay={delay!r}: a number of steps, 0 (synchronous) or more")
+        raise ConfigError(f"delay={delay!r}: give a number of steps, 0 (synchronous) or more")
     settings: Any = algorithm
     if hasattr(settings, "width"):
         return {"width": delay + 1}

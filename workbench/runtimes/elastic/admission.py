@@ -2,9 +2,10 @@
 
 The process asks by a command to the run (`join`), on which all ranks agree as on any other command (decisions/0017).
 Asynchronous ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes the run's
-position for the process (`JoinState`). All ranks and the process form new groups of the library. The lowest rank asks
-each whether it has met the others, and decides for all. Then the process continues with the lowest rank's next step;
-minibatches in between are not computed. If the process has ended before that, the ranks continue as they were.
+position for the process (`JoinState`). All ranks and the process form new groups of the library. Each reports to the
+lowest rank whether it has met all others, and the lowest rank decides for all. Then the process continues with the
+lowest rank's next step. The minibatches that its place has missed are not computed. If the process ends before that,
+the ranks continue as they were.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class JoinState:
 
     Attributes:
         step: the last step that the lowest rank has finished.
-        state: of its program there, as `pack_state` writes it.
+        state: the state of that rank's program after this step, as `pack_state` writes it.
         sync_point: the step before which all programs end next.
         paused_s: seconds of evaluations and pauses, which are not training.
         seconds, unix_s, origin_s: that rank's clock, the time of day, and the clock's origin.
@@ -85,7 +86,7 @@ class JoinState:
         Return the lowest rank's origin on its clock, minus this rank's on its own.
 
         Args:
-            trained: this rank has the optimizer of the lowest.
+            trained: whether this rank has the lowest rank's optimizer.
         """
         clock.origin_s = time.perf_counter() - self.seconds - max(0.0, time.time() - self.unix_s)
         controller.catch_up(*self.place, trained=trained)
@@ -93,7 +94,7 @@ class JoinState:
 
 
 def place_of(rank: int, number: int) -> str:
-    """Return the name under which all meet a process; `number` processes had asked for that rank's place before."""
+    """Return the name under which all meet a process. `number`: earlier requests for that rank's place."""
     return f"join-{rank:05d}-{number}"
 
 
@@ -137,7 +138,7 @@ def admit(
         )
         _write(members.folder / f"{place}.pt", {"welcome": asdict(here), **facts, **what})
     if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
-        return f"rank {rank} was gone again, or did not meet the others in {timeout_s:g} s"
+        return f"rank {rank} had ended again, or did not meet the others in {timeout_s:g} s"
     members.readmit(rank)
     if members.shrinks:
         members.accept(ranks)
@@ -157,7 +158,7 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 def all_have_met(
     members: Membership, meet: Callable[..., bool], joining: tuple[int, int], ranks: list[int], timeout_s: float
 ) -> bool:
-    """Return True if all of `ranks` have met in new groups: the lowest asks each, and decides for all.
+    """Return True if all of `ranks` have met in new groups. The lowest rank collects the reports and decides.
 
     Args:
         joining: the rank that joins, and the number of earlier requests for its place.
@@ -174,9 +175,9 @@ def all_have_met(
         asked_since = num_join_requests(members.folder.parent, rank) > number + 1  # by a process in its place
         gone = row is None or state_of(row) == "gone" or asked_since
         return (
-            f"rank {rank} is gone again"
+            f"rank {rank} has ended again"
             if gone
-            else "another has left"
+            else "another rank has left"
             if len(members.departures()) > num_gone
             else None
         )

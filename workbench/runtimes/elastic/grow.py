@@ -1,10 +1,10 @@
-"""Synchronous ranks that have become fewer admit a process in the place of one that left.
+"""Synchronous ranks of a run that has shrunk admit a process in the place of a rank that left.
 
 The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's end, each program
-takes one more step. It knows that this is its last, so it applies what is in flight. Then all ranks have what the
-process needs: the lowest rank's parameters, optimizer and position in the data, and the memories of collectives that
-are equal on all ranks. Some programs can end only at a step that was known when they began (`Algorithm.restart`). They
-continue from the end of the first step, where nothing is in flight.
+takes one more step. It knows that this step is its last, so it applies gradients in flight. Then all ranks have what
+the process needs: the lowest rank's parameters, optimizer and position in the data, and the memories of collectives
+that are equal on all ranks. Some programs can end only at a step that was known when they began (`Algorithm.restart`).
+They continue from the end of the first step, where nothing is in flight.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def begin_joined(
         ConfigError: the state is of another number of ranks, or of another model.
     """
     if saved["num_workers"] != interpreter.transport.num_workers:
-        raise ConfigError(f"it expected {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}")
+        raise ConfigError(
+            f"this process expected {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}"
+        )
     renumber_ranks(worker, ctx, interpreter.transport, saved["step"], saved["data"]["samples"])
     worker.loss_watch.begin(worker.rank, saved["first_loss"])
     resume(saved, algorithm, worker.replica, ctx)

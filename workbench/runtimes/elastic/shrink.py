@@ -1,6 +1,6 @@
 """Synchronous ranks continue as fewer when one has left: `on_failure="shrink"`, or an algorithm that always shrinks.
 
-The remaining ranks come here from any call that failed. They agree on the members, and on the last step that any of
+When a call fails, the remaining ranks shrink the run. They agree on the members, and on the last step that any of
 them has finished. They make new groups of the library, and take the replica of the lowest rank that has finished that
 step. If replicas differ between steps (Local SGD), each rank that has finished the step keeps its replica, the others
 copy one, and then all take the mean of the replicas of ranks that have finished it.
@@ -8,7 +8,7 @@ copy one, and then all take the mean of the replicas of ranks that have finished
 Gradients in flight are dropped: at most those of the current step, and those that wait because of a delay. Gradients
 that wait for a quorum are kept (`State.unused`). Then the data are shared among fewer ranks.
 
-If another rank leaves during this, the remaining ranks notice it as at any time, and begin here again.
+If another rank leaves meanwhile, the remaining ranks detect it as at any other time, and begin to shrink again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Shrinker:
         self._transport = interpreter.transport
 
     def shrink(self, error: Exception, algorithm: Algorithm, ctx: Context, last: int) -> int:
-        """Continue with the remaining ranks. Return the step after which they do.
+        """Continue with the remaining ranks. Return the step after which they continue.
 
         Args:
             last: the last step that this rank has finished.

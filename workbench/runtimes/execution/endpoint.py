@@ -45,7 +45,7 @@ class RankClock:
         self._paused_s = 0.0
         self._paused_since: float | None = None
         self._lock = Lock()
-        if detector is not None:  # a call that is over has sent something
+        if detector is not None:  # `bytes_sent` differs between two calls: each call sends bytes
             bound = lambda: self.bytes_sent if transport.bound else None  # noqa: E731
             detector.begin_training(lambda: self.step, bound, timeout_s, lambda: self.activity)
 
@@ -69,7 +69,7 @@ class RankClock:
     def close(self) -> None:
         """End the training of this rank."""
         if self._detector is not None:
-            self._detector.end_training()  # else they hold each other, and with us the library's sockets
+            self._detector.end_training()  # breaks a cycle that would keep the library's sockets open
 
     def set_paused(self, on: bool) -> None:
         """Pause or continue the run. Waits during the pause keep their time-outs: the pause does not count."""
@@ -127,7 +127,7 @@ class Endpoint:
         """Prepare the calling thread. Each background thread calls it first."""
         self._transport.enter_thread()
 
-    # Each of these answers its request on the calling thread, when it is complete.
+    # Each of these methods performs its request on the calling thread, and returns the answer when it is complete.
 
     def all_reduce(self, request: ops.AllReduce) -> ops.Value:
         """Sum over all ranks, by the library."""
@@ -139,7 +139,7 @@ class Endpoint:
         return self._record_sum(value, begin, clock.now())
 
     def reduce_scatter(self, request: ops.ReduceScatter) -> ops.Value:
-        """Sum over all ranks, each rank its own block."""
+        """Sum over all ranks. Each rank gets its own block."""
         if request.collective is not None:
             raise not_lowered(request)
         begin = self._clock.now()
@@ -183,7 +183,7 @@ class Endpoint:
         return self._clock.deadline(what, self._spins, step)
 
     def start(self, request: Request, *, always: bool = False) -> Ticket | None:
-        """Start it in the library's background; None if it needs a lane's thread."""
+        """Start a request in the library's background. Return None if the request needs a lane's thread."""
         if isinstance(request, ops.Send | ops.Recv):
             return self.start_message(request)
         if isinstance(request, ops.AllReduce):
@@ -325,7 +325,7 @@ class Caller(ABC):
 
     @abstractmethod
     def wait_any(self, tickets: tuple[Ticket, ...], timeout_s: float | None) -> Any:
-        """Wait until one of the tickets is done, or until the time is over."""
+        """Wait until one of the tickets is done, at most `timeout_s` seconds."""
 
 
 Handler = Callable[[Any, Caller, Any], Any]

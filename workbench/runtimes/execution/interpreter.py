@@ -48,7 +48,7 @@ class Interpreter(Caller):
         timeout_s: how long to wait for peers; None: no limit.
         progress: how background work makes progress (see `progress`).
         detector: the failure detector, made on the calling thread.
-        slept: the compute that is slept; None: compute takes the time that it takes.
+        slept: the slept compute; None: compute takes its real time.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Interpreter(Caller):
     def advance(self, program: Program) -> ops.EndStep | None:
         """Run to the next `EndStep` and return it, or to the program's end (None).
 
-        An error of a request is raised in the program, where it was asked for.
+        The error of a request is raised in the program, at the `yield` of the request.
         """
         try:
             request = next(program)
@@ -344,7 +344,7 @@ class Interpreter(Caller):
 
     @property
     def ended(self) -> bool:
-        """Return True if nothing is left in the background after `close`."""
+        """Return True if nothing runs in the background after `close`."""
         return self._background.ended
 
     def complete_all(self, state: State | None) -> None:

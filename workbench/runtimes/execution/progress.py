@@ -132,7 +132,7 @@ class ProgressEngine:
     def _start_program(self, request: ops.Start) -> Ticket:
         work, lane = request.work, request.lane
         program_number = -1
-        if not isinstance(work, Request):  # only these may depend on chance; their count is the same on every library
+        if not isinstance(work, Request):  # only sub-programs draw random numbers; all libraries count them equally
             self._num_programs += 1
             program_number = self._num_programs
         number = self._num_started % NUM_TAG_RANGES

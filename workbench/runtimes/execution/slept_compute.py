@@ -1,10 +1,10 @@
 """Slept compute: on real ranks, forward, backward and update take the seconds of a cost model.
 
-The gradient is real, of a model that is small enough. A rank computes it, then sleeps until the modelled pass would end. So many
-ranks can share few cores, and messages and clocks are real. A bucket leaves at its share of backward, as in the simulator. The same
-seed gives each rank the seconds of the simulated worker in each step.
+The gradient is real, of a small model. A rank computes it, then sleeps until the modelled pass would end. So many
+ranks can share few cores, and messages and clocks are real. A bucket is sent after its share of backward, as in the
+simulator. The same seed gives each rank the seconds of the simulated worker in each step.
 
-Communication in the foreground interrupts the pass: what is left of it begins after the call.
+Communication in the foreground interrupts the pass: the rest of the pass begins after the call.
 
 `decisions/0040` has the measurements.
 """
@@ -27,7 +27,7 @@ from workbench.runtimes.transport.base import Transport
 from workbench.settings import ComputeTimes
 
 POLL_S = 1e-3  # between two polls of communication that no thread drives
-TOLERANCE = 0.01  # of the seconds of a step without stragglers: a pass that comes later than this is late
+TOLERANCE = 0.01  # of the seconds of a step without stragglers: a pass that ends later than this is late
 WARN_SHARE = 0.01  # of the passes: with more late ones, the run warns
 
 
@@ -38,7 +38,7 @@ class LatePasses:
 
     Attributes:
         num_passes: all passes, and the updates of a server.
-        num_late: those that came too late.
+        num_late: those that ended too late.
         seconds: sum of their delays.
     """
 
@@ -142,7 +142,7 @@ class SleptCompute:
         return compute.forward_s * slowness, compute.backward_s * slowness
 
     def finish_s(self, begin_s: float, seconds: float) -> float:
-        """Return when work of `seconds` ends that begins at `begin_s` on the rank's clock."""
+        """Return the time on the rank's clock at which work of `seconds` ends if it begins at `begin_s`."""
         return self.compute.finish_s(self.seed, self._rank, begin_s, seconds)
 
     def end_update(self, numel: int, begin_s: float, sleep: Sleep, *, server: bool) -> None:
@@ -154,7 +154,7 @@ class SleptCompute:
             self._updates_late_s += late_s
 
     def end_pass(self, late_s: float) -> None:
-        """Count a pass that came `late_s` too late, and the updates before it."""
+        """Count a pass that ended `late_s` too late, with the delays of the updates before it."""
         self._count(late_s + self._updates_late_s)
         self._updates_late_s = 0.0
 
@@ -173,7 +173,7 @@ class Sleep:
     """Sleeps until a time on the rank's clock, and looks for failed peers meanwhile.
 
     Args:
-        poll: called meanwhile, if no thread drives the communication.
+        poll: called during the sleep if no thread drives the communication; else None.
     """
 
     def __init__(self, clock: RankClock, poll: Callable[[], object] | None) -> None:

@@ -28,7 +28,7 @@ class TaskHandle(Handle):
         self.event = threading.Event()
         self.value: Any = None
         self.error: BaseException | None = None
-        self.ready: Any = None  # the device event after which its value is there, if it used its own stream
+        self.ready: Any = None  # the device event after which its value is valid, if it used its own stream
         self.then: Callable[[], None] | None = None  # called at its end, on the thread that ran it; must not raise
 
     def end(self, value: Any = None, error: BaseException | None = None, ready: Any = None) -> None:
@@ -263,8 +263,8 @@ class Lane:
 class FairExecutor:
     """A thread that polls all free sub-programs and runs each as far as it can, the most urgent first.
 
-    Any order is valid, because active sub-programs have separate tags. One whose tags an older active one still uses
-    waits for its end.
+    Any order is valid, because active sub-programs have separate tags. A sub-program
+    whose tags an older one still uses waits until that one ends.
     """
 
     def __init__(self, clock: RankClock) -> None:

@@ -73,9 +73,8 @@ class Deadline:
         waited = now - self._held() - self._begin
         if self._timeout_s is not None and waited > self._timeout_s:
             raise Stalled(
-                f"waited {waited:.0f} s for {self._whole}{self._absent()}: a rank is gone, much slower, or asks for "
-                "something else. "
-                "Raise timeout_s if it is only slow"
+                f"waited {waited:.0f} s for {self._whole}{self._absent()}: a rank has ended, is much slower, or makes "
+                "another call. If it is only slow, raise timeout_s"
             )
 
     @property

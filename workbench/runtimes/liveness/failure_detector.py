@@ -185,11 +185,11 @@ class FailureDetector:
         timeout_s: float | None,
         activity: Callable[[], str],
     ) -> None:
-        """Training begins on the calling thread. Arguments: see `Watchdog`."""
+        """Note that training begins on the calling thread. Arguments: see `Watchdog`."""
         self._here = Watchdog(self.folder, self.rank, step, bound, timeout_s, activity)
 
     def end_training(self) -> None:
-        """Training has ended; the heartbeat continues."""
+        """Note that training has ended. The heartbeat continues."""
         self._here = Watchdog(self.folder, self.rank, self._step)
 
     def note_wait(self, what: str) -> None:
@@ -197,7 +197,7 @@ class FailureDetector:
         self._here.note_wait(what)
 
     def describe_absent(self, what: str | None) -> str:
-        """Text on ranks that this rank waits for, such as ": rank 2 has not come (alive, in backward of step 3)", or "".
+        """Describe the ranks that this rank waits for: ": rank 2 has not arrived (alive, in backward of step 3)", or "".
 
         Args:
             what: what this rank waits for.
@@ -211,11 +211,11 @@ class FailureDetector:
             if row["waits"] is None or row["waits"] != what or state != "alive":
                 where = describe_place(row)
                 lines.append(
-                    f"rank {peer} has not come ({state}, {where})" if what else f"rank {peer} is {state}, {where}"
+                    f"rank {peer} has not arrived ({state}, {where})" if what else f"rank {peer} is {state}, {where}"
                 )
         if not lines:
             return (
-                ": all ranks have come (is the network between them cut, or slow?)"
+                ": all ranks have arrived (is the network between them cut, or slow?)"
                 if what and len(rows) == len(others) > 0
                 else ""
             )
@@ -236,7 +236,7 @@ class FailureDetector:
     # -- ranks that are gone -----------------------------------------------------------------------------------
 
     def end_of(self, peer: int, *, idle: bool = False) -> str | None:
-        """Return the evidence that a rank is gone without leaving; None if it is not gone.
+        """Return the evidence that a rank is gone and has not left in an orderly way; None if there is none.
 
         Args:
             idle: count the silence of another host only while this rank takes no steps either.
@@ -261,7 +261,7 @@ class FailureDetector:
         return None
 
     def find_gone(self) -> str | None:
-        """Description of the first rank that is gone; None if all are there."""
+        """Return a description of the first rank that is gone; None if no rank is gone."""
         return next(
             (
                 reason

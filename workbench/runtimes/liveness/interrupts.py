@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-BOUND_S = 2.0  # how long an interrupt waits for a call without which peers would wait forever
+BOUND_S = 2.0  # how long an interrupt waits for the end of a call on which peers depend
 RETRY_S = 0.01
 
 

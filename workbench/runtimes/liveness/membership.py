@@ -127,12 +127,12 @@ class Membership:
         ]
 
     def accept(self, remain: list[int]) -> None:
-        """The run continues with these ranks."""
+        """Note that the run continues with these ranks only."""
         self._remain = set(remain)
         self.detector.ignored = frozenset(range(self.num_ranks)) - self._remain
 
     def readmit(self, rank: int) -> None:
-        """Another process takes the place of a rank that had left.
+        """Note that another process takes the place of a rank that had left.
 
         Every rank calls this at the same point of the run.
         """
@@ -166,9 +166,9 @@ class Membership:
     # -- texts of all ranks ------------------------------------------------------------------------------------
 
     def gather_texts(self, text: str, deadline: Deadline, place: str = "") -> list[str]:
-        """Every rank's text in order of rank; `LEFT_TEXT` for a rank that left without one.
+        """Return every rank's text in order of rank; `LEFT_TEXT` for a rank that left without one.
 
-        All remaining ranks get the same.
+        All remaining ranks get the same texts.
 
         Args:
             place: a name for this gather alone, for ranks that have not counted the same gathers.

@@ -19,7 +19,7 @@ def wait_for_all(detector: FailureDetector, timeout_s: float, failure: Callable[
         failure: the error of a rank that ended before it wrote a heartbeat.
 
     Raises:
-        PeerFailed: a rank that had started is gone again.
+        PeerFailed: a rank that had started has ended.
         Stalled: not all ranks have started in time; names those that have not.
     """
     deadline = Deadline(
@@ -47,7 +47,7 @@ class _Missing:
         self.detector.note_wait(what)
 
     def describe_absent(self, what: str | None) -> str:
-        """`: rank 2 has not come`."""
+        """`: rank 2 has not arrived`."""
         late = missing(self.detector)
-        words = ", ".join(f"rank {rank} has not come" for rank in late[:MAX_NAMED])
+        words = ", ".join(f"rank {rank} has not arrived" for rank in late[:MAX_NAMED])
         return f": {words}, and {len(late) - MAX_NAMED} others" if len(late) > MAX_NAMED else f": {words}"

@@ -25,8 +25,8 @@ class Watchdog:
         folder: the run's folder.
         rank: this rank.
         step: the current step; -1 before the first.
-        bound: None, or a number while the rank's thread is in a library call that it cannot leave; another number in
-            the next call.
+        bound: returns a number while the rank's thread is in a library call that cannot be interrupted, and another
+            number in the next such call; None otherwise.
         timeout_s: limit for such a call. The process then ends, because nothing else ends the wait. None: no limit.
         activity: what the rank does now, such as "in backward"; "" if unknown.
     """
@@ -57,7 +57,7 @@ class Watchdog:
         return waits[0] if waits is not None and time.monotonic() - waits[1] < within_s else None
 
     def row(self, within_s: float) -> dict[str, Any]:
-        """Entries of the heartbeat. A wait that was not reported for `within_s` is over."""
+        """Entries of the heartbeat. A wait that was not reported for `within_s` seconds has ended."""
         waits = self._waiting(within_s)
         return {"waits": waits, "does": "" if waits else self._activity(), "step": self.step()}
 

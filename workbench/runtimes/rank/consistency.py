@@ -94,7 +94,7 @@ def check_consistency(facts: Facts, transport: Transport, interpreter: Interpret
 
 
 def compare(everyone: Sequence[Facts]) -> dict[str, str]:
-    """Differences by name, as text. The value of most ranks is right; in a tie that of the lowest rank.
+    """Differences by name, as text. The value of most ranks counts as right; in a tie, that of the lowest rank.
 
     >>> compare([{"torch": "2.9"}, {"torch": "2.8"}, {"torch": "2.9"}])
     {'torch': "rank 1 differs from ranks 0 and 2: torch is '2.9' on ranks 0 and 2, and '2.8' on rank 1"}

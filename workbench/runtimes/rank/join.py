@@ -45,7 +45,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         As `run_rank`.
 
     Raises:
-        ConfigError: the run still has that rank, or cannot continue without it, or is over.
+        ConfigError: the run still has that rank, cannot continue without it, or has ended.
         Stalled: its ranks did not meet in time.
     """
     from workbench.runtimes.transport.torch_distributed import TorchTransport
@@ -79,7 +79,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
             members.accept(ranks)
         if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
             raise PeerFailed(
-                f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not come. Try "
+                f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not arrive. Try "
                 "again"
             )
         return as_rank(transport, detector, step, leave, partial(_train, job, worker, transport, detector, saved, step))
@@ -180,5 +180,5 @@ def _over(folder: Path) -> str | None:
     return (
         None
         if (folder / FOLDER).is_dir()
-        else f"the run {folder.name} is over, or its ranks do not continue without each other"
+        else f"the run {folder.name} has ended, or its ranks do not continue without each other"
     )

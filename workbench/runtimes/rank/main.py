@@ -76,7 +76,7 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
         WorkbenchError: the error of this rank. The other ranks raise `PeerFailed`, which names it, so no rank waits for
             this one.
     """
-    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # no transport: no announcement
+    folder, step, here = Path(job.folder), [-1], [transport] if transport else []  # without one, no announcement
     with single_interrupt(lambda: not here or here[0].bound) as leave:
         if not here and job.runtime == "mpi":
             here.append(make_transport("mpi", job.settings.timeout_s, folder))

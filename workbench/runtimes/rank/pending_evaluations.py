@@ -1,4 +1,4 @@
-"""Pending evaluations: their parameters are stored in the run's folder, not in memory, until they are made.
+"""Pending evaluations: the parameters to evaluate are stored in the run's folder, not in memory.
 
 Where ranks are at different steps, rank 0 evaluates at the end of the run (decisions/0012). If the run ends before,
 `evaluate_left` or `workbench evaluate RUN` makes the evaluations.
@@ -55,7 +55,7 @@ class PendingEvaluations:
         return max((int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.pt")), default=-1)
 
     def take(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Row and snapshot of each. A file is removed when the next one is requested, so that none is lost."""
+        """Yield row and snapshot of each. A file is removed when the next one is requested, so that none is lost."""
         for path in sorted(self._folder.glob("step-*.pt")):
             kept = torch.load(path, map_location="cpu", weights_only=True)
             yield kept["row"], kept["snapshot"]
@@ -77,7 +77,7 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
         How many were made.
 
     Raises:
-        ConfigError: the algorithm or problem is another, or the run has not ended.
+        ConfigError: the algorithm or problem is not that of the run, or the run has not ended.
     """
     folder = Path(folder)
     run = Run.load(folder)

@@ -87,7 +87,7 @@ class TrainingLoop:
         self._writer = CheckpointWriter(worker, interpreter, folder)
         self._shrinker = Shrinker(worker, interpreter, controller, folder)
         self._transport, self._replica = interpreter.transport, worker.replica
-        # Asked at each step: a rank may wait for no other.
+        # Checked at each step, because some ranks never wait for a peer.
         self._peers = Deadline("", self._transport.peer_failure, None)
         self._evaluations: AsyncEvaluations | None = None
         if controller.algorithm.asynchronous:
@@ -101,7 +101,7 @@ class TrainingLoop:
         self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event of its loss
 
     def run(self, ctx: Context, at: list[int], late: JoinState | None = None) -> dict[str, Any]:
-        """Train until the end or a stop, and leave the model and the record in the run's folder.
+        """Train until the end or a stop, and write the model and the record into the run's folder.
 
         Args:
             at: a list with the current step, for the report of a failure.
@@ -257,7 +257,7 @@ class TrainingLoop:
             boundary = self._boundary_after(last, boundary, ctx)
 
     def _carry_out(self, instruction: Instruction) -> None:
-        """Carry out an instruction that others follow."""
+        """Carry out an instruction that is not the last of its list."""
         match instruction:
             case Evaluate(step):
                 self._evaluate(step)
@@ -299,14 +299,14 @@ class TrainingLoop:
         return agreed
 
     def _ask(self, rank: int, number: int) -> str | None:
-        """Let a process wait to join as that rank until the programs end; return why not, or None."""
+        """Let a process that asks to join as that rank wait until all programs end. Return why not, or None."""
         refused = join_refusal(rank, self._generation.waiting, self._transport.members)
         if refused is None:
             self._generation = replace(self._generation, waiting=(rank, number))
         return refused
 
     def _admit(self, rank: int, number: int) -> str | None:
-        """Admit a process as that rank: all programs have ended. Return why not, or None."""
+        """Admit a process as that rank, after all programs have ended. Return why that failed; None if it joined."""
         return admit(rank, number, self._join_state(self._end), self._interpreter, self._worker.settings.timeout_s)
 
     def _join_state(self, end: EndStep) -> JoinState:
@@ -357,7 +357,7 @@ class TrainingLoop:
             self._recorder.event({"task": 0, "control": step})
         alone = (
             self._algorithm.replicas == Replicas.NEVER and replica.control_out >= NEW_COMMANDS
-        )  # no other rank need know
+        )  # no other rank needs to know
         return alone or replica.control_seen >= NEW_COMMANDS
 
     def _flush_pending(self) -> None:
@@ -371,7 +371,7 @@ class TrainingLoop:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.clock.now()
         interpreter.clock.activity = "in the evaluation"
-        # As in torch DDP, rank 0's running statistics.
+        # As in torch DDP, rank 0's running statistics are evaluated.
         share_tensors(worker.replica.float_buffers(), transport, interpreter)
         sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
         interpreter.clock.activity = ""

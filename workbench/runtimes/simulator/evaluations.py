@@ -36,8 +36,8 @@ class SimEvaluations:
     def after_step(self, worker: SimWorker, step: int) -> None:
         """Evaluate a step that a synchronous worker has ended.
 
-        Usually rank 0's parameters are evaluated. If replicas differ between steps, it is their mean. If ranks end a
-        step with equal parameters at different times, it is the parameters of the first rank that ends it.
+        Usually rank 0's parameters are evaluated. If replicas differ between steps, their mean is evaluated. If ranks
+        end a step with equal parameters at different times, those of the first rank that ends it are evaluated.
         """
         if self._algorithm.elasticity.shrinks_unasked:
             if step >= self._num_evaluated:

@@ -51,10 +51,10 @@ Combine = Callable[[list[Any]], Exception | None]
 class Fabric:
     """The network of a simulated cluster: collectives of all ranks, and messages between two.
 
-    A message leaves when both sides have asked for it. It passes the stages of its route (`costs.Route`) at the same
-    time, as packets do. Each stage serves its messages in the order in which they met. The message arrives when its
-    last stage is done. A collective of the library begins when the last rank has joined and every stage is idle. It
-    occupies all stages until it ends.
+    A message is sent when sender and receiver have both asked for it. It passes all stages of its route (`costs.Route`)
+    at the same time, as its packets do. Each stage serves messages in the order in which both sides had asked for them.
+    The message arrives when its last stage is done. A collective of the library begins when the last rank has joined
+    and every stage is idle. It occupies all stages until it ends.
 
     If the network is `fair`, connections that use a stage at the same time share its rate
     (`runtimes.simulator.fair_sharing`).

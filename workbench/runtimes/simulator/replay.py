@@ -78,8 +78,8 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         )
     if algorithm.restart == Restart.FROM_PARAMETERS:
         raise ConfigError(
-            f"{algorithm} cannot be replayed: its worker adds gradients to rounds without a message, so no record has "
-            "them"
+            f"{algorithm} cannot be replayed: its workers contribute gradients without a message, and the record "
+            "holds only messages"
         )
     if algorithm.asynchronous and not run.events:
         raise ConfigError(

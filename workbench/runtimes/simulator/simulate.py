@@ -100,9 +100,7 @@ def run_simulation(
             "checkpoint_every= is for real ranks: a simulated run is repeated from its seed, so leave it out"
         )
     if settings.compute is not None:
-        raise ConfigError(
-            "Settings(compute=...) is slept by real ranks: give a simulation its compute= outside of the settings"
-        )
+        raise ConfigError("Settings(compute=...) is for real ranks: use simulate(..., compute=...)")
     if settings.on_failure != "stop":
         raise ConfigError(
             "on_failure= is for real ranks: leave it out, and let simulated workers fail by failures={rank: seconds}"

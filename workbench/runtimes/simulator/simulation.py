@@ -373,7 +373,7 @@ class Simulation:
 
 @contextmanager
 def collecting_new_objects() -> Iterator[None]:
-    """Collect garbage rarely, and only among objects that are made inside.
+    """Collect garbage rarely, and only among objects that are made inside the block.
 
     Modules are not searched. Most new objects live long, so a collection frees little.
     """

@@ -207,7 +207,7 @@ class SoloTransport(Transport):
         self.notes = []
 
     def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
-        """Return when the value is there, as every transport does."""
+        """Wait until the value is computed, as every transport does."""
         self.streams.finish()
 
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
@@ -215,16 +215,16 @@ class SoloTransport(Transport):
         return _Done()
 
     def reduce_scatter(self, flat: Tensor, deadline: Deadline) -> None:
-        """There is no other rank."""
+        """Do nothing: there is no other rank."""
 
     def all_gather(self, flat: Tensor, deadline: Deadline) -> None:
-        """There is no other rank."""
+        """Do nothing: there is no other rank."""
 
     def broadcast(self, flat: Tensor, root: int, deadline: Deadline) -> None:
-        """There is no other rank."""
+        """Do nothing: there is no other rank."""
 
     def barrier(self, deadline: Deadline) -> None:
-        """There is no other rank."""
+        """Do nothing: there is no other rank."""
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:
         raise ValueError("one process has no rank to send to")
@@ -236,7 +236,7 @@ class SoloTransport(Transport):
         return [text]
 
     def announce_failure(self, reason: str) -> None:
-        """There is no other rank."""
+        """Do nothing: there is no other rank."""
 
     def peer_failure(self) -> str | None:
         return None
@@ -266,7 +266,7 @@ def offset_to_rank0(transport: Transport, deadline: Deadline, rounds: int = 16) 
 
 
 def local_rank(environment: Any = os.environ) -> int | None:
-    """This rank's number on its host, from its launcher's environment; None if that does not tell."""
+    """This rank's number on its host, from its launcher's environment; None if the environment does not say it."""
     for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"):
         if name in environment:
             return int(environment[name])
@@ -274,7 +274,7 @@ def local_rank(environment: Any = os.environ) -> int | None:
 
 
 def ranks_here(num_workers: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Number of ranks on this host, from the launcher's environment; all ranks if that does not tell.
+    """Number of ranks on this host, from the launcher's environment; all ranks if the environment does not say it.
 
     >>> ranks_here(5, {"SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1", "SLURM_NODEID": "1"})
     2

@@ -1,8 +1,9 @@
 """Messages in a run with peers that may leave: one behaviour for all libraries when the other process is gone.
 
-gloo's behaviour, found by experiment: a send to a dead peer raises, and so does a receive that the peer had begun to
-answer. A receive from any rank that no rank had begun to answer stays valid. If the peer had announced a message before
-it died, every later receive from any rank with that tag raises. Then one receive is posted for each remaining rank.
+gloo's behaviour, found by experiment: a send to a dead peer raises. A receive raises if the dead peer had begun to send
+its message. A receive from any rank stays valid if no rank had begun to send. If the peer had announced a message
+before it died, every later receive from any rank with that tag raises. Then one receive is posted for each remaining
+rank.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class PeerHandle(Handle):
 
 @final
 class AnyHandle(Handle):
-    """A receive from any rank. It begins again when the rank that had begun to answer it has left.
+    """A receive from any rank. If a rank has begun to send and then leaves, the receive is posted again.
 
     Args:
         begin: (source, memory) -> a receive; source -1 is any rank.

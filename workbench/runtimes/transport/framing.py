@@ -91,7 +91,7 @@ class Channel:
             self._announced = (num_bytes, dtype)
             return None
         if self._announced != (num_bytes, dtype):
-            raise RankMismatch(f"{self}: a message came that was not announced{_FIX}")
+            raise RankMismatch(f"{self}: received a message that was not announced{_FIX}")
         return value
 
     def _check_announcement(self, value: int, num_bytes: int, dtype: torch.dtype) -> None:

@@ -119,7 +119,7 @@ class Mailbox:
         return gone[self._told[tag] - 1].rank
 
     def forget_departures(self) -> None:
-        """Another program begins: its receives report every departure again."""
+        """Report every departure again: another program begins, and its receives must learn of them."""
         self._told.clear()
 
     def is_reported(self, tag: int, rank: int) -> bool:

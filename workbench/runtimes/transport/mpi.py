@@ -1,7 +1,7 @@
 """MPI through mpi4py, directly on tensor memory.
 
 Every wait can be interrupted. Before the library's fast, blocking collective, ranks poll a non-blocking barrier. Then
-all ranks are known to be there.
+all ranks have arrived.
 
 With Open MPI's fault tolerance (User-Level Failure Mitigation, MPI Forum), operations with a killed rank end with an
 error on some ranks. One of them revokes the communicators, which releases the others, and all shrink them.
@@ -141,7 +141,7 @@ class MpiTransport(Transport):
     def gather_here(self, deadline: Deadline, num_bytes: int) -> None:
         """Wait until all ranks are here for a blocking call.
 
-        A rank that has passed the barrier must make the call. A rank that comes after another has failed must not.
+        A rank that has passed the barrier must make the call. A rank that arrives after a failure must not make it.
         """
         self._bound = True
         self.barrier(deadline)
@@ -151,11 +151,11 @@ class MpiTransport(Transport):
         if num_bytes >= LONG_BYTES:
             # Polling for announcements also moves messages of ranks that are in the call already; MPICH copies these once more.
             self.barrier(deadline)
-            if self._failure:  # a failure was announced: that rank does not come
+            if self._failure:  # the failed rank will not make the call
                 raise PeerFailed(self._failure[0])
 
     def end_call(self) -> None:
-        """The blocking call has ended, or will not be made."""
+        """Note that the blocking call has ended, or will not be made."""
         self._bound = False
 
     def start_send(self, to: int, flat: Tensor, tag: int) -> Handle:

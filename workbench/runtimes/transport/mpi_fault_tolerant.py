@@ -26,7 +26,7 @@ def is_fault_tolerant() -> bool:
 
 
 def shrunk(communicator: Any, number: int, size: int, deadline: Deadline) -> list[Any]:
-    """Make communicators of the remaining ranks of one; all remaining ranks call it.
+    """Make new communicators of a communicator's remaining ranks. All remaining ranks call it.
 
     Args:
         number: how many communicators.

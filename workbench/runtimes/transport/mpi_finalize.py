@@ -1,8 +1,8 @@
 """End a rank that hangs in MPI_Finalize after a failure, with a line that says why.
 
-MPI_Finalize waits for all ranks, also for one that still trains or is in a call that not all ranks make. It runs after
-Python's end, so a second process watches the rank. It reads a pipe that no process writes to. The pipe closes when the
-rank is gone.
+MPI_Finalize waits for all ranks, also for one that still trains or is in a call that not all ranks make. MPI_Finalize
+runs after Python's end, so a second process watches the rank. This process reads a pipe that no process writes to. The
+pipe closes when the rank ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def bound_finalize(rank: int, why: str) -> None:
         f"rank {rank} did not end in {FINALIZE_S:g} s (MPI_Finalize waits for all ranks), so a signal ends it: {why}\n"
     )
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    reader, _ = os.pipe()  # only this process has the other end, which stays open until it is gone
+    reader, _ = os.pipe()  # only this process has the other end, which stays open until this process ends
     command = [sys.executable, "-I", "-S", "-c", WATCH, str(FINALIZE_S), str(os.getpid()), words]
     with suppress(OSError):
         os.posix_spawn(sys.executable, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, reader, 0)])

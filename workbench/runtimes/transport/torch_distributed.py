@@ -154,7 +154,7 @@ class TorchTransport(Transport):
         self = object.__new__(cls)
         self._on_default_group = False
         self.rank, self.num_workers, self._ranks = rank, num_workers, list(range(num_workers))
-        self._store, self._key = dist.HashStore(), FAILURE_KEY  # it can announce no failure before
+        self._store, self._key = dist.HashStore(), FAILURE_KEY  # until `admit`, it cannot announce a failure
         self._backend, self.device, self._some, self._limit, self._timeout_s = (
             "gloo",
             torch.device("cpu"),

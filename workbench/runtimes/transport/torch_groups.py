@@ -1,8 +1,8 @@
 """gloo groups that are made during a run: of some of its ranks, or with a rank that joined later.
 
 torch's `new_group` numbers groups by how many the process has made. Ranks that saw different failures do not agree on
-that number. It also waits half an hour for a rank that has ended. Here ranks meet by a file in the run's folder, under
-a name that all know.
+that number. `new_group` also waits half an hour for a rank that has ended. Here ranks meet by a file in the run's
+folder, under a name that all ranks know.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch.distributed as dist
 
 from workbench.runtimes.liveness.deadline import Deadline, on_a_thread
 
-LIMIT = timedelta(minutes=30)  # of an operation; torch's default. Our own deadline ends before
+LIMIT = timedelta(minutes=30)  # of an operation; torch's default. Our own deadline is shorter
 _KEPT: list[dist.ProcessGroup] = []  # never destroyed: a group that lost a peer would wait for it
 
 
 @final
 class GroupRendezvous:
-    """A rendezvous where these ranks make groups, as often as all of them do.
+    """A rendezvous at which ranks make groups, as often as all of them call `groups`.
 
     Args:
         path: a file that no other ranks use.
@@ -41,7 +41,7 @@ class GroupRendezvous:
     def groups(self, number: int, deadline: Deadline) -> list[dist.ProcessGroup]:
         """Make that many groups; every rank calls it.
 
-        If a rank is gone meanwhile, this call ends, though not the library's call.
+        If a rank ends meanwhile, this call ends, but the library's call continues.
         """
         names = [f"group-{self._num_made + more}" for more in range(number)]
         self._num_made += number

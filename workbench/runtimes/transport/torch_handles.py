@@ -121,7 +121,7 @@ class StreamHandle(Handle):
     def wait(self, deadline: Deadline) -> None:
         while not self.poll():
             deadline.pause()
-        self._work.wait()  # orders the stream, and raises what went wrong
+        self._work.wait()  # orders the stream, and raises the error of the work
         self.finished_s = time.perf_counter()
 
 
@@ -163,7 +163,7 @@ class PointHandle(Handle):
         return self._event
 
     def __del__(self) -> None:
-        """No thread waits for its completion: a waiter keeps its memory alive, because the library still uses it."""
+        """Give it to a waiter, which keeps its memory alive until it completes, because the library still uses it."""
         if not self._waiters.closed:
             _ = self.event
 

@@ -50,7 +50,7 @@ class DDPHook:
 
     This memory (residuals of error feedback, factors of PowerSGD) belongs to the parameters of a bucket. After the
     first backward DDP makes new buckets, in the order in which gradients became ready. The memory of a bucket that
-    changes is lost, so the first step's residual may be. `PowerSGD(start_step=2)` begins after that.
+    changes is lost, so the residual of the first step may be lost. `PowerSGD(start_step=2)` begins after that.
 
     `state_dict` is one rank's: save it on every rank, next to the model's and the optimizer's.
     """
@@ -121,9 +121,10 @@ class DDPHook:
         self._lane.submit(task)
 
     def _wait_for_all(self, bucket: dist.GradBucket, future: Future[Tensor]) -> None:
-        """The first step after a state was loaded: DDP has its first buckets, but the codecs' memory is that of the saved run.
+        """Take part in the first step after a state was loaded.
 
-        So when all gradients are there, they are averaged in the saved run's buckets and copied back.
+        DDP then has its first buckets, but the codecs' memory belongs to the saved run's buckets. So when all gradients
+        are ready, they are averaged in the saved run's buckets and copied back.
         """
         self._waiting.append((bucket, future))
         if not bucket.is_last():
@@ -258,12 +259,11 @@ class DDPHook:
         return {**self._place(), "step": self.step, "memory": kept, "buckets": cut}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue from what `state_dict` gave on this rank, with the same model: the gradients are bit-identical to those of a run
-        that was not stopped. Call it before the first step.
+        """Continue from this rank's `state_dict`, with the same model. Call it before the first step.
 
-        A new DDP begins with other buckets than it has later. The first step is therefore averaged in the saved run's
-        buckets, after backward. The exception is a state that was saved after the first step: DDP makes its new buckets
-        after that step, and they are not in the state.
+        The gradients are bit-identical to those of a run that was not stopped. A new DDP begins with other buckets than
+        it has later, so the first step is averaged in the saved run's buckets, after backward. The exception is a state
+        that was saved after the first step: DDP makes its new buckets after that step, and they are not in the state.
 
         Raises:
             ConfigError: it is of another rank, number of ranks or collective; in the first step, of another model.

@@ -112,7 +112,7 @@ def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tup
     for closure in closures:
         if not callable(closure):
             raise ConfigError(
-                f"step() takes a function that computes the loss, and was given a {type(closure).__name__}: "
+                f"step() takes a function that computes the loss; got {type(closure).__name__}: "
                 "trainer.step(lambda: loss_fn(model(x), y)), or a list of such functions, one a micro-batch"
             )
     if num_samples is None or isinstance(num_samples, int):
@@ -166,7 +166,7 @@ class LoopCheckpoints:
             ConfigError: ranks have finished different steps, or `own` cannot be saved.
         """
         if not isinstance(keep, int) or keep < 1:
-            raise ConfigError(f"keep={keep!r}: how many checkpoints stay in the folder, 1 or more")
+            raise ConfigError(f"keep={keep!r}: give the number of checkpoints to keep, 1 or more")
         _check_plain(own)
         steps = [int(text) for text in self._gather(str(end.step), "all ranks to keep a checkpoint")]
         if len(set(steps)) > 1:

@@ -42,7 +42,7 @@ def watch_peers(
 
 
 def stop_watching(detector: FailureDetector | None, reason: str = "") -> None:
-    """Leave in an orderly way, with a reason (`reason`) if that is before the end. The last rank removes the folder."""
+    """Leave in an orderly way; `reason` says why if it is before the end. The last rank removes the folder."""
     if detector is None:
         return
     detector.leave(reason)

@@ -39,7 +39,7 @@ class ProcessEnd:
         atexit.register(self._end)
 
     def forget(self) -> None:
-        """Nothing is left to do at the end."""
+        """Do nothing at the end of the process: the `Trainer` was released before."""
         atexit.unregister(self._end)
 
     def collected(self) -> None:

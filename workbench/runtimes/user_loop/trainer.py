@@ -404,7 +404,7 @@ class Trainer:
             raise ConfigError("this Trainer is evaluating: leave the evaluating() block first")
 
     def _wait_for_all(self, what: str, *, counted: bool = True) -> None:
-        """Wait until all ranks have made the same call, so that their next collectives are those of one call."""
+        """Wait until all ranks have made the same call, so that their next collectives match."""
         self._barrier.wait(what, self._deadline(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
 
     def _gather(self, text: str) -> list[str]:
@@ -412,7 +412,7 @@ class Trainer:
 
     def _record_step(self, step: int, loss: Tensor | None) -> None:
         found = self._report_gradient(step)
-        # A GPU would wait.
+        # Not on a GPU: reading the loss would wait for it.
         if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):
             raise Diverged(
                 f"the loss of rank {self.rank} is {float(loss)} at step {step}: lower the learning rate (now "

@@ -1,4 +1,4 @@
-"""Files that several processes write and read: the rest of the package reads and writes records by these functions.
+"""Files that several processes write and read. The rest of the package reads and writes records with these functions.
 
 - `append`: append whole lines, with an error that names a full disk.
 - `atomic`: replace a file in one step, so that a reader sees the old one or the new one.

@@ -12,7 +12,7 @@ BLOCK_BYTES = 64 * 1024
 
 
 def cannot_write(folder: Path, error: OSError) -> WorkbenchError:
-    """The error for a run or store that cannot be written."""
+    """Return the error for a run or store that cannot be written."""
     why = error.strerror or str(error)
     fix = "free some space there, or name another run store in WORKBENCH_RUNS"
     return WorkbenchError(f"{folder} cannot be written ({why}): {fix}. What was written before is complete")
@@ -34,7 +34,9 @@ def create(path: Path) -> int:
 
 
 def open_append(path: Path) -> int:
-    """Open an append-only file, or create it. A cut last line of a killed writer is removed. Returns its descriptor.
+    """Open an append-only file, or create it. Returns its descriptor.
+
+    If a killed writer left an incomplete last line, the line is removed.
 
     Raises:
         OSError: it cannot be opened.
@@ -55,7 +57,7 @@ def open_append(path: Path) -> int:
 def append(file: int, lines: list[str]) -> None:
     """Append whole lines in one write, so that readers see whole lines.
 
-    A line that a full disk cuts is removed again.
+    If the disk is full, a partly written line is removed again.
     """
     data, done = "".join(lines).encode(), 0
     try:

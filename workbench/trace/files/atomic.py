@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """A binary file that takes the place of `path` at the end of the `with` block, and is removed after an error.
+    """A binary file that replaces `path` at the end of the `with` block, and is removed after an error.
 
     Args:
-        durable: the content is on the disk before it takes the place, and the new name after.
+        durable: wait for the disk: for the content before the file is renamed, and for the new name after.
 
     Raises:
         OSError: the file cannot be written.
@@ -37,7 +37,7 @@ def atomic_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace the content of a file by a text in UTF-8.
+    """Replace the content of a file by a text, encoded as UTF-8.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp()) / "record.json"

@@ -13,19 +13,19 @@ try:
 except ImportError:  # no Unix
     fcntl = None  # type: ignore[assignment]
 
-LOCK_S = 5.0  # a process that holds a lock longer was stopped, and must not stop others
+LOCK_S = 5.0  # a process that holds a lock longer was suspended, and must not block others
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder within the block. The end of a process, however it comes, releases its lock.
+    """Hold the lock of a folder within the block. If the process ends, even by a kill, the system releases the lock.
 
     If the file system has no locks, or another process holds the lock for `LOCK_S`, the block runs without it.
     """
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        yield  # writing there raises the error
+        yield  # the caller's write raises the error
         return
     try:
         deadline = time.monotonic() + LOCK_S

@@ -1,4 +1,4 @@
-"""Read JSON from any file: invalid, too deep or too long content is a `ValueError`, with little time and memory."""
+"""Read JSON from any file. Invalid, too deep or too long content is a `ValueError`, found in little time and memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 SMALL_BYTES = 32 * 1024 * 1024  # limit of a file with one value, such as `run.json`
 LINE_BYTES = 4 * 1024 * 1024  # limit of a line of metrics, spans, events or commands
-BLOCK_BYTES = 16 * 1024 * 1024  # of a file that are read at once
-MAX_TIMES = 200  # largest compression ratio: a file with a larger one was made to fill the memory
-MAX_DIGITS = 300  # of an integer: a longer one fits no float
+BLOCK_BYTES = 16 * 1024 * 1024  # bytes of a file that are read at once
+MAX_TIMES = 200  # largest compression ratio: a higher one indicates a file that was made to fill the memory
+MAX_DIGITS = 300  # of an integer: a longer one does not fit a float
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or is nested too deeply for Python.
+        ValueError: the text is not JSON, or is nested too deeply for Python.
     """
     try:
         return json.loads(text)
@@ -30,24 +30,24 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The value of a small file.
+    """Return the value of a small JSON file.
 
     Raises:
-        OSError: it cannot be read, or is no regular file (a pipe may never end).
-        ValueError: it is no JSON, or larger than `SMALL_BYTES`.
+        OSError: the file cannot be read, or is not a regular file (a pipe may never end).
+        ValueError: the file is not JSON, or is larger than `SMALL_BYTES`.
     """
     with open_file(path) as file:
         text = file.read(SMALL_BYTES + 1)
     if len(text) > SMALL_BYTES:
-        raise ValueError(f"more than {SMALL_BYTES} bytes, which no such file has")
+        raise ValueError(f"it has more than {SMALL_BYTES} bytes, the limit for such a file")
     return parse_value(text.decode())
 
 
 def parse_value(text: str) -> Any:
-    """The value of a JSON text of `run.json`: as `parse_json`, and without too long integers.
+    """Return the value of a JSON text of `run.json`: like `parse_json`, but refuse integers that are too long.
 
     Raises:
-        ValueError: it is no such JSON.
+        ValueError: as for `parse_json`, or an integer is too long.
     """
     try:
         return json.loads(text, parse_int=_whole)
@@ -59,20 +59,20 @@ def open_file(path: Path) -> Any:
     """Open a file to read bytes.
 
     Raises:
-        OSError: there is none, or it is no regular file.
+        OSError: the file does not exist, or is not a regular file.
     """
     # Opening a pipe without a writer would block.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no file")
+        raise OSError(f"{path} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
 def whole_lines(path: Path) -> Iterator[list[str | None]]:
-    """The lines of a file, some megabytes at a time; None in place of a line that is longer than `LINE_BYTES`.
+    """Yield the lines of a file, some megabytes at a time; None in place of a line that is longer than `LINE_BYTES`.
 
-    A last line without its end is left out: its writer crashed, or still writes.
+    An incomplete last line is left out: its writer crashed, or is still writing it.
     """
     rest, too_long = b"", False
     with open_file(path) as file:
@@ -88,10 +88,10 @@ def whole_lines(path: Path) -> Iterator[list[str | None]]:
 
 
 def unpacked(content: bytes) -> bytes:
-    """The content of a gzip file.
+    """Return the decompressed content of a gzip file.
 
     Raises:
-        ValueError: it is no gzip file, is cut off, or decompresses to more than `MAX_TIMES` its size.
+        ValueError: it is not a gzip file, is truncated, or decompresses to more than `MAX_TIMES` times its size.
     """
     most = MAX_TIMES * len(content) + 1024 * 1024
     reader = zlib.decompressobj(zlib.MAX_WBITS | 16)
@@ -100,9 +100,9 @@ def unpacked(content: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if len(found) >= most:
-        raise ValueError(f"it is compressed {MAX_TIMES} times and more")
+        raise ValueError(f"it is compressed by a factor of {MAX_TIMES} or more")
     if not reader.eof:
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     return found
 
 

@@ -247,7 +247,7 @@ class Lockstep:
         return _PENDING
 
     def _waited_for(self, error: BaseException) -> None:
-        """Forget an error that a program gets: it may handle it."""
+        """Forget an error that is raised in a program: the program may handle it."""
         self._errors = [other for other in self._errors if other is not error]
 
     def _waited(self, thread: _Thread, end_s: Array | float) -> None:
