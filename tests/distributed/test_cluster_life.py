@@ -331,7 +331,7 @@ def test_a_controller_beyond_loopback_speaks_to_nobody_without_the_key(
 
 
 def test_a_start_without_time_is_a_launch_error(cache: Path, no_process_left: None) -> None:
-    with pytest.raises(LaunchError, match=r"0 of 1 ranks were ready after 0.01 s.*timeout_s="):
+    with pytest.raises(LaunchError, match=r"0 of 1 ranks were ready after 0.01 s.*raise timeout_s"):
         Cluster(1, launcher="torch", timeout_s=0.01, quiet=True)
     later = Cluster(1, launcher="torch", timeout_s=0.01, quiet=True, wait=False)
     with pytest.raises(LaunchError, match=r"after 0\.01 s"):

@@ -101,7 +101,7 @@ def test_writers_that_are_killed_at_any_moment_lose_nothing_that_was_done(runs: 
     status = {run.id: run.status for run in listing}
     assert done and {name for name, word in status.items() if word == "finished"} >= done
     cut = {name for name in status if name not in done and status[name] != "finished"}
-    assert len(cut) >= NUM_KILLS / 4, "or no kill hit a run in the midst of it"
+    assert len(cut) >= NUM_KILLS / 8, "or no kill hit a run in the midst of it"
     assert {status[name] for name in cut} == {"killed"}
     for name in done:
         run = Run.load(runs / name)
