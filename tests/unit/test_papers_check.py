@@ -238,7 +238,7 @@ def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None
     readme = share / "papers" / "README.md"
     assert "## Headlines" not in readme.read_text()
     before = find_claim(CLAIM).digest
-    edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true\n    theirs: exactly 1")
+    edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true\n    theirs: exactly 1\n    unit: times")
     edit(share / CLAIMS, "provenance: derived", "provenance: verified")
     assert find_claim(CLAIM).headline and find_claim(CLAIM).digest == before
     update_pages()
@@ -248,7 +248,7 @@ def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None
     assert cells == [
         f"[{KEY}]({KEY}/card.md): the value of {NAME} is near one",
         "exactly 1",
-        "1 [0.98, 1.02]: **reproduced**",
+        "1 [0.98, 1.02] times: **reproduced**",
         f"[formula]({KEY}/records/{NAME}.ci.2-cores.json), 5 seeds",
         f"[{NAME}](../notebooks/{NAME}.ipynb)",
     ]

@@ -26,10 +26,22 @@ Origin = Literal["statement of the paper", "reviewer's question", "own check"]
 
 SIZES: tuple[Size, ...] = get_args(Size)
 CLAIM_KEYS = ("id", "source", "statement", "kind", "metric", "expected", "provenance")
-TEXTS = ("source", "statement", "metric", "needs", "explanation", "theirs", "figure")
+TEXTS = ("source", "statement", "metric", "needs", "explanation", "theirs", "figure", "unit")
 FLAGS = ("deterministic", "headline", "check")
 NUMBERS = ("no_effect", "effect", "cap")
-CLAIM_MORE = ("reduced", "scale", "theirs", "sizes", "needs", "explanation", "figure", "clock", *FLAGS, *NUMBERS)
+CLAIM_MORE = (
+    "reduced",
+    "scale",
+    "theirs",
+    "unit",
+    "sizes",
+    "needs",
+    "explanation",
+    "figure",
+    "clock",
+    *FLAGS,
+    *NUMBERS,
+)
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 REVIEW_SOURCE = re.compile("review|comment", re.IGNORECASE)
 
@@ -116,6 +128,7 @@ class Claim:
         provenance: "verified" in the paper's text, "recalled" (then no number of the paper is quoted), or
             "derived" here.
         theirs: the number that the paper prints.
+        unit: words after the measured value of a headline, such as "times as fast".
         sizes: the notebook's sizes at which it is tested.
         needs: what is missing here to test it at the paper's scale.
         deterministic: whether one value is enough; otherwise five or more paired seeds are needed. What is measured on
@@ -144,6 +157,7 @@ class Claim:
     reduced: Expectation | None = None
     scale: Scale = "any"
     theirs: str = ""
+    unit: str = ""
     sizes: tuple[Size, ...] = SIZES
     needs: str = ""
     deterministic: bool = False

@@ -131,7 +131,7 @@ def _headlines(rows: Sequence[Row]) -> list[str]:
     for row in chosen:
         claim = row.claim
         if row.record:
-            measured = f"{row.ours} {row.interval}".strip() + f": **{row.word}**"
+            measured = f"{_measured(row)}: **{row.word}**"
             where = f"[{row.clock}]({_record_link(row, claim.paper)}), {row.sample}"
         else:
             measured, where = "not measured yet", ""
@@ -145,11 +145,16 @@ def front_page(papers: Sequence[Paper]) -> str:
     lines = [_line(FRONT_HEAD), _line(["---"] * len(FRONT_HEAD))]
     for row in (row for paper in papers for row in paper.rows if row.claim.headline):
         claim = row.claim
-        measured = f"{row.ours} {row.interval}".strip() if row.record else "not measured yet"
+        measured = _measured(row) if row.record else "not measured yet"
         verdict = f"{row.word}; {row.clock}" if row.record else ""
         about = f"{claim.statement} ([{claim.paper}](papers/{claim.paper}/card.md))"
         lines.append(_line([about, claim.theirs or "none quoted", measured, verdict]))
     return "\n".join(lines)
+
+
+def _measured(row: Row) -> str:
+    """The value of a claim with its interval and its unit."""
+    return " ".join(filter(None, (row.ours, row.interval, row.claim.unit)))
 
 
 def _figure_link(row: Row) -> str:
