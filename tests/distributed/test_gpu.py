@@ -1,4 +1,4 @@
-"""`make gpu`: ranks on a GPU: NCCL, CUDA tensors under an MPI that does not take them, a user's own loop, and codecs' kernels.
+"""Ranks on a GPU (`make gpu`): NCCL, CUDA tensors under an MPI that does not take them, a user's own loop, and codecs' kernels.
 
 The staging itself is tested without a GPU.
 """
