@@ -17,8 +17,9 @@ from workbench.runtimes.liveness.membership import require_all
 from workbench.runtimes.transport.base import CLOCK_TAG, Deadline, Transport
 
 SMALL_BYTES, LARGE_BYTES, LONG_BYTES, LONGEST_BYTES = 8, 1 << 20, 8 << 20, 64 << 20
-ROUNDS, LARGE_ROUNDS, LONG_ROUNDS, LONGEST_ROUNDS = 8, 4, 5, 3
-LONG_WARM, LONGEST_WARM = 2, 1  # warm-up: a library's first long sums take two to three times as long as later ones
+ROUNDS, LARGE_ROUNDS, RING_ROUNDS, LONG_ROUNDS, LONGEST_ROUNDS = 8, 3, 2, 5, 3
+# Warm-up: a library's first long sums take two to three times as long as later ones.
+LARGE_WARM, LONG_WARM, LONGEST_WARM = 1, 2, 1
 LONG_LIMIT_S = 0.25  # longest sum that is worth measuring: on a slower network, shorter sums are bandwidth-bound too
 
 
@@ -34,8 +35,8 @@ class MeasuredLink:
         long_s_per_byte: of the library's all-reduce, per byte beyond 1 MiB, where libraries change their algorithm.
         longest_s_per_byte: of the library's all-reduce, per byte of 64 MiB or more, where libraries allocate memory
             each time. None if no sum is as long, or if measuring it would take too long.
-        slowdown: measured time of a long ring, divided by that of its formula, which ignores processors and memory. 1
-            if no sum is longer than 1 MiB.
+        slowdown: measured time of a ring, divided by that of its formula, which ignores processors and memory. Of a
+            ring of 1 MiB, or of a longer one if the run has longer sums and a long ring does not take too long.
     """
 
     latency_s: float
@@ -60,8 +61,9 @@ def measure_link(
 ) -> MeasuredLink | None:
     """Measure the link. All ranks must call it. None for one rank.
 
-    The fastest of several rounds counts, and for long sums the median, because a library's own times vary by a factor
-    of two. The slowest rank counts.
+    For a message, the fastest of several rounds counts. For a sum of 1 MiB or more, it is the median, because a
+    library's own times vary by a factor of two: the fastest promises what a training does not get. The slowest rank
+    counts.
 
     Args:
         num_bytes: of the longest sum of the run: much longer ones are not measured.
@@ -76,10 +78,11 @@ def measure_link(
     hop = quickest(ROUNDS, lambda waits: _hop(transport, short, waits))
     long_hop = quickest(LARGE_ROUNDS, lambda waits: _hop(transport, long, waits))
     own = quickest(ROUNDS, lambda waits: transport.all_reduce(short, waits))
-    long_own = quickest(LARGE_ROUNDS, lambda waits: transport.all_reduce(long, waits))
+    long_own = usual(lambda waits: transport.all_reduce(long, waits), LARGE_WARM, LARGE_ROUNDS)
+    long_ring = usual(lambda waits: _ring(transport, long, waits), 0, RING_ROUNDS)
     gamma = quickest(ROUNDS, lambda _: long.add_(long)) / LARGE_BYTES
-    mine = (hop, max(long_hop - hop, 1e-9) / span, gamma, own, max(long_own - own, 0.0) / span)
-    latency, beta, gamma, native, native_beta = _slowest(transport, mine, deadline)
+    mine = (hop, max(long_hop - hop, 1e-9) / span, gamma, own, max(long_own - own, 0.0) / span, long_ring)
+    latency, beta, gamma, native, native_beta, large_s = _slowest(transport, mine, deadline)
     link = MeasuredLink(
         latency_s=latency,
         bandwidth_bytes_per_s=1.0 / beta,
@@ -88,8 +91,9 @@ def measure_link(
         native_s_per_byte=native_beta,
         long_s_per_byte=native_beta,
     )
+    link = replace(link, slowdown=large_s / Ring().seconds(LARGE_BYTES, transport.num_workers, link))
     ring_s = Ring().seconds(LONG_BYTES, transport.num_workers, link)
-    if num_bytes <= LARGE_BYTES or max(ring_s, link.native_s(LONG_BYTES)) > LONG_LIMIT_S:
+    if num_bytes <= LARGE_BYTES or max(link.slowdown * ring_s, link.native_s(LONG_BYTES)) > LONG_LIMIT_S:
         return link
     longer = torch.ones(LONG_BYTES // 4, device=transport.device)
     long_s = (
