@@ -44,7 +44,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--add-session",
         action="store_true",
-        help="execute notebooks with a record again, and add the values to the record as those of another session",
+        help="execute notebooks with a record again with other seeds, and add the values as those of another session",
     )
     add("--output", "-o", type=Path, metavar="FOLDER", help="folder to write to; under the run store by default")
     add("--site", help="name of this machine in records; $WORKBENCH_SITE, the Slurm cluster, or N-cores by default")

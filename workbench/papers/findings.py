@@ -198,6 +198,18 @@ class Answer:
         }
         return self.text.format(**filled)
 
+    def with_session(self, earlier: Answer) -> Answer:
+        """Return this answer, of a session with other seeds, with the values of earlier sessions before its own.
+
+        A number that is no list of one value per seed is this session's.
+        """
+        numbers = dict(self.numbers)
+        for name, before in earlier.numbers.items():
+            own = numbers.get(name, "")
+            if not isinstance(before, str) and not isinstance(own, str) and len(own) > 1:
+                numbers[name] = (*before, *own)
+        return Answer(text=self.text, numbers=numbers)
+
 
 @final
 class ShownAnswer:

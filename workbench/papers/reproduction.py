@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+from ast import literal_eval
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Literal, final
 
 from workbench import resources
 from workbench.errors import ConfigError
+from workbench.experiments.catalogue import parameters_of
 from workbench.experiments.notebooks import run_notebook
 from workbench.experiments.record import versions
 from workbench.papers import history
@@ -147,7 +149,8 @@ class Reproduction:
         try:
             claims = {key: {claim.id: claim for claim in read_claims(key).claims} for key in job.papers}
             with pool.lend(job.ranks):
-                run_notebook(job.notebook, executed, dict(job.parameters), timeout_s=self.timeout_s)
+                parameters = {**job.parameters, **self._seeds_of_session(job)}
+                run_notebook(job.notebook, executed, parameters, timeout_s=self.timeout_s)
             seconds = round(time.monotonic() - began, 1)
             export_html(executed, executed.with_suffix(".html"))
             facts = {
@@ -216,6 +219,15 @@ class Reproduction:
                     "--add-session"
                 )
 
+    def _seeds_of_session(self, job: Job) -> dict[str, Any]:
+        """The parameter `seeds` of a session that is added: as many as in the first one, and none that was measured."""
+        records = [self._record_of(job, key) for key in job.papers] if self.add_session else []
+        num_earlier = max((len(record.facts["sessions"]) for record in records if record), default=0)
+        given = {"seeds": default_seeds(job.notebook), **job.parameters}["seeds"]
+        if not num_earlier or not given:
+            return {}
+        return {"seeds": [seed + num_earlier * (max(given) - min(given) + 1) for seed in given]}
+
     def _record(
         self, job: Job, facts: dict[str, Any], claims: Mapping[str, Mapping[str, Claim]], executed: Path
     ) -> list[str]:
@@ -225,8 +237,6 @@ class Reproduction:
         date = datetime.now(UTC).isoformat(timespec="seconds")
         session = {"date": date, "seconds": facts["seconds"], "commit": (facts["commit"] or {}).get("sha", "")}
         more: dict[str, Any] = {"notebook": job.name, "date": date, "machine": machine()}
-        if answer is not None:
-            more["answer"] = asdict(answer)
         more["versions"] = {"python": platform.python_version(), **versions()}
         for key in job.papers:
             own = {name: claim for name, claim in claims[key].items() if claim.notebook == job.name}
@@ -249,6 +259,8 @@ class Reproduction:
                 "sessions": [*(earlier.facts["sessions"] if earlier else ()), session],
                 "findings": kept,
             }
+            if answer is not None:
+                own_facts["answer"] = asdict(answer.with_session(earlier.answer) if earlier and earlier.answer else answer)
             path = record_file(self.records, key, job.name, self.size, self.site)
             write_record(path, {**facts, **more, **own_facts})
         others = {found.claim.partition("/")[0] for found in findings} - set(job.papers)
@@ -257,6 +269,11 @@ class Reproduction:
                 f"{job.name} has findings of {', '.join(sorted(others))}, which have no file claims/{job.name}.yaml"
             )
         return notes
+
+
+def default_seeds(notebook: Path) -> list[int]:
+    """Return the default of a notebook's parameter `seeds`; empty if it has none."""
+    return next((literal_eval(one.default) for one in parameters_of(notebook) if one.name == "seeds"), [])
 
 
 def refuse_uncommitted(jobs: Sequence[Job], papers: Path) -> None:

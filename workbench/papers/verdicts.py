@@ -113,7 +113,8 @@ def judge(
 ) -> Verdict:
     """Judge a claim by its values.
 
-    The interval is Student's 95 % interval of the mean, over seeds or over sessions, whichever is wider (`estimate`).
+    The interval is Student's 95 % interval of the mean, over seeds or, on a real clock, over sessions, whichever is
+    wider (`estimate`).
     For a deterministic claim it is from the smallest value to the largest; nothing that is measured on a real clock is
     deterministic.
 
@@ -147,7 +148,7 @@ def judge(
     exact = claim.deterministic and not real_clock
     chosen = sessions or [0] * len(values)
     num_seeds = len(set(seeds)) or len(values)
-    found = estimate(values, chosen, seeds, exact=exact)
+    found = estimate(values, chosen if real_clock else (), seeds, exact=exact)
     num_censored = sum(censored) if censored else sum(value >= claim.cap for value in values)
     if num_censored:
         word = "censored"
@@ -223,10 +224,10 @@ def estimate(
 ) -> Estimate:
     """Return the mean and its 95 % interval.
 
-    Several sessions measure the same seeds, so their values are not independent. Two Student's intervals are made: of
-    the sessions' means, and of the seeds' means. The wider one counts. So values that a seed determines, such as those
-    of a simulation, do not become more certain by repetition, and seeds that agree do not hide that sessions differ.
-    For exact values the interval is from the smallest to the largest.
+    Values of one session have its conditions in common, and values of one seed its weights, data order and delays. So
+    two Student's intervals are made: of the sessions' means, and of the seeds' means. The wider one counts. So values
+    that a seed determines do not become more certain by repetition, and seeds that agree do not hide that sessions
+    differ. For exact values the interval is from the smallest to the largest.
 
     Args:
         values: the values.
@@ -240,6 +241,8 @@ def estimate(
     2.05 [-0.43, 4.53]
     >>> print(f"{estimate([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], [0, 0, 1, 1, 2, 2], [0, 1, 0, 1, 0, 1]):.2f}")
     1.50 [-4.85, 7.85]
+    >>> print(f"{estimate([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], [0, 0, 1, 1, 2, 2], [0, 1, 2, 3, 4, 5]):.2f}")
+    1.50 [0.93, 2.07]
 
     Raises:
         ValueError: there are not as many sessions, or seeds, as values.
@@ -247,8 +250,8 @@ def estimate(
     for what, of_value in (("session", sessions), ("seed", seeds)):
         if of_value and len(of_value) != len(values):
             raise ValueError(f"{len(values)} values of {len(of_value)} {what}s: give the {what} of each value")
-    if len(set(sessions)) > 1 and not exact:
-        groups = [sessions, seeds] if len(set(seeds)) > 1 else [sessions]
+    groups = [group for group in (sessions, seeds) if len(set(group)) > 1]
+    if groups and not exact:
         return max((estimate(_means_of(values, group)) for group in groups), key=lambda found: found.high - found.low)
     mean = float(np.mean(values))
     if exact or len(values) == 1:
