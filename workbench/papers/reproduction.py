@@ -260,7 +260,9 @@ class Reproduction:
                 "findings": kept,
             }
             if answer is not None:
-                own_facts["answer"] = asdict(answer.with_session(earlier.answer) if earlier and earlier.answer else answer)
+                own_facts["answer"] = asdict(
+                    answer.with_session(earlier.answer) if earlier and earlier.answer else answer
+                )
             path = record_file(self.records, key, job.name, self.size, self.site)
             write_record(path, {**facts, **more, **own_facts})
         others = {found.claim.partition("/")[0] for found in findings} - set(job.papers)
