@@ -177,7 +177,7 @@ def interconnect(names: Names, kept: list[Kept]) -> Again:
     again.text("is hidden", [[share[link.name, kind] for link in links] for kind in kinds])
     gain = [slow_s / quick_s for slow_s, quick_s in zip(waiting, late, strict=True)]
     rows = [[each, gain[i], waiting[i] / layered[i]] for i, each in enumerate(ratio)]
-    again.text("Steps per second", p, rows)
+    again.text("Speed-ups, ", p, rows)
     even = 2 * (p - 1) * (1 - 1 / smaller) / (p * (encode_s + decode_s))
     if even * smaller * decode_s > 1:  # decoding is longer than an encoded block on the wire
         even = (p - 1) * (2 - 1 / smaller) / (p * encode_s + (2 * p - 1) * decode_s)

@@ -635,7 +635,7 @@ def arrival_statistics(names: Names, kept: list[Kept]) -> Again:
     answer = [p, part, missing, with_ends(early), expected, 0.03, with_ends(bent), with_ends(tail_s[1] / tail_s[0])]
     answer += [servers, with_ends(adds["ring"] / adds["servers"]), plain["ring"]]
     answer += [bare[more[0]], more[0], bare[more[-1]], more[-1]]
-    again.text("By the time that has all", answer)
+    again.text("Let T be the time", answer)
     return again
 
 

@@ -390,7 +390,7 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
         step = layer_by_layer_s(forward_s, ready_s, sums_s, updates_s, "all")
         starts_s = len(sums_s) * 2 * (devices - 1) * link.latency_s
         rows.append([len(sums_s), compute_s, ready_s[-1] - ready_s[0], sum(sums_s), starts_s, step - compute_s])
-    again.text("all applied at once", devices, rows)
+    again.text("gradients applied at once", devices, rows)
     for words, *number in (
         ("Buckets of", devices),
         ("Bandwidth of", ranks),
@@ -626,7 +626,7 @@ def delay_theory(names: Names, kept: list[Kept]) -> Again:
     )
     allowed = math.sqrt(1 + 2 * latest)
     again.text(
-        "steps are stable",
+        "largest stable step size",
         *(off, 0.9, ratio, with_ends(shares), with_ends(growth)),
         *(latest, with_ends(dearer * allowed), allowed, backups, names["workers"], with_ends(relative)),
     )
@@ -717,7 +717,7 @@ def other_networks(names: Names, kept: list[Kept]) -> Again:
                 forward[name][0] / sum(sizes),
             ]
         )
-    again.text("By shape", rows)
+    again.text("Counted from the shapes", rows)
     (name,), (timed,) = names["measured"], names["timed"].values()
     clocked = final_after(numels[name], timed.backward_shares)
     when = [
@@ -734,7 +734,7 @@ def other_networks(names: Names, kept: list[Kept]) -> Again:
         sum_s, hidden_s = ring_s(num_bytes, p, link), forward[name][1] * batch / rate * (1 - arrivals[name][0][0])
         shares.append((of[0] - of[1]) / hidden_s)
         rows.append([compute_s, sum_s, hidden_s, of[0] - of[1], shares[-1], compute_s / max(compute_s, sum_s)])
-    again.text("could save and saves", rows)
+    again.text("could save, and what it saves", rows)
     swept = {(name, ratio): [next(steps) for _ in range(3)] for name in models for ratio in ratios}
     again.text("Speed-up over SGD on", p)
     again.text("L equal layers", p)

@@ -330,10 +330,10 @@ def codec_cost(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}quantised-hops-grow-as-root", slopes["hops"])
     again.claim(f"{KEY}once-stays", slopes["once"])
     again.claim(f"{KEY}truncated-hops-grow-linearly", slopes["truncated"])
-    again.text("Real sums on simulated workers", names["block"], len(seeds))
+    again.text("Error of sums on simulated workers", names["block"], len(seeds))
     cut, *rates = ([even(name, 4, number) for number in range(len(seeds))] for name in hops)
     answer = [4, 16, with_ends(cut), [with_ends(found) for found in rates], with_ends(longer), 4, with_ends(share)]
-    again.text("pays below", answer, [with_ends(slopes[kind]) for kind in ("hops", "once", "truncated")])
+    again.text("shortens a sum below", answer, [with_ends(slopes[kind]) for kind in ("hops", "once", "truncated")])
     return again
 
 
@@ -583,7 +583,7 @@ def pipeline_width(names: Names, kept: list[Kept]) -> Again:
     moved, mu = {(K, each): next_runs() for K in (1, 2) for each in momenta}, max(momenta)
     careful = np.log([train_loss(one) / train_loss(two) for one, two in zip(moved[2, mu], moved[1, mu], strict=True)])
     again.claim(f"{KEY}momentum-needs-care", careful)
-    again.text("learning rate over 1 - momentum", p, 1, names["effective_lr"], len(seeds))
+    again.text("learning rate / (1 - momentum)", p, 1, names["effective_lr"], len(seeds))
     ruled = {rule: test_loss(next_runs()) for rule in rules}
     sync, width = test_loss(moved[1, mu]), names["rescaled_width"]
     again.claim(f"{KEY}rescaling-repairs", np.log(ruled["1"] / ruled["1 / (1 + tau)"]))

@@ -120,6 +120,12 @@ def test_a_heat_map_writes_its_numbers_and_is_white_where_nothing_is_gained() ->
     assert list(heat.x) == ["first", "a long name<br>of a network"]
 
 
+def test_labels_of_a_heat_map_with_many_columns_do_not_touch() -> None:
+    names = [f"8x NVLink {number} + Ethernet" for number in range(8)]
+    figure = plots.heat_map([[1.0] * 8], names, ["y"], title="t", x="x", y="y")
+    assert figure.data[0].x[3] == "8x NVLink<br>3 +<br>Ethernet", "at most 84 letters in a line of labels"
+
+
 def test_bars_of_steps_are_as_long_as_the_steps() -> None:
     how = {
         "network": "ethernet-1g",

@@ -242,9 +242,10 @@ def heat_map(
     if around is not None:
         most = float(np.nanmax(np.abs(ratios), initial=1e-9))
         colors = {"colorscale": "RdBu", "zmin": -most, "zmax": most}
+    letters = min(12, 84 // max(len(xs), 1))  # 84 letters of a label fit next to each other
     heat = go.Heatmap(
         z=ratios,
-        x=[_wrapped(value) for value in xs],
+        x=[_wrapped(value, letters) for value in xs],
         y=[f"{escape_text(value)} " for value in ys],
         text=[["" if np.isnan(value) else number(value) for value in row] for row in shown.tolist()],
         texttemplate="%{text}",
@@ -263,9 +264,9 @@ def heat_map(
     return figure
 
 
-def _wrapped(value: Any) -> str:
-    """Wrap a label into lines of at most twelve letters."""
-    return "<br>".join(textwrap.wrap(escape_text(value), 12, break_long_words=False)) or " "
+def _wrapped(value: Any, letters: int) -> str:
+    """Wrap a label into lines of at most this number of letters. A longer word stays whole."""
+    return "<br>".join(textwrap.wrap(escape_text(value), max(letters, 1), break_long_words=False)) or " "
 
 
 def log_axis(values: Sequence[float]) -> dict[str, Any]:
