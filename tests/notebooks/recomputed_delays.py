@@ -226,12 +226,21 @@ def throughput(names: Names, kept: list[Kept]) -> Again:
     return again
 
 
+def falling(losses: Array, leave: float) -> float:
+    """The power of the steps with which a loss falls: covariance of the logarithms over the variance of that of the step."""
+    t = np.arange(1, len(losses) + 1)
+    x, y = np.log(t[t > leave * len(t)]), np.log(losses[t > leave * len(t)])
+    return float(-((x - x.mean()) * (y - y.mean())).sum() / ((x - x.mean()) ** 2).sum())
+
+
 def early_accuracy(names: Names, kept: list[Kept]) -> Again:
     """22: iterations from the evaluations, seconds from the rows of the timed runs."""
     seeds, ratios, early, late, workers = (names[key] for key in ("seeds", "ratios", "early", "late", "workers"))
     targets, delayed = [early, *names["between"], late], ("AGD 1", "AGD 2", "AGD 3")
     left = iter(kept)
-    curves = {name: [evaluations_of(next(left).run) for _ in seeds] for name in ("SGD", "layer-wise", *delayed)}
+    runs = {name: [next(left).run for _ in seeds] for name in ("SGD", "layer-wise", *delayed)}
+    curves = {name: [evaluations_of(run) for run in group] for name, group in runs.items()}
+    hard_runs = {name: [next(left).run for _ in seeds] for name in ("SGD", *delayed)}
     clocks = {(name, ratio): [ends_of(next(left).run) for _ in seeds] for name in ("SGD", *delayed) for ratio in ratios}
     need = {
         (name, target): np.array([next(step + 1 for step, _, right in curve if right >= target) for curve in group])
@@ -258,6 +267,15 @@ def early_accuracy(names: Names, kept: list[Kept]) -> Again:
         again.text(words, workers)
     rows = [[[need[name, target].mean() for target in targets], last[name].mean()] for name in curves]
     again.text("Iterations to a test accuracy", workers, rows)
+    again.text("Training loss", workers)
+    slopes, rows = [], []
+    for group in (runs, hard_runs):
+        of = {
+            name: np.array([falling(losses_of(run), names["fit_from"]) for run in some]) for name, some in group.items()
+        }
+        slopes.append(of["AGD 3"] / of["SGD"])
+        rows += [[student(each), [] if name == "SGD" else student(each / of["SGD"])] for name, each in of.items()]
+    again.text("Exponent of the training loss", len(seeds), rows)
     again.text("below the dotted line", rate["AGD 1", 1.0].mean())
     rows = [[ratio, rate[name, ratio].mean(), won[name, ratio, late].mean()] for ratio in ratios for name in delayed]
     again.text("Time simulated", workers, rows)
@@ -268,6 +286,7 @@ def early_accuracy(names: Names, kept: list[Kept]) -> Again:
         with_ends(over["AGD 1", late]),
     ]
     answer += [with_ends(won["AGD 1", 1.0, late]), late, with_ends(right), len(clocks["SGD", 1.0][0]), with_ends(worst)]
+    answer += [with_ends(each) for each in slopes]
     again.text("takes more iterations than SGD", answer)
     again.claim(
         f"{KEY}late-gradients-need-more-iterations",
@@ -277,6 +296,8 @@ def early_accuracy(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}all-methods-converge", worst)
     again.claim(f"{KEY}break-even", right)
     again.claim(f"{KEY}agd-wins-late", won["AGD 1", 1.0, late])
+    for where, each in zip(("", "-on-mnist1d"), slopes, strict=True):
+        again.claim(f"{KEY}delay-keeps-the-convergence-rate{where}", each)
     return again
 
 
