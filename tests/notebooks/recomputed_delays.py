@@ -895,10 +895,10 @@ def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
     for name in algorithms:
         found = []
         for item in (next(left) for _ in seeds):
-            accuracy = evaluations_of(item.run)[-1][2] if item.run else 0.0
+            accuracy = 100 * evaluations_of(item.run)[-1][2] if item.run else 10.0
             found.append((used_s((item if item.run else next(left)).run), accuracy))
         took[name], right[name] = np.array(found).T
-    sgd, late, later, server, backup, partial, free, tuned, stale = algorithms
+    sgd, late, later, server, backup, partial, free, stale = algorithms
     shares = sorted({ratio, *names["other_ratios"]})
     rows: list[Any] = []
     for name in (sgd, late, later, partial, server, backup, free):
@@ -909,10 +909,12 @@ def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
     about = [workers, names["epochs"], names["often"], names["factor"]]
     again = Again(labels=algorithms)
     again.text("Test error against time", workers)
-    of = {
-        name: [took[name].mean() / unit_s, right[name].mean(), right[name].min(), right[name].max()]
-        for name in algorithms
-    }
+    of: dict[str, Any] = {}
+    for name in algorithms:
+        sooner, points = took[sgd] / took[name], right[name] - right[sgd]
+        both = ([], []) if name == sgd else (student(sooner), student(points))
+        rate = names["rates"].get(name, [0.05, 0.9])
+        of[name] = [rate, took[name].mean() / unit_s, both[0], student(right[name]), both[1]]
     again.text(
         "in units of mean compute",
         about,
@@ -920,12 +922,20 @@ def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
     )
     again.text("Time for the same samples", len(seeds), ratio, len(seeds[:2]), rows)
     less, waits, spared = right[sgd] - right[free], took[stale] / took[free], took[server] / took[backup]
-    answer: list[Any] = [with_ends(there), with_ends(took[sgd] / took[late]), with_ends(right[late] - right[sgd])]
-    answer += [with_ends(less), with_ends(right[sgd] - right[tuned]), with_ends(waits), with_ends(spared)]
+    answer: list[Any] = []
+    for name in (late, later):
+        answer += [with_ends(took[sgd] / took[name]), with_ends(right[name] - right[sgd])]
+    answer += [
+        with_ends(there),
+        with_ends(took[sgd] / took[free]),
+        with_ends(less),
+        with_ends(waits),
+        with_ends(spared),
+    ]
     again.text("is on the front with", answer)
     again.claim(f"{KEY}delayed-on-the-front", there)
     again.claim(f"{KEY}delay-sooner-than-waiting", took[sgd] / took[late])
-    again.claim(f"{KEY}untuned-asynchronous-less-accurate", less)
+    again.claim(f"{KEY}tuned-asynchronous-less-accurate", less)
     again.claim(f"{KEY}bounded-staleness-costs-time", waits)
     again.claim(f"{KEY}backups-sooner-than-waiting", spared)
     return again
