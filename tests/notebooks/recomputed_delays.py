@@ -927,6 +927,7 @@ def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
         answer += [with_ends(took[sgd] / took[name]), with_ends(right[name] - right[sgd])]
     answer += [
         with_ends(there),
+        [with_ends(took[sgd] / took[partial]), with_ends(right[partial] - right[sgd])],
         with_ends(took[sgd] / took[free]),
         with_ends(less),
         with_ends(waits),
