@@ -15,9 +15,9 @@ from workbench.algorithms.parameter_server import (
     ServerAlgorithm,
     ServerPort,
     body_of,
-    check_positive,
     take_steps,
 )
+from workbench.arguments import check_number
 from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Local, PackParameters, Program
 from workbench.program import Card, Context
@@ -47,7 +47,7 @@ class DelayCompensatedSGD(ServerAlgorithm):
 
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
-        check_positive("strength", self.strength, (int, float), 0, "lambda, 0 (no compensation) or more")
+        check_number("strength", self.strength, 0, "lambda, 0 (no compensation) or more")
 
     def serve(self, ctx: Context, shard: int) -> Program:
         port, last = ServerPort(self, ctx, shard), list[int]()

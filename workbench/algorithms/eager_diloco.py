@@ -14,10 +14,10 @@ from workbench.algorithms.outer_optimizer import (
     OuterAlgorithm,
     OuterOptimizer,
     average,
-    check_whole,
     is_due,
     sum_flat,
 )
+from workbench.arguments import check_whole
 from workbench.collectives import Collective, Native
 from workbench.gradients import CONTROL
 from workbench.ops import (

@@ -13,12 +13,12 @@ from workbench.algorithms.parameter_server import (
     ServerPort,
     WorkerPort,
     add,
-    check_positive,
     ended,
     fresh,
     state_of,
 )
 from workbench.algorithms.quorum import FixedQuorum, OnlineQuorum
+from workbench.arguments import check_number
 from workbench.gradients import Gradient
 from workbench.ops import Apply, EndStep, Now, Program
 from workbench.program import Context
@@ -43,7 +43,7 @@ class FirstGradients(ServerAlgorithm, ABC):
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
         if self.timeout_s is not None:
-            check_positive("timeout_s", self.timeout_s, (int, float), 0, "seconds after the first gradient, or None")
+            check_number("timeout_s", self.timeout_s, 0, "seconds after the first gradient, or None")
 
     @abstractmethod
     def quorum(self, num_workers: int, now_s: float) -> FixedQuorum | OnlineQuorum:

@@ -15,6 +15,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from workbench.arguments import check_flag, check_whole, is_number
 from workbench.collectives import Collective, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
@@ -54,10 +55,11 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
     def __post_init__(self) -> None:
         check_collective(self.collective)
         check_whole("every", self.every, 1)
-        if not (self.outer_lr > 0 and 0 <= self.outer_momentum < 1):
-            raise ConfigError(
-                f"outer_lr={self.outer_lr} must be above 0, and outer_momentum={self.outer_momentum} in [0, 1)"
-            )
+        check_flag("nesterov", self.nesterov)
+        if not (is_number(self.outer_lr) and self.outer_lr > 0):
+            raise ConfigError(f"outer_lr={self.outer_lr!r}: give a number above 0")
+        if not (is_number(self.outer_momentum) and 0 <= self.outer_momentum < 1):
+            raise ConfigError(f"outer_momentum={self.outer_momentum!r}: give a number from 0 to below 1")
 
     @property
     def elasticity(self) -> Elasticity:
@@ -206,9 +208,3 @@ def average(collective: Collective, step: int) -> Program:
     """Average the parameters over ranks at the end of a run. The sum is exact: only differences are compressed."""
     packed = yield PackParameters(step=step)
     yield UnpackParameters((yield AllReduce(packed, collective.exact)))
-
-
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raise `ConfigError` unless a setting is a whole number and at least `least`."""
-    if not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value}: give a whole number, {least} or more")

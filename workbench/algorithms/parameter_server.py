@@ -11,11 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard, final
+from typing import TypeGuard, final
 
 import torch
 from torch import Tensor
 
+from workbench.arguments import check_flag, check_whole
 from workbench.errors import ConfigError, RankMismatch
 from workbench.gradients import WEIGHT, Gradient, Layout, whole
 from workbench.ops import (
@@ -84,8 +85,8 @@ class ServerAlgorithm(Algorithm, ABC):
     dedicated: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shards, int) or not 1 <= self.shards <= 400:
-            raise ConfigError(f"shards={self.shards}: give the number of servers, 1 to 400")
+        check_whole("shards", self.shards, 1, "the number of servers, 1 to 400", most=400)
+        check_flag("dedicated", self.dedicated)
 
     @property
     def requires(self) -> Requirements:
@@ -385,12 +386,6 @@ def body_of(gradient: Gradient) -> Tensor:
 def add(total: Gradient, other: Gradient) -> Local:
     """Return the request that sums two pushes, tails included."""
     return Local("sum", other.message_bytes, lambda: total.flat.add_(other.flat))
-
-
-def check_positive(name: str, value: Any, kinds: type | tuple[type, ...], least: float, what: str) -> None:
-    """Raise `ConfigError` unless a setting is a number and at least `least`. `what` says what to give."""
-    if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number here
-        raise ConfigError(f"{name}={value!r}: give {what}")
 
 
 def ended(versions: dict[int, int], replies: dict[int, int]) -> None:

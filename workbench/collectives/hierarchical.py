@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
+from workbench.arguments import check_whole
 from workbench.codecs.base import Codec, SummableCodec
 from workbench.collectives.base import Collective, Link, Native, PlainLink
 from workbench.collectives.linear import Linear
@@ -39,10 +40,8 @@ class Hierarchical(Collective):
 
     def __post_init__(self) -> None:
         check_codec(self.codec)
-        if not isinstance(self.group, int) or self.group < 1:
-            raise ConfigError(
-                f"group={self.group}: give the number of ranks of a group, 1 or more, such as those of one machine"
-            )
+        ranks = "the number of ranks of a group, 1 or more, such as those of one machine"
+        check_whole("group", self.group, 1, ranks)
         if not isinstance(self.inner, Rooted):
             raise ConfigError(f"inner={self.inner}: a group sums at its first rank: use Linear() or Tree()")
         if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
