@@ -14,7 +14,6 @@ from workbench.algorithms.parameter_server import (
     NO_GRADIENT,
     ServerAlgorithm,
     ServerPort,
-    body_of,
     take_steps,
 )
 from workbench.arguments import check_number
@@ -64,7 +63,7 @@ class DelayCompensatedSGD(ServerAlgorithm):
                 last.append(message.source)
                 continue
             present = yield PackParameters(shard, server_copy=True)
-            moved = partial(self._compensate, gradient, body_of(present), body_of(read[message.source]))
+            moved = partial(self._compensate, gradient, present.body(), read[message.source].body())
             yield Local("sum", gradient.message_bytes, moved)
             yield Apply(gradient, server_copy=True, of=((message.source, gradient.version),))
             version += 1
@@ -78,7 +77,7 @@ class DelayCompensatedSGD(ServerAlgorithm):
 
     def _compensate(self, gradient: Gradient, present: Tensor, read: Tensor) -> None:
         """Compensate the mean over the worker's samples; the gradient is this worker's share of a mean."""
-        body, weight = body_of(gradient), gradient.tail()[WEIGHT].clamp_min(1e-30)  # a rank may have no samples
+        body, weight = gradient.body(), gradient.tail()[WEIGHT].clamp_min(1e-30)  # a rank may have no samples
         body.add_(body * body * (present - read) * (self.strength / weight))  # share s g: s g + s strength g g d
 
     def work(self, ctx: Context) -> Program:

@@ -94,9 +94,8 @@ class OuterOptimizer:
     @classmethod
     def begin(cls, algorithm: OuterAlgorithm, bucket: int = 0) -> Program:
         """An outer optimizer with the rank's parameters as its anchor."""
-        packed = yield PackParameters(bucket=bucket)
-        piece = packed.layout.buckets[bucket]
-        anchor = packed.flat[: piece.tail - piece.start].clone()
+        packed: Gradient = yield PackParameters(bucket=bucket)
+        anchor = packed.body().clone()
         return cls(algorithm, bucket, anchor, torch.zeros_like(anchor))
 
     @classmethod
@@ -116,24 +115,20 @@ class OuterOptimizer:
         self.anchor.copy_(anchor)
         self.momentum.copy_(momentum)
 
-    def values(self, flat: Tensor) -> Tensor:
-        """The n values of a packed bucket, without its tail; shares memory."""
-        return flat[: self.anchor.numel()]
-
-    def tail(self, flat: Tensor) -> Tensor:
-        """The tail of a packed bucket; shares memory."""
-        return flat[self.anchor.numel() :]
+    def tail(self, total: Tensor) -> Tensor:
+        """The tail of a sum over ranks; shares memory."""
+        return total[self.anchor.numel() :]
 
     def pack_difference(self, step: int) -> Program:
         """D_i, packed as a gradient."""
         packed: Gradient = yield PackParameters(bucket=self.bucket, step=step)
-        parameters = self.values(packed.flat)
+        parameters = packed.body()
         torch.sub(self.anchor, parameters, out=parameters)
         return packed
 
     def mean(self, total: Tensor) -> Tensor:
         """D, (n,), from a sum over ranks."""
-        return self.values(total) / self.tail(total)[WEIGHT]
+        return total[: self.anchor.numel()] / self.tail(total)[WEIGHT]
 
     def step(self, mean: Tensor) -> None:
         """Move the anchor."""
@@ -149,9 +144,9 @@ class OuterOptimizer:
             total: the sum of this outer step; None before the first. All ranks learn its control value here.
             mix: share of the rank's own parameters.
         """
-        packed = yield PackParameters(bucket=self.bucket)
-        self.values(packed.flat).mul_(mix).add_(self.anchor, alpha=1 - mix)
-        self.tail(packed.flat)[CONTROL] = 0.0 if total is None else self.tail(total)[CONTROL]
+        packed: Gradient = yield PackParameters(bucket=self.bucket)
+        packed.body().mul_(mix).add_(self.anchor, alpha=1 - mix)
+        packed.tail()[CONTROL] = 0.0 if total is None else self.tail(total)[CONTROL]
         yield UnpackParameters(packed)
 
     def load_sum(self, ticket: Ticket | None) -> Ticket | None:

@@ -368,19 +368,12 @@ def like_of(layout: Layout, shard: int) -> Tensor:
 
 def clip(gradient: Gradient, norm: float) -> None:
     """Scale a rank's share so that the mean gradient over its own samples has at most this norm, over all parameters."""
-    bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
+    bodies = [gradient.body(piece.index) for piece, _ in gradient.slices()]
     weight = gradient.tail(0)[WEIGHT].clamp_min(1e-30)
     total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / weight
     scale = torch.clamp(norm / (total + 1e-6), max=1.0)
     for body in bodies:
         body.mul_(scale)
-
-
-def body_of(gradient: Gradient) -> Tensor:
-    """Return a shard's values without its tail; they share memory."""
-    assert gradient.bucket is not None
-    piece = gradient.layout.buckets[gradient.bucket]
-    return gradient.flat[: piece.tail - piece.start]
 
 
 def add(total: Gradient, other: Gradient) -> Local:

@@ -42,16 +42,16 @@ class PipeSGD(CollectiveAlgorithm):
 
     Gradient s is computed from w[s], so K = 1 is `SynchronousSGD`, and the staleness is K - 1. The first `warmup_steps`
     steps have width 1. Then the pipeline fills for K - 1 steps. With `first="zero"` nothing is applied in them. With
-    `"duplicate"` the last gradient of the warm-up is applied again in each of them, so every step has an update; the
-    warm-up then has at least one step. After the last step the K - 1 gradients in flight are applied, so every gradient
-    is used. K gradient buffers, and one more while duplicates are applied.
+    `"duplicate"`, as in BytePS, the last gradient of the warm-up is applied again in each of them, so every step has an
+    update; the warm-up then has at least one step. After the last step the K - 1 gradients in flight are applied, so
+    every gradient is used. K gradient buffers, and one more while duplicates are applied.
 
     All-reduces run one after the other on one lane, or at the same time on `lanes` lanes. d lanes are the d
     communication threads of the paper's AGD(d). Each lane keeps its own memory of the collective (error feedback,
     PowerSGD).
 
     Paper: li2018pipesgd, Alg. 1 (K = 2 recommended); daily2016leveraging, section 4.3, calls K = d + 1 AGD(d):
-    `DelayedSGD`. BytePS fills its pipeline with duplicates.
+    `DelayedSGD`.
     """
 
     width: int = 2  # K, iterations in flight

@@ -13,7 +13,6 @@ from workbench.algorithms.parameter_server import (
     ServerAlgorithm,
     ServerPort,
     add,
-    body_of,
     take_steps,
 )
 from workbench.arguments import check_flag, check_whole
@@ -78,7 +77,7 @@ class SoftsyncSGD(ServerAlgorithm):
                 of.append((message.source, gradient.version))
                 stale = version - gradient.version
                 if self.divide and stale > 1:
-                    yield Local("sum", gradient.message_bytes, partial(body_of(gradient).div_, stale))
+                    yield Local("sum", gradient.message_bytes, partial(gradient.body().div_, stale))
                 if total is None:
                     total = gradient
                 else:
