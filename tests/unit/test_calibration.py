@@ -253,6 +253,15 @@ def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
         assert str(read) == str(written)
 
 
+def test_an_older_file_that_calls_a_distribution_a_law_is_read(tmp_path: Path) -> None:
+    written = replace(fitted(), pace=replace(fitted().pace, stragglers=(Lognormal(sigma=0.1),)))
+    path = written.save(tmp_path / "c.json")
+    text = path.read_text()
+    assert text.count('"distribution": "Lognormal"') == 1
+    path.write_text(text.replace('"distribution": "Lognormal"', '"law": "Lognormal"'))
+    assert Calibration.load(path).pace.stragglers == (Lognormal(sigma=0.1),)
+
+
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     path = fitted().save(tmp_path / "c.json")
     record = json.loads(path.read_text())
@@ -262,7 +271,8 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         (json.dumps({**record, "version": 99}), "99"),
         (json.dumps({**record, "version": 1}), "has 1.: repeat `workbench calibrate`"),
         (json.dumps({**record, "line": {}}), "damaged"),
-        (json.dumps({**record, "pace": {**record["pace"], "stragglers": [{"law": "Nobody"}]}}), "Nobody"),
+        (json.dumps({**record, "pace": {**record["pace"], "stragglers": [{"distribution": "Nobody"}]}}), "Nobody"),
+        (json.dumps({**record, "pace": {**record["pace"], "stragglers": [{"sigma": 0.1}]}}), "damaged"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=words):
