@@ -15,7 +15,7 @@ from workbench.collectives.rooted import Rooted
 from workbench.collectives.wire import check_codec
 from workbench.errors import ConfigError
 from workbench.ops import Local, Program, Recv, Request, Send, Start, Value, Wait
-from workbench.program import Context, lower, perform
+from workbench.program import Context, lower, perform, replace_requests
 from workbench.rng import derive_seed
 
 
@@ -135,17 +135,7 @@ class Hierarchical(Collective):
 
 def among(ranks: Sequence[int], program: Program) -> Program:
     """Run a sub-program written for ranks 0, 1, ... on these ranks."""
-    try:
-        request = next(program)
-        while True:
-            try:
-                answer = yield _translated(ranks, request)
-            except Exception as error:  # noqa: BLE001 - the program may handle it
-                request = program.throw(error)
-            else:
-                request = program.send(answer)
-    except StopIteration as stop:
-        return stop.value
+    return replace_requests(program, lambda request: _translated(ranks, request))
 
 
 def _translated(ranks: Sequence[int], request: Request) -> Request:

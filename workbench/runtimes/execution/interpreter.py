@@ -291,17 +291,9 @@ class Interpreter(Caller):
 
     def _inline(self, program: Program) -> None:
         """Run a sub-program to its end, inside another request."""
-        try:
-            request = next(program)
-            while True:
-                try:
-                    answer = self.answer(request)
-                except Exception as error:  # noqa: BLE001 - the program may handle it
-                    request = program.throw(error)
-                else:
-                    request = program.send(answer)
-        except StopIteration:
-            return
+        end = self.advance(program)
+        if end is not None:
+            raise not_answered(end)
 
     def apply(self, request: ops.Apply, task: int) -> bool | None:
         """Take an optimizer step, for the program with this number."""
