@@ -359,7 +359,8 @@ def replace_requests(program: Program, new: Callable[[Request], Request | Progra
             request = next(program)
             while True:
                 try:
-                    answer = yield from perform(new(request))
+                    replaced = new(request)
+                    answer = (yield replaced) if isinstance(replaced, Request) else (yield from replaced)
                 except Exception as error:  # noqa: BLE001 - the program may handle it
                     request = program.throw(error)
                 else:
