@@ -241,6 +241,12 @@ class Gradient:
         for piece in self.layout.buckets:
             yield piece, self.flat[piece.start : piece.stop]
 
+    def body(self, bucket: int | None = None) -> Tensor:
+        """Return the values of one bucket, without its tail; it shares memory."""
+        piece = self.layout.buckets[self.bucket if self.bucket is not None else (bucket or 0)]
+        base = piece.start if self.bucket is not None else 0
+        return self.flat[piece.start - base : piece.tail - base]
+
     def tail(self, bucket: int | None = None) -> Tensor:
         """Return the tail of one bucket, [weight, control, used...]; it shares memory."""
         piece = self.layout.buckets[self.bucket if self.bucket is not None else (bucket or 0)]
@@ -310,7 +316,7 @@ class BufferPool:
 
     def give_back(self, flat: Tensor) -> None:
         """Give a buffer back. Giving it back twice, or a foreign one, is an internal error."""
-        assert id(flat) in self._out, "a gradient buffer was given back that is not out"
+        assert id(flat) in self._out, "a gradient buffer was given back that is not in use"
         self._out.remove(id(flat))
         self._free.append(flat)
 

@@ -347,15 +347,20 @@ def lower(ctx: Context, program: Program, take: Callable[[Context, Sum], Request
 
     A runtime of lowered programs need not know collectives. The programs that this one starts are lowered too.
     """
+    return replace_requests(
+        program, lambda request: _lowered(ctx, request, take) if type(request) in _LOWERED else request
+    )
+
+
+def replace_requests(program: Program, new: Callable[[Request], Request | Program]) -> Program:
+    """The same program, with each request replaced by another one, or by a sub-program that answers it."""
     with closing(program):
         try:
             request = next(program)
             while True:
                 try:
-                    if type(request) in _LOWERED:
-                        answer = yield from perform(_lowered(ctx, request, take))
-                    else:
-                        answer = yield request
+                    replaced = new(request)
+                    answer = (yield replaced) if isinstance(replaced, Request) else (yield from replaced)
                 except Exception as error:  # noqa: BLE001 - the program may handle it
                     request = program.throw(error)
                 else:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, final, runtime_checkable
 import torch
 from torch import nn
 
+from workbench.arguments import check_flag, check_whole, is_number
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 
@@ -128,8 +129,9 @@ class Settings:
             raise ConfigError("give the length of training: either epochs=... or steps=..., not both")
         for name in ("epochs", "steps", "batch_size", "num_micro", "threads", "checkpoint_every", "keep_checkpoints"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name}={value!r}: give a whole number, 1 or more")
+            if value is not None:
+                check_whole(name, value, 1)
+        check_flag("compile", self.compile)
         for name in ("clip_norm", "lr", "timeout_s", "divergence_ratio"):
             _check_positive(name, getattr(self, name))
         for name in ("optimizer", "schedule"):
@@ -139,19 +141,15 @@ class Settings:
                     f"{name}={value!r}: give a function that returns it, such as functools.partial(torch.optim.SGD, "
                     "lr=0.1)"
                 )
-        if self.ema_decay is not None and not (isinstance(self.ema_decay, int | float) and 0 <= self.ema_decay < 1):
+        if self.ema_decay is not None and not (is_number(self.ema_decay) and 0 <= self.ema_decay < 1):
             raise ConfigError(
                 f"ema_decay={self.ema_decay!r}: give a number from 0 (no averaging) to below 1, 0.9999 in the papers"
             )
-        if self.trace_steps is not None and not (isinstance(self.trace_steps, int) and self.trace_steps >= 0):
-            raise ConfigError(
-                f"trace_steps={self.trace_steps!r}: give the number of steps to trace, 0 for none, None for all"
-            )
-        if self.evaluate_every is not None and not (isinstance(self.evaluate_every, int) and self.evaluate_every >= 0):
-            raise ConfigError(
-                f"evaluate_every={self.evaluate_every!r}: give the steps between evaluations, 0 for the end only, "
-                "None for once an epoch"
-            )
+        if self.trace_steps is not None:
+            check_whole("trace_steps", self.trace_steps, 0, "the number of steps to trace, 0 for none, None for all")
+        if self.evaluate_every is not None:
+            steps = "the steps between evaluations, 0 for the end only, None for once an epoch"
+            check_whole("evaluate_every", self.evaluate_every, 0, steps)
         if self.progress not in PROGRESS:
             raise ConfigError(f"progress={self.progress!r}: choose one of {', '.join(PROGRESS)}")
         if self.on_failure not in ("stop", "shrink"):
@@ -210,5 +208,5 @@ def check_guard(on_bad_gradient: str, max_grad_norm: float | None) -> None:
 
 
 def _check_positive(name: str, value: float | None) -> None:
-    if value is not None and not (isinstance(value, int | float) and 0 < value <= float_info.max):
+    if value is not None and not (is_number(value) and 0 < value <= float_info.max):
         raise ConfigError(f"{name}={value!r}: give a finite number above 0")

@@ -51,7 +51,7 @@ REAL = [*representatives(), PipeSGD(width=3), SynchronousSGD(collective=Once(cod
 
 
 def ignores_order(algorithm: Algorithm) -> bool:
-    """Whether its numbers do not depend on the order of messages and on durations."""
+    """Whether its numbers do not depend on the order of messages and on durations; with servers, up to rounding."""
     if isinstance(algorithm, AdaptiveDelaySGD):
         return algorithm.max_delay == 0
     if isinstance(algorithm, PartialAllReduce):
@@ -86,17 +86,20 @@ def rows_of(run: Run, rank: int, first: int = 0) -> list[tuple[Any, ...]]:
 def test_going_on_from_any_checkpoint_is_unbroken(algorithm: Algorithm) -> None:
     """Also of algorithms whose ranks are at different steps: after a checkpoint all begin at one time.
 
-    An algorithm that does not depend on time computes the same numbers as without checkpoints.
+    An algorithm that does not depend on time computes the same numbers as without checkpoints. A server adds gradients
+    in order of arrival, and a checkpoint changes that order. Then the ends differ by rounding: by at most 6e-17 over 40
+    seeds.
     """
     problem, how = HOW["momentum"]
     unbroken = simulate(algorithm, problem, how)
     assert sorted(unbroken.checkpoints.kept) == [2, 5]
     if ignores_order(algorithm):
-        assert_same_end(simulate(algorithm, problem, replace(how, checkpoint_every=None)), unbroken)
+        without = simulate(algorithm, problem, replace(how, checkpoint_every=None))
+        assert_same_end(UNCHANGED, without, unbroken, 1e-15 if algorithm.requires.servers else 0.0)
     for kept in unbroken.checkpoints.kept.values():
         again = simulate(algorithm, problem, how, kept)
         if ignores_order(algorithm) or algorithm.asynchronous:
-            assert_same_end(again, unbroken)
+            assert_same_end(UNBROKEN, again, unbroken)
             for ours, theirs in zip(again.workers, unbroken.workers, strict=True):
                 rows = [row for row in theirs.recorder.rows if "loss" in row]
                 assert [row["loss"] for row in ours.recorder.rows if "loss" in row] == [
@@ -106,12 +109,13 @@ def test_going_on_from_any_checkpoint_is_unbroken(algorithm: Algorithm) -> None:
 
 
 UNBROKEN = "a run from a kept checkpoint is the unbroken one"
+UNCHANGED = "a run without checkpoints is the one with them"
 
 
-def assert_same_end(ours: Simulation, theirs: Simulation) -> None:
+def assert_same_end(law: str, ours: Simulation, theirs: Simulation, tolerance: float = 0.0) -> None:
     for mine, its in zip(ours.workers, theirs.workers, strict=True):
         where = f"at the end, rank {mine.rank}"
-        assert_near(UNBROKEN, mine.trained.read_parameters(), its.trained.read_parameters(), 0.0, where)
+        assert_near(law, mine.trained.read_parameters(), its.trained.read_parameters(), tolerance, where)
 
 
 def forget(folder: str, step: int) -> None:

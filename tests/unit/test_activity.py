@@ -11,6 +11,8 @@ import pytest
 from tests.laws import tiny
 from tests.laws.train import make_job
 from workbench.algorithms import SynchronousSGD
+from workbench.replica.local_training import LocalTraining
+from workbench.replica.replica import Replica
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
 from workbench.runtimes.execution import interpreter
 from workbench.runtimes.execution.endpoint import RankClock
@@ -71,6 +73,30 @@ def test_an_error_while_a_checkpoint_is_kept_ends_it_too(monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="on purpose"):
         run_rank(make_job("torch", 1, SynchronousSGD(), tiny.problem(), HOW), SoloTransport())
     assert seen[-2:] == ["keeping a checkpoint", ""]
+
+
+@pytest.mark.parametrize(
+    ("owner", "call", "error", "last"),
+    [
+        (Replica, "apply", ArithmeticError, ["in the update", ""]),
+        (LocalTraining, "evaluate_at", ArithmeticError, ["in the evaluation", ""]),
+        (LocalTraining, "evaluate_at", RuntimeError, ["in the evaluation", "", "shrinking to fewer ranks", ""]),
+    ],
+)
+def test_an_error_ends_what_it_ended(
+    owner: type, call: str, error: type[Exception], last: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(Noted, "seen", seen, raising=False)
+    monkeypatch.setattr(interpreter, "RankClock", Noted)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error("on purpose")
+
+    monkeypatch.setattr(owner, call, fails)
+    with pytest.raises(error, match="on purpose"):
+        run_rank(make_job("torch", 1, SynchronousSGD(), tiny.problem(), HOW), SoloTransport())
+    assert seen[-len(last) :] == last
 
 
 def test_the_heartbeat_holds_activity_and_memory(tmp_path: Path) -> None:

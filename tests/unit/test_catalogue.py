@@ -84,6 +84,25 @@ def test_one_is_told_whole(what: str, name: str, capsys: pytest.CaptureFixture[s
     assert "Paper: " in shown or what == "collectives" or name == "shared-int8"
 
 
+WRONG = {"bool": (0, 1, "no", None), "int": (True, False, "2", 2.5), "float": (True, False, "2")}
+TYPED = [
+    (what, name, setting["name"], value)
+    for what, name in ALL
+    for setting in catalogue.describe(what, name)["settings"]
+    for kind in (["float"] if "float" in setting["type"] else setting["type"])
+    for value in WRONG.get(kind, ())
+]
+
+
+@pytest.mark.parametrize(("what", "name", "setting", "value"), TYPED)
+def test_a_number_is_not_true_or_false_and_the_error_says_what_to_give(
+    what: str, name: str, setting: str, value: Any
+) -> None:
+    make = catalogue.FIND[what][1](name)
+    with pytest.raises(ConfigError, match=rf"^{setting}={re.escape(repr(value))}: (give|choose) "):
+        make(**{setting: value})
+
+
 def test_an_algorithm_says_what_it_can_be_given() -> None:
     assert catalogue.describe("algorithms", "backup-sgd")["settings"] == [
         {"name": "shards", "type": ["int"], "choices": None, "default": 1, "required": False},

@@ -245,7 +245,7 @@ def test_a_buffer_given_back_twice_is_noticed() -> None:
     pool = BufferPool(layout_of(3))
     buffer = pool.take()
     pool.give_back(buffer)
-    with pytest.raises(AssertionError, match="not out"):
+    with pytest.raises(AssertionError, match="not in use"):
         pool.give_back(buffer)
-    with pytest.raises(AssertionError, match="not out"):
+    with pytest.raises(AssertionError, match="not in use"):
         pool.give_back(torch.zeros(6))

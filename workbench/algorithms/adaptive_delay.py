@@ -10,6 +10,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from workbench.arguments import check_whole, is_number
 from workbench.collectives import Collective, Native, check_collective, fold_lanes
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
@@ -71,12 +72,12 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
 
     def __post_init__(self) -> None:
         check_collective(self.collective)
-        if not isinstance(self.max_delay, int) or self.max_delay < 0:
-            raise ConfigError(f"max_delay={self.max_delay}: give a number of steps, 0 (synchronous) or more")
-        if not isinstance(self.adapt_every, int) or self.adapt_every < 1:
-            raise ConfigError(f"adapt_every={self.adapt_every}: give a number of steps, 1 or more")
-        if not 0 <= self.negligible < 1:
-            raise ConfigError(f"negligible={self.negligible}: give a share of a step's compute time, from 0 to below 1")
+        check_whole("max_delay", self.max_delay, 0, "a number of steps, 0 (synchronous) or more")
+        check_whole("adapt_every", self.adapt_every, 1, "a number of steps, 1 or more")
+        if not (is_number(self.negligible) and 0 <= self.negligible < 1):
+            raise ConfigError(
+                f"negligible={self.negligible!r}: give a share of a step's compute time, from 0 to below 1"
+            )
 
     @property
     def requires(self) -> Requirements:

@@ -12,9 +12,9 @@ from workbench.algorithms.parameter_server import (
     NO_GRADIENT,
     ServerAlgorithm,
     ServerPort,
-    check_positive,
     take_steps,
 )
+from workbench.arguments import check_number, check_whole
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
@@ -49,9 +49,9 @@ class AsyncSGD(ServerAlgorithm):
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
         if self.clip_norm is not None:
-            check_positive("clip_norm", self.clip_norm, (int, float), 1e-12, "a norm above 0, or None")
+            check_number("clip_norm", self.clip_norm, 1e-12, "a norm above 0, or None")
         if self.cutoff is not None:
-            check_positive("cutoff", self.cutoff, int, 0, "the largest staleness that is applied, 0 or more, or None")
+            check_whole("cutoff", self.cutoff, 0, "the largest staleness that is applied, 0 or more, or None")
 
     def serve(self, ctx: Context, shard: int) -> Program:
         port = ServerPort(self, ctx, shard)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from workbench.algorithms.first_gradients import FirstGradients
-from workbench.algorithms.parameter_server import ServerAlgorithm, check_positive
+from workbench.algorithms.parameter_server import ServerAlgorithm
 from workbench.algorithms.quorum import FixedQuorum
+from workbench.arguments import check_whole
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.program import Card
@@ -46,7 +47,7 @@ class BackupSGD(FirstGradients):
     def __post_init__(self) -> None:
         FirstGradients.__post_init__(self)
         least = "b, gradients that an update does not wait for, 0 or more; OnlineBackupSGD chooses b itself"
-        check_positive("backups", self.backups, int, 0, least)
+        check_whole("backups", self.backups, 0, least)
 
     def check(self, num_ranks: int) -> None:
         ServerAlgorithm.check(self, num_ranks)

@@ -14,10 +14,9 @@ from workbench.algorithms.parameter_server import (
     NO_GRADIENT,
     ServerAlgorithm,
     ServerPort,
-    body_of,
-    check_positive,
     take_steps,
 )
+from workbench.arguments import check_number
 from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Local, PackParameters, Program
 from workbench.program import Card, Context
@@ -47,7 +46,7 @@ class DelayCompensatedSGD(ServerAlgorithm):
 
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
-        check_positive("strength", self.strength, (int, float), 0, "lambda, 0 (no compensation) or more")
+        check_number("strength", self.strength, 0, "lambda, 0 (no compensation) or more")
 
     def serve(self, ctx: Context, shard: int) -> Program:
         port, last = ServerPort(self, ctx, shard), list[int]()
@@ -64,7 +63,7 @@ class DelayCompensatedSGD(ServerAlgorithm):
                 last.append(message.source)
                 continue
             present = yield PackParameters(shard, server_copy=True)
-            moved = partial(self._compensate, gradient, body_of(present), body_of(read[message.source]))
+            moved = partial(self._compensate, gradient, present.body(), read[message.source].body())
             yield Local("sum", gradient.message_bytes, moved)
             yield Apply(gradient, server_copy=True, of=((message.source, gradient.version),))
             version += 1
@@ -78,7 +77,7 @@ class DelayCompensatedSGD(ServerAlgorithm):
 
     def _compensate(self, gradient: Gradient, present: Tensor, read: Tensor) -> None:
         """Compensate the mean over the worker's samples; the gradient is this worker's share of a mean."""
-        body, weight = body_of(gradient), gradient.tail()[WEIGHT].clamp_min(1e-30)  # a rank may have no samples
+        body, weight = gradient.body(), gradient.tail()[WEIGHT].clamp_min(1e-30)  # a rank may have no samples
         body.add_(body * body * (present - read) * (self.strength / weight))  # share s g: s g + s strength g g d
 
     def work(self, ctx: Context) -> Program:

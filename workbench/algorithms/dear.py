@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
+from workbench.arguments import check_number
 from workbench.collectives import Collective, Ring, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
@@ -63,13 +64,9 @@ class DeAR(CollectiveAlgorithm):
         check_collective(self.collective)
         if not getattr(self.collective, "splits", False):
             raise ConfigError(f"DeAR needs an all-reduce in two halves, and {self.collective} has none: use Ring()")
-        if self.bucket_bytes is not None and not (
-            isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0
-        ):
-            raise ConfigError(
-                f"bucket_bytes={self.bucket_bytes}: give a size in bytes, 0 for a message for each parameter, None for "
-                "one message"
-            )
+        if self.bucket_bytes is not None:
+            sizes = "a size in bytes, 0 for a message for each parameter, None for one message"
+            check_number("bucket_bytes", self.bucket_bytes, 0, sizes)
 
     @property
     def requires(self) -> Requirements:

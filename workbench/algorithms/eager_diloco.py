@@ -14,10 +14,10 @@ from workbench.algorithms.outer_optimizer import (
     OuterAlgorithm,
     OuterOptimizer,
     average,
-    check_whole,
     is_due,
     sum_flat,
 )
+from workbench.arguments import check_whole
 from workbench.collectives import Collective, Native
 from workbench.gradients import CONTROL
 from workbench.ops import (
@@ -109,7 +109,7 @@ class EagerDiLoCo(OuterAlgorithm):
         """Take an outer step with the sum of the turn before, and start the sum for the next turn."""
         outer = fragment.outer
         difference = yield from outer.pack_difference(step)
-        own = outer.values(difference.flat) / ctx.num_workers
+        own = difference.body() / ctx.num_workers
         mean, before = own.clone(), None
         if fragment.summing is not None:
             before = yield Wait(fragment.summing)
@@ -125,10 +125,10 @@ class EagerDiLoCo(OuterAlgorithm):
         outer = fragment.outer
         total = yield Wait(fragment.summing)
         packed = yield PackParameters(bucket=outer.bucket)
-        parameters = outer.values(packed.flat).sub_(outer.anchor)
+        parameters = packed.body().sub_(outer.anchor)
         outer.step(outer.mean(total) - fragment.own)
         parameters.add_(outer.anchor)
-        outer.tail(packed.flat)[CONTROL] = outer.tail(total)[CONTROL]
+        packed.tail()[CONTROL] = outer.tail(total)[CONTROL]
         yield UnpackParameters(packed)
 
     def _fragments(self, ctx: Context) -> Program:

@@ -13,12 +13,12 @@ from workbench.algorithms.parameter_server import (
     ServerPort,
     WorkerPort,
     add,
-    check_positive,
     ended,
     fresh,
     state_of,
 )
 from workbench.algorithms.quorum import FixedQuorum, OnlineQuorum
+from workbench.arguments import check_number
 from workbench.gradients import Gradient
 from workbench.ops import Apply, EndStep, Now, Program
 from workbench.program import Context
@@ -26,16 +26,12 @@ from workbench.program import Context
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstGradients(ServerAlgorithm, ABC):
-    """w[t+1] = w[t] - lr * (1/N) sum_{first N} g_k(w[t]),   N of p workers, from `quorum`
+    """The rule of `BackupSGD`, with N of p workers from `quorum`.
 
-    A worker sends (g, t). The server drops a gradient of an older version than its own, and answers at once with its
-    parameters. So a straggler catches up and skips the steps that it missed; no worker is cancelled. Staleness is 0.
-    The mean is over the samples of the N gradients. Each server takes its own first N, so a worker may be late for one
-    shard only. If fewer than N workers remain, an update takes the gradients of all of them.
+    If fewer than N workers remain, an update takes the gradients of all of them.
 
     Attributes:
-        timeout_s: the longest wait after the first gradient of an update; the update then takes the gradients that
-            have arrived. None: no limit.
+        timeout_s: the longest wait after the first gradient of an update; None: no limit.
     """
 
     timeout_s: float | None = None
@@ -43,7 +39,7 @@ class FirstGradients(ServerAlgorithm, ABC):
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
         if self.timeout_s is not None:
-            check_positive("timeout_s", self.timeout_s, (int, float), 0, "seconds after the first gradient, or None")
+            check_number("timeout_s", self.timeout_s, 0, "seconds after the first gradient, or None")
 
     @abstractmethod
     def quorum(self, num_workers: int, now_s: float) -> FixedQuorum | OnlineQuorum:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, final
 
+from workbench.arguments import check_number, check_whole
 from workbench.collectives import Collective, Native, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
@@ -62,17 +63,10 @@ class LayerwiseSGD(CollectiveAlgorithm):
         if self.order not in list(SendOrder):
             raise ConfigError(f"order={self.order!r}: choose one of {', '.join(SendOrder)}")
         check_collective(self.collective)
-        if self.bucket_bytes is not None and not (
-            isinstance(self.bucket_bytes, int | float) and self.bucket_bytes >= 0
-        ):
-            raise ConfigError(
-                f"bucket_bytes={self.bucket_bytes}: give a size in bytes, 0 for a message for each parameter, None for "
-                "one message"
-            )
-        if not isinstance(self.lanes, int) or self.lanes < 1:
-            raise ConfigError(
-                f"lanes={self.lanes}: give the number of buckets that are summed at the same time, 1 or more"
-            )
+        if self.bucket_bytes is not None:
+            sizes = "a size in bytes, 0 for a message for each parameter, None for one message"
+            check_number("bucket_bytes", self.bucket_bytes, 0, sizes)
+        check_whole("lanes", self.lanes, 1, "the number of buckets that are summed at the same time, 1 or more")
         if self.order == SendOrder.PRIORITY and self.collective.calls_library:
             raise ConfigError(
                 f"order='priority' chooses the next message to send, and {self.collective} may use the library's own "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from workbench.arguments import check_whole
 from workbench.collectives import Collective, Native, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
@@ -40,10 +41,8 @@ class LocalSGD(CollectiveAlgorithm):
 
     def __post_init__(self) -> None:
         check_collective(self.collective)
-        if not isinstance(self.every, int) or self.every < 1:
-            raise ConfigError(f"every={self.every}: give the number of steps between averages, 1 or more")
-        if not isinstance(self.after, int) or self.after < 0:
-            raise ConfigError(f"after={self.after}: give the number of synchronous steps at the beginning, 0 or more")
+        check_whole("every", self.every, 1, "the number of steps between averages, 1 or more")
+        check_whole("after", self.after, 0, "the number of synchronous steps at the beginning, 0 or more")
         if self.collective.exact != self.collective:
             raise ConfigError(
                 f"LocalSGD averages parameters, and {self.collective} loses part of the sum: to average differences "

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 from workbench.algorithms.first_gradients import FirstGradients
-from workbench.algorithms.parameter_server import check_positive
 from workbench.algorithms.quorum import OnlineQuorum
+from workbench.arguments import check_number
 from workbench.gradients import Layout
 from workbench.program import Card
 
@@ -41,9 +41,7 @@ class OnlineBackupSGD(FirstGradients):
     def __post_init__(self) -> None:
         FirstGradients.__post_init__(self)
         if self.noise_scale is not None:
-            check_positive(
-                "noise_scale", self.noise_scale, (int, float), 0, "S, in gradients of one worker, or None to measure it"
-            )
+            check_number("noise_scale", self.noise_scale, 0, "S, in gradients of one worker, or None to measure it")
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         return None  # a straggler takes fewer steps

@@ -15,6 +15,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor
 
+from workbench.arguments import check_flag, check_whole, is_number
 from workbench.collectives import Collective, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
@@ -54,10 +55,11 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
     def __post_init__(self) -> None:
         check_collective(self.collective)
         check_whole("every", self.every, 1)
-        if not (self.outer_lr > 0 and 0 <= self.outer_momentum < 1):
-            raise ConfigError(
-                f"outer_lr={self.outer_lr} must be above 0, and outer_momentum={self.outer_momentum} in [0, 1)"
-            )
+        check_flag("nesterov", self.nesterov)
+        if not (is_number(self.outer_lr) and self.outer_lr > 0):
+            raise ConfigError(f"outer_lr={self.outer_lr!r}: give a number above 0")
+        if not (is_number(self.outer_momentum) and 0 <= self.outer_momentum < 1):
+            raise ConfigError(f"outer_momentum={self.outer_momentum!r}: give a number from 0 to below 1")
 
     @property
     def elasticity(self) -> Elasticity:
@@ -92,9 +94,8 @@ class OuterOptimizer:
     @classmethod
     def begin(cls, algorithm: OuterAlgorithm, bucket: int = 0) -> Program:
         """An outer optimizer with the rank's parameters as its anchor."""
-        packed = yield PackParameters(bucket=bucket)
-        piece = packed.layout.buckets[bucket]
-        anchor = packed.flat[: piece.tail - piece.start].clone()
+        packed: Gradient = yield PackParameters(bucket=bucket)
+        anchor = packed.body().clone()
         return cls(algorithm, bucket, anchor, torch.zeros_like(anchor))
 
     @classmethod
@@ -114,24 +115,20 @@ class OuterOptimizer:
         self.anchor.copy_(anchor)
         self.momentum.copy_(momentum)
 
-    def values(self, flat: Tensor) -> Tensor:
-        """The n values of a packed bucket, without its tail; shares memory."""
-        return flat[: self.anchor.numel()]
-
-    def tail(self, flat: Tensor) -> Tensor:
-        """The tail of a packed bucket; shares memory."""
-        return flat[self.anchor.numel() :]
+    def tail(self, total: Tensor) -> Tensor:
+        """The tail of a sum over ranks; shares memory."""
+        return total[self.anchor.numel() :]
 
     def pack_difference(self, step: int) -> Program:
         """D_i, packed as a gradient."""
         packed: Gradient = yield PackParameters(bucket=self.bucket, step=step)
-        parameters = self.values(packed.flat)
+        parameters = packed.body()
         torch.sub(self.anchor, parameters, out=parameters)
         return packed
 
     def mean(self, total: Tensor) -> Tensor:
         """D, (n,), from a sum over ranks."""
-        return self.values(total) / self.tail(total)[WEIGHT]
+        return total[: self.anchor.numel()] / self.tail(total)[WEIGHT]
 
     def step(self, mean: Tensor) -> None:
         """Move the anchor."""
@@ -147,9 +144,9 @@ class OuterOptimizer:
             total: the sum of this outer step; None before the first. All ranks learn its control value here.
             mix: share of the rank's own parameters.
         """
-        packed = yield PackParameters(bucket=self.bucket)
-        self.values(packed.flat).mul_(mix).add_(self.anchor, alpha=1 - mix)
-        self.tail(packed.flat)[CONTROL] = 0.0 if total is None else self.tail(total)[CONTROL]
+        packed: Gradient = yield PackParameters(bucket=self.bucket)
+        packed.body().mul_(mix).add_(self.anchor, alpha=1 - mix)
+        packed.tail()[CONTROL] = 0.0 if total is None else self.tail(total)[CONTROL]
         yield UnpackParameters(packed)
 
     def load_sum(self, ticket: Ticket | None) -> Ticket | None:
@@ -206,9 +203,3 @@ def average(collective: Collective, step: int) -> Program:
     """Average the parameters over ranks at the end of a run. The sum is exact: only differences are compressed."""
     packed = yield PackParameters(step=step)
     yield UnpackParameters((yield AllReduce(packed, collective.exact)))
-
-
-def check_whole(name: str, value: int, least: int) -> None:
-    """Raise `ConfigError` unless a setting is a whole number and at least `least`."""
-    if not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value}: give a whole number, {least} or more")

@@ -11,11 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard, final
+from typing import TypeGuard, final
 
 import torch
 from torch import Tensor
 
+from workbench.arguments import check_flag, check_whole
 from workbench.errors import ConfigError, RankMismatch
 from workbench.gradients import WEIGHT, Gradient, Layout, whole
 from workbench.ops import (
@@ -84,8 +85,8 @@ class ServerAlgorithm(Algorithm, ABC):
     dedicated: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shards, int) or not 1 <= self.shards <= 400:
-            raise ConfigError(f"shards={self.shards}: give the number of servers, 1 to 400")
+        check_whole("shards", self.shards, 1, "the number of servers, 1 to 400", most=400)
+        check_flag("dedicated", self.dedicated)
 
     @property
     def requires(self) -> Requirements:
@@ -367,7 +368,7 @@ def like_of(layout: Layout, shard: int) -> Tensor:
 
 def clip(gradient: Gradient, norm: float) -> None:
     """Scale a rank's share so that the mean gradient over its own samples has at most this norm, over all parameters."""
-    bodies = [flat[: piece.tail - piece.start] for piece, flat in gradient.slices()]
+    bodies = [gradient.body(piece.index) for piece, _ in gradient.slices()]
     weight = gradient.tail(0)[WEIGHT].clamp_min(1e-30)
     total = torch.stack([body.double().square().sum() for body in bodies]).sum().sqrt() / weight
     scale = torch.clamp(norm / (total + 1e-6), max=1.0)
@@ -375,22 +376,9 @@ def clip(gradient: Gradient, norm: float) -> None:
         body.mul_(scale)
 
 
-def body_of(gradient: Gradient) -> Tensor:
-    """Return a shard's values without its tail; they share memory."""
-    assert gradient.bucket is not None
-    piece = gradient.layout.buckets[gradient.bucket]
-    return gradient.flat[: piece.tail - piece.start]
-
-
 def add(total: Gradient, other: Gradient) -> Local:
     """Return the request that sums two pushes, tails included."""
     return Local("sum", other.message_bytes, lambda: total.flat.add_(other.flat))
-
-
-def check_positive(name: str, value: Any, kinds: type | tuple[type, ...], least: float, what: str) -> None:
-    """Raise `ConfigError` unless a setting is a number and at least `least`. `what` says what to give."""
-    if isinstance(value, bool) or not isinstance(value, kinds) or value < least:  # type: ignore[operator]  # it is a number here
-        raise ConfigError(f"{name}={value!r}: give {what}")
 
 
 def ended(versions: dict[int, int], replies: dict[int, int]) -> None:

@@ -11,6 +11,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from workbench.arguments import is_number, is_whole
 from workbench.collectives import Collective, Ring, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
@@ -94,9 +95,9 @@ class PartialAllReduce(CollectiveAlgorithm):
         legal = (
             quorum in list(Quorum)
             if isinstance(quorum, str)
-            else (quorum >= 1 if isinstance(quorum, int) else 0 < quorum <= 1)
+            else is_number(quorum) and (quorum >= 1 if is_whole(quorum) else 0 < quorum <= 1)
         )
-        if isinstance(quorum, bool) or not legal:
+        if not legal:
             raise ConfigError(
                 f"quorum={quorum!r}: give a number of ranks, a share of them above 0.0 and up to 1.0, or "
                 f"{', '.join(Quorum)}"

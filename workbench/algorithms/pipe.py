@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, final
 
+from workbench.arguments import check_whole
 from workbench.collectives import Collective, Native, check_collective, fold_lanes
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
@@ -41,16 +42,16 @@ class PipeSGD(CollectiveAlgorithm):
 
     Gradient s is computed from w[s], so K = 1 is `SynchronousSGD`, and the staleness is K - 1. The first `warmup_steps`
     steps have width 1. Then the pipeline fills for K - 1 steps. With `first="zero"` nothing is applied in them. With
-    `"duplicate"` the last gradient of the warm-up is applied again in each of them, so every step has an update; the
-    warm-up then has at least one step. After the last step the K - 1 gradients in flight are applied, so every gradient
-    is used. K gradient buffers, and one more while duplicates are applied.
+    `"duplicate"`, as in BytePS, the last gradient of the warm-up is applied again in each of them, so every step has an
+    update; the warm-up then has at least one step. After the last step the K - 1 gradients in flight are applied, so
+    every gradient is used. K gradient buffers, and one more while duplicates are applied.
 
     All-reduces run one after the other on one lane, or at the same time on `lanes` lanes. d lanes are the d
     communication threads of the paper's AGD(d). Each lane keeps its own memory of the collective (error feedback,
     PowerSGD).
 
     Paper: li2018pipesgd, Alg. 1 (K = 2 recommended); daily2016leveraging, section 4.3, calls K = d + 1 AGD(d):
-    `DelayedSGD`. BytePS fills its pipeline with duplicates.
+    `DelayedSGD`.
     """
 
     width: int = 2  # K, iterations in flight
@@ -68,16 +69,10 @@ class PipeSGD(CollectiveAlgorithm):
 
     def __post_init__(self) -> None:
         check_collective(self.collective)
-        if not isinstance(self.width, int) or self.width < 1:
-            raise ConfigError(
-                f"width={self.width}: give a whole number, 1 or more (1 is synchronous, 2 is the paper's choice)"
-            )
-        if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
-            raise ConfigError(
-                f"warmup_steps={self.warmup_steps}: give the number of synchronous steps at the beginning, 0 or more"
-            )
-        if not isinstance(self.lanes, int) or self.lanes < 1:
-            raise ConfigError(f"lanes={self.lanes}: give the number of all-reduces at the same time, 1 or more")
+        widths = "a whole number, 1 or more (1 is synchronous, 2 is the paper's choice)"
+        check_whole("width", self.width, 1, widths)
+        check_whole("warmup_steps", self.warmup_steps, 0, "the number of synchronous steps at the beginning, 0 or more")
+        check_whole("lanes", self.lanes, 1, "the number of all-reduces at the same time, 1 or more")
         if self.first not in list(FirstSteps):
             raise ConfigError(f"first={self.first!r}: choose one of {', '.join(FirstSteps)}")
 
@@ -139,8 +134,7 @@ def DelayedSGD(  # noqa: N802 - the paper's other name of a class
     >>> DelayedSGD(delay=1).width
     2
     """
-    if not isinstance(delay, int) or delay < 0:
-        raise ConfigError(f"delay={delay}: give a number of steps, 0 (synchronous) or more")
+    check_whole("delay", delay, 0, "a number of steps, 0 (synchronous) or more")
     return PipeSGD(
         width=delay + 1, warmup_steps=warmup_steps, first=first, collective=collective or Native(), lanes=lanes
     )

@@ -13,7 +13,6 @@ from typing import final
 import numpy as np
 from torch import Tensor
 
-from workbench.algorithms.parameter_server import body_of
 from workbench.gradients import Gradient
 from workbench.ops import Local, Program
 
@@ -67,11 +66,11 @@ class OnlineQuorum:
     def accepted(self, gradient: Gradient) -> Program:
         """A gradient is part of the present update."""
         if self._measures:
-            yield Local("sum", gradient.message_bytes, partial(self._noise.add, body_of(gradient)))
+            yield Local("sum", gradient.message_bytes, partial(self._noise.add, gradient.body()))
 
     def complete(self, total: Gradient, count: int) -> None:
         """Choose N for the next update. The present one is complete, with the sum of `count` gradients."""
-        self._noise.close(body_of(total), count)
+        self._noise.close(total.body(), count)
         times = self._times.means()
         self.size = self._num_workers if times is None else best_quorum(times, self._noise.value())
         if self._measures:  # noise is measured between gradients: with N = 1 it would never be measured again

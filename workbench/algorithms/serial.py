@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from workbench.arguments import check_whole
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout
 from workbench.ops import Apply, Backward, EndStep, Program, State
@@ -43,8 +44,7 @@ class SerialSGD(Algorithm):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.delay, int) or self.delay < 0:
-            raise ConfigError(f"delay={self.delay}: give a number of steps, 0 or more")
+        check_whole("delay", self.delay, 0, "a number of steps, 0 or more")
 
     @property
     def requires(self) -> Requirements:

@@ -13,10 +13,9 @@ from workbench.algorithms.parameter_server import (
     ServerAlgorithm,
     ServerPort,
     add,
-    body_of,
-    check_positive,
     take_steps,
 )
+from workbench.arguments import check_flag, check_whole
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import Apply, Local, Program
@@ -53,7 +52,8 @@ class SoftsyncSGD(ServerAlgorithm):
 
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
-        check_positive("splits", self.splits, int, 1, "n, updates for every p gradients, 1 to p")
+        check_whole("splits", self.splits, 1, "n, updates for every p gradients, 1 to p")
+        check_flag("divide", self.divide)
 
     def check(self, num_ranks: int) -> None:
         ServerAlgorithm.check(self, num_ranks)
@@ -77,7 +77,7 @@ class SoftsyncSGD(ServerAlgorithm):
                 of.append((message.source, gradient.version))
                 stale = version - gradient.version
                 if self.divide and stale > 1:
-                    yield Local("sum", gradient.message_bytes, partial(body_of(gradient).div_, stale))
+                    yield Local("sum", gradient.message_bytes, partial(gradient.body().div_, stale))
                 if total is None:
                     total = gradient
                 else:

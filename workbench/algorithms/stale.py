@@ -9,6 +9,7 @@ from typing import ClassVar, final
 from torch import Tensor
 
 from workbench.algorithms.staleness import Constant, Staleness
+from workbench.arguments import check_whole
 from workbench.collectives import Collective, Native, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
@@ -58,10 +59,7 @@ class StaleSGD(CollectiveAlgorithm):
                 f"staleness={self.staleness!r}: give a distribution, such as Constant(4), Uniform(0, 8) or "
                 "Geometric(20)"
             )
-        if not isinstance(self.ramp_steps, int) or self.ramp_steps < 0:
-            raise ConfigError(
-                f"ramp_steps={self.ramp_steps}: give the number of steps in which staleness grows, 0 or more"
-            )
+        check_whole("ramp_steps", self.ramp_steps, 0, "the number of steps in which staleness grows, 0 or more")
 
     @property
     def requires(self) -> Requirements:

@@ -12,9 +12,9 @@ from workbench.algorithms.parameter_server import (
     NO_GRADIENT,
     ServerAlgorithm,
     ServerPort,
-    check_positive,
     take_steps,
 )
+from workbench.arguments import check_whole
 from workbench.ops import Apply, Program
 from workbench.program import Card, Context
 
@@ -44,8 +44,8 @@ class StaleSynchronousSGD(ServerAlgorithm):
 
     def __post_init__(self) -> None:
         ServerAlgorithm.__post_init__(self)
-        check_positive(
-            "bound", self.bound, int, 0, "the steps by which the fastest worker may be ahead of the slowest, 0 or more"
+        check_whole(
+            "bound", self.bound, 0, "the steps by which the fastest worker may be ahead of the slowest, 0 or more"
         )
 
     def serve(self, ctx: Context, shard: int) -> Program:

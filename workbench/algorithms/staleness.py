@@ -10,6 +10,7 @@ from typing import final
 
 import numpy as np
 
+from workbench.arguments import is_number, is_whole
 from workbench.errors import ConfigError
 from workbench.naming import unknown
 
@@ -80,7 +81,7 @@ class Geometric(Staleness):
     cut: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.mean, int | float) or not 0 <= self.mean < math.inf:
+        if not is_number(self.mean) or not 0 <= self.mean < math.inf:
             raise ConfigError(f"{self}: the mean must be a number of updates, 0 or more")
         if self.cut is not None:
             _check_whole(self, cut=self.cut)
@@ -121,7 +122,7 @@ class Empirical(Staleness):
 
 def _check_whole(owner: Staleness, **numbers: int) -> None:
     for name, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not is_whole(value) or value < 0:
             raise ConfigError(f"{owner}: {name} must be a whole number of updates, 0 or more")
 
 

@@ -13,10 +13,10 @@ from workbench.algorithms.outer_optimizer import (
     OuterAlgorithm,
     OuterOptimizer,
     average,
-    check_whole,
     is_due,
     sum_flat,
 )
+from workbench.arguments import check_whole, is_number
 from workbench.collectives import Collective, Native
 from workbench.errors import ConfigError
 from workbench.ops import Apply, Backward, EndStep, Program, Start, Wait
@@ -74,8 +74,8 @@ class StreamingDiLoCo(OuterAlgorithm):
                 f"delay={self.delay}: a fragment's outer step must end before its next turn: use at most "
                 f"every={self.every}"
             )
-        if not 0 <= self.mix <= 1:
-            raise ConfigError(f"mix={self.mix}: give the share of a rank's own parameters, from 0 to 1")
+        if not (is_number(self.mix) and 0 <= self.mix <= 1):
+            raise ConfigError(f"mix={self.mix!r}: give the share of a rank's own parameters, from 0 to 1")
 
     @property
     def requires(self) -> Requirements:

@@ -105,7 +105,10 @@ class Recommendation:
             )
         others = "the others cannot be better"
         if self.num_left_out:
-            others = f"the time was over: {self.num_left_out} others might be better (--budget gives more time)"
+            others = (
+                f"the time limit was reached: {self.num_left_out} others were not simulated and might be better "
+                "(raise --budget)"
+            )
         return "\n".join([*lines, f"{self.num_simulated} of {self.num_candidates} candidates were simulated; {others}"])
 
 
@@ -232,12 +235,17 @@ def _comparable(chosen: list[Algorithm], convergence: Convergence | None, exact:
         kept = [one for one in kept if convergence.of(one) is not None]
     if not kept:
         known = (
-            f"steps are known of {', '.join(convergence.steps) or 'nothing'} ({convergence.source}); give more runs"
+            f"steps to the loss are known for {_known(convergence)} ({convergence.source}): give runs of more algorithms"
             if convergence
-            else "leave exact=True out"
+            else "all change the numerical results: leave exact=True out"
         )
-        raise ConfigError(f"none of {len(chosen)} candidates is left: {known}")
+        raise ConfigError(f"none of {len(chosen)} candidates can be compared: {known}")
     return kept
+
+
+def _known(convergence: Convergence) -> str:
+    """Return the recipes whose runs reached the loss, for a message."""
+    return ", ".join(name for name, steps in convergence.steps.items() if steps is not None) or "no recipe"
 
 
 def label(algorithm: Algorithm, name: str) -> str:
@@ -285,9 +293,9 @@ def _reason(choices: Sequence[Choice], convergence: Convergence | None) -> str:
             f"{other.prediction.bound}"
         )
     if convergence is None:
-        words.append("the number of steps that each needs is unknown: this ranks by the time of a step alone")
+        words.append("the number of steps that each needs is unknown: the ranking is by the time of a step alone")
         if recipe(best.algorithm) != EXACT:
             words.append(f"its gradients are not exact ({recipe(best.algorithm)}), so it may need more steps")
     else:
-        words.append(f"steps to a test loss of {convergence.target_loss:g} are of {convergence.source}")
+        words.append(f"steps to a test loss of {convergence.target_loss:g} are from {convergence.source}")
     return "; ".join(words)

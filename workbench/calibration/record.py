@@ -13,21 +13,23 @@ from workbench.costs import Stragglers
 def distribution_record(distribution: Stragglers) -> dict[str, Any]:
     """Return a distribution as plain values."""
     return {
-        "law": type(distribution).__name__,
+        "distribution": type(distribution).__name__,
         **{item.name: getattr(distribution, item.name) for item in fields(distribution)},
     }
 
 
 def distribution_of(record: dict[str, Any]) -> Stragglers:
-    """Return the distribution of a record.
+    """Return the distribution of a record. Older files call its name `law`.
 
     Raises:
         ValueError: there is no such distribution.
     """
-    kind = getattr(costs, str(record["law"]), None)
+    values = {key: as_tuples(value) for key, value in record.items()}
+    name = values.pop("law") if "law" in values else values.pop("distribution")
+    kind = getattr(costs, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, Stragglers)):
-        raise ValueError(f"no distribution of stragglers is called {record['law']!r}")
-    return kind(**{key: as_tuples(value) for key, value in record.items() if key != "law"})
+        raise ValueError(f"no distribution of stragglers is called {name!r}")
+    return kind(**values)
 
 
 def describe_distribution(distribution: Stragglers) -> str:

@@ -6,8 +6,8 @@
 - `groups`: values that share a scale, and the layout of numbers in a message.
 - `gpu`, `triton_kernels`: the same codes by kernels on a GPU.
 
-Imports only `naming` and `errors`. Used by `collectives`, `algorithms`, `runtimes` and layers above. Begin with
-`base`, then `truncate`.
+Imports only `naming`, `arguments` and `errors`. Used by `collectives`, `algorithms`, `runtimes` and layers above. Begin
+with `base`, then `truncate`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from workbench.arguments import check_whole
 from workbench.errors import ConfigError
 
 SMALLEST = 2.0**-119  # the smallest scale: 127 / scale is a finite float32, and scale / 127 is not 0
@@ -20,11 +21,9 @@ _THREAD_LOCAL = threading.local()
 
 def check_group(group: Any) -> None:
     """Raise `ConfigError` unless it is a number of values or None."""
-    if group is not None and (not isinstance(group, int) or isinstance(group, bool) or group < 1):
-        raise ConfigError(
-            f"group={group!r}: give the number of values that share a scale, 1 or more, or None for one scale for each "
-            "message"
-        )
+    if group is not None:
+        what = "the number of values that share a scale, 1 or more, or None for one scale for each message"
+        check_whole("group", group, 1, what)
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:

@@ -9,9 +9,9 @@ from typing import final
 import torch
 from torch import Generator, Tensor
 
+from workbench.arguments import check_whole
 from workbench.codecs.base import Codec
 from workbench.codecs.groups import SMALLEST, check_group, largest, num_groups, pack, per_group, times, typed, unpack
-from workbench.errors import ConfigError
 
 
 @final
@@ -35,8 +35,7 @@ class QSGD(Codec):
     group: int | None = 512
 
     def __post_init__(self) -> None:
-        if not isinstance(self.levels, int) or not 1 <= self.levels <= 127:
-            raise ConfigError(f"levels={self.levels!r}: give 1 to 127; 1, 7 and 127 fill their 2, 4 and 8 bits")
+        check_whole("levels", self.levels, 1, "1 to 127; 1, 7 and 127 fill their 2, 4 and 8 bits", most=127)
         check_group(self.group)
 
     @property

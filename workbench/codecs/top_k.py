@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Generator, Tensor
 
+from workbench.arguments import check_whole, is_number
 from workbench.codecs.base import Codec
 from workbench.codecs.groups import typed
 from workbench.errors import ConfigError
@@ -36,12 +37,12 @@ class TopK(Codec):
     def __post_init__(self) -> None:
         if self.fraction is not None and self.k is not None:
             raise ConfigError("TopK takes fraction=... or k=..., not both")
-        if self.fraction is not None and not (isinstance(self.fraction, int | float) and 0 < self.fraction <= 1):
+        if self.fraction is not None and not (is_number(self.fraction) and 0 < self.fraction <= 1):
             raise ConfigError(
                 f"fraction={self.fraction!r}: give the share of the values that is sent, above 0 and at most 1"
             )
-        if self.k is not None and (not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1):
-            raise ConfigError(f"k={self.k!r}: give the number of values that are sent, 1 or more")
+        if self.k is not None:
+            check_whole("k", self.k, 1, "the number of values that are sent, 1 or more")
 
     @property
     def reencodes(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, final
 
+from workbench.arguments import check_whole
 from workbench.codecs.base import Codec, SummableCodec
 from workbench.collectives.base import Collective, Link, Native, PlainLink
 from workbench.collectives.linear import Linear
@@ -14,7 +15,7 @@ from workbench.collectives.rooted import Rooted
 from workbench.collectives.wire import check_codec
 from workbench.errors import ConfigError
 from workbench.ops import Local, Program, Recv, Request, Send, Start, Value, Wait
-from workbench.program import Context, lower, perform
+from workbench.program import Context, lower, perform, replace_requests
 from workbench.rng import derive_seed
 
 
@@ -39,10 +40,8 @@ class Hierarchical(Collective):
 
     def __post_init__(self) -> None:
         check_codec(self.codec)
-        if not isinstance(self.group, int) or self.group < 1:
-            raise ConfigError(
-                f"group={self.group}: give the number of ranks of a group, 1 or more, such as those of one machine"
-            )
+        ranks = "the number of ranks of a group, 1 or more, such as those of one machine"
+        check_whole("group", self.group, 1, ranks)
         if not isinstance(self.inner, Rooted):
             raise ConfigError(f"inner={self.inner}: a group sums at its first rank: use Linear() or Tree()")
         if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
@@ -136,17 +135,7 @@ class Hierarchical(Collective):
 
 def among(ranks: Sequence[int], program: Program) -> Program:
     """Run a sub-program written for ranks 0, 1, ... on these ranks."""
-    try:
-        request = next(program)
-        while True:
-            try:
-                answer = yield _translated(ranks, request)
-            except Exception as error:  # noqa: BLE001 - the program may handle it
-                request = program.throw(error)
-            else:
-                request = program.send(answer)
-    except StopIteration as stop:
-        return stop.value
+    return replace_requests(program, lambda request: _translated(ranks, request))
 
 
 def _translated(ranks: Sequence[int], request: Request) -> Request:

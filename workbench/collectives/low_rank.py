@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from workbench.arguments import check_flag, check_whole
 from workbench.codecs.feedback import add_share
 from workbench.collectives.base import Collective, Native
 from workbench.collectives.memory import LOW_RANK_RESIDUAL, count_sum, outcome_of, remember_weight, share_of, spans_of
@@ -58,10 +59,10 @@ class PowerSGD(Collective):
     inner: Collective = Native()
 
     def __post_init__(self) -> None:
-        for name, least in (("rank", 1), ("start_step", 0)):
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise ConfigError(f"{name}={number!r}: give a whole number, {least} or more")
+        check_whole("rank", self.rank, 1)
+        check_whole("start_step", self.start_step, 0)
+        check_flag("alternate", self.alternate)
+        check_flag("error_feedback", self.error_feedback)
         if self.alternate and not self.error_feedback:
             raise ConfigError(
                 "alternate=True needs error_feedback=True: one factor a step sees only part of a gradient"

@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from workbench import codecs
+from workbench.arguments import check_whole
 from workbench.codecs.base import Codec
 from workbench.collectives.memory import count_sum
 from workbench.errors import ConfigError
@@ -224,10 +225,7 @@ def check_codec(codec: object) -> None:
 
 def check_chunks(chunks: object) -> None:
     """Raise `ConfigError` unless a block can be cut into this many chunks."""
-    if not isinstance(chunks, int) or chunks < 1:
-        raise ConfigError(
-            f"chunks={chunks}: give the number of pieces of a block, 1 or more (2 to 8 hide a codec's time)"
-        )
+    check_whole("chunks", chunks, 1, "the number of pieces of a block, 1 or more (2 to 8 hide a codec's time)")
 
 
 def _add(pairs: list[tuple[Tensor, Tensor]]) -> None:

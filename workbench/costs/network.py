@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import final
 
+from workbench.arguments import check_flag
 from workbench.errors import ConfigError
 from workbench.units import GBIT_PER_S, MILLISECOND
 
@@ -50,6 +51,7 @@ class Network:
     name: str = "network"
 
     def __post_init__(self) -> None:
+        check_flag("fair", self.fair)
         seconds = (self.latency_s, self.sum_s_per_byte, self.encode_s_per_byte, self.decode_s_per_byte)
         if not (all(isfinite(item) and item >= 0 for item in seconds) and self.bandwidth_bytes_per_s > 0):
             raise ConfigError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import final
 
+from workbench.arguments import is_whole
 from workbench.costs.network import Network, Route
 from workbench.errors import ConfigError
 
@@ -55,7 +56,7 @@ class Topology:
                 )
         for what in ("ranks_per_host", "nics_per_host", "hosts_per_switch"):
             value = getattr(self, what)
-            if not (value is None and what == "hosts_per_switch") and (not isinstance(value, int) or value < 1):
+            if not (value is None and what == "hosts_per_switch") and (not is_whole(value) or value < 1):
                 raise ConfigError(f"Topology({what}={value!r}): give a whole number, 1 or more")
         if self.ranks_per_host > 1 and self.inside is None:
             raise ConfigError(

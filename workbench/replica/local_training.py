@@ -362,7 +362,7 @@ def trace_note(settings: Settings, num_steps: int) -> list[str]:
     if not first or first >= num_steps:
         return []
     covered = f"the trace holds the first {first:,} of {num_steps:,} steps"
-    return [f"{covered}: timelines, overlap and critical paths are of those; trace_steps=None keeps all"]
+    return [f"{covered}: timelines, overlap and critical paths cover only those; trace_steps=None keeps all"]
 
 
 def _describe_evaluated(algorithm: Algorithm) -> str:

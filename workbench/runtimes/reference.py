@@ -105,7 +105,7 @@ class Process:
 
     def __init__(self, rank: int, program: Program, key: int, now: float, ticket: Ticket | None) -> None:
         self.rank = rank
-        self.program = program
+        self.programs = [program]  # the last one runs; its result answers the request of the one before it
         self.key = key  # messages match within one key: each sub-program has its own tags
         self.now = now
         self.ticket = ticket  # None for the program of the rank itself
@@ -230,14 +230,22 @@ class ReferenceRuntime:
         answer, error = process.answer, process.error
         process.ready = False
         process.answer = process.error = None
-        try:
-            process.request = process.program.send(answer) if error is None else process.program.throw(error)
-        except StopIteration as stop:
-            self.processes.remove(process)
-            if process.ticket is not None:
-                self._finish(process.ticket, stop.value, process.now)
-        except Exception as unhandled:  # noqa: BLE001 - raised again, here or at `Wait`
-            self._fail(process, unhandled, process.now)
+        while process.programs:
+            program = process.programs[-1]
+            try:
+                process.request = program.send(answer) if error is None else program.throw(error)
+                return
+            except StopIteration as stop:
+                answer, error = stop.value, None
+            except Exception as unhandled:  # noqa: BLE001 - the program before it may handle it
+                answer, error = None, unhandled
+            process.programs.pop()
+        if error is not None:
+            self._fail(process, error, process.now)
+            return
+        self.processes.remove(process)
+        if process.ticket is not None:
+            self._finish(process.ticket, answer, process.now)
 
     def _refuse(self, process: Process, error: Exception, now: float) -> None:
         """Raise an error of a request in the program that asked."""
@@ -248,7 +256,6 @@ class ReferenceRuntime:
         """End a program with an error. That of background work is raised at `Wait`."""
         if process.ticket is None:
             raise error
-        process.program.close()
         self.processes.remove(process)
         self.errors.append(error)
         process.ticket.error = error
@@ -285,7 +292,7 @@ class ReferenceRuntime:
                 process.now += costs.backward(process.rank, request.step)
                 answer = self._backward(here, process.rank, request.step)
             case ops.Backward():
-                process.program = _chained(self._by_bucket(here, request), process.program)
+                process.programs.append(self._by_bucket(here, request))
             case ops.Start(work):
                 answer = self._start(process, request, work)
             case ops.Wait(ticket):
@@ -329,7 +336,7 @@ class ReferenceRuntime:
                 here.seen.append(here.parameters.clone())
                 self.states[process.rank] = state
                 if self.stop_after is not None and step >= self.stop_after:
-                    process.program.close()
+                    process.programs.pop().close()
                     self.processes.remove(process)
                     return
             case _:
@@ -488,26 +495,6 @@ class ReferenceRuntime:
             receiver.blocked = False
             receiver.ready = True
             receiver.answer = answer
-
-
-def _chained(first: Program, then: Program) -> Program:
-    """Run `first` to its end. Its result is the answer to the request that `then` waits for; continue with `then`."""
-    try:
-        try:
-            answer = yield from first
-        except Exception as error:  # noqa: BLE001 - the program may handle it
-            request = then.throw(error)
-        else:
-            request = then.send(answer)
-        while True:
-            try:
-                answer = yield request
-            except Exception as error:  # noqa: BLE001 - the program may handle it
-                request = then.throw(error)
-            else:
-                request = then.send(answer)
-    except StopIteration as stop:
-        return stop.value
 
 
 def _combine(requests: list[Any]) -> None:

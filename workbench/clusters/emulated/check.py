@@ -69,7 +69,7 @@ def measure(network: EmulatedNetwork, source: int, destination: int) -> Measured
             try:
                 output, errors = client.communicate(timeout=TIMEOUT_S + 100 * network.latency_s)
             except subprocess.TimeoutExpired:
-                output, errors = "", f"no end after {TIMEOUT_S:.0f} s"
+                output, errors = "", f"it had not ended after {TIMEOUT_S:.0f} s"
             finally:
                 client.kill()
                 server.kill()

@@ -10,6 +10,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from workbench.arguments import is_number
 from workbench.errors import ConfigError
 from workbench.rng import generator
 
@@ -77,7 +78,7 @@ def check_numbers(
     """Raise `ConfigError` unless these attributes are finite numbers, above a limit or at least a limit."""
     for name in names:
         value = getattr(distribution, name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        number = is_number(value) and isfinite(value)
         if not number or (above is not None and value <= above) or (least is not None and value < least):
             rule = f" above {above:g}" if above is not None else f", {least:g} or more" if least is not None else ""
             raise ConfigError(f"{type(distribution).__name__}({name}={value!r}): give a finite number{rule}")

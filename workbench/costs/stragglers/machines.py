@@ -12,6 +12,7 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from workbench.arguments import is_whole
 from workbench.costs.stragglers.base import Array, Finish, Stragglers, check_numbers, check_rule, full_speed_finish_s
 from workbench.costs.stragglers.independent import normal_quantile
 from workbench.errors import ConfigError
@@ -39,7 +40,7 @@ class SlowMachines(Stragglers):
         ranks = [rank for rank, _ in self.factor_of]
         check_rule(
             self,
-            all(isinstance(rank, int) and rank >= 0 for rank in ranks),
+            all(is_whole(rank) and rank >= 0 for rank in ranks),
             "factor_of has ranks, counted from 0, and their factors",
         )
         check_rule(self, len(set(ranks)) == len(ranks), "factor_of names a rank twice: give it one factor")

@@ -51,8 +51,7 @@ class CheckpointWriter:
             OSError: a stop's checkpoint cannot be written.
         """
         self._interpreter.complete_all(end.state)
-        self._interpreter.clock.activity = "keeping a checkpoint"
-        try:
+        with self._interpreter.clock.doing("keeping a checkpoint"):
             self.finish_writing()
             if self._transport.members is not None and (missing := self._transport.members.missing()):
                 self._notes.append(f"rank {missing[0]} left, and no checkpoint was kept since: earlier ones are valid")
@@ -62,8 +61,6 @@ class CheckpointWriter:
                 self.finish_writing()
                 if self._error is not None:
                     raise self._error
-        finally:
-            self._interpreter.clock.activity = ""
 
     def _copy_and_write(self, algorithm: Algorithm, end: EndStep, place: int | None) -> None:
         """Copy this rank's state, and start the thread that writes the copy."""

@@ -186,11 +186,10 @@ class RunController:
 
     def _wait_for_command(self) -> None:
         """Return at a new command, or after a short time. The next meeting then shows that all ranks are alive."""
-        self._interpreter.clock.activity = "paused"
         deadline = time.monotonic() + PAUSED_POLL_S
-        while self._reader.poll() <= self.num_taken and time.monotonic() < deadline:
-            time.sleep(COMMAND_POLL_S)
-        self._interpreter.clock.activity = ""
+        with self._interpreter.clock.doing("paused"):
+            while self._reader.poll() <= self.num_taken and time.monotonic() < deadline:
+                time.sleep(COMMAND_POLL_S)
 
     def _show(self, status: str) -> None:
         if self._transport.rank == 0:

@@ -60,19 +60,19 @@ class Shrinker:
             ConfigError: the algorithm cannot continue with so few ranks.
         """
         members = self._transport.members
-        self._interpreter.clock.activity = "shrinking to fewer ranks"
-        while True:
-            if (
-                members is None
-                or not members.shrinks
-                or isinstance(error, ConfigError)
-                or not self._has_departure(members)
-            ):
-                raise error
-            try:
-                return self._continue(members, algorithm, ctx, last)
-            except FAILURES as again:  # one more rank may have left meanwhile
-                error = again
+        with self._interpreter.clock.doing("shrinking to fewer ranks"):
+            while True:
+                if (
+                    members is None
+                    or not members.shrinks
+                    or isinstance(error, ConfigError)
+                    or not self._has_departure(members)
+                ):
+                    raise error
+                try:
+                    return self._continue(members, algorithm, ctx, last)
+                except FAILURES as again:  # one more rank may have left meanwhile
+                    error = again
 
     def _continue(self, members: Membership, algorithm: Algorithm, ctx: Context, last: int) -> int:
         place, timeout_s = f"shrink-{members.num_shrinks}", self._worker.settings.timeout_s

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any, final
 
@@ -52,6 +53,15 @@ class RankClock:
     def now(self) -> float:
         """Return the seconds since the origin, on this rank's clock."""
         return time.perf_counter() - self.origin_s
+
+    @contextmanager
+    def doing(self, activity: str) -> Iterator[None]:
+        """Report what the program's thread does, until the block ends or fails."""
+        self.activity = activity
+        try:
+            yield
+        finally:
+            self.activity = ""
 
     def sent(self, num_bytes: float) -> None:
         """Count bytes that any thread has sent."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 import torch
@@ -280,23 +281,19 @@ class Interpreter(Caller):
             sleep = self._sleep(self._background.tick) if task == 0 else Sleep(self.clock, None)
             self.slept.end_update(gradient.flat.numel(), begin, sleep, server=server)
 
+    def _updating(self, task: int) -> AbstractContextManager[None]:
+        """Report an update by the program's thread. A server's task has a thread of its own, which reports nothing."""
+        return self.clock.doing("in the update") if task == 0 else nullcontext()
+
     def _is_elsewhere(self) -> bool:
         """Return True on a thread that may not call the library: on a GPU autograd calls hooks from its own thread."""
         return not self.transport.has_threads and threading.get_ident() != self._thread
 
     def _inline(self, program: Program) -> None:
         """Run a sub-program to its end, inside another request."""
-        try:
-            request = next(program)
-            while True:
-                try:
-                    answer = self.answer(request)
-                except Exception as error:  # noqa: BLE001 - the program may handle it
-                    request = program.throw(error)
-                else:
-                    request = program.send(answer)
-        except StopIteration:
-            return
+        end = self.advance(program)
+        if end is not None:
+            raise not_answered(end)
 
     def apply(self, request: ops.Apply, task: int) -> bool | None:
         """Take an optimizer step, for the program with this number."""
@@ -304,12 +301,9 @@ class Interpreter(Caller):
         if request.server_copy:
             return self._apply_to_server_copy(request, gradient, task)
         begin = self.clock.now()
-        if task == 0:
-            self.clock.activity = "in the update"
-        staleness = self.replica.apply(gradient, request.lr_scale, local=request.local)
-        self._end_update(gradient, begin, task)
-        if task == 0:
-            self.clock.activity = ""
+        with self._updating(task):
+            staleness = self.replica.apply(gradient, request.lr_scale, local=request.local)
+            self._end_update(gradient, begin, task)
         self.staleness = staleness if self.staleness is None else max(staleness, self.staleness)
         self.recorder.span(
             "apply", self.clock.compute_lane, begin, self.clock.now(), gradient.step, bucket_of(gradient)
@@ -320,12 +314,9 @@ class Interpreter(Caller):
         """Update the server's copy. Return True if the run was asked to stop."""
         begin = self.clock.now()
         server_copy = self.replica.server_copy
-        if task == 0:
-            self.clock.activity = "in the update"
-        server_copy.apply(gradient, request.lr_scale)
-        self._end_update(gradient, begin, task, server=True)
-        if task == 0:
-            self.clock.activity = ""
+        with self._updating(task):
+            server_copy.apply(gradient, request.lr_scale)
+            self._end_update(gradient, begin, task, server=True)
         update = max(server_copy.updates) if gradient.bucket is None else server_copy.updates[gradient.bucket]
         if task == 0:  # a server on a dedicated rank: its updates are its steps
             self.clock.step = update - 1

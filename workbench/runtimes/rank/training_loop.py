@@ -370,11 +370,10 @@ class TrainingLoop:
     def _evaluate(self, step: int) -> None:
         interpreter, worker, transport = self._interpreter, self._worker, self._transport
         begin = interpreter.clock.now()
-        interpreter.clock.activity = "in the evaluation"
-        # As in torch DDP, rank 0's running statistics are evaluated.
-        share_tensors(worker.replica.float_buffers(), transport, interpreter)
-        sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
-        interpreter.clock.activity = ""
+        with interpreter.clock.doing("in the evaluation"):
+            # As in torch DDP, rank 0's running statistics are evaluated.
+            share_tensors(worker.replica.float_buffers(), transport, interpreter)
+            sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
         end = interpreter.clock.now()
         self._paused_s += end - begin
         self._recorder.span("evaluate", interpreter.clock.compute_lane, begin, end, step)
