@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,9 @@ class OfTwo:
     def deadline(self, what: str) -> None: ...
 
     def set_paused(self, on: bool) -> None: ...
+
+    def doing(self, activity: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def end_step(self) -> None: ...
 
