@@ -208,6 +208,14 @@ def test_a_card_prints_answer_and_figure(share: Path) -> None:
     assert f"![Five points near 1.](figures/{NAME}-ones.svg)\n\n*The values.*\n" in card
 
 
+def test_an_answer_by_a_claim_that_is_gone_is_not_printed(share: Path) -> None:
+    told = {"text": "It is {near}.", "numbers": {"near": f"{KEY}/renamed"}}
+    record(share, git(share, "rev-parse", "HEAD").strip(), answer=told)
+    assert main(["papers", "table"]) == 0
+    card = (share / "papers" / KEY / "card.md").read_text()
+    assert f"answers by {KEY}/renamed, no longer a claim: measure again." in card
+
+
 def test_the_answer_of_the_record_is_that_of_the_notebook(share: Path) -> None:
     path = share / "notebooks" / f"{NAME}.ipynb"
     content = json.loads(path.read_text())

@@ -198,6 +198,10 @@ class Answer:
         }
         return self.text.format(**filled)
 
+    def unknown_claims(self, verdicts: Mapping[str, Verdict]) -> list[str]:
+        """Return the claims of the answer that have no verdict, because they were deleted or renamed after the record."""
+        return sorted({given for given in self.numbers.values() if isinstance(given, str) and given not in verdicts})
+
     def with_session(self, earlier: Answer) -> Answer:
         """Return this answer, of a session with other seeds, with the values of earlier sessions before its own.
 

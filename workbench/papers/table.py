@@ -264,7 +264,7 @@ def _notebook(paper: Paper, name: str, verdicts: Mapping[str, Verdict]) -> list[
         lines.append("")
     explained = [row for row in rows if row.claim.explanation]
     if explained:
-        lines += ["Our explanations, which nothing here tests:", ""]
+        lines += ["Our explanations:", ""]
         lines += [f"- `{row.claim.id}` ({row.verdict.word}): {_plain(row.claim.explanation)}" for row in explained]
         lines.append("")
     asked = [item for item in paper.claims.questions if item.notebook == name]
@@ -284,6 +284,8 @@ def _answer(paper: Paper, name: str, verdicts: Mapping[str, Verdict]) -> list[st
     link = f"[record](records/{record.path.name})"
     if record.answer is None:
         return [f"{ANSWER}: the {link} has none; see the first cell of the notebook.", ""]
+    if gone := record.answer.unknown_claims(verdicts):
+        return [f"{ANSWER}: the {link} answers by {', '.join(gone)}, no longer a claim: measure again.", ""]
     return [f"{ANSWER} (size `{record.size}`, {link}). {record.answer.filled(verdicts).strip()}", ""]
 
 
@@ -342,7 +344,7 @@ def answered_notebooks() -> dict[Path, str]:
     for paper in papers:
         deciding = {str(record.facts["notebook"]): record for record in paper.records}
         for name, record in deciding.items():
-            if record.answer is not None:
+            if record.answer is not None and not record.answer.unknown_claims(verdicts):
                 records.setdefault(name, []).append(record)
     found = {}
     for name, several in records.items():
