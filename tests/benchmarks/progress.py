@@ -20,7 +20,7 @@ from workbench import problems
 from workbench.algorithms import PipeSGD
 from workbench.bench.rows import interval as bootstrap
 from workbench.collectives import Collective, Native, Ring
-from workbench.problems.base import fetch
+from workbench.problems.loading import fetch
 from workbench.runtimes.user_loop.trainer import Trainer
 
 WAYS: list[tuple[str, Collective]] = [

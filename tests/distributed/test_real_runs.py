@@ -20,7 +20,7 @@ from tests.laws import tiny
 from tests.laws.train import MPI, make_job, on_real_runtimes, run_job, run_on_ranks, train
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
-from workbench.problems.base import fetch
+from workbench.problems.loading import fetch
 from workbench.program import Algorithm
 from workbench.runtimes.rank.main import Job, run_rank, world_here
 from workbench.settings import Settings

@@ -35,7 +35,8 @@ from workbench.algorithms import (
 from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Auto, Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
-from workbench.problems.base import Sampler, fetch
+from workbench.problems.base import Sampler
+from workbench.problems.loading import fetch
 from workbench.program import Algorithm
 from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.runtimes.control.commands import PAUSE, RESUME, write_command

@@ -35,7 +35,8 @@ from workbench.collectives import Auto, Ring
 from workbench.errors import ConfigError, PeerFailed
 from workbench.gradients import WEIGHT, Gradient
 from workbench.ops import Apply, Backward, Discard, EndStep, Program, ReadParameters, WriteParameters
-from workbench.problems.base import Sampler, fetch
+from workbench.problems.base import Sampler
+from workbench.problems.loading import fetch
 from workbench.program import Algorithm, Context
 from workbench.replica.backward import MicroBatch
 from workbench.replica.local_training import LocalTraining

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.problems.base import Problem, Sampler, fetch
+from workbench.problems.base import Problem, Sampler
+from workbench.problems.loading import fetch
 from workbench.rng import derive_seed
 from workbench.settings import Settings
 

@@ -34,7 +34,8 @@ from workbench.algorithms import (
     Uniform,
 )
 from workbench.collectives import Linear, Native, Ring
-from workbench.problems.base import Problem, Sampler, fetch
+from workbench.problems.base import Problem, Sampler
+from workbench.problems.loading import fetch
 from workbench.program import Algorithm
 from workbench.rng import derive_seed
 from workbench.runtimes.simulator.simulation import Simulation

@@ -28,7 +28,8 @@ from tests.laws.variants import name_of
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
-from workbench.problems.base import Problem, Sampler, fetch
+from workbench.problems.base import Problem, Sampler
+from workbench.problems.loading import fetch
 from workbench.program import Algorithm
 from workbench.rng import derive_seed
 from workbench.runtimes.rank.main import Job

@@ -44,7 +44,7 @@ def operations(name: str) -> float:
     import torch
 
     from workbench import problems
-    from workbench.problems.base import fetch
+    from workbench.problems.loading import fetch
 
     problem = problems.get(name, synthetic=True)
     with torch.device("meta"):

@@ -28,7 +28,8 @@ from workbench import problems
 from workbench.errors import ConfigError, DataMissing
 from workbench.gradients import trainable
 from workbench.problems import digits, image_data, text
-from workbench.problems.base import Problem, Sampler, accuracy, as_dataset, fetch
+from workbench.problems.base import Problem, Sampler, accuracy
+from workbench.problems.loading import IndexedSource, fetch, source_of
 from workbench.problems.models import CropAndFlip, Standardise
 from workbench.problems.summaries import SUMMARIES, table
 from workbench.problems.text import TextTransformer, load_library, load_text
@@ -641,7 +642,8 @@ def test_a_model_from_a_notebook_cell_trains_in_another_process(tmp_path: Path) 
     python(f"import sys; sys.argv = ['', {str(path)!r}]\n" + dedent(sender))
     receiver = f"""
         import pickle, torch
-        from workbench.problems.base import Sampler, fetch
+        from workbench.problems.base import Sampler
+        from workbench.problems.loading import fetch
         assert "MyNet" not in globals()
         for problem in pickle.load(open({str(path)!r}, "rb")):
             torch.manual_seed(0)
@@ -689,17 +691,19 @@ def two_arrays() -> tuple[np.ndarray, np.ndarray]:
     ],
 )
 def test_data_may_come_in_many_forms(data: Any) -> None:
-    inputs, targets = fetch(as_dataset(data, "train"), torch.tensor([4, 1]))
+    source = source_of(data, "train")
+    assert isinstance(source, IndexedSource)
+    inputs, targets = fetch(source.data, torch.tensor([4, 1]))
     assert inputs.shape == (2, 2) and targets.tolist() == [16, 1]
 
 
 def test_one_tensor_alone_is_data_too() -> None:
-    (batch,) = fetch(as_dataset(torch.arange(6).reshape(3, 2), "train"), [2, 0])
-    assert batch.tolist() == [[4, 5], [0, 1]]
+    (batch,) = source_of(torch.arange(6).reshape(3, 2), "train").some(4)
+    assert batch.tolist() == [[0, 1], [2, 3], [4, 5], [0, 1]]
 
 
 def test_no_samples_of_tensors_are_an_empty_batch() -> None:
-    inputs, targets = fetch(as_dataset(two_arrays, "train"), [])
+    inputs, targets = source_of(two_arrays, "train").some(0)
     assert inputs.shape == (0, 2) and targets.shape == (0,)
 
 
@@ -711,13 +715,13 @@ def test_no_samples_of_tensors_are_an_empty_batch() -> None:
         ((torch.zeros(0, 2), torch.zeros(0)), "train=: the data set is empty"),
         ([], "empty"),
         ((), "empty"),
-        (7, "a map-style Dataset .*, not int"),
-        (Endless(), "a map-style Dataset .*, not Endless"),
+        (7, "train=: a int is no data set: give tensors"),
+        (iter([1, 2]), "is no data set"),
     ],
 )
 def test_data_that_cannot_be_sampled_are_refused(data: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        as_dataset(data, "train")
+        source_of(data, "train")
 
 
 def test_a_module_in_place_of_its_maker_is_refused() -> None:

@@ -12,7 +12,7 @@ from tests.distributed.pool import shared_pool
 from workbench import problems
 from workbench.errors import ConfigError, DataMissing
 from workbench.gradients import trainable
-from workbench.problems.base import fetch
+from workbench.problems.loading import fetch
 from workbench.problems.imagenet import auxiliary_loss
 from workbench.problems.models import Standardise
 

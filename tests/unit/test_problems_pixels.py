@@ -12,7 +12,8 @@ import workbench as wb
 from workbench import problems
 from workbench.costs import Compute
 from workbench.errors import ConfigError
-from workbench.problems.base import accuracy, fetch
+from workbench.problems.base import accuracy
+from workbench.problems.loading import fetch
 from workbench.problems.pixels import MaskedConv2d, PixelCNN
 
 

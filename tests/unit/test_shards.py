@@ -7,7 +7,8 @@ import torch
 
 from workbench.errors import ConfigError
 from workbench.problems import Problem, get
-from workbench.problems.base import Sampler, fetch
+from workbench.problems.base import Sampler
+from workbench.problems.loading import fetch
 from workbench.problems.shards import sharded, shards_by_label
 
 

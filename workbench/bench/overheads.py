@@ -185,7 +185,7 @@ def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, 
 
     from workbench import problems
     from workbench.algorithms import SynchronousSGD
-    from workbench.problems.base import fetch
+    from workbench.problems.loading import fetch
     from workbench.runtimes.user_loop.trainer import Trainer
 
     transport, meet, slowest = _on_gloo(folder, runtime)
@@ -232,7 +232,7 @@ def memory_on_rank(runtime: RuntimeName, folder: str, what: str) -> float:
     from workbench import problems
     from workbench.algorithms import PipeSGD, SynchronousSGD
     from workbench.bench import peers
-    from workbench.problems.base import fetch
+    from workbench.problems.loading import fetch
     from workbench.runtimes.user_loop.trainer import Trainer
 
     transport, _meet, _slowest = _on_gloo(folder, runtime)

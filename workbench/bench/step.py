@@ -51,7 +51,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
     from workbench import problems
     from workbench.algorithms import LayerwiseSGD, SynchronousSGD
     from workbench.bench import peers
-    from workbench.problems.base import fetch
+    from workbench.problems.loading import fetch
     from workbench.runtimes.user_loop.trainer import Trainer
 
     transport = world(runtime, folder)

@@ -112,7 +112,7 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
     from workbench.algorithms import LayerwiseSGD, NoCommunication, PipeSGD, SynchronousSGD
     from workbench.bench import peers
     from workbench.collectives import Auto, Native
-    from workbench.problems.base import fetch
+    from workbench.problems.loading import fetch
     from workbench.runtimes.user_loop.trainer import Trainer
 
     transport = world(runtime, folder)

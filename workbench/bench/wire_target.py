@@ -135,7 +135,7 @@ def to_a_loss(runtime: RuntimeName, folder: str, batch_size: int, turn: int) -> 
 
 def _minibatches(problem: Problem, number: int, rank: int, batch_size: int) -> list[Any]:
     """Return a rank's samples of each step, from consecutive global batches."""
-    from workbench.problems.base import fetch
+    from workbench.problems.loading import fetch
 
     data, samples = problem.train_data(), problem.num_samples()
     firsts = [(step * number + rank) * batch_size for step in range(MAX_STEPS)]

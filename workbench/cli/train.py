@@ -40,7 +40,7 @@ def _train(options: argparse.Namespace) -> int:
     replaced = (
         ranks_to_replace(algorithm, settings.on_failure, options.workers, options.runtime) if options.replace else []
     )
-    problem.train_data()  # raises for a missing folder once, here, and not on every rank
+    problem.train_source()  # raises for a missing folder once, here, and not on every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
     resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # for ranks, `last` would be the new run
     arguments, watch = [*options.given, *resolved], _progress(folder, options)

@@ -15,7 +15,7 @@ from workbench.costs.compute import Compute
 from workbench.costs.measure import _of_forward
 from workbench.errors import ConfigError
 from workbench.gradients import trainable
-from workbench.problems.base import Problem, fetch
+from workbench.problems.base import Problem
 
 
 def count_compute(problem: Problem, batch_size: int | None = None, *, flops_per_s: float) -> Compute:
@@ -37,9 +37,7 @@ def count_compute(problem: Problem, batch_size: int | None = None, *, flops_per_
     size = batch_size or problem.batch_size
     if size < 1 or not flops_per_s > 0:
         raise ConfigError(f"batch_size={size}, flops_per_s={flops_per_s}: both must be above 0")
-    data = problem.train_data()
-    num = len(data)  # type: ignore[arg-type]
-    batch = _shapes_of(fetch(data, [index % num for index in range(2)]), size)
+    batch = _shapes_of(problem.train_source().some(2), size)
     with torch.device("meta"):
         model = problem.model()
         if not model.training:  # frozen parts (BatchNorm) stay frozen

@@ -17,7 +17,8 @@ from torch import Tensor
 from workbench.costs.compute import Compute
 from workbench.costs.stragglers import Array
 from workbench.errors import ConfigError
-from workbench.problems.base import Batch, Problem, fetch, to_device
+from workbench.problems.base import Problem
+from workbench.problems.loading import Batch, to_device
 from workbench.replica.backward import Hooks, MicroBatch
 from workbench.replica.optimizer_step import uncompiled
 from workbench.replica.replica import Replica, compute_threads
@@ -136,13 +137,12 @@ class _Bench:
             made = (optimizer or problem.optimizer)(parameters)
         self.replica = Replica(self.model, made)
         self.device = self.replica.layout.device
-        self._data = problem.train_data()
+        self._source = problem.train_source()
         self._num_steps = 0
 
     def batch(self, size: int) -> Batch:
         """Return samples of the training set on the model's device; a short set is repeated."""
-        num = len(self._data)  # type: ignore[arg-type]
-        return to_device(fetch(self._data, [index % num for index in range(size)]), self.device)
+        return to_device(self._source.some(size), self.device)
 
     def step(self, batch: Batch, size: int) -> tuple[float, float, float]:
         """Return (forward, backward, update) seconds of one step."""

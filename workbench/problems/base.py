@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, cast, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import Dataset
 
 from workbench.errors import ConfigError
 from workbench.problems import tuned_rates
+from workbench.problems.loading import ENDLESS, Batch, IndexedSource, Source, source_of
 from workbench.program import Algorithm
 from workbench.rng import generator
 from workbench.settings import OptimizerFactory
-
-Batch = Any  # the collated items of the data set; (inputs, targets) for the usual losses
 
 
 def supervised(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch: Batch) -> Tensor:
@@ -55,9 +54,14 @@ class Problem:
             sent to all ranks.
         loss: `loss(output, target)` -> mean over the batch, for data of (input, target) pairs; or, with
             `whole_batch=True`, `loss(model, batch)` -> mean over the batch.
-        train, test: a map-style `Dataset` (a list of samples is one), or a tuple of tensors or arrays with equal first
-            dimension. Or a function that returns one of these: then every rank loads its own data, and no data are
-            sent. `test` may be None.
+        train, test: the data, as people have them (`test` may be None):
+            a tuple of tensors or arrays with equal first dimension;
+            a map-style data set (a list of samples is one), also one of Hugging Face `datasets`;
+            an iterable data set: rank r of p takes every p-th sample from the r-th on;
+            a `DataLoader` of these, whose collate_fn, loader processes, pinned memory and sampler are kept;
+            a function that returns one of these: then every rank loads its own data, and no data are sent;
+            a function of (rank, num_ranks) that returns an iterable of that rank's batches.
+            How they are divided among ranks: `workbench.problems.loading`.
         name: name in records and tables.
         whole_batch: see `loss`.
         correct: `correct(model, batch)` -> (number correct, number of predictions), for accuracy; None for no accuracy.
@@ -94,17 +98,46 @@ class Problem:
         """Return the mean loss of a batch: a scalar with a graph."""
         return self.loss(model, batch) if self.whole_batch else supervised(self.loss, model, batch)
 
+    def train_source(self) -> Source:
+        """Return the training samples, and how they are read."""
+        return source_of(self.train, "train")
+
+    def test_source(self) -> Source | None:
+        """Return the test samples, and how they are read; None without test data."""
+        return None if self.test is None else source_of(self.test, "test")
+
     def train_data(self) -> Dataset[Any]:
-        """Return the training set."""
-        return as_dataset(self.train, "train")
+        """Return the training set.
+
+        Raises:
+            ConfigError: the data are a stream.
+        """
+        return self._data_of(self.train_source())
 
     def test_data(self) -> Dataset[Any] | None:
-        """Return the test set, or None."""
-        return None if self.test is None else as_dataset(self.test, "test")
+        """Return the test set, or None.
+
+        Raises:
+            ConfigError: the data are a stream.
+        """
+        source = self.test_source()
+        return None if source is None else self._data_of(source)
+
+    def _data_of(self, source: Source) -> Dataset[Any]:
+        if not isinstance(source, IndexedSource):
+            raise ConfigError(f"problem {self.name}: its data are a stream, which has no samples by number")
+        return source.data
 
     def num_samples(self) -> int:
-        """Return the size of the training set."""
-        return len(self.train_data())  # type: ignore[arg-type]
+        """Return the size of the training set: the number of samples of an epoch.
+
+        Raises:
+            ConfigError: the data are a stream.
+        """
+        num_samples = self.train_source().num_samples
+        if num_samples == ENDLESS:
+            raise ConfigError(f"problem {self.name}: its training data are a stream, whose length is unknown")
+        return num_samples
 
     def num_parameters(self) -> int:
         """Return the number of trained values of the model.
@@ -149,55 +182,6 @@ class Problem:
         return rate.lr
 
 
-def as_dataset(data: Any, what: str) -> Dataset[Any]:
-    """Return a map-style data set from a data set, tensors, or a function that returns one of these."""
-    if callable(data) and not isinstance(data, Dataset):
-        data = data()
-    if isinstance(data, Tensor):
-        data = (data,)
-    if data_is_columns(data):
-        tensors = [torch.as_tensor(item) for item in data]
-        if len({item.shape[:1] for item in tensors}) > 1 or any(item.ndim == 0 for item in tensors):
-            raise ConfigError(f"{what}=: the tensors differ in length: {[tuple(item.shape) for item in tensors]}")
-        data = TensorDataset(*tensors)
-    # An IterableDataset inherits a __getitem__ that only raises.
-    if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
-        raise ConfigError(
-            f"{what}=: give tensors or a map-style Dataset (with __len__ and __getitem__), not {type(data).__name__}"
-        )
-    if len(data) == 0:
-        raise ConfigError(f"{what}=: the data set is empty")
-    return cast(Dataset[Any], data)
-
-
-def data_is_columns(data: Any) -> bool:
-    """Return whether `data` is a tuple, or a list of tensors or arrays. Any other list is a list of samples."""
-    if isinstance(data, tuple):
-        return len(data) > 0
-    return isinstance(data, list) and len(data) > 0 and all(isinstance(item, Tensor | np.ndarray) for item in data)
-
-
-def fetch(data: Dataset[Any], indices: list[int] | Tensor) -> Batch:
-    """Return the samples at `indices`, collated into one batch (tensors are indexed at once)."""
-    if isinstance(data, TensorDataset):
-        index = torch.as_tensor(indices, dtype=torch.int64)  # also for an empty list
-        return tuple(tensor[index] for tensor in data.tensors)
-    return default_collate([data[int(index)] for index in indices])
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move a batch (tensors, or tuples, lists and dicts of them) to a device. Tensors already there are not copied."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        items = [to_device(item, device) for item in batch]
-        # a named tuple takes separate arguments
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    return batch
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Sampler:
@@ -215,6 +199,7 @@ class Sampler:
     seed: int
     # (step, samples taken before it): from this step on, the present batch size and number of workers hold
     origin: tuple[int, int] = (0, 0)
+    source: Source | None = field(default=None, compare=False, repr=False)  # of an order of its own
 
     @property
     def global_batch(self) -> int:
@@ -227,7 +212,7 @@ class Sampler:
     def share(self, step: int, rank: int) -> Tensor:
         """Return the indices of the samples of `rank` at `step`: 1-D, possibly empty."""
         epoch, begin = self._place(step)
-        batch = epoch_order(self.seed, epoch, self.num_samples)[begin : begin + self.global_batch]
+        batch = epoch_order(self.seed, epoch, self.num_samples, self.source)[begin : begin + self.global_batch]
         base, extra = divmod(len(batch), self.num_workers)
         start = rank * base + min(rank, extra)
         return torch.from_numpy(batch[start : start + base + (rank < extra)].copy())
@@ -277,8 +262,10 @@ class Sampler:
 
 
 @lru_cache(maxsize=2)
-def epoch_order(seed: int, epoch: int, num_samples: int) -> np.ndarray:
-    """Return the permutation of one epoch. It is read-only, because it is shared."""
-    order = generator(seed, "data-order", step=epoch).permutation(num_samples)
+def epoch_order(seed: int, epoch: int, num_samples: int, source: Source | None = None) -> NDArray[np.int64]:
+    """Return the order of one epoch's samples. It is read-only, because it is shared."""
+    order = None if source is None else source.order(seed, epoch)
+    if order is None:
+        order = generator(seed, "data-order", step=epoch).permutation(num_samples)
     order.flags.writeable = False
     return order

@@ -19,8 +19,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from workbench.errors import ConfigError, DataMissing
-from workbench.problems.base import Batch, Problem
+from workbench.problems.base import Problem
 from workbench.problems.image_data import random_image_moments, random_images
+from workbench.problems.loading import Batch
 from workbench.problems.models import positive_ints
 from workbench.problems.torchvision_door import torchvision
 from workbench.problems.vision import SYNTHETIC_NOTE, Folder, network, with_input_layers

@@ -8,12 +8,12 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from workbench.errors import ConfigError
 from workbench.gradients import Layout, build_layout, trainable
 from workbench.machine import num_cores
-from workbench.problems.base import Problem, Sampler, accuracy, fetch, to_device
+from workbench.problems.base import Problem, Sampler, accuracy
+from workbench.problems.loading import ENDLESS, Batch, IndexedSource, Reader, Reading, Source, to_device
 from workbench.program import Algorithm, Replicas, defaults_of, settings_of
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
@@ -39,7 +39,7 @@ class LocalTraining:
         rank: int,
         num_workers: int,
         device: torch.device,
-        data: tuple[Dataset[Any], Dataset[Any] | None] | None = None,
+        data: tuple[Source, Source | None] | None = None,
     ) -> None:
         self.problem = problem
         self.settings = settings
@@ -47,10 +47,11 @@ class LocalTraining:
         self.device = device
         self.batch_size = settings.batch_size or problem.batch_size
         self._served = algorithm.requires.servers
-        self._data, self._test = data or (problem.train_data(), problem.test_data())
-        num_samples = len(self._data)  # type: ignore[arg-type]
-        self.sampler = Sampler(num_samples, self.batch_size, algorithm.roles(num_workers).num_computing, settings.seed)
+        self._source, self._test = data or (problem.train_source(), problem.test_source())
+        num_computing = algorithm.roles(num_workers).num_computing
+        self.sampler = sampler_of(self._source, self.batch_size, num_computing, settings.seed)
         self.num_steps = num_steps_of(settings, self.sampler)
+        self._readers: dict[int, Reader] = {}  # rank -> its reader
         self.replica = build_replica(algorithm, problem, settings, device)
         self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # the sampler may be replaced later
         self.guard = self.replica.guard = guard_of(self.replica, settings, rank)
@@ -70,18 +71,34 @@ class LocalTraining:
         rank = self.rank if rank is None else rank
         if self.guard is not None:
             self.guard.rank = rank
-        indices = self.sampler.share(step, rank)
         _seed_generators(derive_seed(self.settings.seed, "dropout", rank, step), self.device)
-        parts = torch.tensor_split(indices, self.settings.num_micro) if self.settings.num_micro > 1 else (indices,)
-        return [self._micro(part) for part in parts if len(part)]
+        if rank not in self._readers:
+            self._readers[rank] = self._source.reader(self._reading(rank))
+        return [self._micro(batch, number) for batch, number in self._readers[rank].read(step)]
 
-    def _micro(self, indices: Tensor) -> MicroBatch:
-        batch = to_device(fetch(self._data, indices), self.device)
-        return MicroBatch(
-            lambda: self.problem.batch_loss(self._forward, batch),
-            len(indices) / self.sampler.global_batch,
-            len(indices),
+    def _reading(self, rank: int) -> Reading:
+        sampler = self.sampler
+        return Reading(
+            seed=self.settings.seed,
+            rank=rank,
+            num_ranks=sampler.num_workers,
+            batch_size=self.batch_size,
+            num_micro=self.settings.num_micro,
+            share=lambda step: sampler.share(step, rank),
+            num_steps=self.num_steps,
         )
+
+    def _micro(self, batch: Batch, number: int) -> MicroBatch:
+        here = to_device(batch, self.device)
+        return MicroBatch(
+            lambda: self.problem.batch_loss(self._forward, here), number / self.sampler.global_batch, number
+        )
+
+    def close_readers(self) -> None:
+        """End the loader processes. A later minibatch begins anew."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
     def evaluates_after(self, step: int) -> bool:
         """Return whether an evaluation is due after this step. The last step is evaluated after all updates."""
@@ -97,6 +114,7 @@ class LocalTraining:
         """Divide the remaining data among the present ranks. `origin`: (step, samples before it); see `Sampler`."""
         self.sampler = replace(self.sampler, origin=origin)
         self.num_steps = num_steps_of(self.settings, self.sampler)
+        self.close_readers()
 
     def set_rank(self, rank: int, num_workers: int, origin: tuple[int, int]) -> None:
         """Change this rank's number and the number of workers. `origin`: (step, samples before it)."""
@@ -161,13 +179,10 @@ class LocalTraining:
     def _sums(self, model: nn.Module, share: int, num_shares: int) -> dict[str, Any]:
         assert self._test is not None
         sums: dict[str, Any] = {"loss_sum": 0.0, "correct": None, "judged": None, "count": 0, "shares": num_shares}
-        indices = torch.arange(share, len(self._test), num_shares)  # type: ignore[arg-type]
-        for part in torch.split(indices, EVALUATION_BATCH):
-            if not len(part):
-                continue
-            batch = to_device(fetch(self._test, part), self.device)
-            sums["loss_sum"] += float(self.problem.batch_loss(model, batch)) * len(part)
-            sums["count"] += len(part)
+        for read, number in self._test.batches(EVALUATION_BATCH, share, num_shares):
+            batch = to_device(read, self.device)
+            sums["loss_sum"] += float(self.problem.batch_loss(model, batch)) * number
+            sums["count"] += number
             if self.problem.correct is not None:
                 correct, judged = self.problem.correct(model, batch)
                 sums["correct"] = (sums["correct"] or 0) + int(correct)
@@ -181,9 +196,9 @@ class LocalTraining:
         return None if self._served else self.replica.lr
 
     @property
-    def data(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+    def data(self) -> tuple[Source, Source | None]:
         """The training data and the test data."""
-        return self._data, self._test
+        return self._source, self._test
 
     def gradient_reports(self) -> tuple[GradientReport, ...]:
         """Return reports of bad gradients since the last call."""
@@ -296,11 +311,11 @@ def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
         )
 
 
-def _check_accuracy(problem: Problem, test: Dataset[Any] | None) -> None:
+def _check_accuracy(problem: Problem, test: Source | None) -> None:
     """Refuse the default accuracy for targets that are not classes, before the first epoch."""
-    if test is None or problem.correct is not accuracy:
+    if not isinstance(test, IndexedSource) or problem.correct is not accuracy:
         return
-    sample = test[0]
+    sample = test.data[0]
     target = sample[1] if isinstance(sample, tuple | list) and len(sample) == 2 else None
     if isinstance(target, float) or (isinstance(target, Tensor) and target.is_floating_point()):
         raise ConfigError(
@@ -308,8 +323,19 @@ def _check_accuracy(problem: Problem, test: Dataset[Any] | None) -> None:
         )
 
 
+def sampler_of(source: Source, batch_size: int, num_workers: int, seed: int) -> Sampler:
+    """Return the sampler of a problem's training samples."""
+    return Sampler(source.num_samples, batch_size, num_workers, seed, source=source)
+
+
 def num_steps_of(settings: Settings, sampler: Sampler) -> int:
-    """Return the number of steps that the settings ask for."""
+    """Return the number of steps that the settings ask for.
+
+    Raises:
+        ConfigError: epochs of a stream.
+    """
+    if settings.steps is None and sampler.num_samples == ENDLESS:
+        raise ConfigError("the training data are a stream, so an epoch has no length: give steps= instead of epochs=")
     return settings.steps or sampler.steps_of(settings.epochs or 0)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workbench.problems.base import Problem, fetch, to_device
+from workbench.problems.base import Problem
+from workbench.problems.loading import fetch, to_device
 from workbench.program import Algorithm
 from workbench.replica.replica import compute_threads
 from workbench.rng import derive_seed

@@ -50,6 +50,7 @@ class Interpreter(Caller):
         progress: how background work makes progress (see `progress`).
         detector: the failure detector, made on the calling thread.
         slept: the slept compute; None: compute takes its real time.
+        reads_data: whether `minibatch` reads data, which is recorded. In a user's own loop it does not.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Interpreter(Caller):
         progress: str = "auto",
         detector: FailureDetector | None = None,
         slept: SleptCompute | None = None,
+        reads_data: bool = True,
     ) -> None:
         self.transport = transport
         self.replica = replica
@@ -76,7 +78,7 @@ class Interpreter(Caller):
         self.context: Context | None = None  # of the program, once it runs
         # Called on the server's thread, for each update.
         self.on_update: Callable[[ops.Apply, float], None] | None = None
-        self._minibatch = minibatch
+        self._minibatch, self._reads_data = minibatch, reads_data
         self._mailbox = Mailbox(transport)
         self.endpoint = Endpoint(transport, self.clock, self._mailbox)
         self._progress = progress
@@ -262,8 +264,8 @@ class Interpreter(Caller):
             tick if self._background.ticks else None,
         )
         try:
-            self.clock.activity = "reading data"
-            micro_batches = self._minibatch(request.step)
+            micro_batches = self._load(request.step)
+            since = self.clock.now()
             if self.slept is not None:
                 in_parts = request.before_forward is not None
                 num_samples = [micro.num_samples for micro in micro_batches]
@@ -272,6 +274,15 @@ class Interpreter(Caller):
         finally:
             self.clock.activity = ""
         return tuple(tickets) if request.on_bucket else gradient
+
+    def _load(self, step: int) -> Sequence[MicroBatch]:
+        """Read a minibatch, before the computation is timed."""
+        begin = self.clock.now()
+        with self.clock.doing("reading data"):
+            found = self._minibatch(step)
+        if self._reads_data:
+            self.recorder.span("load", self.clock.compute_lane, begin, self.clock.now(), step)
+        return found
 
     def _sleep(self, tick: Callable[[], object]) -> Sleep:
         return Sleep(self.clock, tick if self._background.ticks else None)

@@ -6,14 +6,13 @@ import json
 import platform
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
 from workbench.errors import RankMismatch
 from workbench.gradients import Layout
 from workbench.problems.base import Problem
+from workbench.problems.loading import ENDLESS, IndexedSource, Source
 from workbench.program import Algorithm
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import require_all
@@ -53,7 +52,7 @@ def facts_of_run(
     problem: Problem,
     settings: Settings,
     layout: Layout,
-    data: tuple[Dataset[Any], Dataset[Any] | None],
+    data: tuple[Source, Source | None],
 ) -> Facts:
     """Facts that must be equal on all ranks; those that explain other differences come first."""
     return {
@@ -62,12 +61,17 @@ def facts_of_run(
         "code of the algorithm": code_digest(algorithm),
         **{f"setting {name}": str(value) for name, value in settings.as_record().items()},
         "problem": problem.name,
-        "samples": str(len(data[0])),  # type: ignore[arg-type]  # it has a length
-        "training data": data_digest(data[0]),
-        "test data": data_digest(data[1]),
+        "samples": "a stream" if data[0].num_samples == ENDLESS else str(data[0].num_samples),
+        "training data": _digest_of(data[0]),
+        "test data": _digest_of(data[1]),
         **facts_of_layout(layout),
         "code of the problem": code_digest(problem.model, problem.loss, problem.correct),
     }
+
+
+def _digest_of(source: Source | None) -> str:
+    """The digest of a data set; streams are not compared, because each rank may read its own."""
+    return data_digest(source.data) if isinstance(source, IndexedSource) else "none" if source is None else "a stream"
 
 
 def check_consistency(facts: Facts, transport: Transport, interpreter: Interpreter) -> list[str]:

@@ -325,6 +325,7 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
         record_departures(folder, transport)
         return summary
     finally:
+        worker.close_readers()
         interpreter.close()
         replica.close()
         recorder.close()

@@ -14,7 +14,7 @@ from workbench.ops import EndStep
 from workbench.problems.base import Problem, Sampler
 from workbench.program import Algorithm
 from workbench.replica.backward import Hooks
-from workbench.replica.local_training import LocalTraining, num_steps_of
+from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
 from workbench.replica.replica import Replica
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
@@ -234,18 +234,15 @@ def build_workers(
 ) -> list[SimWorker]:
     """Build the workers of a simulated cluster; they share one copy of the data."""
     if timing_only:
-        sampler = Sampler(
-            problem.num_samples(),
-            settings.batch_size or problem.batch_size,
-            algorithm.roles(num_workers).num_computing,
-            settings.seed,
-        )
+        batch_size = settings.batch_size or problem.batch_size
+        num_computing = algorithm.roles(num_workers).num_computing
+        sampler = sampler_of(problem.train_source(), batch_size, num_computing, settings.seed)
         layout, taken = shape_of(problem, algorithm), SampleCounts(sampler)
         buckets = without_content(layout)
         return [
             SimWorker(rank, settings, None, MetaReplica(layout, buckets), sampler, taken) for rank in range(num_workers)
         ]
-    data = (problem.train_data(), problem.test_data())
+    data = (problem.train_source(), problem.test_source())
     cpu = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
         workers = [

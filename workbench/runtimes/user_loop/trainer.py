@@ -162,7 +162,7 @@ class Trainer:
                 return [] if trainer is None else trainer._next
 
             self._interpreter = Interpreter(
-                self._transport, self.replica, self._recorder, micro_batches, slept=slept, **more
+                self._transport, self.replica, self._recorder, micro_batches, slept=slept, reads_data=False, **more
             )
             self._deadline = self._interpreter.clock.deadline
             self._barrier = MonitoredBarrier(self._transport)

@@ -15,10 +15,10 @@ from workbench.costs import Compute
 from workbench.costs.stragglers import Array
 from workbench.gradients import Gradient
 from workbench.ops import Value
-from workbench.problems.base import Problem, Sampler
+from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.replica.gradient_guard import entries_of
-from workbench.replica.local_training import LocalTraining, num_steps_of
+from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.simulator.lockstep.gradient_sum import GradientSum
@@ -55,7 +55,7 @@ class WorkerGroup:
         self.replica: Replica | MetaReplica
         if timing_only:
             batch_size = settings.batch_size or problem.batch_size
-            self.sampler = Sampler(problem.num_samples(), batch_size, num_workers, settings.seed)
+            self.sampler = sampler_of(problem.train_source(), batch_size, num_workers, settings.seed)
             self.replica = MetaReplica(shape_of(problem, algorithm))
         else:
             with torch.random.fork_rng(devices=[]):

@@ -1,0 +1,218 @@
+"""Minibatches from data sets, loaders, streams and functions: who gets which sample, in which order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+import workbench as wb
+from workbench.errors import ConfigError
+from workbench.problems.base import Sampler
+from workbench.problems.loading import ENDLESS, Reading, length_of, source_of
+
+NUMBERS = torch.arange(20)
+
+
+@final
+class Noisy(Dataset[tuple[Tensor, Tensor]]):
+    """Items with noise from all three generators, as augmentation has it."""
+
+    def __len__(self) -> int:
+        return len(NUMBERS)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002
+        return torch.tensor([index, noise]), NUMBERS[index]
+
+
+@final
+class Stream(IterableDataset[Tensor]):
+    def __init__(self, length: int = 20) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.tensor([number]) for number in range(self.length))
+
+
+def reading(data: Any, rank: int = 0, num_ranks: int = 2, batch_size: int = 3, num_micro: int = 1, seed: int = 0) -> Any:
+    source = source_of(data, "train")
+    sampler = Sampler(source.num_samples, batch_size, num_ranks, seed, source=source)
+    return source.reader(
+        Reading(
+            seed=seed,
+            rank=rank,
+            num_ranks=num_ranks,
+            batch_size=batch_size,
+            num_micro=num_micro,
+            share=lambda step: sampler.share(step, rank),
+            num_steps=8,
+        )
+    )
+
+
+def numbers(batches: list[tuple[Any, int]]) -> list[int]:
+    """The samples of a step, by their numbers."""
+    found: list[int] = []
+    for batch, number in batches:
+        while isinstance(batch, tuple | list):
+            batch = batch[-1]
+        assert len(batch) == number
+        found += [int(item) for item in batch.reshape(number, -1)[:, 0]]
+    return found
+
+
+@pytest.mark.parametrize("num_micro", [1, 2])
+def test_loader_processes_read_what_the_rank_itself_reads(num_micro: int) -> None:
+    """Also the noise is the same, because it depends on the step only."""
+    here = reading(Noisy(), num_micro=num_micro)
+    ahead = reading(DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=2), num_micro=num_micro)
+    for step in (0, 1, 2, 3, 6, 7, 2):  # a resumed run begins in the middle
+        mine, theirs = here.read(step), ahead.read(step)
+        assert len(mine) == len(theirs) == (num_micro if step == 0 else len(mine))
+        for (batch, number), (other, count) in zip(mine, theirs, strict=True):
+            assert number == count
+            assert all(torch.equal(one, two) for one, two in zip(batch, other, strict=True))
+    ahead.close()
+
+
+def test_what_a_data_set_draws_leaves_the_generators_as_they_were() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    reading(Noisy()).read(0)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_a_shuffling_loader_has_the_samplers_order() -> None:
+    plain, loader = reading(TensorDataset(NUMBERS)), reading(DataLoader(TensorDataset(NUMBERS), shuffle=True))
+    assert [numbers(plain.read(step)) for step in range(8)] == [numbers(loader.read(step)) for step in range(8)]
+
+
+def test_a_loader_that_does_not_shuffle_keeps_its_order() -> None:
+    loader = DataLoader(TensorDataset(NUMBERS), batch_size=5)
+    assert isinstance(loader.sampler, SequentialSampler)
+    ranks = [reading(loader, rank) for rank in range(2)]
+    assert [numbers(rank.read(0)) for rank in ranks] == [[0, 1, 2], [3, 4, 5]]
+    assert [numbers(rank.read(1)) for rank in ranks] == [[6, 7, 8], [9, 10, 11]]
+
+
+def test_a_sampler_of_ones_own_gives_all_ranks_one_order() -> None:
+    weights = WeightedRandomSampler([0.0] * 10 + [1.0] * 10, num_samples=12)
+    loader = DataLoader(TensorDataset(NUMBERS), sampler=weights)
+    first, second = reading(loader, 0), reading(loader, 1)
+    steps = [numbers(rank.read(step)) for step in range(4) for rank in (first, second)]
+    assert all(number >= 10 for step in steps for number in step)
+    again = reading(loader, 0)
+    assert [numbers(again.read(step)) for step in range(4)] == steps[::2], "the order is that of seed and epoch"
+    assert steps[:4] != steps[4:], "another epoch has another order"
+    assert numbers(reading(loader, 0, seed=1).read(0)) != steps[0]
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (
+            DataLoader(TensorDataset(NUMBERS), sampler=DistributedSampler(TensorDataset(NUMBERS), 2, 0)),
+            "the workbench divides the data among ranks itself",
+        ),
+        (
+            DataLoader(TensorDataset(NUMBERS), batch_sampler=type("Mine", (BatchSampler,), {})(range(20), 4, False)),
+            r"give a function of \(rank, num_ranks\)",
+        ),
+    ],
+)
+def test_a_loader_that_divides_the_data_is_refused(loader: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        source_of(loader, "train")
+
+
+def test_a_collate_function_is_kept() -> None:
+    loader = DataLoader(TensorDataset(NUMBERS), collate_fn=lambda items: -default_collate(items)[0])
+    assert numbers(reading(loader).read(0)) == [0, -1, -2]
+    assert source_of(loader, "train").some(2).tolist() == [0, -1]
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_ranks_divide_a_stream(processes: int) -> None:
+    stream = DataLoader(Stream(24), num_workers=processes) if processes else Stream(24)
+    ranks = [reading(stream, rank, batch_size=3) for rank in range(2)]
+    steps = [[numbers(rank.read(step)) for rank in ranks] for step in range(4)]
+    assert sorted(number for step in steps for share in step for number in share) == list(range(24))
+    if not processes:
+        assert steps[0] == [[0, 2, 4], [1, 3, 5]]
+    assert [numbers(rank.read(4)) for rank in ranks] == steps[0], "it begins again"
+
+
+def test_a_resumed_rank_goes_on_in_the_stream() -> None:
+    unbroken, resumed = reading(Stream()), reading(Stream())
+    expected = [numbers(unbroken.read(step)) for step in range(6)]
+    assert [numbers(resumed.read(step)) for step in (4, 5)] == expected[4:]
+
+
+def test_micro_batches_of_a_stream_add_up() -> None:
+    found = reading(Stream(), num_micro=2).read(0)
+    assert [number for _, number in found] == [2, 1] and numbers(found) == [0, 2, 4]
+
+
+def test_a_stream_without_a_whole_minibatch_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rank 1 of 2 gets no whole minibatch of 3 samples"):
+        reading(Stream(5), rank=1).read(0)
+
+
+def test_a_function_of_the_rank_gives_its_batches() -> None:
+    def batches(rank: int, num_ranks: int) -> list[Tensor]:
+        return [torch.full((4, 1), 10 * rank + number) for number in range(num_ranks)]
+
+    rank = reading(batches, rank=1)
+    assert [numbers(rank.read(step)) for step in range(3)] == [[10] * 4, [11] * 4, [10] * 4]
+    with pytest.raises(ConfigError, match="accumulation cannot divide"):
+        reading(batches, num_micro=2)
+
+
+def test_epochs_of_a_stream_are_refused() -> None:
+    task = wb.Problem(model=lambda: torch.nn.Linear(1, 1), loss=loss, train=Stream(), whole_batch=True, correct=None)
+    assert task.train_source().num_samples == ENDLESS
+    with pytest.raises(ConfigError, match="give steps= instead of epochs="):
+        wb.simulate(wb.SynchronousSGD(), task, workers=2, epochs=1)
+    with pytest.raises(ConfigError, match="whose length is unknown"):
+        task.num_samples()
+
+
+def loss(model: torch.nn.Module, batch: Tensor) -> Tensor:
+    return (model(batch.float()) ** 2).mean()
+
+
+def test_a_stream_trains_as_its_samples_do_in_its_order() -> None:
+    """Sequential data, dealt out one by one, against a data set whose order is that of the ranks' minibatches."""
+    how: dict[str, Any] = {"workers": 2, "steps": 3, "batch_size": 3, "lr": 1e-3, "evaluate_every": 0}
+    dealt = torch.arange(18).reshape(3, 3, 2).transpose(1, 2).reshape(18, 1)
+    parts: dict[str, Any] = {"model": lambda: torch.nn.Linear(1, 1), "whole_batch": True, "correct": None}
+    stream = wb.Problem(loss=loss, train=Stream(18), **parts)
+    rows = wb.Problem(
+        loss=lambda model, batch: loss(model, batch[0]), train=DataLoader(TensorDataset(dealt)), **parts
+    )
+    one, other = (wb.simulate(wb.SynchronousSGD(), task, **how) for task in (stream, rows))
+    assert one.curve("steps", "loss")[1].tolist() == pytest.approx(other.curve("steps", "loss")[1].tolist(), rel=1e-6)
+
+
+def test_the_length_of_a_batch() -> None:
+    assert length_of({"text": ["a", "b"], "ids": torch.zeros(3, 2)}) == 3
+    with pytest.raises(ConfigError, match="has no tensor"):
+        length_of({"text": "a"})
