@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import psutil
+from safetensors.torch import load_file
 import torch
 
 from tests.distributed.killing import Dies, DyingCodec, Place, Slow
@@ -203,7 +204,7 @@ def _error(run: RunHandle) -> str:
 
 
 def _same(run: RunHandle, other: RunHandle) -> str:
-    ours, theirs = (torch.load(one.folder / "model.pt", weights_only=True) for one in (run, other))
+    ours, theirs = (load_file(one.folder / "model.safetensors") for one in (run, other))
     return "yes" if all(torch.equal(ours[name], value) for name, value in theirs.items()) else "NO"
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 import torch
 from torch import Tensor
 
@@ -87,7 +88,7 @@ class Training:
         return self.process.returncode, said, error
 
     def weights(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = torch.load(self.folder / "model.pt", weights_only=True)
+        found: dict[str, Tensor] = load_file(self.folder / "model.safetensors")
         return found
 
 
@@ -103,7 +104,7 @@ def expected(forked_starts: None, tmp_path_factory: pytest.TempPathFactory) -> d
         patch.setenv("WORKBENCH_RUNS", str(runs))
         assert main(["train", "synchronous-sgd", "--runtime", "torch", *TRAIN.split()]) == 0
     (folder,) = runs.glob(RUN)
-    found: dict[str, Tensor] = torch.load(folder / "model.pt", weights_only=True)
+    found: dict[str, Tensor] = load_file(folder / "model.safetensors")
     return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -86,7 +87,7 @@ def losses_of(run: Run) -> list[float]:
 
 
 def model_of(run: Run) -> dict[str, torch.Tensor]:
-    model: dict[str, torch.Tensor] = torch.load(run.folder / "model.pt", weights_only=True, map_location="cpu")
+    model: dict[str, torch.Tensor] = load_file(run.folder / "model.safetensors")
     return model
 
 

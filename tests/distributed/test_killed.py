@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 import torch
 
 from tests.distributed.killing import Dies, DyingCodec, Place, Slow
@@ -137,7 +138,7 @@ def cluster(
 
 
 def weights(run: Any) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(run.folder / "model.pt", weights_only=True)
+    found: dict[str, Any] = load_file(run.folder / "model.safetensors")
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from safetensors.torch import load_file
 import torch
 
 from tests.distributed.pool import shared_pool
@@ -111,14 +112,14 @@ def run_skewed(job: Job, num_ranks: int) -> None:
 @on_real_runtimes
 @pytest.mark.parametrize("model", [tiny.mlp, tiny.batchnorm_mlp, tiny.dropout_mlp], ids=["mlp", "batchnorm", "dropout"])
 def test_the_evaluation_is_that_of_the_model_that_is_kept(model: Any, runtime: str) -> None:
-    """Each rank judges its share; together that is one process with `model.pt` and the whole test set.
+    """Each rank judges its share; together that is one process with `model.safetensors` and the whole test set.
 
     Twice the same weights.
     """
     problem = tiny.problem(model, num_samples=22)
     trained = train(runtime, NUM_RANKS, PipeSGD(width=2), problem, replace(HOW, batch_size=4))
     kept = problem.model()
-    kept.load_state_dict(torch.load(Path(trained.checkpoint) / "model.pt", weights_only=True))
+    kept.load_state_dict(load_file(Path(trained.checkpoint) / "model.safetensors"))
     kept.eval()
     test = problem.test_data()
     assert test is not None
@@ -201,7 +202,7 @@ def test_mpi_ranks_can_run_torch_distributed() -> None:
         run = Run.load(job.folder)
         assert run.info["status"] == "finished"
         assert "gloo" in run.info["library"]
-        state = torch.load(Path(job.folder) / "model.pt", weights_only=True)
+        state = load_file(Path(job.folder) / "model.safetensors")
         flat = torch.cat([value.reshape(-1) for value in state.values()])
         torch.testing.assert_close(flat, expected.final, rtol=1e-12, atol=0)
     pool.run(torch.distributed.destroy_process_group)  # a later test asks these ranks for MPI

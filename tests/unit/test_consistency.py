@@ -61,7 +61,7 @@ def test_equal_ranks_agree() -> None:
 
 def test_a_run_says_what_explains_the_rest_first() -> None:
     problem = tiny.problem()
-    data = (problem.train_data(), problem.test_data())
+    data = (problem.train_source(), problem.test_source())
     found = facts_of_run(SynchronousSGD(), problem, Settings(steps=3), build_layout(trainable(tiny.mlp())), data)
     assert list(found)[:3] == ["workbench", "torch", "build of torch"] and set(NOTED_DIFFERENCES) <= set(found)
     assert (

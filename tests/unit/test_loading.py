@@ -180,10 +180,12 @@ def test_a_function_of_the_rank_gives_its_batches() -> None:
     def batches(rank: int, num_ranks: int) -> list[Tensor]:
         return [torch.full((4, 1), 10 * rank + number) for number in range(num_ranks)]
 
-    rank = reading(batches, rank=1)
+    rank = reading(batches, rank=1, batch_size=4)
     assert [numbers(rank.read(step)) for step in range(3)] == [[10] * 4, [11] * 4, [10] * 4]
     with pytest.raises(ConfigError, match="accumulation cannot divide"):
         reading(batches, num_micro=2)
+    with pytest.raises(ConfigError, match="batches of 4 samples, and batch_size is 3: give batch_size=4"):
+        reading(batches).read(0)
 
 
 def test_epochs_of_a_stream_are_refused() -> None:
@@ -208,8 +210,10 @@ def test_a_stream_trains_as_its_samples_do_in_its_order() -> None:
     rows = wb.Problem(
         loss=lambda model, batch: loss(model, batch[0]), train=DataLoader(TensorDataset(dealt)), **parts
     )
-    one, other = (wb.simulate(wb.SynchronousSGD(), task, **how) for task in (stream, rows))
-    assert one.curve("steps", "loss")[1].tolist() == pytest.approx(other.curve("steps", "loss")[1].tolist(), rel=1e-6)
+    own = wb.Problem(loss=loss, train=lambda rank, _: list(dealt.reshape(3, 2, 3, 1)[:, rank]), **parts)
+    found = [wb.simulate(wb.SynchronousSGD(), task, **how).curve("steps", "loss")[1] for task in (stream, rows, own)]
+    assert found[1].tolist() == pytest.approx(found[0].tolist(), rel=1e-6)
+    assert found[2].tolist() == pytest.approx(found[0].tolist(), rel=1e-6), "also the ranks' own batches"
 
 
 def test_the_length_of_a_batch() -> None:

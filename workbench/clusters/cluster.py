@@ -192,7 +192,7 @@ class Cluster:
         self._check_free()
         with deferred_interrupt("the training has begun and continues: it is `cluster.run`, end it with .stop()"):
             folder, results = submit(self._engines, job, info)
-            self._active = self._with_output(RunHandle(folder, results, self._engines))
+            self._active = self._with_output(RunHandle(folder, results, self._engines, problem))
         return self._active
 
     def _with_output(self, run: RunHandle, *, from_now: bool = False) -> RunHandle:

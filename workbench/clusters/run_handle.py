@@ -17,6 +17,7 @@ from workbench.clusters.supervision.rank_output import describe_ranks
 from workbench.clusters.waiting import Waiting, interrupt_ranks, silent_ranks
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.machine import in_notebook
+from workbench.problems.base import Problem
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_command
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
@@ -37,10 +38,13 @@ class RunHandle(Views):
         folder: the run's folder.
         results: each rank's pending result, in order of rank.
         engines: the engines that train. The handle drops them when all ranks have returned.
+        problem: what is trained; None if it is not known here.
     """
 
-    def __init__(self, folder: Path, results: Sequence[Any], engines: Engines) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, results: Sequence[Any], engines: Engines, problem: Problem | None = None
+    ) -> None:
+        self.folder, self._problem = folder, problem
         self._results = list(results)
         self._engines: Engines | None = engines
         self._lost: str | None = None  # why no further rank will return
@@ -116,6 +120,10 @@ class RunHandle(Views):
         finally:
             if self.done:
                 self._finish_views()
+
+    def model(self, problem: Problem | None = None, *, average: bool = False) -> Any:
+        """Return the trained model, in evaluation mode, once the run has ended: see `Run.model`."""
+        return super().model(problem or self._problem, average=average)
 
     def stop(self) -> RunHandle:
         """Ask all ranks to write a checkpoint and stop at the end of the same step.

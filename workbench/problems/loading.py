@@ -168,6 +168,7 @@ class Source(ABC):
     """
 
     num_samples: int
+    gives_batches = False  # whether the user made the batches: each counts the same, as in torch DDP
 
     @abstractmethod
     def reader(self, reading: Reading) -> Reader:
@@ -393,6 +394,7 @@ class RankSource(Source):
     """A function of (rank, number of ranks) that returns an iterable of that rank's batches, such as a `DataLoader`."""
 
     num_samples = ENDLESS
+    gives_batches = True
 
     def __init__(self, make: Callable[[int, int], Iterable[Batch]]) -> None:
         self._make = make
@@ -401,7 +403,7 @@ class RankSource(Source):
         if reading.num_micro > 1:
             raise ConfigError("train= returns whole batches, which accumulation cannot divide: use smaller batches")
         made = self._make(reading.rank, reading.num_ranks)
-        return _ReadsStream(lambda: ((batch, length_of(batch)) for batch in made), reading)
+        return _ReadsStream(lambda: _checked(made, reading.batch_size), reading)
 
     def some(self, number: int) -> Batch:
         batch = next(iter(self._make(0, 1)), None)
@@ -413,6 +415,17 @@ class RankSource(Source):
     def batches(self, size: int, share: int = 0, num_shares: int = 1) -> Iterator[tuple[Batch, int]]:
         for batch in self._make(share, num_shares):
             yield batch, length_of(batch)
+
+
+def _checked(batches: Iterable[Batch], batch_size: int) -> Iterator[tuple[Batch, int]]:
+    """Batches with their number of samples. The last one may have fewer."""
+    for number, batch in enumerate(batches):
+        found = length_of(batch)
+        if found > batch_size or (number == 0 and found < batch_size):
+            raise ConfigError(
+                f"train= returns batches of {found} samples, and batch_size is {batch_size}: give batch_size={found}"
+            )
+        yield batch, found
 
 
 @final

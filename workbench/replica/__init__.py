@@ -7,6 +7,7 @@
 - `packing`: parameters laid out as gradients are, so that they can be sent and averaged.
 - `gradient_guard`: bad gradients, found before they are sent.
 - `local_training`: one rank's part of a run: replica, minibatches, evaluation, rows of metrics.
+- `trained`: the trained model of a run, written at its end and read back.
 
 May import `problems`, `program`, `settings` and layers below, and no runtime. Used by `costs`, `runtimes` and
 layers above. Begin with `replica`.

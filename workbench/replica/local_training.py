@@ -20,6 +20,7 @@ from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_
 from workbench.replica.optimizer_step import uncompiled
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.replica.server_copy import ServerCopy
+from workbench.replica.trained import AVERAGED, WEIGHTS, State, state_of
 from workbench.rng import derive_seed
 from workbench.settings import ComputeTimes, Settings, describe
 from workbench.trace.kinds import SLEPT_LANE
@@ -90,9 +91,9 @@ class LocalTraining:
 
     def _micro(self, batch: Batch, number: int) -> MicroBatch:
         here = to_device(batch, self.device)
-        return MicroBatch(
-            lambda: self.problem.batch_loss(self._forward, here), number / self.sampler.global_batch, number
-        )
+        sampler = self.sampler
+        share = 1 / sampler.num_workers if self._source.gives_batches else number / sampler.global_batch
+        return MicroBatch(lambda: self.problem.batch_loss(self._forward, here), share, number)
 
     def close_readers(self) -> None:
         """End the loader processes. A later minibatch begins anew."""
@@ -138,6 +139,14 @@ class LocalTraining:
         else:
             values = replica.average.values if replica.average else [param.detach() for param in replica.parameters]
         return torch.cat([value.reshape(-1).to(replica.layout.dtype) for value in values])
+
+    def weights(self) -> dict[str, State]:
+        """Return file -> the model's weights, and their moving average if it is kept."""
+        replica = self.replica
+        found = {WEIGHTS: state_of(replica.model)}
+        if self.settings.ema_decay is not None:
+            found[AVERAGED] = state_of(replica.model, replica.parameters, self.evaluated_parameters())
+        return found
 
     def snapshot(self) -> tuple[Tensor, list[Tensor]]:
         """Copy what a later evaluation needs: parameters, and buffers such as BatchNorm's."""

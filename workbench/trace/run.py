@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
@@ -59,6 +60,7 @@ class Run(Views):
         traces: rank -> its trace, for a run that was never stored. Traces of a stored run are read at first use.
         damaged_metrics: lines that could not be read, as "file, line n".
         recorded_events: rank -> its events, for a run that was never stored.
+        weights: file -> the trained weights, for a run that was never stored; see `replica.trained`.
     """
 
     info: dict[str, Any]
@@ -67,6 +69,7 @@ class Run(Views):
     traces: dict[int, Trace] | None = None
     damaged_metrics: tuple[str, ...] = ()
     recorded_events: dict[int, list[dict[str, Any]]] | None = None
+    weights: dict[str, dict[str, Any]] | None = None
 
     @classmethod
     def load(cls, folder: Path | str) -> Run:
@@ -86,12 +89,19 @@ class Run(Views):
         return cls(info=info, metrics=metrics, folder=folder, damaged_metrics=damaged)
 
     @classmethod
-    def from_memory(cls, info: dict[str, Any], recorders: Sequence[MemoryRecorder]) -> Run:
-        """Make a run from its ranks' recorders."""
+    def from_memory(
+        cls,
+        info: dict[str, Any],
+        recorders: Sequence[MemoryRecorder],
+        weights: dict[str, dict[str, Any]] | None = None,
+    ) -> Run:
+        """Make a run from its ranks' recorders, and its trained weights."""
         traces = {item.rank: Trace({"rank": item.rank}, tuple(item.spans), tuple(item.clocks)) for item in recorders}
         metrics = {item.rank: list(item.rows) for item in recorders}
         events = {item.rank: list(item.events) for item in recorders if item.events}
-        return cls(info={"format": FORMAT, **info}, metrics=metrics, traces=traces, recorded_events=events)
+        return cls(
+            info={"format": FORMAT, **info}, metrics=metrics, traces=traces, recorded_events=events, weights=weights
+        )
 
     def __repr__(self) -> str:
         rows = sum(map(len, self.metrics.values()))
@@ -267,6 +277,8 @@ class Run(Views):
                 recorder.event(row)
             recorder.close()
         kept: dict[str, Any] = {name: opened[name] for name in ("id", "created", "sweep") if name in opened}
+        if self.weights:
+            import_module("workbench.replica.trained").write_weights(folder, self.weights)
         write_info(folder, {"format": FORMAT, "id": folder.name, **self.info, **kept})
         return folder
 

@@ -54,6 +54,15 @@ class Views(ABC):
         """Draw the convergence curve so far: see `workbench.plots.curves`."""
         return import_module("workbench.plots").curves([self._recorded()], x, y, **options)
 
+    def model(self, problem: Any = None, *, average: bool = False) -> Any:
+        """Return the trained model, in evaluation mode, once the run has ended: see `replica.trained.trained_model`.
+
+        Args:
+            problem: the problem that was trained; not needed for one of this package, and in the session that trained.
+            average: whether to return the moving average of the weights (`ema_decay`).
+        """
+        return import_module("workbench.replica.trained").trained_model(self._recorded(), problem, average=average)
+
     def _row_html(self) -> str:
         """Return the run's row in the table of runs, as HTML: see `workbench.analysis.compare`."""
         table: str = import_module("workbench.analysis").compare([self._recorded()])._repr_html_()

@@ -19,6 +19,7 @@ from torch import Tensor
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.local_training import LocalTraining
+from workbench.replica.trained import write_weights
 from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
 from workbench.runtimes.control.controller import RETRY_JOIN, RunController
@@ -407,8 +408,6 @@ class TrainingLoop:
     def _write_result(self, last: int, seconds: float, *, stopped: bool) -> None:
         if self._transport.rank != 0:
             return
-        torch.save(self._replica.model.state_dict(), self._folder / "model.pt")
-        if self._worker.settings.ema_decay is not None:
-            torch.save(self._worker.evaluated_parameters(), self._folder / "average.pt")
+        write_weights(self._folder, self._worker.weights())
         status = "stopped" if stopped else "finished"
         update_run(self._folder, status=status, result={"steps": last + 1, "seconds": seconds, "last_step": last})

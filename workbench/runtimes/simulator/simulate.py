@@ -140,7 +140,7 @@ def run_simulation(
     if len(group.recorders) < workers:
         note += f": rank 0's rows of metrics stand for all, spans are of the first {len(group.recorders)}"
     info["notes"].append(note)
-    return Run.from_memory({**info, "status": "finished", "result": result}, group.recorders)
+    return Run.from_memory({**info, "status": "finished", "result": result}, group.recorders, group.weights())
 
 
 def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bool) -> None:

@@ -16,6 +16,7 @@ from workbench.program import Algorithm
 from workbench.replica.backward import Hooks
 from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
 from workbench.replica.replica import Replica
+from workbench.replica.trained import State
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 
@@ -125,6 +126,10 @@ class SimWorker:
         """The parameters of all shards, in the layout of `evaluated_parameters`."""
         assert self._worker is not None
         return self._worker.join_shards(parts)
+
+    def weights(self) -> dict[str, State] | None:
+        """Return the trained weights, by file; None if only the timing is simulated."""
+        return None if self._worker is None else self._worker.weights()
 
     def evaluate(self, step: int, now_s: float, parameters: Tensor, bytes_sent: int) -> None:
         """Evaluate these parameters on the whole test set, in no virtual time. `bytes_sent` is the sum over workers."""

@@ -20,6 +20,7 @@ from workbench.program import Algorithm
 from workbench.replica.gradient_guard import entries_of
 from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
 from workbench.replica.replica import Replica
+from workbench.replica.trained import State
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.simulator.lockstep.gradient_sum import GradientSum
 from workbench.runtimes.simulator.worker import MetaReplica, ready_shares, shape_of
@@ -224,6 +225,10 @@ class WorkerGroup:
             }
             found = self._worker.evaluate_at(self._worker.evaluated_parameters(), 0, 1)
             self._add(0, {**row, "evaluation": found}, np.full(self.num_workers, now_s))
+
+    def weights(self) -> dict[str, State] | None:
+        """Return the trained weights, by file; None if only the timing is simulated."""
+        return None if self._worker is None else self._worker.weights()
 
     def _add(self, rank: int, row: dict[str, Any], now_s: Array) -> None:
         self.recorders[rank].metrics(row)
