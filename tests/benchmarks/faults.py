@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import psutil
-from safetensors.torch import load_file
 import torch
+from safetensors.torch import load_file
 
 from tests.distributed.killing import Dies, DyingCodec, Place, Slow
 from tests.distributed.pool import ROOT

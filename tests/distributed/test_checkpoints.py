@@ -550,7 +550,7 @@ def test_kill_9_of_all_and_resume_is_unbroken(
     )
     assert resumed["steps"] == 7
     assert resumed["loss"] == unbroken["loss"]
-    models = [torch.load(Path(one["folder"]) / "model.pt", weights_only=True) for one in (resumed, unbroken)]
+    models = [load_file(Path(one["folder"]) / "model.safetensors") for one in (resumed, unbroken)]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[1])
 
 

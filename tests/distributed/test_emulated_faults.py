@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.distributed.pool import ForkServer

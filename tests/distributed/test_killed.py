@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 import torch
+from safetensors.torch import load_file
 
 from tests.distributed.killing import Dies, DyingCodec, Place, Slow
 from tests.distributed.pool import ROOT, shared_pool

@@ -61,7 +61,7 @@ def test_reading_is_no_computation(algorithm: Algorithm, runtime: str) -> None:
         for step in range(6):
             (load,), (first, *_) = loads[loads["step"] == step], forward[forward["step"] == step]
             assert load["end_s"] <= first["start_s"] + 1e-6
-            least_s = READ_S * run.metrics[rank][step]["num_samples"]
+            least_s = READ_S * next(row for row in run.metrics[rank] if row["step"] == step)["num_samples"]
             assert load["end_s"] - load["start_s"] >= least_s
             assert first["end_s"] - first["start_s"] < least_s, "the computation is timed without it"
 
@@ -69,7 +69,7 @@ def test_reading_is_no_computation(algorithm: Algorithm, runtime: str) -> None:
 @on_real_runtimes
 def test_loader_processes_train_alike_and_read_ahead(runtime: str) -> None:
     plain = train(runtime, 2, SynchronousSGD(), tiny.problem(), HOW)
-    loader = DataLoader(Slow(), shuffle=True, num_workers=2)
+    loader = DataLoader(Slow(), shuffle=True, num_workers=1)
     ahead = train(runtime, 2, SynchronousSGD(), replace(tiny.problem(), train=loader), HOW)
     assert torch.equal(ahead.final, plain.final)
 
@@ -79,7 +79,7 @@ def test_a_stream_is_divided_among_ranks(runtime: str) -> None:
     run = train(runtime, 2, SynchronousSGD(), replace(tiny.problem(), train=Dealt()), HOW).run
     again = train(runtime, 2, SynchronousSGD(), replace(tiny.problem(), train=Dealt()), HOW).run
     assert losses(run) == losses(again) and len(losses(run)) == 6
-    assert [row["num_samples"] for row in run.metrics[1]] == [3] * 6
+    assert [row["num_samples"] for row in run.metrics[1] if "loss" in row] == [3] * 6
 
 
 @on_real_runtimes

@@ -10,8 +10,8 @@ from typing import Any, final
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import Dataset
 

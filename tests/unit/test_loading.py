@@ -28,6 +28,7 @@ from workbench.problems.base import Sampler
 from workbench.problems.loading import ENDLESS, Reading, length_of, source_of
 
 NUMBERS = torch.arange(20)
+few_cores = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # than loader processes
 
 
 @final
@@ -51,7 +52,9 @@ class Stream(IterableDataset[Tensor]):
         return (torch.tensor([number]) for number in range(self.length))
 
 
-def reading(data: Any, rank: int = 0, num_ranks: int = 2, batch_size: int = 3, num_micro: int = 1, seed: int = 0) -> Any:
+def reading(
+    data: Any, rank: int = 0, num_ranks: int = 2, batch_size: int = 3, num_micro: int = 1, seed: int = 0
+) -> Any:
     source = source_of(data, "train")
     sampler = Sampler(source.num_samples, batch_size, num_ranks, seed, source=source)
     return source.reader(
@@ -78,6 +81,7 @@ def numbers(batches: list[tuple[Any, int]]) -> list[int]:
     return found
 
 
+@few_cores
 @pytest.mark.parametrize("num_micro", [1, 2])
 def test_loader_processes_read_what_the_rank_itself_reads(num_micro: int) -> None:
     """Also the noise is the same, because it depends on the step only."""
@@ -149,6 +153,7 @@ def test_a_collate_function_is_kept() -> None:
     assert source_of(loader, "train").some(2).tolist() == [0, -1]
 
 
+@few_cores
 @pytest.mark.parametrize("processes", [0, 2])
 def test_ranks_divide_a_stream(processes: int) -> None:
     stream = DataLoader(Stream(24), num_workers=processes) if processes else Stream(24)
@@ -207,9 +212,7 @@ def test_a_stream_trains_as_its_samples_do_in_its_order() -> None:
     dealt = torch.arange(18).reshape(3, 3, 2).transpose(1, 2).reshape(18, 1)
     parts: dict[str, Any] = {"model": lambda: torch.nn.Linear(1, 1), "whole_batch": True, "correct": None}
     stream = wb.Problem(loss=loss, train=Stream(18), **parts)
-    rows = wb.Problem(
-        loss=lambda model, batch: loss(model, batch[0]), train=DataLoader(TensorDataset(dealt)), **parts
-    )
+    rows = wb.Problem(loss=lambda model, batch: loss(model, batch[0]), train=DataLoader(TensorDataset(dealt)), **parts)
     own = wb.Problem(loss=loss, train=lambda rank, _: list(dealt.reshape(3, 2, 3, 1)[:, rank]), **parts)
     found = [wb.simulate(wb.SynchronousSGD(), task, **how).curve("steps", "loss")[1] for task in (stream, rows, own)]
     assert found[1].tolist() == pytest.approx(found[0].tolist(), rel=1e-6)

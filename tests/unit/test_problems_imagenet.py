@@ -12,8 +12,8 @@ from tests.distributed.pool import shared_pool
 from workbench import problems
 from workbench.errors import ConfigError, DataMissing
 from workbench.gradients import trainable
-from workbench.problems.loading import fetch
 from workbench.problems.imagenet import auxiliary_loss
+from workbench.problems.loading import fetch
 from workbench.problems.models import Standardise
 
 PARAMETERS = {  # as torchvision's documentation has them, to the last one; auxiliary classifiers included

@@ -41,9 +41,7 @@ class RunHandle(Views):
         problem: what is trained; None if it is not known here.
     """
 
-    def __init__(
-        self, folder: Path, results: Sequence[Any], engines: Engines, problem: Problem | None = None
-    ) -> None:
+    def __init__(self, folder: Path, results: Sequence[Any], engines: Engines, problem: Problem | None = None) -> None:
         self.folder, self._problem = folder, problem
         self._results = list(results)
         self._engines: Engines | None = engines

@@ -99,5 +99,9 @@ def _weights_of(run: Run, file: str) -> State:
     if file == AVERAGED and (run.weights or (run.folder is not None and (run.folder / WEIGHTS).exists())):
         raise ConfigError(f"run {run.id} kept no moving average: train with ema_decay=, such as 0.999")
     status: Any = run.info.get("status", "unknown")
-    how = "it was simulated for its timing only, or loaded without its folder" if run.folder is None else "they are written when it ends"
+    how = (
+        "it was simulated for its timing only, or loaded without its folder"
+        if run.folder is None
+        else "they are written when it ends"
+    )
     raise ConfigError(f"run {run.id} ({status}) has no weights: {how}")

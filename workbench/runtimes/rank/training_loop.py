@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
 from workbench.ops import EndStep
