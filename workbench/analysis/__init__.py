@@ -4,7 +4,7 @@
 - Gradients: `arrivals` at a server, `staleness` by bucket, `buckets` (times of layer-wise runs).
 - Runs: `summary` (a run in a row, and a comparison), `runs_table` (a store), `fronts` (Pareto fronts), `labels` (in
   legends), `fairness` (what makes runs not comparable).
-- Output: `table` (text and HTML), `export` (CSV, Parquet, TensorBoard).
+- Output: `table` (text and HTML), `export` (CSV, Parquet, TensorBoard), `frames` (pandas, polars).
 
 Imports `theory`, `trace` and what lies below, and no runtime. Used by `calibration`, `plots` and layers above. Begin
 with `overlap`, then `summary`.

@@ -13,7 +13,7 @@ YAxis = Literal["loss", "test_loss", "accuracy"]
 class Views(ABC):
     """The common methods of `Run` and `RunHandle`.
 
-    Each calls one function of `workbench.analysis` or `workbench.plots`.
+    Each calls one function of `workbench.analysis`, `workbench.plots` or `workbench.replica`.
 
     Those packages are in higher layers, because they read runs. So a method imports its function by name when it is
     called, and reading a run does not import plotly.
@@ -62,6 +62,17 @@ class Views(ABC):
             average: whether to return the moving average of the weights (`ema_decay`).
         """
         return import_module("workbench.replica.trained").trained_model(self._recorded(), problem, average=average)
+
+    def to_pandas(self, what: str = "steps") -> Any:
+        """Return a pandas frame of "steps", "evaluations", "metrics" of each rank, "spans" or "messages".
+
+        See `analysis.frames.frame`.
+        """
+        return import_module("workbench.analysis.frames").frame(self._recorded(), what, "pandas")
+
+    def to_polars(self, what: str = "steps") -> Any:
+        """Return a polars frame; see `to_pandas`."""
+        return import_module("workbench.analysis.frames").frame(self._recorded(), what, "polars")
 
     def _row_html(self) -> str:
         """Return the run's row in the table of runs, as HTML: see `workbench.analysis.compare`."""
