@@ -62,7 +62,7 @@ def test_only_the_views_of_a_run_import_upward_by_name() -> None:
         for path in MODULES
     }
     assert {path for path, names in by_name.items() if names} == {"__init__.py", "trace/views.py"}
-    assert set(by_name["trace/views.py"]) == {"workbench.analysis", "workbench.plots"}
+    assert set(by_name["trace/views.py"]) == {"workbench.analysis", "workbench.plots", "workbench.replica.trained"}
 
 
 def test_the_reaper_imports_nothing_but_machine() -> None:

@@ -13,8 +13,9 @@ import workbench as wb
 from tests.laws import tiny
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
-from workbench.replica.trained import WEIGHTS, state_of, write_weights
+from workbench.replica.trained import state_of
 from workbench.trace.run import Run
+from workbench.trace.weights import WEIGHTS, write_weights
 
 HOW: dict[str, Any] = {"workers": 3, "steps": 6, "batch_size": 3, "evaluate_every": 0}
 ALGORITHMS = [wb.SynchronousSGD(), wb.PipeSGD(width=2), wb.AsyncSGD(), wb.LocalSGD(every=2), wb.DiLoCo(every=2)]
@@ -89,5 +90,5 @@ def test_what_has_no_model_says_why(ask: Any, message: str) -> None:
 
 def test_a_simulation_of_times_has_no_weights() -> None:
     run = wb.simulate(wb.SynchronousSGD(), tiny.problem(), timing_only=True, **HOW)
-    with pytest.raises(ConfigError, match="simulated for its timing only"):
+    with pytest.raises(ConfigError, match="only its timing was simulated"):
         run.model(tiny.problem())

@@ -13,6 +13,7 @@ with `overlap`, then `summary`.
 from workbench.analysis.arrivals import arrivals
 from workbench.analysis.buckets import bucket_times
 from workbench.analysis.critical import CriticalPath, critical_path
+from workbench.analysis.frames import frame
 from workbench.analysis.fronts import pareto_front
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.parts import Parts, parts
@@ -40,6 +41,7 @@ __all__ = [
     "bucket_times",
     "compare",
     "critical_path",
+    "frame",
     "overlap",
     "pareto_front",
     "parts",

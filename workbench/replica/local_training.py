@@ -20,10 +20,11 @@ from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_
 from workbench.replica.optimizer_step import uncompiled
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.replica.server_copy import ServerCopy
-from workbench.replica.trained import AVERAGED, WEIGHTS, State, state_of
+from workbench.replica.trained import state_of
 from workbench.rng import derive_seed
 from workbench.settings import ComputeTimes, Settings, describe
 from workbench.trace.kinds import SLEPT_LANE
+from workbench.trace.weights import AVERAGED, WEIGHTS, State
 
 EVALUATION_BATCH = 256
 

@@ -1,10 +1,9 @@
-"""The trained model of a run: its weights are written at the end of the run, and read back into a module."""
+"""The trained model of a run: a module with the weights that the run wrote at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +11,10 @@ from torch import Tensor, nn
 from workbench.errors import ConfigError
 from workbench.problems import get, names
 from workbench.problems.base import Problem
+from workbench.trace.weights import AVERAGED, WEIGHTS, State, read_weights
 
 if TYPE_CHECKING:
     from workbench.trace.run import Run
-
-State = dict[str, Tensor]
-WEIGHTS, AVERAGED = "model.safetensors", "model-average.safetensors"
-OLD_WEIGHTS = "model.pt"  # of runs before the 26th of November 2026
 
 
 def state_of(model: nn.Module, parameters: Sequence[nn.Parameter] = (), flat: Tensor | None = None) -> State:
@@ -42,14 +38,6 @@ def state_of(model: nn.Module, parameters: Sequence[nn.Parameter] = (), flat: Te
         for name, value in state.items()
         if isinstance(value, Tensor)  # not a module's extra state
     }
-
-
-def write_weights(folder: Path, weights: Mapping[str, State]) -> None:
-    """Write the weights of a run into its folder: file -> state."""
-    from safetensors.torch import save_file
-
-    for file, state in weights.items():
-        save_file(state, folder / file)
 
 
 def trained_model(run: Run, problem: Problem | None = None, *, average: bool = False) -> nn.Module:
@@ -88,20 +76,10 @@ def trained_model(run: Run, problem: Problem | None = None, *, average: bool = F
 
 def _weights_of(run: Run, file: str) -> State:
     """Return the weights of a run."""
-    if run.weights is not None and file in run.weights:
-        return cast(State, dict(run.weights[file]))
-    if run.folder is not None and (run.folder / file).exists():
-        from safetensors.torch import load_file
-
-        return cast(State, load_file(run.folder / file))
-    if run.folder is not None and file == WEIGHTS and (run.folder / OLD_WEIGHTS).exists():
-        return cast(State, torch.load(run.folder / OLD_WEIGHTS, weights_only=True, map_location="cpu"))
-    if file == AVERAGED and (run.weights or (run.folder is not None and (run.folder / WEIGHTS).exists())):
+    found = [*filter(None, [run.weights and run.weights.get(file), run.folder and read_weights(run.folder, file)])]
+    if found:
+        return dict(found[0])
+    if file == AVERAGED and (run.weights or (run.folder and read_weights(run.folder))):
         raise ConfigError(f"run {run.id} kept no moving average: train with ema_decay=, such as 0.999")
-    status: Any = run.info.get("status", "unknown")
-    how = (
-        "it was simulated for its timing only, or loaded without its folder"
-        if run.folder is None
-        else "they are written when it ends"
-    )
-    raise ConfigError(f"run {run.id} ({status}) has no weights: {how}")
+    how = "they are written when it ends" if run.folder else "only its timing was simulated"
+    raise ConfigError(f"run {run.id} ({run.info.get('status', 'unknown')}) has no weights: {how}")

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import Any, final
 
@@ -22,6 +21,7 @@ from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
 from workbench.trace.store import FORMAT, new_run, read_info, write_info
 from workbench.trace.views import Views, XAxis, YAxis
+from workbench.trace.weights import write_weights
 
 PENDING_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
 X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
@@ -60,7 +60,7 @@ class Run(Views):
         traces: rank -> its trace, for a run that was never stored. Traces of a stored run are read at first use.
         damaged_metrics: lines that could not be read, as "file, line n".
         recorded_events: rank -> its events, for a run that was never stored.
-        weights: file -> the trained weights, for a run that was never stored; see `replica.trained`.
+        weights: file -> the trained weights, for a run that was never stored; see `trace.weights`.
     """
 
     info: dict[str, Any]
@@ -278,7 +278,7 @@ class Run(Views):
             recorder.close()
         kept: dict[str, Any] = {name: opened[name] for name in ("id", "created", "sweep") if name in opened}
         if self.weights:
-            import_module("workbench.replica.trained").write_weights(folder, self.weights)
+            write_weights(folder, self.weights)
         write_info(folder, {"format": FORMAT, "id": folder.name, **self.info, **kept})
         return folder
 

@@ -68,11 +68,11 @@ class Views(ABC):
 
         See `analysis.frames.frame`.
         """
-        return import_module("workbench.analysis.frames").frame(self._recorded(), what, "pandas")
+        return import_module("workbench.analysis").frame(self._recorded(), what, "pandas")
 
     def to_polars(self, what: str = "steps") -> Any:
         """Return a polars frame; see `to_pandas`."""
-        return import_module("workbench.analysis.frames").frame(self._recorded(), what, "polars")
+        return import_module("workbench.analysis").frame(self._recorded(), what, "polars")
 
     def _row_html(self) -> str:
         """Return the run's row in the table of runs, as HTML: see `workbench.analysis.compare`."""

@@ -18,7 +18,6 @@ from torch import Tensor
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas, lower
 from workbench.replica.local_training import LocalTraining
-from workbench.replica.trained import write_weights
 from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
 from workbench.runtimes.control.controller import RETRY_JOIN, RunController
@@ -60,6 +59,7 @@ from workbench.runtimes.transport.base import Deadline, offset_to_rank0
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.recorder import Recorder
 from workbench.trace.store import read_info, update_run
+from workbench.trace.weights import write_weights
 
 NEW_COMMANDS = 1  # message of asynchronous ranks to each other: there are new commands
 

@@ -16,9 +16,9 @@ from workbench.program import Algorithm
 from workbench.replica.backward import Hooks
 from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
 from workbench.replica.replica import Replica
-from workbench.replica.trained import State
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
+from workbench.trace.weights import State
 
 
 @final

@@ -20,12 +20,12 @@ from workbench.program import Algorithm
 from workbench.replica.gradient_guard import entries_of
 from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
 from workbench.replica.replica import Replica
-from workbench.replica.trained import State
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.simulator.lockstep.gradient_sum import GradientSum
 from workbench.runtimes.simulator.worker import MetaReplica, ready_shares, shape_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
+from workbench.trace.weights import State
 
 NUM_KEPT_ENDS = 4096  # ends of collectives that are kept: no worker lags by that many
 SINGLE_WORKERS = 64  # workers with spans: a figure shows no more rows
