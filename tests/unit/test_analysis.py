@@ -32,6 +32,9 @@ def span(kind: str, start_s: float, end_s: float, step: int = 0) -> Row:
 # ---------------------------------------------------------------- overlap
 
 
+LENGTHS = ("window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", "load_s", "idle_s")
+
+
 def count_cells(rows: list[Row]) -> dict[int, dict[str, int]]:
     """step -> seconds, by looking at every whole second: the slow, readable twin of `overlap` for whole numbers."""
     steps = [row for row in rows if row[4] >= 0 and row[0] != "evaluate"]
@@ -41,7 +44,7 @@ def count_cells(rows: list[Row]) -> dict[int, dict[str, int]]:
     found = {}
     for step, following in zip(order, [*order, None][1:], strict=True):
         stop = starts[following] if following is not None else max(int(row[3]) for row in steps)
-        cells = dict.fromkeys(("window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", "idle_s"), 0)
+        cells = dict.fromkeys(LENGTHS, 0)
         for second in range(starts[step], stop):
             running = {row[0] for row in rows if row[2] <= second < row[3]}
             computing, communicating = running & set(COMPUTE_KINDS), running & set(COMMUNICATION_KINDS)
@@ -52,12 +55,14 @@ def count_cells(rows: list[Row]) -> dict[int, dict[str, int]]:
             cells["communication_s"] += bool(communicating)
             cells["hidden_s"] += bool(computing and communicating)
             cells["exposed_s"] += bool(communicating and not computing)
-            cells["idle_s"] += not computing and not communicating
+            loading = "load" in running and not computing and not communicating
+            cells["load_s"] += loading
+            cells["idle_s"] += not computing and not communicating and not loading
         found[step] = cells
     return found
 
 
-KINDS_DRAWN = ("forward", "backward", "apply", "evaluate", "wait", "all_reduce", "send", "encode")
+KINDS_DRAWN = ("forward", "backward", "apply", "evaluate", "wait", "all_reduce", "send", "encode", "load")
 drawn_spans = st.lists(
     st.builds(
         lambda kind, start, length, step: span(kind, float(start), float(start + length), step),
@@ -77,7 +82,7 @@ def test_overlap_equals_counting_every_second(rows_of_rank: list[list[Row]]) -> 
     for rank, rows in enumerate(rows_of_rank):
         part, expected = found.of_rank(rank), count_cells(rows)
         assert part.step.tolist() == list(expected)
-        for name in ("window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", "idle_s"):
+        for name in LENGTHS:
             np.testing.assert_allclose(
                 getattr(part, name), [cells[name] for cells in expected.values()], atol=1e-9, err_msg=name
             )
@@ -129,7 +134,7 @@ def test_without_communication_the_overlap_is_none_and_nothing_is_nan() -> None:
     assert alone.fraction is None and alone.per_step()["exposed_s"] == 0
     nothing = overlap(Spans.concatenate([]))
     assert nothing.fraction is None and nothing.per_step() == {} and nothing.num_steps == 0
-    assert str(nothing).count("\N{EN DASH}") == 7
+    assert str(nothing).count("\N{EN DASH}") == 8
 
 
 def test_a_million_spans_take_a_couple_of_seconds() -> None:

@@ -33,7 +33,8 @@ class Overlap:
         communication_s: time in which communication runs, or encoding, decoding or summing for it (union).
         hidden_s: time in which both run.
         exposed_s: time in which communication runs and computation does not.
-        idle_s: time in which neither runs.
+        load_s: time in which the rank reads data, and neither of them runs.
+        idle_s: the rest of the step.
         slept: whether the ranks slept for their compute.
     """
 
@@ -44,6 +45,7 @@ class Overlap:
     communication_s: Floats
     hidden_s: Floats
     exposed_s: Floats
+    load_s: Floats
     idle_s: Floats
     slept: bool = False
 
@@ -59,14 +61,13 @@ class Overlap:
         return float(self.hidden_s.sum()) / communication_s if communication_s > 0 else None
 
     def per_step(self) -> dict[str, float]:
-        """Return means over ranks and steps, in seconds: step, compute, hidden, exposed, idle.
+        """Return means over ranks and steps, in seconds: step, compute, hidden, exposed, reading, idle.
 
         It is empty without steps.
         """
         if not self.num_steps:
             return {}
-        names = ("window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", "idle_s")
-        return {name: float(getattr(self, name).mean()) for name in names}
+        return {name: float(getattr(self, name).mean()) for name in ARRAYS[2:]}
 
     def of_rank(self, rank: int) -> Overlap:
         """Return one rank's entries."""
@@ -102,7 +103,7 @@ class Overlap:
     __repr__ = __str__
 
 
-ARRAYS = ("rank", "step", "window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", "idle_s")
+ARRAYS = ("rank", "step", "window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", "load_s", "idle_s")
 OVERLAP_COLUMNS = (
     Column("rank", "rank"),
     Column("window_s", "step", seconds),
@@ -110,6 +111,7 @@ OVERLAP_COLUMNS = (
     Column("communication_s", "communication", seconds),
     Column("hidden_s", "hidden", seconds),
     Column("exposed_s", "exposed", seconds),
+    Column("load_s", "reading data", seconds),
     Column("idle_s", "idle", seconds),
     Column("overlap", "overlap", percent),
 )
@@ -130,23 +132,16 @@ def overlap(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | Non
         (1.0, 1.0, 0.5)
     """
     parts = [_of_rank(spans.of_rank(rank)) for rank in (spans.ranks if ranks is None else ranks)]
-    columns = [np.concatenate([part[position] for part in parts]) if parts else np.zeros(0) for position in range(8)]
+    columns = [
+        np.concatenate([part[position] for part in parts]) if parts else np.zeros(0) for position in range(len(ARRAYS))
+    ]
     if steps is not None:
         first, last = step_bounds(steps)
         keep = (columns[1] >= first) & (columns[1] < last)
         columns = [column[keep] for column in columns]
-    rank, step, window_s, compute_s, communication_s, hidden_s, exposed_s, idle_s = columns
-    return Overlap(
-        rank=rank.astype(np.int64),
-        step=step.astype(np.int64),
-        window_s=window_s,
-        compute_s=compute_s,
-        communication_s=communication_s,
-        hidden_s=hidden_s,
-        exposed_s=exposed_s,
-        idle_s=idle_s,
-        slept=spans.slept,
-    )
+    found = dict(zip(ARRAYS, columns, strict=True))
+    found |= {name: found[name].astype(np.int64) for name in ("rank", "step")}
+    return Overlap(**found, slept=spans.slept)
 
 
 def step_windows(spans: Spans) -> tuple[Steps, Floats]:
@@ -169,7 +164,7 @@ def _of_rank(spans: Spans) -> tuple[NDArray[np.generic], ...]:
     """Return one rank's columns of `Overlap`, in the order of its fields."""
     steps, bounds = step_windows(spans)
     if not len(steps):
-        return (np.zeros(0),) * 8
+        return (np.zeros(0),) * len(ARRAYS)
 
     def seconds_of(*groups: Iterable[str]) -> Floats:
         """Return the seconds of each window in which a span of one of these kinds runs."""
@@ -183,13 +178,15 @@ def _of_rank(spans: Spans) -> tuple[NDArray[np.generic], ...]:
     compute_s = seconds_of(COMPUTE_KINDS, evaluation) - evaluate_s
     communication_s = seconds_of(COMMUNICATION_KINDS, evaluation) - evaluate_s
     either_s = seconds_of(COMPUTE_KINDS, COMMUNICATION_KINDS, evaluation) - evaluate_s
+    any_s = seconds_of(COMPUTE_KINDS, COMMUNICATION_KINDS, ("load",), evaluation) - evaluate_s
     lengths = (
         window_s,
         compute_s,
         communication_s,
         compute_s + communication_s - either_s,
         either_s - compute_s,
-        window_s - either_s,
+        any_s - either_s,
+        window_s - any_s,
     )
     # rounding errors of differences: a 0 may become +-1e-13 s, below the resolution of any clock
     return (

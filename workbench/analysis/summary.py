@@ -64,7 +64,7 @@ def summary(run: Run) -> dict[str, Any]:
     evaluation on the test data), train_loss (mean over the last tenth of the steps), seconds (of training, without
     evaluation), step_seconds_median (see `step_seconds`), samples, bytes_sent (all ranks), staleness_max, overlap
     (hidden share of the communication), and the means for each step and rank step_s, compute_s, hidden_s, exposed_s,
-    idle_s (over the same steps as the median), run (its name), folder.
+    load_s (reading data), idle_s (over the same steps as the median), run (its name), folder.
     """
     info, steps, evaluations = run.info, run.steps(), run.evaluations()
     last = steps[-1] if steps else {}
@@ -95,7 +95,7 @@ def summary(run: Run) -> dict[str, Any]:
         "staleness_max": max(stale) if stale else None,
         "overlap": found.fraction,
         "step_s": means.get("window_s"),
-        **{key: means.get(key) for key in ("compute_s", "hidden_s", "exposed_s", "idle_s")},
+        **{key: means.get(key) for key in ("compute_s", "hidden_s", "exposed_s", "load_s", "idle_s")},
         "run": run.id,
         "folder": str(run.folder) if run.folder else None,
     }

@@ -1,4 +1,4 @@
-"""The parts of a step's time, run by run: computation, hidden and exposed communication, idle."""
+"""The parts of a step's time, run by run: computation, hidden and exposed communication, reading data, idle."""
 
 from __future__ import annotations
 
@@ -11,9 +11,26 @@ from workbench.analysis.labels import distinct_labels
 from workbench.analysis.overlap import Overlap
 from workbench.analysis.summary import steady_overlap, trace_coverage
 from workbench.analysis.table import percent, seconds
-from workbench.plots.style import BLUE, GREEN, LIGHT_GREY, TEMPLATE, VERMILION, coverage_note, escape_text, legend_below
+from workbench.plots.style import (
+    BLUE,
+    GREEN,
+    KIND_COLORS,
+    LIGHT_GREY,
+    TEMPLATE,
+    VERMILION,
+    coverage_note,
+    escape_text,
+    legend_below,
+)
 from workbench.trace.run import Run, as_runs
 
+PARTS = {  # of a step, in the order of a bar
+    "computation alone": BLUE,
+    "hidden communication": GREEN,
+    "exposed communication": VERMILION,
+    "reading data": KIND_COLORS["load"],
+    "idle": LIGHT_GREY,
+}
 LABEL_SIGNS = 34  # letters in a line: longer names would leave no room for the bars
 
 
@@ -30,7 +47,8 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     ]
     longest_s = max((sum(parts_of(item).values()) for item in found), default=0.0)
     unit, factor = ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
-    colors = dict(zip(parts_of(found[0]) if found else (), (BLUE, GREEN, VERMILION, LIGHT_GREY), strict=False))
+    reads = any(parts_of(item)["reading data"] > 0 for item in found)
+    colors = {name: color for name, color in PARTS.items() if reads or name != "reading data"}
     figure = go.Figure()
     for name, color in colors.items():
         lengths_s = [parts_of(item)[name] for item in found]
@@ -76,5 +94,6 @@ def parts_of(item: Overlap) -> dict[str, float]:
         "computation alone": means.get("compute_s", 0.0) - means.get("hidden_s", 0.0),
         "hidden communication": means.get("hidden_s", 0.0),
         "exposed communication": means.get("exposed_s", 0.0),
+        "reading data": means.get("load_s", 0.0),
         "idle": means.get("idle_s", 0.0),
     }

@@ -15,18 +15,13 @@ from workbench.analysis.summary import trace_coverage
 from workbench.analysis.table import seconds
 from workbench.errors import ConfigError
 from workbench.plots.gantt.figures import time_unit
-from workbench.plots.style import BLUE, GREEN, KIND_COLORS, LIGHT_GREY, TEMPLATE, VERMILION, coverage_note, escape_text
+from workbench.plots.overlap import PARTS
+from workbench.plots.style import KIND_COLORS, TEMPLATE, coverage_note, escape_text
 from workbench.trace.kinds import KINDS
 from workbench.trace.run import Run, as_runs
 
 MAX_STEPS = 200  # largest number of bars; with more steps, a bar is the mean of several
 HEIGHT = 560
-PARTS = {
-    "computation alone": BLUE,
-    "hidden communication": GREEN,
-    "exposed communication": VERMILION,
-    "idle": LIGHT_GREY,
-}
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +29,7 @@ Floats = NDArray[np.float64]
 def per_step(run: Run, steps: slice | None = None) -> go.Figure:
     """Draw the parts of each step (means over ranks) above its critical path.
 
-    The parts are computation, hidden and exposed communication, and idle time.
+    The parts are computation, hidden and exposed communication, reading of data, and idle time.
 
     Args:
         run: a run with a trace.
@@ -90,7 +85,7 @@ def _means(numbers: NDArray[np.int64], each: int, step: NDArray[np.int64], value
 
 def _parts(found: Overlap, numbers: NDArray[np.int64], each: int) -> dict[str, Floats]:
     ones = np.ones(len(found.step))
-    lengths = (found.compute_s - found.hidden_s, found.hidden_s, found.exposed_s, found.idle_s)
+    lengths = (found.compute_s - found.hidden_s, found.hidden_s, found.exposed_s, found.load_s, found.idle_s)
     return {
         name: _means(numbers, each, found.step, lengths_s, ones) for name, lengths_s in zip(PARTS, lengths, strict=True)
     }
