@@ -159,6 +159,7 @@ def _scalars(run: Run) -> Iterator[tuple[str, int, float, float]]:
         )
     for row in run.evaluations():
         named = {"test/loss": row["test_loss"], "test/accuracy": row["accuracy"]}
+        named |= {f"test/{name}": row[name] for name in run.metric_names}
         yield from (
             (tag, row["step"], float(value), begin_s + row["seconds"])
             for tag, value in named.items()

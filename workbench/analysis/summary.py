@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 
@@ -86,6 +86,7 @@ def summary(run: Run) -> dict[str, Any]:
         "steps": len(steps),
         "accuracy": final.get("accuracy"),
         "loss": final.get("test_loss"),
+        **{name: final.get(name) for name in run.metric_names},
         "train_loss": float(np.mean(losses)) if losses else None,
         "seconds": last.get("seconds"),
         "step_seconds_median": float(np.median(times)) if len(times) else None,
@@ -143,14 +144,31 @@ def typical_window(run: Run, count: int) -> slice:
     return slice(begin, begin + count)
 
 
-def time_to(run: Run, y: Literal["accuracy", "test_loss"], target: float) -> dict[str, Any] | None:
+def time_to(run: Run, y: str, target: float) -> dict[str, Any] | None:
     """Return the first evaluation that meets the target (accuracy at least, test loss at most), or None.
 
-    Keys: step, seconds, samples, bytes_sent, test_loss, accuracy.
+    Args:
+        run: the run.
+        y: "accuracy", "test_loss", or one of the problem's metrics, with its direction.
+        target: the value to reach.
+
+    Returns:
+        A row of `Run.evaluations`: step, seconds, samples, bytes_sent, test_loss, accuracy and the problem's metrics.
+
+    Raises:
+        ConfigError: the run has no such metric.
     """
-    sign = 1 if y == "accuracy" else -1
+    _check_measured(y, [run])
+    sign = 1 if run.is_better_higher(y) else -1
     met = (row for row in run.evaluations() if row[y] is not None and sign * row[y] >= sign * target)
     return next(met, None)
+
+
+def _check_measured(y: str, runs: Sequence[Run]) -> None:
+    """Raise `ConfigError` unless one of the runs measures this at its evaluations."""
+    known = dict.fromkeys(["accuracy", "test_loss", *(name for run in runs for name in run.metric_names)])
+    if y not in known:
+        raise ConfigError(f"{y!r} is not measured in {', '.join(run.id for run in runs)}: choose one of {', '.join(known)}")
 
 
 def time_to_accuracy(run: Run, target: float) -> float | None:
@@ -204,11 +222,17 @@ class Comparison(Table):
         """Return when each run's evaluation first reached this test loss; None if it never did."""
         return self._time_to("test_loss", target, f"First evaluation with test loss of at most {target:g}")
 
-    def _time_to(self, y: Literal["accuracy", "test_loss"], target: float, caption: str) -> Table:
+    def time_to(self, metric: str, target: float) -> Table:
+        """Return when each run's evaluation first met a target of one of the problem's metrics; None if it never did."""
+        return self._time_to(metric, target, f"First evaluation with {metric} of {target:g}, or better")
+
+    def _time_to(self, y: str, target: float, caption: str) -> Table:
+        _check_measured(y, self.runs)
         keys = ("seconds", "step", "samples", "bytes_sent")
         rows = []
         for row, run in zip(self.rows, self.runs, strict=True):
-            met = time_to(run, y, target) or {}
+            measured = y in ("accuracy", "test_loss", *run.metric_names)
+            met = (time_to(run, y, target) if measured else None) or {}
             rows.append(
                 {
                     **{key: row[key] for key in ("label", "algorithm", "runtime", "run")},
@@ -230,5 +254,6 @@ def compare(runs: Iterable[Run]) -> Comparison:
     labels = distinct_labels(runs)
     rows = [{"label": label, **summary(run)} for label, run in zip(labels, runs, strict=True)]
     state = (Column("status", "state"),) if any(run.failure_summary for run in runs) else ()
-    columns = (COLUMNS[0], *state, *COLUMNS[1:])
+    own = dict.fromkeys(name for run in runs for name in run.metric_names)
+    columns = (COLUMNS[0], *state, *COLUMNS[1:3], *(Column(name, name, three_digits) for name in own), *COLUMNS[3:])
     return Comparison(rows, columns, caption="; ".join(notes), footnotes=tuple(notes_of(runs, labels)), runs=runs)

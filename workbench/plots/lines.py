@@ -47,7 +47,7 @@ def curves(
     Args:
         runs: runs to compare; handles of `Cluster.train` are allowed.
         x: "steps", "seconds" (of training, without evaluation), "samples" or "bytes" (sent by all ranks).
-        y: "loss" (minibatches), "test_loss" or "accuracy" (evaluations).
+        y: "loss" (minibatches), "test_loss" or "accuracy" (evaluations), or one of the problem's metrics.
         smooth: share of a curve over which the minibatch loss is averaged; the raw loss is drawn faintly behind it.
             0: no average.
         log_y: logarithmic y axis.
@@ -58,7 +58,7 @@ def curves(
     figure.add_traces(curve_traces(runs, x, y, smooth=smooth, max_points=max_points))
     figure.update_xaxes(**x_axis(runs, x))
     figure.update_yaxes(**y_axis(y, log_y))
-    figure.update_layout(title=escape_text(_title(runs, Y_TITLES[y])), showlegend=True)
+    figure.update_layout(title=escape_text(_title(runs, Y_TITLES.get(y, y))), showlegend=True)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.name])
     _show_failures(figure, runs)
     return figure
@@ -187,7 +187,7 @@ def x_axis(runs: Sequence[Run], x: XAxis) -> dict[str, Any]:
 def y_axis(y: YAxis, log_y: bool = False) -> dict[str, Any]:
     """Return title and ticks of the y axis."""
     return {
-        "title": Y_TITLES[y],
+        "title": Y_TITLES.get(y, y),
         "tickformat": ".0%" if y == "accuracy" else None,
         "type": "log" if log_y else "linear",
     }
@@ -271,7 +271,7 @@ def _hover(x: XAxis, y: YAxis) -> str:
         "samples": "%{x:.4s} samples",
         "bytes": "%{x:.4s}B sent",
     }[x]
-    return f"%{{fullData.name}}<br>{Y_TITLES[y]} {value}<br>{where}<extra></extra>"
+    return f"%{{fullData.name}}<br>{Y_TITLES.get(y, y)} {value}<br>{where}<extra></extra>"
 
 
 def _title(runs: Sequence[Run], what: str) -> str:

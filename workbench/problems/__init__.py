@@ -2,8 +2,8 @@
 
 Importing this package imports neither PyTorch nor any data; the first use of a problem does.
 
-- `base`: `Problem`, and the sampler that gives each rank its samples. `loading`: how they are read. `shards` skews the
-  data.
+- `base`: `Problem`, and the sampler that gives each rank its samples. `loading`: how they are read. `metrics`: the
+  user's own. `shards` skews the data.
 - Data without a download: `digits`, `mnist1d`, `text`. Data from a folder, or random: `vision`, `imagenet`,
   `image_data`.
 - Networks: `models` (small ones), `pixels` (PixelCNN), `torchvision_door` (torchvision's). For timing only:
@@ -66,6 +66,7 @@ _BY_SHAPE = MappingProxyType({"gpt2_synthetic": ("gpt2", "gpt2_synthetic")})
 _PUBLIC = MappingProxyType(
     {
         "Problem": ("base", "Problem"),
+        "Metric": ("metrics", "Metric"),
         **{function: (module, function) for module, function in REGISTRY.values()},
         **_BY_SHAPE,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, final
@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from workbench.errors import ConfigError
 from workbench.problems import tuned_rates
 from workbench.problems.loading import ENDLESS, Batch, IndexedSource, Source, source_of
+from workbench.problems.metrics import Metric, named_metrics
 from workbench.program import Algorithm
 from workbench.rng import generator
 from workbench.settings import OptimizerFactory
@@ -65,6 +66,8 @@ class Problem:
         name: name in records and tables.
         whole_batch: see `loss`.
         correct: `correct(model, batch)` -> (number correct, number of predictions), for accuracy; None for no accuracy.
+        metrics: name -> metric on the test data: a function of (outputs, targets), a torchmetrics object, or a
+            `problems.Metric`, which says whether higher or lower is better.
         batch_size: default samples of a worker in a step.
         optimizer: default function from parameters to optimizer.
         note: one line shown with every result (for example, that data are synthetic).
@@ -84,6 +87,7 @@ class Problem:
     name: str = "user"
     whole_batch: bool = False
     correct: Callable[[nn.Module, Batch], tuple[Tensor, int]] | None = accuracy
+    metrics: Mapping[str, Any] = field(default_factory=dict, repr=False)
     batch_size: int = 32
     optimizer: Callable[..., torch.optim.Optimizer] = field(default=partial(torch.optim.SGD, lr=0.1), repr=False)
     note: str = ""
@@ -93,6 +97,11 @@ class Problem:
             raise ConfigError(
                 "model= takes a function that returns the module (a class, `lambda: Net()`): every rank makes its own"
             )
+        named_metrics(self.metrics)
+
+    def named_metrics(self) -> dict[str, Metric]:
+        """Return the problem's own metrics by name."""
+        return named_metrics(self.metrics)
 
     def batch_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of a batch: a scalar with a graph."""

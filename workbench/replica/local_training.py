@@ -14,6 +14,7 @@ from workbench.gradients import Layout, build_layout, trainable
 from workbench.machine import num_cores
 from workbench.problems.base import Problem, Sampler, accuracy
 from workbench.problems.loading import ENDLESS, Batch, IndexedSource, Reader, Reading, Source, to_device
+from workbench.problems.metrics import Measurement
 from workbench.program import Algorithm, Replicas, defaults_of, settings_of
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
@@ -189,14 +190,22 @@ class LocalTraining:
     def _sums(self, model: nn.Module, share: int, num_shares: int) -> dict[str, Any]:
         assert self._test is not None
         sums: dict[str, Any] = {"loss_sum": 0.0, "correct": None, "judged": None, "count": 0, "shares": num_shares}
+        measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
         for read, number in self._test.batches(EVALUATION_BATCH, share, num_shares):
             batch = to_device(read, self.device)
+            measured.add(model, batch, number)
             sums["loss_sum"] += float(self.problem.batch_loss(model, batch)) * number
             sums["count"] += number
             if self.problem.correct is not None:
                 correct, judged = self.problem.correct(model, batch)
                 sums["correct"] = (sums["correct"] or 0) + int(correct)
                 sums["judged"] = (sums["judged"] or 0) + judged
+        if self.problem.metrics:
+            first = share == 0 and measured.has_states
+            if first:
+                for read, _ in self._test.batches(EVALUATION_BATCH):
+                    measured.add_to_states(model, to_device(read, self.device))
+            sums["metrics"] = measured.sums(states=first)
         return sums
 
     def _lr(self) -> float | None:
@@ -362,7 +371,7 @@ def run_info(
     algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int
 ) -> dict[str, Any]:
     """Return the entries of `run.json` that are known before the run begins."""
-    record = settings_of(algorithm)
+    record, metrics = settings_of(algorithm), problem.named_metrics()
     whose = _describe_evaluated(algorithm)
     return {
         **({"evaluated": whose} if whose else {}),
@@ -378,6 +387,7 @@ def run_info(
             "name": problem.name,
             "note": problem.note,
             "optimizer": describe(settings.optimizer or problem.optimizer),
+            **({"metrics": {name: metric.better for name, metric in metrics.items()}} if metrics else {}),
         },
         "runtime": runtime,
         "num_workers": num_workers,

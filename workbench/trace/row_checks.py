@@ -35,7 +35,15 @@ def is_metrics_row(row: Any) -> bool:
         isinstance(shares, dict) and is_number(shares.get("loss_sum"), nan=True) and is_number(shares.get("count"))
     ):
         return False
+    own = shares.get("metrics", {})
+    if not (isinstance(own, dict) and all(_is_sum(value) for value in own.values())):
+        return False
     return all(name in shares and (shares[name] is None or is_number(shares[name])) for name in ("correct", "judged"))
+
+
+def _is_sum(value: Any) -> bool:
+    """Return whether a value is the sum of a metric and its number of samples."""
+    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
 
 
 def is_number(value: Any, nan: bool = False) -> bool:

@@ -298,6 +298,8 @@ class Run(Views):
     def evaluations(self) -> list[dict[str, Any]]:
         """Return each evaluation over all ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (or None).
 
+        The problem's own metrics follow, by name.
+
         An evaluation by one rank for all ranks is complete when that rank has reported. Otherwise an evaluation is
         complete when every rank has reported its share. If a run continued with fewer ranks, only the shares of the
         remaining ranks are needed, and the bytes of the other ranks are included. In a finished run, ranks that never
@@ -326,9 +328,21 @@ class Run(Views):
                     + sum(row["bytes_sent"] for row in gone.values()),
                     "test_loss": sum(part["loss_sum"] for part in parts) / count if count else None,
                     "accuracy": sum(part["correct"] or 0 for part in parts) / judged if judged else None,
+                    **dict.fromkeys(self.metric_names),
+                    **_merged([part.get("metrics") or {} for part in parts]),
                 }
             )
         return found
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the problem's own metrics."""
+        return tuple((self.info.get("problem") or {}).get("metrics") or ())
+
+    def is_better_higher(self, y: str) -> bool:
+        """Return whether higher values of an evaluation's column are better: of accuracy, and of a metric that says so."""
+        directions = (self.info.get("problem") or {}).get("metrics") or {}
+        return y == "accuracy" or directions.get(y) == "higher"
 
     def _ranks_at(self, step: int, ranks: set[int]) -> set[int]:
         """Return the ranks that took a step, for a run that continued with fewer ranks, or with more again."""
@@ -371,17 +385,30 @@ class Run(Views):
 
         Args:
             x: "steps", "seconds" (of training, without evaluation), "samples" or "bytes" (sent by all ranks).
-            y: "loss" (of the minibatches, sample mean), "test_loss" or "accuracy" (of the evaluations).
+            y: "loss" (of the minibatches, sample mean), "test_loss" or "accuracy" (of the evaluations), or the name of
+                one of the problem's metrics.
 
         Raises:
             ConfigError: unknown axis.
         """
         if x not in X_FIELDS:
             raise ConfigError(f"x={x!r}: choose one of {', '.join(X_FIELDS)}")
-        if y not in ("loss", "test_loss", "accuracy"):
-            raise ConfigError(f"y={y!r}: choose one of loss, test_loss, accuracy")
+        known = ("loss", "test_loss", "accuracy", *self.metric_names)
+        if y not in known:
+            raise ConfigError(f"y={y!r}: choose one of {', '.join(known)}")
         rows = [row for row in (self.steps() if y == "loss" else self.evaluations()) if row[y] is not None]
         return np.array([row[X_FIELDS[x]] for row in rows], float), np.array([row[y] for row in rows], float)
+
+
+def _merged(parts: list[dict[str, list[float]]]) -> dict[str, float]:
+    """Return name -> mean, of sums and numbers of samples of each rank's share."""
+    totals: dict[str, list[float]] = {}
+    for part in parts:
+        for name, (value, number) in part.items():
+            total = totals.setdefault(name, [0.0, 0.0])
+            total[0] += value
+            total[1] += number
+    return {name: value / number for name, (value, number) in totals.items() if number}
 
 
 def _latest(steps: dict[int, dict[int, dict[str, Any]]], last: int, ranks: set[int]) -> dict[int, dict[str, Any]]:
