@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from sys import float_info
 from typing import Any, Literal, Protocol, final, runtime_checkable
@@ -97,6 +97,7 @@ class Settings:
             the gradient and sleep for the rest of these seconds, so that many ranks can share few cores. At the same
             seed, the stragglers are those of a simulation. Stragglers that depend on the clock also advance during
             evaluations and pauses. None: ranks do not sleep.
+        callbacks: objects that are told of each step and evaluation: see `workbench.callbacks`.
     """
 
     epochs: int | None = None
@@ -123,6 +124,7 @@ class Settings:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
     compute: ComputeTimes | None = None
+    callbacks: Sequence[Any] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -163,12 +165,16 @@ class Settings:
             raise ConfigError(
                 f"compute={self.compute!r}: give seconds, such as costs.Compute(forward_s=0.03, backward_s=0.07)"
             )
+        if not isinstance(self.callbacks, list | tuple) or not all(hasattr(one, "on_step") for one in self.callbacks):
+            raise ConfigError(
+                f"callbacks={self.callbacks!r}: give a list of callbacks, such as [workbench.callbacks.TensorBoard()]"
+            )
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")
 
     def as_record(self) -> dict[str, Any]:
         """Return names and values fit for JSON, as written to the run's folder."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain = {name: getattr(self, name) for name in self.__slots__ if name != "callbacks"}
         return {
             name: value if isinstance(value, int | float | str | None) else describe(value)
             for name, value in plain.items()

@@ -168,7 +168,9 @@ def _check_measured(y: str, runs: Sequence[Run]) -> None:
     """Raise `ConfigError` unless one of the runs measures this at its evaluations."""
     known = dict.fromkeys(["accuracy", "test_loss", *(name for run in runs for name in run.metric_names)])
     if y not in known:
-        raise ConfigError(f"{y!r} is not measured in {', '.join(run.id for run in runs)}: choose one of {', '.join(known)}")
+        raise ConfigError(
+            f"{y!r} is not measured in {', '.join(run.id for run in runs)}: choose one of {', '.join(known)}"
+        )
 
 
 def time_to_accuracy(run: Run, target: float) -> float | None:

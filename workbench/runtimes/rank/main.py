@@ -32,6 +32,7 @@ from workbench.runtimes.liveness.failure_detector import FailureDetector, lost_c
 from workbench.runtimes.liveness.interrupts import single_interrupt
 from workbench.runtimes.liveness.membership import note_departures
 from workbench.runtimes.liveness.rendezvous import wait_for_all
+from workbench.runtimes.rank.callback_thread import CallbackThread
 from workbench.runtimes.rank.consistency import check_consistency, facts_of_run, share_tensors
 from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Deadline, SoloTransport, Transport
@@ -288,6 +289,7 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
     slept = SleptCompute.of(worker, detector.rank)
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how, slept=slept)
+    callbacks: CallbackThread | None = None
     try:
         known = (
             {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
@@ -319,6 +321,8 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
                 num_workers=num_workers,
                 notes=notes,
             )
+        if rank == 0 and settings.callbacks:
+            callbacks = CallbackThread(folder, settings.callbacks)
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
         loop = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after)
         summary = loop.run(ctx, at)
@@ -329,3 +333,5 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
         interpreter.close()
         replica.close()
         recorder.close()
+        if callbacks is not None:
+            callbacks.finish()

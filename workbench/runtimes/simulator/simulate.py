@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
 from workbench import costs
+from workbench.callbacks.base import Notifier
 from workbench.collectives import Native
 from workbench.costs import AnyNetwork, Compute, Network, measure_compute
 from workbench.errors import ConfigError
@@ -67,7 +69,7 @@ def simulate(
     compute = compute or measure_compute(
         problem, chosen.batch_size, optimizer=chosen.optimizer, threads=chosen.threads or 1
     )
-    return run_simulation(
+    run = run_simulation(
         algorithm,
         problem,
         chosen,
@@ -78,6 +80,11 @@ def simulate(
         detail=detail,
         failures=failures,
     )
+    if chosen.callbacks:
+        Notifier(chosen.callbacks, lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4)).update(
+            run, ended=True
+        )
+    return run
 
 
 def run_simulation(

@@ -1,0 +1,152 @@
+"""Callbacks and loggers: what they are told, and what happens if they fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import workbench as wb
+from tests.laws import tiny
+from workbench.callbacks import Callback, MLflow, TensorBoard, WandB
+from workbench.callbacks.base import Notifier, Row
+from workbench.callbacks.scalars import scalars
+from workbench.errors import ConfigError
+from workbench.trace.run import Run
+
+HOW: dict[str, Any] = {"workers": 3, "steps": 5, "batch_size": 3, "evaluate_every": 2}
+
+
+class Told(Callback):
+    def __init__(self, stop_at: int = 10**9) -> None:
+        self.said: list[tuple[str, Any]] = []
+        self.stop_at = stop_at
+
+    def on_begin(self, run: Run) -> None:
+        self.said.append(("begin", run.info["algorithm"]["name"]))
+
+    def on_step(self, row: Row) -> bool:
+        self.said.append(("step", dict(row)))
+        return row["step"] >= self.stop_at
+
+    def on_evaluation(self, row: Row) -> None:
+        self.said.append(("evaluation", dict(row)))
+
+    def on_end(self, run: Run) -> None:
+        self.said.append(("end", run.info["status"]))
+
+
+class Broken(Callback):
+    def on_step(self, row: Row) -> None:
+        raise OSError("the disk is full")
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return wb.simulate(wb.SynchronousSGD(), tiny.problem(), **HOW)
+
+
+def test_a_simulation_tells_all_that_happened(run: Run) -> None:
+    told = Told()
+    again = wb.simulate(wb.SynchronousSGD(), tiny.problem(), callbacks=[told], **HOW)
+    kinds = [kind for kind, _ in told.said]
+    assert kinds == ["begin", "step", "step", "evaluation", "step", "step", "evaluation", "step", "evaluation", "end"]
+    assert [row for kind, row in told.said if kind == "step"] == again.steps()
+    assert [row for kind, row in told.said if kind == "evaluation"] == again.evaluations()
+    assert told.said[-1] == ("end", "finished")
+
+
+def test_each_row_is_told_once_when_all_ranks_have_it(run: Run) -> None:
+    """The run as a reader sees it while it grows, row by row, with ranks that are ahead of others."""
+    told = Told()
+    notifier = Notifier([told], lambda text: None)
+    lengths = [(0, 0, 0), (1, 0, 0), (2, 2, 1), (4, 3, 3), (8, 5, 8), (8, 8, 8)]
+    for length in lengths:
+        part = {rank: run.metrics[rank][:number] for rank, number in enumerate(length)}
+        notifier.update(replace(run, metrics=part))
+    notifier.update(run, ended=True)
+    notifier.update(run, ended=True)
+    assert [row for kind, row in told.said if kind == "step"] == run.steps()
+    assert [row for kind, row in told.said if kind == "evaluation"] == run.evaluations()
+    assert [kind for kind, _ in told.said].count("end") == 1
+
+
+def test_a_callback_that_fails_ends_alone(run: Run) -> None:
+    told, notes = Told(), list[str]()
+    Notifier([Broken(), told], notes.append).update(run, ended=True)
+    assert notes == ["callback Broken.on_step failed, and is not called again: OSError: the disk is full"]
+    assert [row for kind, row in told.said if kind == "step"] == run.steps()
+    with pytest.warns(RuntimeWarning, match=r"callback Broken.on_step failed"):
+        wb.simulate(wb.SynchronousSGD(), tiny.problem(), callbacks=[Broken()], **HOW)
+
+
+def test_what_is_no_callback_is_refused() -> None:
+    for wrong in ([print], TensorBoard(), "tensorboard"):
+        with pytest.raises(
+            ConfigError, match=r"give a list of callbacks, such as \[workbench.callbacks.TensorBoard\(\)\]"
+        ):
+            wb.Settings(steps=1, callbacks=wrong)  # type: ignore[arg-type]
+
+
+def test_tensorboard_has_the_curves(run: Run, tmp_path: Path) -> None:
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    Notifier([TensorBoard(tmp_path)], pytest.fail).update(run, ended=True)
+    found = loading.EventAccumulator(str(tmp_path / run.id)).Reload()
+    read = [(event.step, event.value) for event in found.Scalars("train/loss")]
+    assert read == [(row["step"], pytest.approx(row["loss"], rel=1e-6)) for row in run.steps()]
+    assert [event.step for event in found.Scalars("test/accuracy")] == [row["step"] for row in run.evaluations()]
+
+
+OFFLINE = """
+import sys
+import workbench as wb
+from workbench.callbacks import WandB
+
+logger = WandB("tests", mode="offline", dir=sys.argv[1])
+how = {"workers": 2, "steps": 3, "callbacks": [logger]}
+wb.simulate(wb.SynchronousSGD(), wb.problems.get("digits-softmax"), **how)
+"""
+
+
+def test_weights_and_biases_logs_offline(tmp_path: Path) -> None:
+    """In a process of its own, because wandb changes its hooks and its environment."""
+    pytest.importorskip("wandb")
+    own = {f"WANDB_{name}_DIR": str(tmp_path) for name in ("CACHE", "CONFIG", "DATA")}
+    command = [sys.executable, "-c", OFFLINE, str(tmp_path)]
+    done = subprocess.run(
+        command, env={**os.environ, **own, "WANDB_SILENT": "true"}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and "failed" not in done.stderr, done.stderr
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    content = file.read_bytes()
+    assert b"train/loss" in content and b"test/accuracy" in content and b"SynchronousSGD" in content
+
+
+def test_mlflow_logs_into_a_database(run: Run, tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking")
+    place = f"sqlite:///{tmp_path}/mlflow.db"
+    Notifier([MLflow("tests", tracking_uri=place)], pytest.fail).update(run, ended=True)
+    client = tracking.MlflowClient(tracking_uri=place)
+    (logged,) = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+    history = client.get_metric_history(logged.info.run_id, "train/loss")
+    assert [(one.step, one.value) for one in history] == [(row["step"], row["loss"]) for row in run.steps()]
+    assert logged.info.status == "FINISHED" and logged.data.params["algorithm"] == "SynchronousSGD"
+
+
+def test_a_missing_package_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    notes = list[str]()
+    Notifier([WandB("tests")], notes.append).update(run, ended=True)
+    assert "pip install 'sgd-workbench[wandb]'" in notes[0]
+
+
+def test_tags_leave_out_what_is_missing() -> None:
+    assert scalars({"step": 1, "seconds": 0.5, "samples": 8, "bytes_sent": 4, "loss": None}) == {
+        "train/samples": 8.0,
+        "train/bytes_sent": 4.0,
+    }

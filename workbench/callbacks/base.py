@@ -1,0 +1,92 @@
+"""Callbacks: told of each step and evaluation of a run, with the numbers of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+from workbench.trace.run import Run
+
+Row = Mapping[str, Any]
+
+
+class Callback:
+    """Told what happens in a run; give it as `Settings(callbacks=[...])`. Subclasses define what they need.
+
+    On real ranks a thread of rank 0 reads the run's records and calls it, twice a second. So it does not hold up the
+    training, and may be a moment late. After a simulation it is called for all that happened. An exception in a callback
+    ends this callback, not the run: it is printed, and noted in the run's record.
+    """
+
+    def on_begin(self, run: Run) -> None:
+        """The run begins: `run.info` has its algorithm, problem and settings."""
+
+    def on_step(self, row: Row) -> bool | None:
+        """All ranks have ended a step: a row of `Run.steps`. Return True to stop the run, with a checkpoint."""
+
+    def on_evaluation(self, row: Row) -> bool | None:
+        """The model was evaluated: a row of `Run.evaluations`. Return True to stop the run, with a checkpoint."""
+
+    def on_end(self, run: Run) -> None:
+        """The run has ended: `run.info["status"]` is finished, stopped or failed."""
+
+
+@final
+class Notifier:
+    """Calls callbacks for what is new in a run.
+
+    Args:
+        callbacks: what to call.
+        note: called with the text of an exception in a callback.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], note: Callable[[str], None]) -> None:
+        self._callbacks, self._note = list(callbacks), note
+        self._begun = False
+        self._taken: dict[int, int] = {}  # rank -> number of its rows that were told
+
+    def update(self, run: Run, *, ended: bool = False) -> bool:
+        """Tell what is new: steps that every rank has ended, complete evaluations, and at the end all the rest.
+
+        Return True if a callback asks to stop the run.
+        """
+        if not self._begun and self._callbacks:
+            self._begun = True
+            self._call("on_begin", run)
+        new = {rank: rows[self._taken.get(rank, 0) :] for rank, rows in run.metrics.items()}
+        if not ended:
+            whole = min((max((row["step"] for row in rows), default=-1) for rows in new.values()), default=-1)
+            new = {rank: _before(rows, whole) for rank, rows in new.items()}
+        for rank, rows in new.items():
+            self._taken[rank] = self._taken.get(rank, 0) + len(rows)
+        found = replace(run, metrics=new)
+        told = [("on_step", row) for row in found.steps()] + [("on_evaluation", row) for row in found.evaluations()]
+        stops = [
+            self._call(name, row)
+            for name, row in sorted(told, key=lambda item: (item[1]["step"], item[0] != "on_step"))
+        ]
+        if ended:
+            self._call("on_end", run)
+            self._callbacks.clear()
+        return any(stops)
+
+    def _call(self, name: str, given: Any) -> bool:
+        """Call all callbacks; one that fails is left out from then on. Return True if one returns True."""
+        stops = False
+        for callback in list(self._callbacks):
+            try:
+                stops |= getattr(callback, name)(given) is True
+            except Exception as error:  # noqa: BLE001 - of the user's code, which must not end the run
+                self._callbacks.remove(callback)
+                kind = type(callback).__name__
+                self._note(f"callback {kind}.{name} failed, and is not called again: {type(error).__name__}: {error}")
+        return stops
+
+
+def _before(rows: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    """The first rows, up to the first one of this step or a later one."""
+    for place, row in enumerate(rows):
+        if row["step"] >= step:
+            return rows[:place]
+    return rows
