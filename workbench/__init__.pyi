@@ -37,7 +37,7 @@ from .clusters import Cluster as Cluster, attach as attach
 from .runtimes.simulator.simulate import simulate as simulate
 from . import costs as costs
 from .runtimes.simulator.replay import replay as replay
-from .runtimes.user_loop.trainer import Trainer as Trainer
+from .runtimes.user_loop.trainer import Trainer as Trainer, serve as serve
 from .runtimes.user_loop.ddp_hook import ddp_hook as ddp_hook
 from .dashboard import Dashboard as Dashboard
 

@@ -4,7 +4,7 @@ One gradient is one buffer. Its parameters are in reverse order of registration,
 finishes them. A bucket is therefore a contiguous slice, and bucket 0 is ready first. After its parameters, every
 bucket has a short tail of the same dtype,
 
-    [weight, control, used_0, ..., used_k]
+    [weight, control, used_0, ..., used_k, setting_0, ...]
 
 which the all-reduce sums together with the gradients:
 
@@ -13,6 +13,7 @@ which the all-reduce sums together with the gradients:
   another message.
 - `used` counts, for each parameter, the ranks that used it. If no rank used a parameter, its gradient is None, not
   zero: momentum and weight decay would move it.
+- `setting`: settings of the optimizer, times the weight. Only if servers update with them (`SentSettings`).
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Layout:
     numel: int
     dtype: torch.dtype
     device: torch.device
+    num_settings: int = 0  # at the end of each tail
 
     @property
     def itemsize(self) -> int:
@@ -108,6 +110,7 @@ def build_layout(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
     bucket_bytes: float | None = None,
     num_buckets: int | None = None,
+    num_settings: int = 0,
 ) -> Layout:
     """Lay parameters out in buckets of at most `bucket_bytes` (None: one bucket; 0: one bucket for each parameter).
 
@@ -162,9 +165,10 @@ def build_layout(
             )
             offset += param.numel()
         tail = offset
-        offset += USED + len(group)
+        offset += USED + len(group) + num_settings
         buckets.append(BucketSlice(number, tuple(slots[index] for index in group), start, tail, offset))
-    return Layout(tuple(slots[index] for index in range(len(named))), tuple(buckets), offset, dtype, named[0][1].device)
+    in_order = tuple(slots[index] for index in range(len(named)))
+    return Layout(in_order, tuple(buckets), offset, dtype, named[0][1].device, num_settings)
 
 
 def _cut(sizes: list[int], bucket_bytes: float | None) -> list[list[int]]:
@@ -248,7 +252,7 @@ class Gradient:
         return self.flat[piece.start - base : piece.tail - base]
 
     def tail(self, bucket: int | None = None) -> Tensor:
-        """Return the tail of one bucket, [weight, control, used...]; it shares memory."""
+        """Return the tail of one bucket, [weight, control, used..., setting...]; it shares memory."""
         piece = self.layout.buckets[self.bucket if self.bucket is not None else (bucket or 0)]
         base = piece.start if self.bucket is not None else 0
         return self.flat[piece.tail - base : piece.stop - base]

@@ -23,7 +23,8 @@ class Context:
     Attributes:
         rank, num_workers: all that a program knows about the cluster. `num_workers` counts all ranks, servers too.
         first_step: the first step to take; more than 0 in a resumed run.
-        num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`).
+        num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`), by `ended`.
+        ended: the caller takes no more steps.
         resumed: the state of the last `EndStep`, with its tickets completed; None at a fresh start. A program may
             replace it by a state that is also valid between two steps. When a rank has left, the runtime calls
             `State.unused` of the remaining ranks' states.
@@ -38,6 +39,7 @@ class Context:
     num_workers: int
     first_step: int = 0
     num_steps: int | None = None
+    ended: bool = False
     resumed: Any = None
     layout: Layout | None = None
     seed: int = 0
@@ -53,9 +55,9 @@ class Context:
         return self if lane == 0 else replace(self, memory=LaneMemory(self.memory, lane))
 
     def steps(self) -> Iterator[int]:
-        """The steps to take. Reads `num_steps` before each step, so that a caller can end the loop."""
+        """The steps to take. Reads `num_steps` and `ended` before each step, so that a caller can end the loop."""
         step = self.first_step
-        while self.num_steps is None or step < self.num_steps:
+        while not self.ended and (self.num_steps is None or step < self.num_steps):
             yield step
             step += 1
 
@@ -268,6 +270,10 @@ class Algorithm(ABC):
 
     def check(self, num_ranks: int) -> None:  # noqa: B027 - most run on any number
         """Raise `ConfigError` unless the algorithm can run on that many ranks."""
+
+    def pull(self, ctx: Context) -> Program:
+        """Replace a worker's parameters by the servers' present ones, between two of its steps."""
+        raise AssertionError(f"{type(self).__name__} has no servers for {ctx}")
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         """Bytes that a rank sends in each step; None if that depends on the step or on chance."""

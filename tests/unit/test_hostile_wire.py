@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.unit.hostile import FEW, OFTEN, calm
 from workbench import ops
 from workbench.algorithms import AsyncSGD, BackupSGD, DelayCompensatedSGD, SoftsyncSGD, StaleSynchronousSGD
-from workbench.algorithms.parameter_server import ServerAlgorithm
+from workbench.algorithms.parameter_server import NO_GRADIENT, ServerAlgorithm, stamp_of
 from workbench.errors import RankMismatch
 from workbench.gradients import Gradient, build_layout
 from workbench.program import Context
@@ -230,7 +230,7 @@ class Served:
     [
         (1, 4 * 7, "rank 1 pushed a gradient of shard 0 computed at version 7, but the newest is 0"),
         (2, 2**40 - 1, "rank 2 .* version 274877906943"),
-        (1, 2, "with flags 2, which no worker sends"),
+        (7, 2, "rank 7 .* has no worker"),
         (7, 0, "rank 7 .* has no worker"),
         (-1, 0, "rank -1 .* has no worker"),
     ],
@@ -243,6 +243,20 @@ def test_a_push_that_no_worker_can_have_sent_is_refused(
     with pytest.raises(RankMismatch, match=words):
         server.push(source, stamp)
     assert (server.version, server.replies) == (0, [])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: type(algorithm).__name__)
+def test_a_pull_is_answered_with_the_present_version_and_changes_nothing(algorithm: ServerAlgorithm) -> None:
+    server, plain = Served(algorithm), Served(algorithm)
+    for stamp in (0, 0):
+        for source in range(WORKERS):
+            server.push(source, stamp)
+            plain.push(source, stamp)
+        before = len(server.replies)
+        server.push(1, NO_GRADIENT)
+        assert server.replies[before:] == [(1, stamp_of(server.version))]
+        del server.replies[before]
+    assert (server.version, server.replies) == (plain.version, plain.replies)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS[:4], ids=lambda algorithm: type(algorithm).__name__)

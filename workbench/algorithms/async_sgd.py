@@ -59,7 +59,7 @@ class AsyncSGD(ServerAlgorithm):
         last: dict[int, bool] = {}  # worker -> whether its last push came too late
         dropped: list[tuple[int, int]] = []
         while len(last) < port.num_workers:
-            message = yield port.next_push()
+            message = yield from port.next_push()
             if port.departed(message, last):
                 continue
             gradient, flags = port.read(message)

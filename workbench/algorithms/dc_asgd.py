@@ -54,7 +54,7 @@ class DelayCompensatedSGD(ServerAlgorithm):
         version = first.version
         read: dict[int, Gradient] = dict.fromkeys(range(port.num_workers), first)
         while len(last) < port.num_workers:
-            message = yield port.next_push()
+            message = yield from port.next_push()
             if port.departed(message, last):
                 read.pop(message.rank)
                 continue

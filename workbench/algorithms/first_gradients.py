@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 
 from workbench.algorithms.parameter_server import (
     DROPPED,
     FINAL,
+    LAST,
     LATE_FLAGS,
     ServerAlgorithm,
     ServerPort,
@@ -15,6 +18,7 @@ from workbench.algorithms.parameter_server import (
     add,
     ended,
     fresh,
+    leave,
     state_of,
 )
 from workbench.algorithms.quorum import FixedQuorum, OnlineQuorum
@@ -55,24 +59,32 @@ class FirstGradients(ServerAlgorithm, ABC):
         return 0
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        port, end = ServerPort(self, ctx, shard), ctx.num_steps or 0
+        port, end = ServerPort(self, ctx, shard), math.inf if ctx.num_steps is None else ctx.num_steps
         version = yield from port.open()
         quorum = self.quorum(port.num_workers, (yield Now()))
         active = set(range(port.num_workers)) if version < end else set()  # workers that still need the last version
+        last: list[int] = []  # workers that have sent their last push: in a loop, which has no last version
         while active:
             total: Gradient | None = None
             first_s = 0.0
             of: list[tuple[int, int]] = []
             dropped: list[tuple[int, int]] = []
             while active and (total is None or len(of) < port.at_most(quorum.size, of)):
-                push = yield from port.next_push_within((yield from self._seconds_left(total, first_s)))
+                push = yield from port.next_push_within(partial(self._seconds_left, total, first_s))
                 if push is None:
                     break  # the time-out
-                if port.departed(push):
-                    quorum.left(push.rank)
+                if port.departed(push, last):
+                    if push.rank not in last:
+                        quorum.left(push.rank)
                     active.discard(push.rank)
                     continue
-                gradient, _ = port.read(push)
+                gradient, flags = port.read(push)
+                if flags & LAST:
+                    last.append(push.source)
+                    port.leave(push.source)
+                    quorum.left(push.source)
+                    active.discard(push.source)
+                    continue
                 now_s = yield Now()
                 quorum.arrived(push.source, now_s)
                 if gradient.version < version:
@@ -89,7 +101,7 @@ class FirstGradients(ServerAlgorithm, ABC):
                     yield add(total, gradient)
                 of.append((push.source, version))
             if total is None:
-                break  # every worker has left, or was sent the last version
+                break  # every worker has left, has ended, or was sent the last version
             quorum.complete(total, len(of))
             stopping = yield Apply(total, server_copy=True, of=tuple(of), dropped=tuple(dropped), completes=1.0)
             version += 1
@@ -100,6 +112,8 @@ class FirstGradients(ServerAlgorithm, ABC):
                 quorum.answered(source, now_s)
                 if version >= end:
                     active.discard(source)
+        for source in last:
+            yield from port.reply(source, version, FINAL)
         yield from port.close()
 
     def _seconds_left(self, total: Gradient | None, first_s: float) -> Program:
@@ -110,10 +124,13 @@ class FirstGradients(ServerAlgorithm, ABC):
 
     def work(self, ctx: Context) -> Program:
         port, known = WorkerPort(self, ctx), fresh(ctx)
-        versions = {shard: version for shard, version in known.items() if version < (ctx.num_steps or 0)}
-        while versions:
+        in_loop = ctx.num_steps is None
+        versions = {shard: version for shard, version in known.items() if in_loop or version < (ctx.num_steps or 0)}
+        while versions and not ctx.ended:
             step = min(versions.values())
             replies = yield from port.push_pull(step, versions)
             known.update(versions)
             ended(versions, replies)
             yield EndStep(step, state=state_of(known), dropped=not LATE_FLAGS.isdisjoint(replies.values()))
+        if in_loop:
+            yield from leave(self, ctx, known)

@@ -9,7 +9,7 @@ first ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard, final
 
@@ -44,7 +44,7 @@ from workbench.program import Algorithm, Buckets, Context, Elasticity, Replicas,
 REPLY_TAG = 500  # pushes of shard j have tag j, replies have tag REPLY_TAG + j
 STAMP_BYTES = 8
 LAST = FINAL = 1  # a worker's last push; a server's last reply
-NO_GRADIENT = 2  # of a worker's only push, if it has no step to take: the message holds no gradient
+NO_GRADIENT = 2  # of a push without a gradient: with LAST a worker's end, alone a request for parameters (`pull`)
 DROPPED = 2  # of a reply: the push came too late
 LATE_FLAGS = frozenset((DROPPED, FINAL | DROPPED))
 
@@ -139,6 +139,9 @@ class ServerAlgorithm(Algorithm, ABC):
     def work(self, ctx: Context) -> Program:
         """Run one worker."""
 
+    def pull(self, ctx: Context) -> Program:
+        yield from _fetch(self, ctx, fresh(ctx), NO_GRADIENT)
+
     def worker(self, ctx: Context) -> Program:
         assert ctx.layout is not None
         mine = [piece.index for piece in ctx.layout.buckets if self.server_of(piece.index, ctx.num_workers) == ctx.rank]
@@ -149,6 +152,8 @@ class ServerAlgorithm(Algorithm, ABC):
         serving = []
         for shard in mine:
             serving.append((yield Start(self.serve(ctx, shard), lane=FREE, shares_tags=True)))
+        if ctx.num_steps is None:  # a loop, which may pull before its first step
+            yield EndStep(ctx.first_step - 1, state=state_of(fresh(ctx)))
         yield from self.work(ctx)
         for ticket in serving:
             yield Wait(ticket)
@@ -225,20 +230,27 @@ def take_steps(algorithm: ServerAlgorithm, ctx: Context, clip_norm: float | None
     for step in ctx.steps():
         replies = yield from port.push_pull(step, versions, LAST * ctx.is_last(step))
         yield EndStep(step, state=state_of(versions), dropped=not LATE_FLAGS.isdisjoint(replies.values()))
-    if ctx.num_steps is not None and ctx.first_step >= ctx.num_steps:
-        yield from _leave(algorithm, ctx, versions)
+    if ctx.ended or (ctx.num_steps is not None and ctx.first_step >= ctx.num_steps):
+        yield from leave(algorithm, ctx, versions)
 
 
-def _leave(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -> Program:
-    """End a worker that had taken all its steps when the run was stopped.
+def leave(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -> Program:
+    """End a worker that takes no more steps, and whose last push did not say so.
 
-    Servers wait for its last push, and it waits for the last parameters.
+    Servers wait for its last push, and it waits for the last parameters. A loop may continue from them, by
+    `ctx.resumed`.
     """
+    yield from _fetch(algorithm, ctx, versions, LAST | NO_GRADIENT)
+    ctx.resumed = state_of(versions)
+
+
+def _fetch(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int], flags: int) -> Program:
+    """Push no gradient, and pull the parameters. `versions` is set to the pulled versions."""
     assert ctx.layout is not None
     sending = []
     for shard, version in versions.items():
         nothing, server = torch.zeros_like(like_of(ctx.layout, shard)), algorithm.server_of(shard, ctx.num_workers)
-        sending.append((yield Start(Send(server, nothing, tag=shard, stamp=stamp_of(version, LAST | NO_GRADIENT)))))
+        sending.append((yield Start(Send(server, nothing, tag=shard, stamp=stamp_of(version, flags)))))
     for shard in versions:
         message = yield Recv(
             algorithm.server_of(shard, ctx.num_workers),
@@ -246,7 +258,8 @@ def _leave(algorithm: ServerAlgorithm, ctx: Context, versions: dict[int, int]) -
             tag=REPLY_TAG + shard,
             stamped=True,
         )
-        yield UnpackParameters(Gradient(message.value, ctx.layout, -1, split(message.stamp)[0], shard))
+        versions[shard] = split(message.stamp)[0]
+        yield UnpackParameters(Gradient(message.value, ctx.layout, -1, versions[shard], shard))
     for ticket in sending:
         yield Wait(ticket)
 
@@ -280,28 +293,51 @@ class ServerPort:
         self._version = packed.version
         return packed
 
-    def next_push(self) -> Recv:
-        """Return the request for the next push of any worker. Its answer may be that a worker has left (`departed`)."""
-        return self._next_push
+    def next_push(self) -> Program:
+        """Return the next push of any worker, or that a worker has left (`departed`). Answer each `pull` before it."""
+        message = yield self._next_push
+        while self._is_pull(message):
+            yield from self._answer_pull(message)
+            message = yield self._next_push
+        return message
 
-    def next_push_within(self, timeout_s: float | None) -> Program:
-        """Return the answer to `next_push`; None if there is none after `timeout_s`.
+    def next_push_within(self, seconds_left: Callable[[], Program]) -> Program:
+        """Return the same; None after a time-out. The next call then waits for the same receive.
 
-        The next call then waits for the same receive.
+        Args:
+            seconds_left: returns the seconds until the time-out, or None.
         """
-        self._posted = self._posted or (yield Start(self._next_push))
-        found = yield WaitAny((self._posted,), timeout_s=timeout_s)
-        if found is None:
-            return None
-        self._posted = None
-        return found[1]
+        while True:
+            timeout_s = yield from seconds_left()
+            self._posted = self._posted or (yield Start(self._next_push))
+            found = yield WaitAny((self._posted,), timeout_s=timeout_s)
+            if found is None:
+                return None
+            self._posted = None
+            if not self._is_pull(found[1]):
+                return found[1]
+            yield from self._answer_pull(found[1])
+
+    def _is_pull(self, message: Message | PeerLeft) -> bool:
+        if isinstance(message, PeerLeft) or split(message.stamp)[1] != NO_GRADIENT:
+            return False
+        return message.source in self._workers and message.source not in self._ended  # else `read` refuses it
+
+    def _answer_pull(self, message: Message) -> Program:
+        packed = yield PackParameters(self.shard, server_copy=True)
+        yield from self.reply(message.source, packed.version)
+
+    def leave(self, worker: int) -> None:
+        """Wait no longer for a worker: it has left, or takes no more steps."""
+        self.num_workers -= 1
+        self._gone.add(worker)
 
     def departed(self, message: Message | PeerLeft, ended: Container[int] = ()) -> TypeGuard[PeerLeft]:
         """Return True if a worker has left. `ended`: the workers that have sent their last push."""
         if isinstance(message, Message):
             return False
-        self.num_workers -= message.rank not in ended
-        self._gone.add(message.rank)
+        if message.rank not in ended:
+            self.leave(message.rank)
         return True
 
     def at_most(self, quorum: int, of: Sequence[tuple[int, int]]) -> int:
@@ -320,12 +356,7 @@ class ServerPort:
             RankMismatch: no worker of this algorithm sends such a push.
         """
         version, flags = divmod(message.stamp, 4)
-        if (
-            version > self._version
-            or flags == NO_GRADIENT
-            or message.source in self._ended
-            or message.source not in self._workers
-        ):
+        if version > self._version or message.source in self._ended or message.source not in self._workers:
             raise RankMismatch(self._refusal(message.source, version, flags))
         if flags & LAST:
             self._ended.add(message.source)
@@ -336,8 +367,6 @@ class ServerPort:
             what = "and has no worker"
         elif source in self._ended:
             what = "after its last one"
-        elif flags == NO_GRADIENT:
-            what = f"with flags {flags}, which no worker sends"
         else:
             what = f"computed at version {version}, but the newest is {self._version}"
         return f"rank {source} pushed a gradient of shard {self.shard} {what}: run one version of workbench and one algorithm on all ranks"

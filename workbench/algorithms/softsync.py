@@ -70,7 +70,7 @@ class SoftsyncSGD(ServerAlgorithm):
         of: list[tuple[int, int]] = []
         total: Gradient | None = None
         while len(last) < port.num_workers:
-            message = yield port.next_push()
+            message = yield from port.next_push()
             left = port.departed(message, last)
             gradient, flags = (None, 0) if left else port.read(message)
             if gradient is not None and not flags & NO_GRADIENT:

@@ -57,7 +57,7 @@ class StaleSynchronousSGD(ServerAlgorithm):
         waiting: list[int] = []  # workers that wait for the slowest: all at the clock slowest + bound + 1
         last: dict[int, None] = {}  # in the order of their last pushes
         while len(last) < port.num_workers:
-            message = yield port.next_push()
+            message = yield from port.next_push()
             if port.departed(message, last):
                 if message.rank in clocks:
                     counts[clocks.pop(message.rank)] -= 1

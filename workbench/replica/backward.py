@@ -346,12 +346,12 @@ class LossScale:
         self.value = value
         self.good = 0
 
-    def accept(self, flat: Tensor) -> bool:
-        """Return whether the summed gradient is finite.
+    def accept(self, *parts: Tensor) -> bool:
+        """Return whether the gradient, in these parts, is finite.
 
-        All ranks hold the same sum, so all make the same decision.
+        All ranks hold the same sum, so all make the same decision. If servers sum, each rank has its own scale.
         """
-        if not bool(torch.isfinite(flat).all()):
+        if not all(bool(torch.isfinite(part).all()) for part in parts):
             self.value, self.good = self.value / 2, 0
             return False
         self.good += 1

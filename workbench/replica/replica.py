@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -28,6 +29,7 @@ from workbench.replica.backward import (
 )
 from workbench.replica.optimizer_step import OptimizerWrapper, TrainedParameters, check_not_wrapped, check_optimizer
 from workbench.replica.packing import Average, pack, unpack
+from workbench.replica.served_optimizer import SentSettings, copy_optimizer
 from workbench.replica.server_copy import ServerCopy
 from workbench.settings import ScheduleFactory
 from workbench.streams import streams_of
@@ -71,6 +73,7 @@ class Replica:
         clip_norm: global norm to clip the mean gradient to; needs whole gradients.
         precision: "fp32", "bf16" or "fp16" (automatic mixed precision).
         applies_buckets: whether single buckets will be applied.
+        served: servers update with copies of the optimizer. Each gradient then brings the optimizer's settings.
 
     Raises:
         ConfigError: a combination that cannot work; the message says what to use instead.
@@ -87,11 +90,13 @@ class Replica:
         precision: str = "fp32",
         applies_buckets: bool = False,
         num_buckets: int | None = None,
+        served: bool = False,
     ) -> None:
         check_not_wrapped(model)
         named = trainable(model)
         self.model = model
-        self.layout = build_layout(named, bucket_bytes, num_buckets)
+        self.settings = SentSettings(optimizer) if served else None
+        self.layout = build_layout(named, bucket_bytes, num_buckets, self.settings.num if self.settings else 0)
         self.pool = BufferPool(self.layout)
         self.streams = streams_of(self.layout.device)
         self.optimizer_wrapper = OptimizerWrapper(
@@ -113,10 +118,13 @@ class Replica:
         self._views: dict[int, list[Tensor]] = {}
         self._applied: dict[int, int] = {}  # buffer in use -> number of its buckets that were applied
         self._members = [frozenset(slot.index for slot in piece.slots) for piece in self.layout.buckets]
-        self._tails: dict[int, tuple[tuple[float, int, frozenset[int]], Tensor]] = {}
+        self._tails: dict[int, tuple[tuple[Any, ...], Tensor]] = {}
         self._running: Accumulation | None = None
         self._trained = TrainedParameters(model, optimizer, self._parameters)
         check_optimizer(optimizer, clip_norm, precision, applies_buckets)
+        if self.settings is not None:
+            copy_optimizer(optimizer, self._parameters, self._parameters)  # its errors, on all ranks
+            self.make_server_copy = self._copy_for_server
         self._in_place = InPlaceGradients(self._parameters, self.layout)
         self._handles: list[RemovableHandle] = []
         self._watch(set(range(len(named))) - self._in_place.all)
@@ -244,7 +252,7 @@ class Replica:
 
     def _launch_ready(self, state: Accumulation) -> None:
         """Pass on the buckets that are final, in bucket order."""
-        if self.guard is not None and self.guard.whole:
+        if (self.guard is not None and self.guard.whole) or self._checks_overflow:
             return
         while state.next_bucket < len(self.layout.buckets) and state.is_final(state.next_bucket):
             state.count_in_place(state.next_bucket)
@@ -256,6 +264,8 @@ class Replica:
             state.count_in_place(bucket) if bucket >= state.next_bucket else state.check_once(bucket)
         for index in set(range(len(self.layout.slots))) - state.written:
             state.views[index].zero_()
+        if self._checks_overflow and state.weight:
+            self._leave_out_overflow(state)
         if self.guard is not None:
             self.guard.check_norm(state.gradient, state.weight)
         while state.next_bucket < len(self.layout.buckets):
@@ -263,13 +273,28 @@ class Replica:
         if self.guard is not None:
             self.guard.restore_buffers()
 
+    @property
+    def _checks_overflow(self) -> bool:
+        """Return True if this rank must find an overflow of its own gradient, because servers sum and update."""
+        return self.settings is not None and self.loss_scale is not None
+
+    def _leave_out_overflow(self, state: Accumulation) -> None:
+        """Make a gradient that overflowed in 16 bits count nothing: zeros with weight 0, and no used parameter."""
+        assert self.loss_scale is not None
+        if not self.loss_scale.accept(*(state.gradient.body(piece.index) for piece in self.layout.buckets)):
+            state.gradient.flat.zero_()
+            state.weight = 0.0
+            state.written.clear()
+
     def _seal(self, state: Accumulation, bucket: int) -> None:
         """Write a bucket's tail and pass the bucket on."""
         piece = self.layout.buckets[bucket]
-        facts = (state.weight, state.control, self._members[bucket] - state.written)
+        settings = () if self.settings is None else tuple(self.settings.differences())
+        facts = (state.weight, state.control, self._members[bucket] - state.written, settings)
         cached = self._tails.get(bucket)
         if cached is None or cached[0] != facts:
-            words = (state.weight, float(state.control), *(float(slot.index in state.written) for slot in piece.slots))
+            used = (float(slot.index in state.written) for slot in piece.slots)
+            words = (state.weight, float(state.control), *used, *(state.weight * number for number in settings))
             cached = self._tails[bucket] = (
                 facts,
                 torch.tensor(words, dtype=self.layout.dtype, device=self.layout.device),
@@ -399,6 +424,11 @@ class Replica:
             self._server_copy = self.make_server_copy()
             self._server_copy.guard = self.guard
         return self._server_copy
+
+    def _copy_for_server(self) -> ServerCopy:
+        optimizer = self.optimizer_wrapper.optimizer
+        make = partial(copy_optimizer, optimizer, self._parameters)
+        return ServerCopy(self._parameters, self.layout, make, settings=self.settings)
 
     @property
     def has_server_copy(self) -> bool:

@@ -12,6 +12,7 @@ from workbench.gradients import CONTROL, USED, WEIGHT, Gradient, Layout
 from workbench.replica.backward import GradientGuard
 from workbench.replica.optimizer_step import OptimizerWrapper
 from workbench.replica.packing import Average, pack
+from workbench.replica.served_optimizer import SentSettings
 from workbench.settings import ScheduleFactory
 
 
@@ -28,6 +29,7 @@ class ServerCopy:
         schedule: made for each bucket's optimizer; it advances at each update of the bucket.
         ema_decay: keep an exponential moving average for evaluation, with one bucket for all parameters; it advances
             at each update.
+        settings: update with the settings in the tails of gradients; None: with those of the optimizers.
     """
 
     def __init__(
@@ -38,11 +40,13 @@ class ServerCopy:
         *,
         schedule: ScheduleFactory | None = None,
         ema_decay: float | None = None,
+        settings: SentSettings | None = None,
     ) -> None:
         self.layout = layout
         self.parameters = [nn.Parameter(param.detach().clone()) for param in parameters]
         self._make_optimizer = make_optimizer
         self._schedule = schedule
+        self._settings = settings
         self._optimizers: dict[int, OptimizerWrapper] = {}  # bucket -> its optimizer, made at its first update
         self.updates = [0] * len(layout.buckets)
         # Steps of the run that the updates complete: see `runtimes.execution.evaluation_schedule`
@@ -102,7 +106,11 @@ class ServerCopy:
             self.control_seen = max(self.control_seen, int(tail[CONTROL]))
             if tail[WEIGHT] > 0:
                 flat.div_(tail[WEIGHT])  # sum of shares -> mean over the contributing samples
-            for slot, num_users in zip(part.slots, tail[USED:], strict=True):
+            num_settings = self.layout.num_settings
+            if self._settings is not None and tail[WEIGHT] > 0:
+                sent = [number / tail[WEIGHT] for number in tail[len(tail) - num_settings :]]
+                self._settings.set(self._optimizer(part.index).optimizer, sent)
+            for slot, num_users in zip(part.slots, tail[USED : len(tail) - num_settings], strict=True):
                 param = self.parameters[slot.index]
                 param.grad = gradient.view(slot).to(param.dtype) if num_users > 0 else None
                 touched.append(param)

@@ -52,14 +52,20 @@ class BatchWeights:
     """Weights of a rank's batches: equal for all ranks, or by samples if the loop counts them.
 
     Attributes:
+        num_workers: ranks that compute gradients.
         samples: of all ranks until now, if they are counted.
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._unit: int | None = None  # samples of a batch with weight 1 / p; 0: not counted; None: not known yet
         self._num_checked = 0  # steps whose losses were checked for a GradScaler's factor
         self.samples = 0
+
+    @property
+    def counts(self) -> bool | None:
+        """Return True if samples are counted; None if that is not known yet."""
+        return None if self._unit is None else self._unit > 0
 
     def weigh(
         self, loss: Losses, num_samples: int | Sequence[int] | None, gather: Callable[[str], list[str]]
@@ -86,22 +92,22 @@ class BatchWeights:
             self._num_checked += 1
             closures = [_checked(closure) for closure in closures]
         if numbers is None:
-            share = 1.0 / (self._num_workers * len(closures))
+            share = 1.0 / (self.num_workers * len(closures))
             return [MicroBatch(closure, share, 1) for closure in closures]
-        self.samples += total * self._num_workers  # exact where batches are equal
-        nominal = self._unit * self._num_workers
+        self.samples += total * self.num_workers  # exact where batches are equal
+        nominal = self._unit * self.num_workers
         return [
             MicroBatch(closure, number / nominal, number) for closure, number in zip(closures, numbers, strict=True)
         ]
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        return {"samples": self.samples, "unit": self._unit, "num_workers": self._num_workers}
+        return {"samples": self.samples, "unit": self._unit, "num_workers": self.num_workers}
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from `state()`. On another number of ranks they agree again on the batch with weight 1 / p."""
         self.samples = int(state["samples"])
-        if state["num_workers"] == self._num_workers and (state["unit"] is None or isinstance(state["unit"], int)):
+        if state["num_workers"] == self.num_workers and (state["unit"] is None or isinstance(state["unit"], int)):
             self._unit = state["unit"]
 
 
@@ -156,8 +162,13 @@ class LoopCheckpoints:
     def _gather(self, text: str, what: str) -> list[str]:
         return self._transport.gather_texts(text, self._interpreter.clock.deadline(what))
 
-    def save(self, folder: Path, end: EndStep, own: Any, counted: dict[str, Any], keep: int) -> str:
+    def save(
+        self, folder: Path, end: EndStep, own: Any, counted: dict[str, Any], keep: int, *, in_step: bool = True
+    ) -> str:
         """Write a checkpoint after a step. Every rank must call it, and returns when all have written.
+
+        Args:
+            in_step: all ranks must have finished the same step. Otherwise the checkpoint is named after the last one.
 
         Returns:
             Which ranks could not write, and why; "" if all could.
@@ -169,7 +180,7 @@ class LoopCheckpoints:
             raise ConfigError(f"keep={keep!r}: give the number of checkpoints to keep, 1 or more")
         _check_plain(own)
         steps = [int(text) for text in self._gather(str(end.step), "all ranks to keep a checkpoint")]
-        if len(set(steps)) > 1:
+        if in_step and len(set(steps)) > 1:
             raise ConfigError(
                 f"ranks have finished steps {steps}, and a checkpoint is of one step: save on all ranks after the same "
                 "step"
@@ -179,13 +190,13 @@ class LoopCheckpoints:
         self._interpreter.complete_all(end.state)
         words = ""
         try:
-            self._write(folder, end, {**counted, "loop": own})
+            self._write(folder, max(0, *steps), end, {**counted, "loop": own})
             remove_old_rank_files(folder, rank, num_workers, keep)
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
             words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): earlier ones are valid"
         return "; ".join(filter(None, self._gather(words, "all ranks to have written a checkpoint")))
 
-    def _write(self, folder: Path, end: EndStep, own: dict[str, Any]) -> None:
+    def _write(self, folder: Path, place: int, end: EndStep, own: dict[str, Any]) -> None:
         rank, num_workers = self._ctx.rank, self._ctx.num_workers
         saved = take_checkpoint(self._algorithm, self._replica, num_workers, end, self._ctx.memory)
         saved |= {"random": random_state(self._transport.device), LOOP_STATE: own}
@@ -193,7 +204,7 @@ class LoopCheckpoints:
             saved = without_replicated(
                 saved, frozenset(dict(self._replica.model.named_parameters(remove_duplicate=False)))
             )
-        path = rank_file_path(folder, max(end.step, 0), rank)
+        path = rank_file_path(folder, place, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = {"step": end.step, "rank": rank, "num_workers": num_workers, "run": self._run}
         write_rank_file(path, partial(save_rank_file, saved), facts)
@@ -319,6 +330,24 @@ class Preview:
             restore()
         self._interpreter.recorder = self._interpreter.clock.recorder = self._recorder
         self._interpreter.clock.bytes_sent = self._bytes_sent
+
+
+@final
+class PulledParameters:
+    """A server algorithm's present parameters in this rank's model; `undo` restores the rank's own.
+
+    One rank may make one while the others train.
+    """
+
+    def __init__(self, algorithm: Algorithm, interpreter: Interpreter, ctx: Context) -> None:
+        self._values = [(param, param.detach().clone()) for param in interpreter.replica.parameters]
+        interpreter.advance(lower(ctx, algorithm.pull(ctx)))
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Restore the parameters."""
+        for param, value in self._values:
+            param.copy_(value)
 
 
 def _has_pending_updates(algorithm: Algorithm, state: State | None) -> bool:

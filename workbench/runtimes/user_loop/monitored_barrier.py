@@ -42,10 +42,14 @@ class MonitoredBarrier:
 
     Attributes:
         steps: how many this rank has begun.
+
+    Args:
+        in_step: ranks take their steps together. Otherwise a rank may be ahead, and no call but the end is reported.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, in_step: bool = True) -> None:
         self.steps = 0
+        self._in_step = in_step
         self._transport = transport
         self._number = 0  # number of the next barrier
         self._text = ""  # what this rank has reported at it
@@ -88,7 +92,7 @@ class MonitoredBarrier:
             return same
         rank, text = other
         what, _, steps = text.partition(" ")
-        if not self._text and steps and int(steps) >= self.steps:  # that rank is only ahead
+        if self._in_step and not self._text and steps and int(steps) >= self.steps:  # that rank is only ahead
             return same
         here, _, steps_here = self._text.partition(" ")
         mine = _format_arrival(here, steps_here) if self._text else f"has begun {_count(self.steps)}"

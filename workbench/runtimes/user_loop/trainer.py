@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 import weakref
@@ -14,9 +15,9 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
-from workbench.errors import ConfigError, Diverged, PeerFailed
+from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context, Replicas, lower
+from workbench.program import Algorithm, Context, Replicas, complete, lower
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
@@ -27,7 +28,14 @@ from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import check_consistency, facts_of_layout, share_tensors, versions
 from workbench.runtimes.rank.main import cause_of, transport_here
 from workbench.runtimes.transport.measure_link import measure_link
-from workbench.runtimes.user_loop.loop_checkpoints import BatchWeights, LoopCheckpoints, Losses, Preview, open_record
+from workbench.runtimes.user_loop.loop_checkpoints import (
+    BatchWeights,
+    LoopCheckpoints,
+    Losses,
+    Preview,
+    PulledParameters,
+    open_record,
+)
 from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
 from workbench.runtimes.user_loop.peers import stop_watching, translated_errors, watch_peers
 from workbench.runtimes.user_loop.process_end import ProcessEnd
@@ -53,6 +61,12 @@ class Trainer:
     Pipe-SGD: K - 1). With LocalSGD and DiLoCo they differ between ranks. `with trainer.evaluating():` shows them as
     `finish` would leave them. An update uses the learning rate, momentum and weight decay that the optimizer had in its
     gradient's step, also if the update comes later. So your own scheduler acts as in a synchronous loop.
+
+    Servers (`AsyncSGD`, `BackupSGD` and all others with `algorithm.requires.servers`) run beside the ranks, on threads;
+    with `dedicated=True` on the last ranks, which call `serve` instead. A server updates with a copy of the optimizer:
+    its class, settings, parameter groups and state, and the settings of the worker's step. `step` returns when the
+    servers have answered this rank, so each rank takes steps at its own pace, and as many as it likes. `save`, `load`
+    and `finish` wait until all ranks have made the same call. The state of the optimizer (momentum) is on the servers.
 
     An exception of one rank ends the run on all: the others raise `PeerFailed`, which names the rank and its error. A
     loss that is NaN or infinite (on CPUs) does the same. So does the end of a rank's process, if ranks share a
@@ -113,19 +127,20 @@ class Trainer:
         check_guard(on_bad_gradient, max_grad_norm)
         if progress not in PROGRESS:
             raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
-        if algorithm.requires.servers:
-            raise ConfigError(
-                f"{type(algorithm).__name__} keeps parameters on servers, and a Trainer steps your model on all ranks "
-                "together: "
-                "use `workbench train`, Cluster.train or simulate for it"
-            )
+        self._served = algorithm.requires.servers
+        if self._served:
+            _check_served(algorithm, clip_norm, keep_gradients)
         self._transport = transport_here(timeout_s)
         self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
         self._recorder: Recorder = NullRecorder()
         self._folder: Path | None = None
         self._next: list[MicroBatch] = []
-        self._shares = BatchWeights(self.num_workers)
+        roles = algorithm.roles(self.num_workers)
+        self._serves = self.rank not in roles.computing
+        self._shares = BatchWeights(roles.num_computing)
         self._end = EndStep(-1)
+        self._begun = False  # the program of an algorithm with servers: they run
+        self._num_steps = 0
         self._finished = self._is_evaluating = False
         self._evaluated_s = 0.0
         self._detector: FailureDetector | None = None
@@ -144,6 +159,7 @@ class Trainer:
                 applies_buckets=buckets.applied_singly,
                 clip_norm=clip_norm,
                 precision=precision,
+                served=self._served,
             )
             self.replica.optimizer_wrapper.keeps = keep_gradients
             if on_bad_gradient != "ignore":
@@ -165,7 +181,7 @@ class Trainer:
                 self._transport, self.replica, self._recorder, micro_batches, slept=slept, reads_data=False, **more
             )
             self._deadline = self._interpreter.clock.deadline
-            self._barrier = MonitoredBarrier(self._transport)
+            self._barrier = MonitoredBarrier(self._transport, in_step=not self._served)
             self._interpreter.clock.watch = self._barrier.num_arrived
             self._process_end = ProcessEnd(self._transport, self._interpreter, self._detector, self._barrier)
             self._collected = weakref.finalize(self, self._process_end.collected)
@@ -175,6 +191,7 @@ class Trainer:
             self._transport.open_lanes(algorithm.requires.num_lanes)
             known = {**versions(), "algorithm": str(algorithm), **facts_of_layout(self.replica.layout)}
             known["compute"] = f"{compute}, seed {compute_seed}"
+            known["optimizer"] = str(self.replica.settings)
             check_consistency(known, self._transport, self._interpreter)
             share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
             if record:
@@ -188,7 +205,9 @@ class Trainer:
 
     @property
     def num_updates(self) -> int:
-        """Optimizer steps taken so far."""
+        """Optimizer steps taken so far. With servers: those in the parameters that this rank has pulled."""
+        if self._served:
+            return min(getattr(self._end.state, "versions", ()), default=0)
         return min(self.replica.updates)
 
     def step(self, closure: Losses, num_samples: int | Sequence[int] | None = None) -> Tensor | None:
@@ -204,6 +223,9 @@ class Trainer:
             num_samples: number of samples in this rank's batch, or in each micro-batch. Give it on every rank and step,
                 or never.
 
+        With servers, this rank's parameters are then those that a server sent in answer to its gradient. Other ranks
+        need not take the step.
+
         Returns:
             The loss, detached: the mean over the micro-batches. None without a closure.
 
@@ -213,12 +235,14 @@ class Trainer:
         """
         self._check_usable()
         with translated_errors(self._fail):
-            self._barrier.steps = self._end.step + 2
+            self._barrier.steps = self._num_steps + 1
             self.replica.optimizer_wrapper.remember(self._end.step + 1)
-            self._next = self._shares.weigh(closure, num_samples, self._gather)
+            self._next = self._shares.weigh(closure, num_samples, self._gather_counts)
+            self._begin_servers()
             end = self._interpreter.advance(self._program)
             assert end is not None, "the program ended before finish()"
             self._end = end
+            self._num_steps += 1
             if self.replica.optimizer_wrapper.keeps:
                 self.replica.show_gradients()
             self._record_step(end.step, self._interpreter.loss)
@@ -251,6 +275,9 @@ class Trainer:
         flight, the block costs a copy of the parameters and of the optimizer's state. Every rank must enter the block
         after the same step. The time in it does not count as training.
 
+        With servers, the parameters are the servers' present ones, and the buffers are this rank's. A rank may enter
+        the block alone, while the others train.
+
         Yields:
             The model. Changes to its weights are undone at the end of the block.
 
@@ -273,8 +300,12 @@ class Trainer:
         self._check_usable()
         begin = time.perf_counter()
         with translated_errors(self._fail):
-            self._wait_for_all("evaluating")
-            ahead = Preview(self._algorithm, self._interpreter, self._ctx, self._end)
+            if self._served:
+                self._begin_servers()
+                ahead: Preview | PulledParameters = PulledParameters(self._algorithm, self._interpreter, self._ctx)
+            else:
+                self._wait_for_all("evaluating")
+                ahead = Preview(self._algorithm, self._interpreter, self._ctx, self._end)
         self._is_evaluating = True
         try:
             with evaluation_mode(self.replica.model) as model:
@@ -296,6 +327,9 @@ class Trainer:
     def save(self, folder: str | Path, own: Any = None, *, keep: int = 2) -> None:
         """Write a checkpoint, with gradients in flight. Every rank must call it, after the same step.
 
+        With servers, each rank may have taken another number of steps. `save` waits until all ranks have called it,
+        and this rank then has the servers' present parameters.
+
         Args:
             folder: a folder for this training's checkpoints alone, which all ranks see.
             own: tensors and plain values of this rank's loop, such as `scheduler.state_dict()`.
@@ -307,25 +341,29 @@ class Trainer:
         """
         self._check_usable()
         with translated_errors(self._fail):
-            self._wait_for_all("save")
-            reason = self._writer.save(
-                Path(folder),
-                self._end,
-                own,
-                {**self._shares.state(), "scheduled": dict(self.replica.optimizer_wrapper.of_step)},
-                keep,
-            )
+            self._wait_for_all("save", folder=str(Path(folder).absolute()), keep=keep)
+            reason = self._write_checkpoint(Path(folder), own, keep)
         if reason:
             raise OSError(reason)
+
+    def _write_checkpoint(self, folder: Path, own: Any, keep: int) -> str:
+        """Return which ranks could not write it, and why; "" if all could."""
+        more = {"scheduled": dict(self.replica.optimizer_wrapper.of_step), "steps": self._num_steps}
+        counted = {**self._shares.state(), **more}
+        reason = self._writer.save(folder, self._end, own, counted, keep, in_step=not self._served)
+        if self._served:
+            self._begin_program()
+        return reason
 
     def load(self, folder: str | Path) -> tuple[int, Any]:
         """Continue from the newest complete checkpoint in the folder.
 
-        On the same number of ranks the result is bit-identical. Every rank must call it, before its first step. Another
-        number of ranks is possible if the ranks' states are equal.
+        On the same number of ranks the result is bit-identical (with servers: if the order of updates is the same).
+        Every rank must call it, before its first step. Another number of ranks is possible if the ranks' states are
+        equal, so not with servers.
 
         Returns:
-            The number of steps before the checkpoint, and this rank's `own`, or None on another number of ranks.
+            The number of steps of this rank before the checkpoint, and this rank's `own`, or None on another number of ranks.
 
         Raises:
             ConfigError: there is no complete checkpoint, it is of another algorithm, model or optimizer, or a step was
@@ -333,35 +371,47 @@ class Trainer:
         """
         self._check_usable()
         with translated_errors(self._fail):
-            if self._end.step >= 0:
+            if self._num_steps:
                 raise ConfigError("load() comes before the first step: make a new Trainer to go back")
-            self._wait_for_all("load")
-            num_steps, kept = self._writer.load(Path(folder))
-            self._shares.load(kept)
-            self.replica.optimizer_wrapper.of_step = dict(kept.get("scheduled") or {})
-            self._barrier.steps = num_steps
-            self._end, self._program = (
-                EndStep(num_steps - 1, self._ctx.resumed),
-                lower(self._ctx, self._algorithm.worker(self._ctx)),
-            )
-        return num_steps, kept["loop"] if kept["num_workers"] == self.num_workers else None
+            self._wait_for_all("load", folder=str(Path(folder).absolute()))
+            kept = self._read_checkpoint(Path(folder))
+        return self._num_steps, kept["loop"] if kept["num_workers"] == self._shares.num_workers else None
+
+    def _read_checkpoint(self, folder: Path) -> dict[str, Any]:
+        """Continue from it, and return its entry of the loop."""
+        first_step, kept = self._writer.load(folder)
+        self._shares.load(kept)
+        self.replica.optimizer_wrapper.of_step = dict(kept.get("scheduled") or {})
+        self._num_steps = self._barrier.steps = kept.get("steps", first_step)
+        self._end = EndStep(first_step - 1, self._ctx.resumed)
+        self._begin_program()
+        return kept
 
     def finish(self) -> Run | None:
         """Apply gradients in flight and release the model.
 
         Returns the run if it was recorded. A second call returns the same. Every rank must call it, after the same
-        step. Afterwards the model's buffers (BatchNorm's statistics) are rank 0's on all ranks.
+        step; with servers, after any step, and it waits for the other ranks as long as `timeout_s`. Afterwards the
+        model's buffers (BatchNorm's statistics) are rank 0's on all ranks.
         """
         if self._finished:
             return None if self._folder is None else Run.load(self._folder)
         self._check_usable()
         self._finished = True
-        self._ctx.num_steps = 0
         with translated_errors(self._fail):
             self._wait_for_all("finish", counted=self._algorithm.replicas != Replicas.NEVER)
-            self._interpreter.advance(self._program)
+            if not self._served:
+                self._ctx.ended = True
+                self._interpreter.advance(self._program)
+        return self._end_run()
+
+    def _end_run(self) -> Run | None:
+        """Release the model after all programs have ended, and return the run if it was recorded."""
+        with translated_errors(self._fail):
             self._report_gradient(self._interpreter.clock.step, last=True)
             share_tensors(self.replica.float_buffers(), self._transport, self._interpreter)
+            if self._served:
+                self._interpreter.flush()
             deadline = self._deadline("all ranks to finish")
             self._transport.barrier(deadline)
             slept = self._interpreter.slept
@@ -402,12 +452,74 @@ class Trainer:
             raise ConfigError("this Trainer is finished: make a new one to train on")
         if self._is_evaluating:
             raise ConfigError("this Trainer is evaluating: leave the evaluating() block first")
+        if self._serves:
+            raise ConfigError(
+                f"rank {self.rank} is a server of {self._algorithm}, and computes no gradients: call "
+                "workbench.serve(model, optimizer, algorithm) on it in place of a Trainer"
+            )
 
-    def _wait_for_all(self, what: str, *, counted: bool = True) -> None:
-        """Wait until all ranks have made the same call, so that their next collectives match."""
+    def _wait_for_all(self, what: str, *, counted: bool = True, **arguments: Any) -> None:
+        """Wait until all ranks have made the same call, so that their next collectives match.
+
+        With servers, all programs have ended then.
+
+        Args:
+            arguments: of the call, for dedicated servers.
+        """
+        if self._served:
+            self._meet({"call": what, "counts": self._shares.counts, **arguments})
+            return
         self._barrier.wait(what, self._deadline(f"all ranks to call {what}()"), self._interpreter.tick, counted=counted)
 
-    def _gather(self, text: str) -> list[str]:
+    def _meet(self, call: dict[str, Any]) -> dict[str, Any]:
+        """End this rank's program: with servers, it ends when all workers end theirs. Return the first worker's call.
+
+        Raises:
+            RankMismatch: workers made different calls.
+        """
+        if not self._serves:
+            self._begin_servers()
+        self._ctx.ended = True
+        end = self._interpreter.advance(self._program)
+        assert end is None, "the program goes on after its end"
+        self._end = EndStep(self._end.step, self._ctx.resumed)
+        texts = self._transport.gather_texts(json.dumps(call), self._deadline("all ranks to make the same call"))
+        return _same_call([json.loads(text) for text in texts])
+
+    def _begin_program(self) -> None:
+        """Make the program that continues after the last step."""
+        self._ctx.ended, self._begun = False, False
+        self._ctx.first_step, self._ctx.resumed = self._end.step + 1, complete(self._end.state)
+        self._program = lower(self._ctx, self._algorithm.worker(self._ctx))
+
+    def _begin_servers(self) -> None:
+        """Begin the servers on this rank. They copy the present parameters, which the user may have set until now."""
+        if self._served and not self._begun:
+            self._begun = True
+            end = self._interpreter.advance(self._program)
+            assert end is not None
+            self._end = end
+
+    def _serve(self) -> Run | None:
+        """Serve until the workers have called `finish`."""
+        with translated_errors(self._fail):
+            if not self._serves:
+                raise ConfigError(
+                    f"rank {self.rank} computes gradients with {self._algorithm}: make a Trainer on it. serve() is for "
+                    "the last ranks, those of algorithm.roles(num_ranks).serving, with dedicated=True"
+                )
+            while (call := self._meet({}))["call"] != "finish":
+                if call["call"] == "save":
+                    self._write_checkpoint(Path(call["folder"]), None, call["keep"])
+                else:
+                    self._read_checkpoint(Path(call["folder"]))
+        self._finished = True
+        return self._end_run()
+
+    def _gather_counts(self, text: str) -> list[str]:
+        """Return the numbers of samples of all ranks' first batches; one sample if ranks are not in step."""
+        if self._served:
+            return ["1" if text not in ("", "0") else text]
         return self._transport.gather_texts(text, self._deadline("all ranks' first step"))
 
     def _record_step(self, step: int, loss: Tensor | None) -> None:
@@ -482,3 +594,67 @@ class Trainer:
             self._process_end.failed = True
             if self._interpreter.ended:
                 self._process_end.forget()
+
+
+def serve(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorithm, **options: Any) -> Run | None:
+    """Serve parameters on a rank of its own (`dedicated=True`), and return when all workers have finished.
+
+    Workers make a `Trainer` with the same model, optimizer and algorithm. Servers are the last `algorithm.shards` ranks:
+    `algorithm.roles(num_ranks).serving`. `save` and `load` of the workers' Trainers include this rank. The model here
+    is not trained: the workers have the result.
+
+    Args:
+        model, optimizer, algorithm: as those of the workers.
+        options: those of the workers' `Trainer`.
+
+    Returns:
+        The run, with `record=True`.
+
+    Raises:
+        PeerFailed: another rank failed.
+        ConfigError: this rank computes gradients.
+
+    Example:
+        On each rank of three, of which the last one serves:
+        >>> def train(model, optimizer, batches, rank, algorithm):
+        ...     if rank in algorithm.roles(3).serving:
+        ...         serve(model, optimizer, algorithm)
+        ...         return
+        ...     with Trainer(model, optimizer, algorithm) as trainer:
+        ...         for x in batches:
+        ...             trainer.step(lambda: model(x).square().mean())
+    """
+    return Trainer(model, optimizer, algorithm, **options)._serve()
+
+
+def _check_served(algorithm: Algorithm, clip_norm: float | None, keep_gradients: bool) -> None:
+    """Raise `ConfigError` for options that need the mean gradient, which only a server has."""
+    name = "clip_norm" if clip_norm is not None else "keep_gradients" if keep_gradients else ""
+    if name:
+        fix = "set the algorithm's own clip_norm if it has one" if name == "clip_norm" else "leave it out"
+        raise ConfigError(
+            f"{name} needs the mean gradient of an update, which only a server of {type(algorithm).__name__} has: {fix}"
+        )
+
+
+def _same_call(calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the call of the first rank that made one. Dedicated servers made none.
+
+    Raises:
+        RankMismatch: another rank made another call, or counts its samples otherwise.
+    """
+    made = [(rank, call) for rank, call in enumerate(calls) if call]
+    first, expected = made[0]
+    for rank, call in made:
+        if call["call"] != expected["call"]:
+            raise RankMismatch(
+                f"rank {first} calls {expected['call']}(), but rank {rank} calls {call['call']}(): make the same call "
+                "on every rank, and not under `if rank == 0`"
+            )
+    counting = {rank: call["counts"] for rank, call in made if call["counts"] is not None}
+    if len(set(counting.values())) > 1:
+        raise RankMismatch(
+            f"num_samples was given on ranks {[rank for rank, counts in counting.items() if counts]} and not on all: "
+            "ranks are weighted by it, so give it on every rank, or never"
+        )
+    return expected
