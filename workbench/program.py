@@ -14,6 +14,8 @@ from torch import Tensor
 from workbench.gradients import Layout
 from workbench.ops import AllGather, AllReduce, Backward, Program, ReduceScatter, Request, Start, State, Ticket
 
+LOOP_ENDED = -1  # `num_steps` when the caller takes no more steps
+
 
 @final
 @dataclass(slots=True)
@@ -23,8 +25,7 @@ class Context:
     Attributes:
         rank, num_workers: all that a program knows about the cluster. `num_workers` counts all ranks, servers too.
         first_step: the first step to take; more than 0 in a resumed run.
-        num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`), by `ended`.
-        ended: the caller takes no more steps.
+        num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`), with `LOOP_ENDED`.
         resumed: the state of the last `EndStep`, with its tickets completed; None at a fresh start. A program may
             replace it by a state that is also valid between two steps. When a rank has left, the runtime calls
             `State.unused` of the remaining ranks' states.
@@ -39,7 +40,6 @@ class Context:
     num_workers: int
     first_step: int = 0
     num_steps: int | None = None
-    ended: bool = False
     resumed: Any = None
     layout: Layout | None = None
     seed: int = 0
@@ -55,11 +55,16 @@ class Context:
         return self if lane == 0 else replace(self, memory=LaneMemory(self.memory, lane))
 
     def steps(self) -> Iterator[int]:
-        """The steps to take. Reads `num_steps` and `ended` before each step, so that a caller can end the loop."""
+        """The steps to take. Reads `num_steps` before each step, so that a caller can end the loop."""
         step = self.first_step
-        while not self.ended and (self.num_steps is None or step < self.num_steps):
+        while self.num_steps is None or step < self.num_steps:
             yield step
             step += 1
+
+    @property
+    def in_loop(self) -> bool:
+        """Return True if the caller ends the loop, also when it has."""
+        return self.num_steps in (None, LOOP_ENDED)
 
     def is_last(self, step: int) -> bool:
         """Return True if no step comes after this one."""

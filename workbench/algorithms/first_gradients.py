@@ -25,7 +25,7 @@ from workbench.algorithms.quorum import FixedQuorum, OnlineQuorum
 from workbench.arguments import check_number
 from workbench.gradients import Gradient
 from workbench.ops import Apply, EndStep, Now, Program
-from workbench.program import Context
+from workbench.program import LOOP_ENDED, Context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class FirstGradients(ServerAlgorithm, ABC):
         return 0
 
     def serve(self, ctx: Context, shard: int) -> Program:
-        port, end = ServerPort(self, ctx, shard), math.inf if ctx.num_steps is None else ctx.num_steps
+        port, end = ServerPort(self, ctx, shard), math.inf if ctx.in_loop else ctx.num_steps or 0
         version = yield from port.open()
         quorum = self.quorum(port.num_workers, (yield Now()))
         active = set(range(port.num_workers)) if version < end else set()  # workers that still need the last version
@@ -124,13 +124,12 @@ class FirstGradients(ServerAlgorithm, ABC):
 
     def work(self, ctx: Context) -> Program:
         port, known = WorkerPort(self, ctx), fresh(ctx)
-        in_loop = ctx.num_steps is None
-        versions = {shard: version for shard, version in known.items() if in_loop or version < (ctx.num_steps or 0)}
-        while versions and not ctx.ended:
+        versions = {shard: version for shard, version in known.items() if ctx.in_loop or version < (ctx.num_steps or 0)}
+        while versions and ctx.num_steps != LOOP_ENDED:
             step = min(versions.values())
             replies = yield from port.push_pull(step, versions)
             known.update(versions)
             ended(versions, replies)
             yield EndStep(step, state=state_of(known), dropped=not LATE_FLAGS.isdisjoint(replies.values()))
-        if in_loop:
+        if ctx.in_loop:
             yield from leave(self, ctx, known)

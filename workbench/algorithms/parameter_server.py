@@ -152,7 +152,7 @@ class ServerAlgorithm(Algorithm, ABC):
         serving = []
         for shard in mine:
             serving.append((yield Start(self.serve(ctx, shard), lane=FREE, shares_tags=True)))
-        if ctx.num_steps is None:  # a loop, which may pull before its first step
+        if ctx.in_loop:  # it may pull before its first step
             yield EndStep(ctx.first_step - 1, state=state_of(fresh(ctx)))
         yield from self.work(ctx)
         for ticket in serving:
@@ -230,7 +230,7 @@ def take_steps(algorithm: ServerAlgorithm, ctx: Context, clip_norm: float | None
     for step in ctx.steps():
         replies = yield from port.push_pull(step, versions, LAST * ctx.is_last(step))
         yield EndStep(step, state=state_of(versions), dropped=not LATE_FLAGS.isdisjoint(replies.values()))
-    if ctx.ended or (ctx.num_steps is not None and ctx.first_step >= ctx.num_steps):
+    if ctx.num_steps is not None and ctx.first_step >= ctx.num_steps:
         yield from leave(algorithm, ctx, versions)
 
 

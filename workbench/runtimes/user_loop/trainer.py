@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
 from workbench.ops import EndStep
-from workbench.program import Algorithm, Context, Replicas, complete, lower
+from workbench.program import LOOP_ENDED, Algorithm, Context, Replicas, complete, lower
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
@@ -401,7 +401,7 @@ class Trainer:
         with translated_errors(self._fail):
             self._wait_for_all("finish", counted=self._algorithm.replicas != Replicas.NEVER)
             if not self._served:
-                self._ctx.ended = True
+                self._ctx.num_steps = LOOP_ENDED
                 self._interpreter.advance(self._program)
         return self._end_run()
 
@@ -479,7 +479,7 @@ class Trainer:
         """
         if not self._serves:
             self._begin_servers()
-        self._ctx.ended = True
+        self._ctx.num_steps = LOOP_ENDED
         end = self._interpreter.advance(self._program)
         assert end is None, "the program goes on after its end"
         self._end = EndStep(self._end.step, self._ctx.resumed)
@@ -488,7 +488,7 @@ class Trainer:
 
     def _begin_program(self) -> None:
         """Make the program that continues after the last step."""
-        self._ctx.ended, self._begun = False, False
+        self._ctx.num_steps, self._begun = None, False
         self._ctx.first_step, self._ctx.resumed = self._end.step + 1, complete(self._end.state)
         self._program = lower(self._ctx, self._algorithm.worker(self._ctx))
 
