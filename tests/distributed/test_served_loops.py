@@ -193,6 +193,40 @@ def test_an_overflow_in_16_bits_is_left_out_as_a_grad_scaler_does(shards: int) -
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
+def overflow_on_one_rank(shards: int) -> tuple[torch.Tensor, float]:
+    rank, num_ranks = here()
+    torch.manual_seed(0)
+    model = Steep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with Trainer(model, optimizer, ParameterServerSGD(shards=shards), precision="fp16", timeout_s=30) as trainer:
+        for step in range(NUM_STEPS):
+            model.factor = 100.0 if (step, rank) == (OVERFLOW, 1) else 1.0
+            trainer.step(closure(model, batch(step, rank, num_ranks)))
+        assert trainer.replica.loss_scale is not None
+        return parameters(model), trainer.replica.loss_scale.value
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_overflow_of_one_rank_leaves_the_mean_of_the_others(shards: int) -> None:
+    torch.manual_seed(0)
+    model = Steep()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        for rank in range(1 if step == OVERFLOW else 2):
+            with torch.autocast("cpu", torch.float16):
+                loss = closure(model, batch(step, rank, 2))()
+            (loss * 2.0**16).backward()
+        for param in model.parameters():
+            assert param.grad is not None
+            param.grad /= 2.0**16 * (1 if step == OVERFLOW else 2)
+        optimizer.step()
+    found = shared_pool("torch", 2, compiler=True).run(overflow_on_one_rank, shards)
+    assert [scale for _, scale in found] == [2.0**16, 2.0**15], "each rank has its own scale"
+    for trained, _ in found:
+        torch.testing.assert_close(trained, parameters(model), rtol=2e-5, atol=1e-6)
+
+
 # ---------------------------------------------------------------- asynchronous: the recorded order of updates, in NumPy
 
 LR, MOMENTUM, DECAY, NUM_FEATURES = 0.05, 0.9, 0.02, 4
