@@ -4,6 +4,7 @@
 - `backward`: the parts of a backward pass: micro-batches, gradients as they arrive, loss scaling.
 - `optimizer_step`: steps with given gradients, of all parameters or of one bucket's.
 - `server_copy`: a server's copy of the parameters, with its own optimizer.
+- `served_optimizer`: a user's optimizer on servers: its copy, and the settings that gradients bring.
 - `packing`: parameters laid out as gradients are, so that they can be sent and averaged.
 - `gradient_guard`: bad gradients, found before they are sent.
 - `local_training`: one rank's part of a run: replica, minibatches, evaluation, rows of metrics.
