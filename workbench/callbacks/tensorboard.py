@@ -27,7 +27,7 @@ class TensorBoard(Callback):
         try:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ModuleNotFoundError:
-            raise ConfigError("TensorBoard is missing: pip install 'sgd-workbench[export]'") from None
+            raise ConfigError("TensorBoard is missing: pip install 'sgd-workbench[tensorboard]'") from None
         if self.folder is None and run.folder is None:
             raise ConfigError("a simulated run has no folder: give one, as TensorBoard('logs')")
         place = Path(self.folder) / run.id if self.folder is not None else Path(str(run.folder)) / "tensorboard"
