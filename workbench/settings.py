@@ -165,7 +165,9 @@ class Settings:
             raise ConfigError(
                 f"compute={self.compute!r}: give seconds, such as costs.Compute(forward_s=0.03, backward_s=0.07)"
             )
-        if not isinstance(self.callbacks, list | tuple) or not all(hasattr(one, "on_step") for one in self.callbacks):
+        if not isinstance(self.callbacks, list | tuple) or not all(
+            hasattr(one, "on_step") and not isinstance(one, type) for one in self.callbacks
+        ):
             raise ConfigError(
                 f"callbacks={self.callbacks!r}: give a list of callbacks, such as [workbench.callbacks.TensorBoard()]"
             )

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, final
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
+from tests.distributed.test_rejoin import NUM_RANKS, STEPS_OF_FEWER, and_weights, expected, until_left, with_another
 from tests.laws import tiny
 from tests.laws.train import on_real_runtimes, train
 from workbench.algorithms import LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.errors import WorkbenchError
 from workbench.program import Algorithm
+from workbench.runtimes.rank.join import rejoin
+from workbench.runtimes.rank.main import Job
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -37,6 +41,21 @@ class Slow(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         time.sleep(READ_S)
         return tuple(column[index] for column in self.columns)
+
+
+@final
+class Noisy(Dataset[Any]):
+    """A data set that draws noise for each item."""
+
+    def __init__(self) -> None:
+        self.columns = tiny.data()
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        x, y = (column[index] for column in self.columns)
+        return x + torch.randn_like(x), y
 
 
 @final
@@ -89,3 +108,52 @@ def test_an_error_in_the_data_names_the_rank(runtime: str) -> None:
 
     with pytest.raises(WorkbenchError, match="rank 1 of 2 gets no whole minibatch"):
         train(runtime, 2, SynchronousSGD(), replace(tiny.problem(), train=batches), HOW)
+
+
+DATA = {
+    "samples that draw, by loader processes": lambda: DataLoader(Noisy(), shuffle=True, num_workers=1),
+    "a sampler that draws": lambda: DataLoader(
+        Noisy(), sampler=WeightedRandomSampler([1.0, 2.0] * 11 + [3.0], 23, generator=torch.Generator())
+    ),
+    "a stream": Dealt,
+}
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("data", DATA)
+def test_a_resumed_run_reads_what_an_unbroken_one_reads(data: str, runtime: str) -> None:
+    """Over the end of an epoch of 23 samples: the run is stopped in the first, and continues in the second."""
+    problem = replace(tiny.problem(), train=DATA[data]())
+    whole = train(runtime, 2, SynchronousSGD(), problem, HOW)
+    first = train(runtime, 2, SynchronousSGD(), problem, HOW, stop_after=2)
+    assert first.run.info["status"] == "stopped"
+    rest = train(runtime, 2, SynchronousSGD(), problem, HOW, resume=first.checkpoint)
+    assert torch.equal(rest.final, whole.final)
+    assert losses(rest.run) == losses(whole.run)[3:]
+
+
+def test_on_another_number_of_ranks_the_record_says_what_a_stream_repeats() -> None:
+    problem = replace(tiny.problem(), train=Dealt())
+    first = train("torch", 2, SynchronousSGD(), problem, HOW, stop_after=2)
+    rest = train("torch", 1, SynchronousSGD(), problem, HOW, resume=first.checkpoint).run
+    assert [row["step"] for row in rest.steps()] == [3, 4, 5]
+    assert any("some samples are used twice or not at all" in note for note in rest.info["notes"])
+
+
+def rejoins_and_counts(job: Job, rank: int) -> tuple[Tensor, int]:
+    """Train in the place of that rank. Return its parameters, and how many processes it then has."""
+    until_left(job, rank)
+    final = and_weights(rejoin, job, rank)
+    return final, len(psutil.Process().children())
+
+
+def test_loader_processes_of_ranks_that_shrink_and_grow_read_the_right_samples() -> None:
+    """One of three ranks is killed, two continue, and another process takes its place."""
+    loader = DataLoader(TensorDataset(*tiny.data()), shuffle=True, num_workers=1)
+    found, came, run = with_another(SynchronousSGD(), rejoins_and_counts, STEPS_OF_FEWER, data=loader)
+    for outcome in [*found.values(), came]:
+        assert outcome.error is None, outcome.trace
+    (final, children), fewer, more = came.value, run.info["shrunk"][0]["step"], run.info["joined"][0]["step"]
+    assert 0 < fewer < more < (STEPS_OF_FEWER.steps or 0) and len(run.metrics) == NUM_RANKS
+    assert torch.allclose(final, expected(fewer, more), rtol=1e-11, atol=1e-13)
+    assert children == 0, "its loader processes have ended"

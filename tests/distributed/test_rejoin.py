@@ -76,16 +76,25 @@ def dies_at_the_door(job: Job, rank: int) -> None:
 
 
 def with_another(
-    algorithm: Algorithm, comes: Any, how: Settings = HOW, victim: int = VICTIM, *, before: Any = None
+    algorithm: Algorithm,
+    comes: Any,
+    how: Settings = HOW,
+    victim: int = VICTIM,
+    *,
+    before: Any = None,
+    data: Any = None,
 ) -> tuple[dict[int, Outcome], Outcome, Run]:
     """The outcomes of the first ranks and of the one that joined later; and the record.
 
     Args:
         before: what yet another process did, up to its end, before the one that joined.
+        data: what they train on; None: the tiny data.
     """
     model = partial(Late, 4.0) if isinstance(algorithm, PartialAllReduce) else partial(Slow, STEP_S)
-    job = make_job("torch", NUM_RANKS, algorithm, tiny.problem(tiny.Remembered(model)), how)
-    dying = replace(job, problem=tiny.problem(partial(DiesAt, AT_STEP)))
+    problem = tiny.problem(tiny.Remembered(model))
+    problem = problem if data is None else replace(problem, train=data)
+    job = make_job("torch", NUM_RANKS, algorithm, problem, how)
+    dying = replace(job, problem=replace(problem, model=partial(DiesAt, AT_STEP)))
     found: dict[int, Outcome] = {}
     calls: list[Any] = [
         (run_rank, (dying,)) if rank == victim else (and_weights, (run_rank, job)) for rank in range(NUM_RANKS)

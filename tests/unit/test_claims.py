@@ -133,8 +133,13 @@ def test_values_that_a_seed_determines_are_no_more_certain_in_three_sessions() -
     for clock in (False, True):
         verdict = judge(claim({"above": 1}), values * 3, "ci", real_clock=clock, sessions=sessions, seeds=seeds * 3)
         assert verdict.word == judge(claim({"above": 1}), values, "ci").word == "underpowered"
-    many = judge(claim({"above": 1}), values * 3, "ci", sessions=sessions, seeds=range(15))
-    assert (many.low, many.high) == pytest.approx(interval(values * 3)), "other seeds are other values of a simulation"
+    shifted = [value + 0.3 * session for value, session in zip(values * 3, sessions, strict=True)]
+    virtual, real = (
+        judge(claim({"above": 1}), shifted, "ci", real_clock=clock, sessions=sessions, seeds=range(15))
+        for clock in (False, True)
+    )
+    assert (virtual.low, virtual.high) == pytest.approx(interval(shifted)), "virtual time has no sessions, only seeds"
+    assert real.high - real.low > 2 * (virtual.high - virtual.low)
     few = judge(claim({"above": 1}), [2.0, 2.1] * 3, "ci", sessions=[0, 0, 1, 1, 2, 2], seeds=[0, 1] * 3)
     assert few.word == "underpowered", "two seeds are two, in any number of sessions"
 

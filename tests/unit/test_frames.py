@@ -47,5 +47,5 @@ def test_a_frame_that_there_is_not_is_refused(run: Run, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match="choose one of steps, evaluations, metrics, spans, messages"):
         frame(run, wrong)
     what: What = "steps"
-    with pytest.raises(ConfigError, match=r"pip install 'sgd-workbench\[export\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'sgd-workbench\[no_such_package\]'"):
         frame(run, what, "no_such_package")

@@ -18,6 +18,7 @@ from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
 from workbench.clusters.run_handle import RunHandle
 from workbench.collectives import Ring
+from workbench.replica.trained import trained_model
 from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace import from_profiler
 from workbench.trace.run import Run
@@ -34,6 +35,15 @@ ASKED: dict[str, tuple[Callable[[Any], Any], Callable[[Run], Any]]] = {
     "parts": (lambda one: str(one.parts(LATER)), lambda run: str(analysis.run_parts(run, LATER))),
     "timeline": (lambda one: one.timeline(LATER).to_json(), lambda run: plots.timeline(run, LATER).to_json()),
     "per_step": (lambda one: one.per_step(LATER).to_json(), lambda run: plots.per_step(run, LATER).to_json()),
+    "to_pandas": (lambda one: one.to_pandas().to_csv(), lambda run: analysis.frame(run).to_csv()),
+    "to_polars": (
+        lambda one: one.to_polars("evaluations").write_csv(),
+        lambda run: analysis.frame(run, "evaluations", "polars").write_csv(),
+    ),
+    "model": (
+        lambda one: str(one.model(tiny.problem()).state_dict()),
+        lambda run: str(trained_model(run, tiny.problem()).state_dict()),
+    ),
     "curves": (lambda one: one.curves("steps").to_json(), lambda run: plots.curves([run], "steps").to_json()),
 }
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from workbench.callbacks.scalars import began_s, scalars
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
 
@@ -148,20 +148,6 @@ def _tensorboard(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
 def _scalars(run: Run) -> Iterator[tuple[str, int, float, float]]:
     """Yield (tag, step, value, time) of the run's curves, over all ranks."""
-    created = run.info.get("created")
-    begin_s = datetime.fromisoformat(created).timestamp() if created else 0.0
-    for row in run.steps():
-        named = {"train/loss": row["loss"], "train/samples": row["samples"], "train/bytes_sent": row["bytes_sent"]}
-        yield from (
-            (tag, row["step"], float(value), begin_s + row["seconds"])
-            for tag, value in named.items()
-            if value is not None
-        )
-    for row in run.evaluations():
-        named = {"test/loss": row["test_loss"], "test/accuracy": row["accuracy"]}
-        named |= {f"test/{name}": row[name] for name in run.metric_names}
-        yield from (
-            (tag, row["step"], float(value), begin_s + row["seconds"])
-            for tag, value in named.items()
-            if value is not None
-        )
+    for row in [*run.steps(), *run.evaluations()]:
+        for tag, value in scalars(row).items():
+            yield tag, row["step"], value, began_s(run.info) + row["seconds"]

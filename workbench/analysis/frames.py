@@ -40,7 +40,7 @@ def frame(run: Run, what: What = "steps", package: str = "pandas") -> Any:
     try:
         made = import_module(package)
     except ModuleNotFoundError:
-        raise ConfigError(f"{package} is missing: pip install 'sgd-workbench[export]'") from None
+        raise ConfigError(f"{package} is missing: pip install 'sgd-workbench[{package}]'") from None
     return made.DataFrame(dict(COLUMNS[what](run)))
 
 

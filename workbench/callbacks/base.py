@@ -45,6 +45,8 @@ class Notifier:
         self._callbacks, self._note = list(callbacks), note
         self._begun = False
         self._taken: dict[int, int] = {}  # rank -> number of its rows that were told
+        self._step = -1  # the last step that was told
+        self._newest: dict[int, dict[str, Any]] = {}  # rank -> its row of the last step that was told
 
     def update(self, run: Run, *, ended: bool = False) -> bool:
         """Tell what is new: steps that every rank has ended, complete evaluations, and at the end all the rest.
@@ -56,12 +58,20 @@ class Notifier:
             self._call("on_begin", run)
         new = {rank: rows[self._taken.get(rank, 0) :] for rank, rows in run.metrics.items()}
         if not ended:
-            whole = min((max((row["step"] for row in rows), default=-1) for rows in new.values()), default=-1)
+            reached = {rank: rows[-1]["step"] if rows else -1 for rank, rows in run.metrics.items()}
+            there = run.ranks_at(max(reached.values(), default=-1), set(reached))
+            whole = min((step for rank, step in reached.items() if rank in there), default=-1)
             new = {rank: _before(rows, whole) for rank, rows in new.items()}
+        # A rank without a new row counts with the bytes of its last one.
+        found = replace(
+            run, metrics={rank: [*filter(None, [self._newest.get(rank)]), *rows] for rank, rows in new.items()}
+        )
+        told = [("on_step", row) for row in found.steps() if row["step"] > self._step]
+        self._step = max((row["step"] for _, row in told), default=self._step)
+        told += [("on_evaluation", row) for row in found.evaluations()]
         for rank, rows in new.items():
             self._taken[rank] = self._taken.get(rank, 0) + len(rows)
-        found = replace(run, metrics=new)
-        told = [("on_step", row) for row in found.steps()] + [("on_evaluation", row) for row in found.evaluations()]
+            self._newest.update({rank: row for row in rows if "evaluation" not in row})
         stops = [
             self._call(name, row)
             for name, row in sorted(told, key=lambda item: (item[1]["step"], item[0] != "on_step"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 STEP_TAGS = {"train/loss": "loss", "train/samples": "samples", "train/bytes_sent": "bytes_sent"}
@@ -20,6 +21,12 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
     else:
         found = {tag: row.get(name) for tag, name in STEP_TAGS.items()}
     return {tag: float(value) for tag, value in found.items() if value is not None}
+
+
+def began_s(info: Mapping[str, Any]) -> float:
+    """Return when a run was created, in seconds since 1970; 0 for a simulated run that is not stored."""
+    created = info.get("created")
+    return datetime.fromisoformat(created).timestamp() if created else 0.0
 
 
 def config(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.callbacks.base import Callback, Row
-from workbench.callbacks.scalars import scalars
+from workbench.callbacks.scalars import began_s, scalars
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
 
@@ -22,16 +22,17 @@ class TensorBoard(Callback):
     def __init__(self, folder: Path | str | None = None) -> None:
         self.folder = folder
         self._writer: Any = None
+        self._began_s = 0.0
 
     def on_begin(self, run: Run) -> None:
         try:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ModuleNotFoundError:
-            raise ConfigError("TensorBoard is missing: pip install 'sgd-workbench[export]'") from None
+            raise ConfigError("TensorBoard is missing: pip install 'sgd-workbench[tensorboard]'") from None
         if self.folder is None and run.folder is None:
             raise ConfigError("a simulated run has no folder: give one, as TensorBoard('logs')")
         place = Path(self.folder) / run.id if self.folder is not None else Path(str(run.folder)) / "tensorboard"
-        self._writer = EventFileWriter(str(place))
+        self._writer, self._began_s = EventFileWriter(str(place)), began_s(run.info)
 
     def on_step(self, row: Row) -> None:
         self._write(row)
@@ -48,4 +49,4 @@ class TensorBoard(Callback):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row).items()]
-        self._writer.add_event(Event(wall_time=row["seconds"], step=row["step"], summary=Summary(value=values)))
+        self._writer.add_event(Event(wall_time=self._began_s + row["seconds"], step=row["step"], summary=Summary(value=values)))

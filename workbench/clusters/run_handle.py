@@ -42,7 +42,8 @@ class RunHandle(Views):
     """
 
     def __init__(self, folder: Path, results: Sequence[Any], engines: Engines, problem: Problem | None = None) -> None:
-        self.folder, self._problem = folder, problem
+        self.folder = folder
+        self._problem = problem
         self._results = list(results)
         self._engines: Engines | None = engines
         self._lost: str | None = None  # why no further rank will return
@@ -118,10 +119,6 @@ class RunHandle(Views):
         finally:
             if self.done:
                 self._finish_views()
-
-    def model(self, problem: Problem | None = None, *, average: bool = False) -> Any:
-        """Return the trained model, in evaluation mode, once the run has ended: see `Run.model`."""
-        return super().model(problem or self._problem, average=average)
 
     def stop(self) -> RunHandle:
         """Ask all ranks to write a checkpoint and stop at the end of the same step.

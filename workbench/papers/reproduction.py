@@ -37,6 +37,7 @@ from workbench.papers.sizes import sizes_file
 from workbench.plots.html import export_html
 
 Status = Literal["finished", "failed", "recorded"]
+SEED_STEP = 100  # between the seeds of two sessions
 
 
 @final
@@ -220,13 +221,16 @@ class Reproduction:
                 )
 
     def _seeds_of_session(self, job: Job) -> dict[str, Any]:
-        """The parameter `seeds` of a session that is added: as many as in the first one, and none that was measured."""
+        """The parameter `seeds` of a session that is added: those of the first session, plus 100 for each one before.
+
+        So no session repeats seeds, and none has those from 10 on with which the parameters of sizes are tuned.
+        """
         records = [self._record_of(job, key) for key in job.papers] if self.add_session else []
         num_earlier = max((len(record.facts["sessions"]) for record in records if record), default=0)
         given = {"seeds": default_seeds(job.notebook), **job.parameters}["seeds"]
         if not num_earlier or not given:
             return {}
-        return {"seeds": [seed + num_earlier * (max(given) - min(given) + 1) for seed in given]}
+        return {"seeds": [seed + SEED_STEP * num_earlier for seed in given]}
 
     def _record(
         self, job: Job, facts: dict[str, Any], claims: Mapping[str, Mapping[str, Claim]], executed: Path

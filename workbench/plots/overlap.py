@@ -45,13 +45,13 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     labels = [
         f"{name}{coverage_note(trace_coverage(run), between='<br>')} " for name, run in zip(names, runs, strict=True)
     ]
-    longest_s = max((sum(parts_of(item).values()) for item in found), default=0.0)
+    parts = step_parts(found)
+    longest_s = max((sum(part.values()) for part in parts), default=0.0)
     unit, factor = ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
-    reads = any(parts_of(item)["reading data"] > 0 for item in found)
-    colors = {name: color for name, color in PARTS.items() if reads or name != "reading data"}
+    names_of_parts = list(parts[0]) if parts else []
     figure = go.Figure()
-    for name, color in colors.items():
-        lengths_s = [parts_of(item)[name] for item in found]
+    for name in names_of_parts:
+        color, lengths_s = PARTS[name], [part[name] for part in parts]
         figure.add_bar(
             orientation="h",
             y=list(range(len(runs))),
@@ -66,7 +66,7 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
             hovertemplate=f"<b>{name}</b><br>%{{text}} a step<extra></extra>",
         )
     for position, item in enumerate(found):
-        total_s = sum(parts_of(item).values())
+        total_s = sum(parts[position].values())
         note = f"overlap {percent(item.fraction)}" if item.fraction is not None else "no communication"
         figure.add_annotation(
             x=total_s * factor, y=position, text=note, showarrow=False, xanchor="left", xshift=8, font={"size": 12}
@@ -79,7 +79,7 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
         legend={"traceorder": "normal"},
         uniformtext={"mode": "hide", "minsize": 9},
     )
-    legend_below(figure, 170 + 44 * len(runs), colors)
+    legend_below(figure, 170 + 44 * len(runs), names_of_parts)
     figure.update_xaxes(title=f"mean time of a step ({unit})", range=[0, longest_s * factor * 1.2 or 1])
     figure.update_yaxes(
         tickvals=list(range(len(runs))), ticktext=labels, range=[len(runs) - 0.5, -0.5], ticks="", showgrid=False
@@ -87,8 +87,14 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
     return figure
 
 
-def parts_of(item: Overlap) -> dict[str, float]:
-    """Return the disjoint parts of a step, in seconds."""
+def step_parts(found: Sequence[Overlap]) -> list[dict[str, float]]:
+    """Return the disjoint parts of a step, in seconds, of each run. "reading data" is left out if no run reads data."""
+    parts = [_parts_of(item) for item in found]
+    unread = not any(part["reading data"] > 0 for part in parts)
+    return [{name: part[name] for name in PARTS if not (unread and name == "reading data")} for part in parts]
+
+
+def _parts_of(item: Overlap) -> dict[str, float]:
     means = item.per_step()
     return {
         "computation alone": means.get("compute_s", 0.0) - means.get("hidden_s", 0.0),

@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 from workbench.analysis.summary import steady_overlap
 from workbench.analysis.table import seconds, slept_words, three_digits
 from workbench.errors import ConfigError
-from workbench.plots.overlap import parts_of
+from workbench.plots.overlap import PARTS, step_parts
 from workbench.plots.style import (
     AXIS_PIXELS,
     BLUE,
@@ -147,11 +147,12 @@ def step_bars(
     def entry_name(entry: str, run: Run) -> str:
         return entry + slept_words(slept=run.slept and not all_slept)
 
+    entries = [(name, entry_name(entry, run), run) for name, group in groups.items() for entry, run in group.items()]
+    bars: dict[str, dict[str, dict[str, float]]] = {name: {} for name in groups}
+    for (name, entry, _), parts in zip(entries, step_parts([steady_overlap(run) for *_, run in entries]), strict=True):
+        bars[name][entry] = parts
     return stacked_bars(
-        {
-            name: {entry_name(entry, run): parts_of(steady_overlap(run)) for entry, run in group.items()}
-            for name, group in groups.items()
-        },
+        bars,
         title=title + slept_words(slept=all_slept),
         one_scale=one_scale,
     )
@@ -200,7 +201,8 @@ def stacked_bars(
         unit, factor = ("µs", 1e6) if longest_s < 2e-3 else ("ms", 1e3) if longest_s < 10 else ("s", 1.0)
         for part, color in zip(parts, PART_COLORS, strict=False):
             lengths_s = [group.get(entry, {}).get(part, 0.0) for entry in entries]
-            figure.add_trace(_stacked_part(part, color, entries, lengths_s, factor, legend=number == 0), **place)
+            shown = PARTS.get(part, color)
+            figure.add_trace(_stacked_part(part, shown, entries, lengths_s, factor, legend=number == 0), **place)
         figure.update_xaxes(
             title=f"time of {of} ({unit})", range=[0, longest_s * factor * 1.04 or 1], nticks=5, **place
         )

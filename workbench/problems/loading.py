@@ -7,8 +7,11 @@
 | a function of (rank, number of ranks) | by the function, which returns batches | that of the function |
 
 What a data set draws at random, such as augmentation, depends only on the seed, rank and step, with any number of
-loader processes. So a resumed run reads what an unbroken one reads. A stream is read again from its beginning, without
-the samples that were used.
+loader processes. So a resumed run reads what an unbroken one reads.
+
+A stream has no position. A resumed rank reads it again from its beginning, and leaves out as many minibatches as were
+taken. With the same number of ranks and the same batch size it continues with the sample that comes next. Otherwise,
+also when ranks leave or join, some samples are used twice or not at all.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ class Run(Views):
             expected = {rank for shares in table.values() for rank in shares}
         found, steps = [], self.rows()
         for step, shares in table.items():
-            there = self._ranks_at(step, everyone)
+            there = self.ranks_at(step, everyone)
             whole = any(row["evaluation"].get("shares") == 1 for row in shares.values())  # one rank evaluated for all
             if not whole and not expected & there <= set(shares):
                 continue
@@ -344,7 +344,7 @@ class Run(Views):
         directions = (self.info.get("problem") or {}).get("metrics") or {}
         return y == "accuracy" or directions.get(y) == "higher"
 
-    def _ranks_at(self, step: int, ranks: set[int]) -> set[int]:
+    def ranks_at(self, step: int, ranks: set[int]) -> set[int]:
         """Return the ranks that took a step, for a run that continued with fewer ranks, or with more again."""
         more = [(int(row["step"]), 0, {row["rank"]}) for row in self.info.get("joined") or ()]
         # at equal steps, the joins come first

@@ -21,6 +21,8 @@ class Views(ABC):
 
     __slots__ = ()
 
+    _problem: Any = None  # what is trained; `RunHandle` knows it
+
     @abstractmethod
     def _recorded(self) -> Any:
         """Return the record so far: a `trace.run.Run`."""
@@ -61,7 +63,9 @@ class Views(ABC):
             problem: the problem that was trained; not needed for one of this package, and in the session that trained.
             average: whether to return the moving average of the weights (`ema_decay`).
         """
-        return import_module("workbench.replica.trained").trained_model(self._recorded(), problem, average=average)
+        return import_module("workbench.replica.trained").trained_model(
+            self._recorded(), self._problem if problem is None else problem, average=average
+        )
 
     def to_pandas(self, what: str = "steps") -> Any:
         """Return a pandas frame of "steps", "evaluations", "metrics" of each rank, "spans" or "messages".

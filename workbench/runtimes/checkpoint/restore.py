@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.problems.loading import ENDLESS
 from workbench.program import Algorithm, Context
 from workbench.replica.local_training import LocalTraining
 from workbench.replica.replica import Replica
@@ -159,12 +160,11 @@ def _deal(saved: dict[str, Any], worker: LocalTraining) -> list[str]:
         worker.redistribute_data((step, sample))
         return []
     worker.redistribute_data((saved["step"] + 1, data["samples"]))
-    return [
-        (
-            f"a global batch has {batch} samples; it had {data['global_batch']}. Batches differ from sample "
-            f"{data['samples']} on"
-        )
-    ]
+    if worker.data[0].num_samples == ENDLESS:
+        how = "The stream is read from its beginning, so some samples are used twice or not at all"
+    else:
+        how = f"Batches differ from sample {data['samples']} on"
+    return [f"a global batch has {batch} samples; it had {data['global_batch']}. {how}"]
 
 
 # -- another number of ranks -----------------------------------------------------------------------------------

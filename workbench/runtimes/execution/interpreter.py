@@ -278,8 +278,8 @@ class Interpreter(Caller):
     def _load(self, step: int) -> Sequence[MicroBatch]:
         """Read a minibatch, before the computation is timed."""
         begin = self.clock.now()
-        with self.clock.doing("reading data"):
-            found = self._minibatch(step)
+        self.clock.activity = "reading data"
+        found = self._minibatch(step)
         if self._reads_data:
             self.recorder.span("load", self.clock.compute_lane, begin, self.clock.now(), step)
         return found

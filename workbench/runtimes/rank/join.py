@@ -27,6 +27,7 @@ from workbench.runtimes.liveness.deadline import Deadline
 from workbench.runtimes.liveness.failure_detector import FailureDetector, read_heartbeat, state_of
 from workbench.runtimes.liveness.interrupts import single_interrupt
 from workbench.runtimes.liveness.membership import FOLDER, Membership, left_name
+from workbench.runtimes.rank.callback_thread import CallbackThread
 from workbench.runtimes.rank.main import as_rank, record_departures
 from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Transport
@@ -65,7 +66,11 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         if other != rank and (row := read_heartbeat(folder, other)) and state_of(row) != "gone"
     ]
     share_cores(job.settings.threads, sum(row["host"] == socket.gethostname() for row in others) + 1)
-    with single_interrupt() as leave, FailureDetector(folder, rank, num_ranks, step=lambda: step[0]) as detector:
+    with (
+        single_interrupt() as leave,
+        CallbackThread(folder, job.settings.callbacks) as callbacks,
+        FailureDetector(folder, rank, num_ranks, step=lambda: step[0]) as detector,
+    ):
         number, saved = _ask(folder, rank, timeout_s)
         ranks, shrinks = saved["ranks"], saved["shrinks"]
         transport: Transport = TorchTransport.join_later(rank, num_ranks, saved["num_lanes"], timeout_s)
@@ -82,7 +87,8 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
                 f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not arrive. Try "
                 "again"
             )
-        return as_rank(transport, detector, step, leave, partial(_train, job, worker, transport, detector, saved, step))
+        train = partial(_train, job, worker, transport, detector, callbacks, saved, step)
+        return as_rank(transport, detector, step, leave, train)
 
 
 def _train(
@@ -90,6 +96,7 @@ def _train(
     worker: LocalTraining,
     transport: Transport,
     detector: FailureDetector,
+    callbacks: CallbackThread,
     written: dict[str, Any],
     at: list[int],
 ) -> dict[str, Any]:
@@ -123,12 +130,12 @@ def _train(
             late = JoinState.of(written)
             ctx.first_step, ctx.resumed = late.step + 1, unpack_state(late.state, job.algorithm, worker.replica)
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
-        summary = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after).run(
-            ctx, at, late
-        )
+        loop = TrainingLoop(controller, worker, interpreter, recorder, folder, callbacks, stop_after=job.stop_after)
+        summary = loop.run(ctx, at, late)
         record_departures(folder, transport)
         return summary
     finally:
+        worker.close_readers()
         interpreter.close()
         worker.replica.close()
         recorder.close()

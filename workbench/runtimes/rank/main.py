@@ -82,13 +82,16 @@ def run_rank(job: Job, transport: Transport | None = None) -> dict[str, Any]:
         if not here and job.runtime == "mpi":
             here.append(make_transport("mpi", job.settings.timeout_s, folder))
         rank, num_workers = (here[0].rank, here[0].num_workers) if here else world_here()
-        with FailureDetector(folder, rank, num_workers, step=lambda: step[0]) as detector:
+        with (
+            CallbackThread(folder, job.settings.callbacks) as callbacks,
+            FailureDetector(folder, rank, num_workers, step=lambda: step[0]) as detector,
+        ):
             if not here:
                 wait_for_all(detector, job.settings.timeout_s, partial(failure_before_join, folder))
                 here.append(make_transport(job.runtime, job.settings.timeout_s, folder, detector.find_gone))
             if job.runtime == "torch" or here[0].can_shrink:  # a plain MPI's launcher ends all ranks
                 detector.announce = here[0].announce_failure
-            return as_rank(here[0], detector, step, leave, partial(_train, job, here[0], detector, step))
+            return as_rank(here[0], detector, step, leave, partial(_train, job, here[0], detector, callbacks, step))
 
 
 def as_rank(
@@ -274,7 +277,9 @@ def record_departures(folder: Path, transport: Transport) -> None:
         note_departures(folder, transport.members)
 
 
-def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[int]) -> dict[str, Any]:
+def _train(
+    job: Job, transport: Transport, detector: FailureDetector, callbacks: CallbackThread, at: list[int]
+) -> dict[str, Any]:
     rank, num_workers, settings, folder = transport.rank, transport.num_workers, job.settings, detector.folder
     share_cores(settings.threads, _ranks_on_this_machine(transport, settings.timeout_s, detector))
     job.algorithm.check(num_workers)
@@ -289,7 +294,6 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
     how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
     slept = SleptCompute.of(worker, detector.rank)
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how, slept=slept)
-    callbacks: CallbackThread | None = None
     try:
         known = (
             {} if num_workers == 1 else facts_of_run(job.algorithm, job.problem, settings, replica.layout, worker.data)
@@ -321,10 +325,8 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
                 num_workers=num_workers,
                 notes=notes,
             )
-        if rank == 0 and settings.callbacks:
-            callbacks = CallbackThread(folder, settings.callbacks)
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
-        loop = TrainingLoop(controller, worker, interpreter, recorder, folder, stop_after=job.stop_after)
+        loop = TrainingLoop(controller, worker, interpreter, recorder, folder, callbacks, stop_after=job.stop_after)
         summary = loop.run(ctx, at)
         record_departures(folder, transport)
         return summary
@@ -333,5 +335,3 @@ def _train(job: Job, transport: Transport, detector: FailureDetector, at: list[i
         interpreter.close()
         replica.close()
         recorder.close()
-        if callbacks is not None:
-            callbacks.finish()

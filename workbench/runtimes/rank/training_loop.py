@@ -54,6 +54,7 @@ from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.slept_compute import gather_late_passes
 from workbench.runtimes.liveness.membership import require_all
 from workbench.runtimes.rank.async_evaluations import AsyncEvaluations
+from workbench.runtimes.rank.callback_thread import CallbackThread
 from workbench.runtimes.rank.consistency import share_tensors
 from workbench.runtimes.transport.base import Deadline, offset_to_rank0
 from workbench.runtimes.transport.measure_link import measure_link
@@ -79,9 +80,11 @@ class TrainingLoop:
         interpreter: Interpreter,
         recorder: Recorder,
         folder: Path,
+        callbacks: CallbackThread,
         *,
         stop_after: int | None = None,
     ) -> None:
+        self._callbacks = callbacks
         self._controller, self._worker, self._interpreter = controller, worker, interpreter
         self._recorder, self._folder, self._stop_after = recorder, folder, stop_after
         self._writer = CheckpointWriter(worker, interpreter, folder)
@@ -222,6 +225,7 @@ class TrainingLoop:
 
     def _make_ready(self, ctx: Context, *, resumes: bool) -> None:
         """Prepare the generation's program (`resumes`: from the state of the one before). All ranks call it."""
+        self._callbacks.follow_as(self._transport.rank)
         if resumes:
             self._interpreter.continue_from_state(self._end.state)
             continue_from_state(ctx, self._end)
