@@ -1,0 +1,297 @@
+"""Trainings by other libraries' loops, on the ranks of torchrun: `python -m tests.distributed.adapted LIBRARY FOLDER`.
+
+Each rank writes what it found as JSON: name of a case -> values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from workbench.algorithms import AsyncSGD, LocalSGD, ParameterServerSGD, PipeSGD, SynchronousSGD
+from workbench.codecs import Truncate16
+from workbench.collectives import Ring
+from workbench.errors import ConfigError
+from workbench.problems.torchvision_door import torchvision
+from workbench.program import Algorithm
+from workbench.runtimes.user_loop.trainer import Trainer
+
+NUM_SAMPLES, BATCH, FEATURES, CLASSES = 48, 4, 6, 3
+LR, MOMENTUM = 0.1, 0.9
+ALGORITHMS: dict[str, Algorithm] = {
+    "synchronous": SynchronousSGD(),
+    "pipe": PipeSGD(width=2),
+    "local": LocalSGD(every=2),
+    "servers": ParameterServerSGD(),
+}
+
+
+class Samples(Dataset[dict[str, Tensor]]):
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(NUM_SAMPLES, FEATURES, generator=generator, dtype=torch.float64)
+        self.y = self.x[:, :CLASSES].argmax(1)
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": self.x[index], "labels": self.y[index]}
+
+
+class Net(nn.Module):
+    """Returns its loss, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.body(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def sgd(model: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
+
+
+def weights(model: nn.Module) -> list[float]:
+    return torch.cat([param.detach().reshape(-1) for param in model.parameters()]).tolist()
+
+
+def train_by_hand(algorithm: Algorithm, batches: list[dict[str, Tensor]]) -> list[float]:
+    """These batches by a `workbench.Trainer` in a plain loop."""
+    model = Net()
+    with Trainer(model, sgd(model), algorithm) as trainer:
+        for one in batches:
+            trainer.step(lambda one=one: model(**one)["loss"])
+    return weights(model)
+
+
+# ---------------------------------------------------------------- accelerate
+
+
+def accelerate(folder: Path) -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    from workbench.adapters.accelerate import register_hook
+
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(Samples(), batch_size=BATCH, shuffle=False))
+
+    def train(options: dict[str, Any] | None) -> tuple[list[float], float]:
+        model = Net()
+        model, optimizer = accelerator.prepare(model, sgd(model))
+        state = None if options is None else register_hook(model, **options)
+        for one in loader:
+            optimizer.zero_grad()
+            accelerator.backward(model(**one)["loss"])
+            optimizer.step()
+        return weights(model), state.bytes_sent if state else 0.0
+
+    def train_whole(algorithm: Algorithm) -> list[float]:
+        model = Net()
+        with Trainer(model, sgd(model), algorithm) as trainer:
+            for one in loader:
+                trainer.step(lambda one=one: model(**one)["loss"])
+        return weights(model)
+
+    return {
+        "plain": train(None),
+        "hook": train({}),
+        "ring": train({"collective": Ring()}),
+        "codec": train({"codec": Truncate16()}),
+        "whole": {
+            name: (train_whole(algorithm), train_by_hand(algorithm, list(loader)))
+            for name, algorithm in ALGORITHMS.items()
+        },
+    }
+
+
+# ---------------------------------------------------------------- Hugging Face's Trainer
+
+
+def huggingface(folder: Path) -> dict[str, Any]:
+    import transformers
+
+    from workbench.adapters.huggingface import add_hook
+
+    def train(name: str, options: dict[str, Any] | None, **arguments: Any) -> tuple[list[float], float]:
+        model = Net()
+        given = transformers.TrainingArguments(
+            output_dir=str(folder / name),
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=1,
+            lr_scheduler_type="linear",
+            max_grad_norm=0.5,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            **arguments,
+        )
+        trainer = transformers.Trainer(model, given, train_dataset=Samples(), optimizers=(sgd(model), None))
+        callback = None if options is None else add_hook(trainer, **options)
+        trainer.train()
+        state = callback and callback.state
+        return weights(model), state.bytes_sent if state else 0.0
+
+    def train_bert(options: dict[str, Any] | None) -> tuple[list[float], float]:
+        """A model of the library itself, of 3,000 numbers."""
+        torch.manual_seed(0)
+        shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        config = transformers.BertConfig(vocab_size=50, max_position_embeddings=16, num_labels=2, **shape)
+        model = transformers.BertForSequenceClassification(config)
+        generator = torch.Generator().manual_seed(1)
+        words = torch.randint(50, (16, 7), generator=generator)
+        data = [{"input_ids": row, "attention_mask": torch.ones(7), "labels": row[0] % 2} for row in words]
+        given = transformers.TrainingArguments(
+            output_dir=str(folder / "bert"),
+            per_device_train_batch_size=2,
+            max_steps=3,
+            use_cpu=True,
+            report_to=[],
+            save_strategy="no",
+            disable_tqdm=True,
+            ddp_find_unused_parameters=False,
+            gradient_accumulation_steps=2,
+        )
+        trainer = transformers.Trainer(model, given, train_dataset=data)
+        callback = None if options is None else add_hook(trainer, **options)
+        trainer.train()
+        trainer.train()  # on the same wrapped model: the hook is registered once
+        state = callback and callback.state
+        return weights(model), state.bytes_sent if state else 0.0
+
+    return {
+        "plain": train("plain", None),
+        "hook": train("hook", {}),
+        "ring": train("ring", {"collective": Ring()}, gradient_accumulation_steps=2),
+        "plain accumulated": train("plain", None, gradient_accumulation_steps=2),
+        "codec": train("codec", {"codec": Truncate16()}),
+        "bert plain": train_bert(None),
+        "bert hook": train_bert({}),
+    }
+
+
+# ---------------------------------------------------------------- Lightning
+
+
+def lightning(folder: Path) -> dict[str, Any]:
+    import lightning as L
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from workbench.adapters.lightning import AlgorithmStrategy, HookStrategy
+
+    class Module(L.LightningModule):
+        def __init__(self, manual: bool = False) -> None:
+            super().__init__()
+            self.net = Net()
+            self.automatic_optimization = not manual
+            self.validated: list[list[float]] = []
+            self.modes: list[bool] = []
+            self.seen: list[dict[str, Tensor]] = []
+
+        def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+            self.modes.append(self.net.training)
+            self.seen.append(batch)
+            return self.net(**batch)["loss"]
+
+        def validation_step(self, batch: dict[str, Tensor], index: int) -> None:
+            if index == 0 and not self.trainer.sanity_checking:
+                self.validated.append(weights(self.net))
+            assert not self.net.training
+
+        def configure_optimizers(self) -> Any:
+            optimizer = sgd(self.net)
+            return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
+
+    def train(strategy: DDPStrategy, epochs: int = 1, validate: bool = False, **options: Any) -> Module:
+        module = Module(options.pop("manual", False))
+        loader = DataLoader(Samples(), batch_size=BATCH, shuffle=False)
+        trainer = L.Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=strategy,
+            max_epochs=epochs,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **{"enable_checkpointing": False, "limit_val_batches": 1 if validate else 0, **options},
+        )
+        trainer.fit(module, loader, loader if validate else None)
+        return module
+
+    def hooked(**options: Any) -> tuple[list[float], float]:
+        strategy = HookStrategy(**options)
+        module = train(strategy)
+        assert strategy.hook_state is not None
+        return weights(module.net), strategy.hook_state.bytes_sent
+
+    def refusal(algorithm: Algorithm = ALGORITHMS["synchronous"], **options: Any) -> str:
+        try:
+            train(AlgorithmStrategy(algorithm), **options)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    found: dict[str, Any] = {
+        "plain": (weights(train(DDPStrategy()).net), 0.0),
+        "hook": hooked(),
+        "ring": hooked(collective=Ring()),
+        "codec": hooked(codec=Truncate16()),
+        "refused": {
+            "accumulation": refusal(accumulate_grad_batches=2),
+            "clipping": refusal(gradient_clip_val=1.0),
+            "manual": refusal(manual=True),
+            "dedicated": refusal(AsyncSGD(dedicated=True)),
+        },
+        "whole": {},
+        "validated": {},
+    }
+    for name, algorithm in ALGORITHMS.items():
+        module = train(AlgorithmStrategy(algorithm))
+        found["whole"][name] = (weights(module.net), train_by_hand(algorithm, module.seen))
+    for name, algorithm in ALGORITHMS.items():
+        keeps = ModelCheckpoint(folder / f"kept-{name}", save_top_k=-1, save_on_train_epoch_end=True)
+        module = train(AlgorithmStrategy(algorithm), 2, True, enable_checkpointing=True, callbacks=[keeps])
+        kept = torch.load(folder / f"kept-{name}" / "epoch=0-step=6.ckpt", weights_only=False)["state_dict"]
+        first = weights(train(AlgorithmStrategy(algorithm)).net)
+        found["validated"][name] = {
+            "in validation": module.validated[0],
+            "kept": torch.cat([value.reshape(-1) for value in kept.values()]).tolist(),
+            "one epoch": first,
+            "training": all(module.modes),
+        }
+    return found
+
+
+LIBRARIES: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "accelerate": accelerate,
+    "huggingface": huggingface,
+    "lightning": lightning,
+}
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torchvision()  # transformers and lightning import it, also one whose operators do not load
+    library, folder = sys.argv[1], Path(sys.argv[2])
+    result = partial(LIBRARIES[library], folder)()
+    (folder / f"{library}-{os.environ['RANK']}.json").write_text(json.dumps(result))
+    from workbench.runtimes.rank.main import leave_world
+
+    leave_world()

@@ -1,0 +1,154 @@
+"""Adapters in the real libraries, on two ranks of torchrun: what their own DDP trains, with hooks and whole algorithms."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.distributed.pool import ROOT, our_environment
+from workbench.adapters.hooks import register_hook_on
+from workbench.errors import ConfigError
+
+PACKAGES = {"accelerate": "accelerate", "huggingface": "transformers", "lightning": "lightning"}
+LIBRARIES = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(find_spec(package) is None, reason=f"no {package}: pip install {package}"),
+    )
+    for name, package in PACKAGES.items()
+]
+RAW_BYTES = 3984.0  # of the sums of one epoch without a codec
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Library -> what each rank found; made at the first request."""
+    return {}
+
+
+def found(library: str, results: dict[str, list[dict[str, Any]]], folder: Path) -> list[dict[str, Any]]:
+    if library not in results:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run(
+            [*command, "-m", "tests.distributed.adapted", library, str(folder)],
+            env=our_environment({"HOME": str(folder), "HF_HUB_OFFLINE": "1", "PATH": ""}),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+        results[library] = [json.loads((folder / f"{library}-{rank}.json").read_text()) for rank in range(2)]
+    return results[library]
+
+
+def assert_near(found: list[float], expected: list[float], atol: float = 1e-14) -> None:
+    torch.testing.assert_close(
+        torch.tensor(found, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=atol
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_hook_averages_as_the_librarys_own_ddp_and_a_codec_sends_less(
+    library: str, results: dict[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    for rank in found(library, results, tmp_path):
+        assert_near(rank["hook"][0], rank["plain"][0])
+        assert_near(rank["ring"][0], rank.get("plain accumulated", rank["plain"])[0])
+        assert (rank["plain"][1], rank["hook"][1], rank["codec"][1]) == (0.0, RAW_BYTES, RAW_BYTES / 4)
+        error = torch.tensor(rank["codec"][0]) - torch.tensor(rank["plain"][0])
+        assert 1e-6 < float(error.abs().max()) < 1e-2, "16 of 64 bits"
+        assert rank["codec"][0] == results[library][0]["codec"][0], "equal on all ranks"
+        if library == "huggingface":  # a model of its own, of float32, with accumulation, trained twice
+            assert_near(rank["bert hook"][0], rank["bert plain"][0], atol=1e-6)
+            assert rank["bert hook"][1] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("library", [LIBRARIES[0], LIBRARIES[2]])
+def test_whole_algorithms_train_as_in_a_plain_loop(
+    library: str, results: dict[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    for rank in found(library, results, tmp_path):
+        for adapted, by_hand in rank["whole"].values():
+            assert_near(adapted, by_hand)
+        assert_near(rank["whole"]["synchronous"][0], rank["plain"][0])
+        assert_near(rank["whole"]["servers"][0], rank["plain"][0])
+        assert rank["whole"]["pipe"][0] != rank["plain"][0] != rank["whole"]["local"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("library", [LIBRARIES[2]])
+def test_validation_and_checkpoints_of_lightning_have_what_the_end_would_leave(
+    library: str, results: dict[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    for rank in found(library, results, tmp_path):
+        for seen in rank["validated"].values():
+            assert seen["in validation"] == seen["kept"] == seen["one epoch"]
+            assert seen["training"], "the model trains in training mode"
+        words = {case: text.partition("takes the step itself: ")[2] for case, text in rank["refused"].items()}
+        assert words == {
+            "accumulation": "use accumulate_grad_batches=1 and larger batches, or HookStrategy",
+            "clipping": "give AlgorithmStrategy(..., clip_norm=...) in place of gradient_clip_val",
+            "manual": "use automatic optimization with one optimizer, or workbench.Trainer in your own loop",
+            "dedicated": "Lightning trains on all ranks: use dedicated=False",
+        }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_examples_of_the_docstrings(library: str) -> None:
+    """In a process of their own, because these libraries set variables of the environment."""
+    code = (
+        "import doctest, importlib\n"
+        "from workbench.problems.torchvision_door import torchvision\n"
+        "torchvision()\n"  # these libraries import it, also one whose operators do not load
+        f"outcome = doctest.testmod(importlib.import_module('workbench.adapters.{library}'))\n"
+        "assert outcome.attempted and not outcome.failed, outcome"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=our_environment(dict(os.environ)), check=True, timeout=100
+    )
+
+
+@pytest.mark.parametrize(("library", "package"), [("huggingface", "transformers"), ("lightning", "lightning")])
+def test_a_missing_library_names_the_extra(library: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"workbench.adapters.{library}", raising=False)
+    with pytest.raises(ConfigError, match=rf"{package} is missing: pip install 'sgd-workbench\[{library}\]'"):
+        import_module(f"workbench.adapters.{library}")
+
+
+def test_a_divided_model_is_refused_with_the_fix() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(2, 2))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ConfigError, match=r"divided among ranks .*use torch's DistributedDataParallel"):
+            register_hook_on(model, {})
+    finally:
+        dist.destroy_process_group()
+    with pytest.raises(ConfigError, match="DataParallel, which has no ranks"):
+        register_hook_on(nn.DataParallel(nn.Linear(2, 1)), {})
+    assert register_hook_on(nn.Linear(2, 1), {}) is None
