@@ -7,4 +7,6 @@
 
 Import the module of your library: `from workbench.adapters.lightning import HookStrategy`. Out of scope are models whose
 parameters are divided among ranks: FSDP, DeepSpeed ZeRO, tensor and pipeline parallelism.
+
+May import `runtimes` and layers below, and the library of its name. Begin with `hooks`.
 """
