@@ -1,6 +1,6 @@
 """Adapters: other libraries keep their training loop, and the workbench averages the gradients.
 
-- `huggingface`: `add_hook` for a `transformers.Trainer`.
+- `huggingface`: `add_hook` for the `Trainer` of transformers.
 - `lightning`: `HookStrategy`, and `AlgorithmStrategy` for all that a `workbench.Trainer` runs.
 - `accelerate`: `register_hook` for a model that `Accelerator.prepare` returned.
 - `hooks`: what these have in common.
