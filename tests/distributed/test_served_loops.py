@@ -1,4 +1,4 @@
-"""`Trainer` with parameter servers, beside the ranks and on ranks of their own: against torch DDP, NumPy and the simulator."""
+"""`Trainer` with parameter servers, on the workers' ranks and on dedicated ranks: against DDP, NumPy and the simulator."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ class Trainer:
     `finish` would leave them. An update uses the learning rate, momentum and weight decay that the optimizer had in its
     gradient's step, also if the update comes later. So your own scheduler acts as in a synchronous loop.
 
-    Servers (`AsyncSGD`, `BackupSGD` and all others with `algorithm.requires.servers`) run beside the ranks, on threads;
-    with `dedicated=True` on the last ranks, which call `serve` instead. A server updates with a copy of the optimizer:
+    Servers (of `AsyncSGD`, `BackupSGD` and all others with `algorithm.requires.servers`) run on threads of the first
+    ranks; with `dedicated=True` on the last ranks, which call `serve` instead. A server updates with a copy of the optimizer:
     its class, settings, parameter groups and state, and the settings of the worker's step. `step` returns when the
     servers have answered this rank, so each rank takes steps at its own pace, and as many as it likes. `save`, `load`
     and `finish` wait until all ranks have made the same call. The state of the optimizer (momentum) is on the servers.
@@ -217,14 +217,14 @@ class Trainer:
         for one after the other, and the ranks communicate once. The micro-batches of a rank count the same, or each by
         its samples.
 
+        With servers, this rank's parameters are then those that the servers sent in answer to its gradient. Other ranks
+        need not take the step.
+
         Args:
             closure: runs forward and returns the mean loss, a scalar with a graph. Or a list of such functions, one a
                 micro-batch. None if this rank has no samples.
             num_samples: number of samples in this rank's batch, or in each micro-batch. Give it on every rank and step,
                 or never.
-
-        With servers, this rank's parameters are then those that a server sent in answer to its gradient. Other ranks
-        need not take the step.
 
         Returns:
             The loss, detached: the mean over the micro-batches. None without a closure.
@@ -237,6 +237,8 @@ class Trainer:
         with translated_errors(self._fail):
             self._barrier.steps = self._num_steps + 1
             self.replica.optimizer_wrapper.remember(self._end.step + 1)
+            if self._served:  # the settings go with the gradient
+                self.replica.optimizer_wrapper.of_step.clear()
             self._next = self._shares.weigh(closure, num_samples, self._gather_counts)
             self._begin_servers()
             end = self._interpreter.advance(self._program)
@@ -245,7 +247,7 @@ class Trainer:
             self._num_steps += 1
             if self.replica.optimizer_wrapper.keeps:
                 self.replica.show_gradients()
-            self._record_step(end.step, self._interpreter.loss)
+            self._record_step(end, self._interpreter.loss)
         return self._interpreter.loss
 
     @property
@@ -363,7 +365,8 @@ class Trainer:
         equal, so not with servers.
 
         Returns:
-            The number of steps of this rank before the checkpoint, and this rank's `own`, or None on another number of ranks.
+            The number of this rank's steps before the checkpoint, and this rank's `own`, or None on another number of
+            ranks.
 
         Raises:
             ConfigError: there is no complete checkpoint, it is of another algorithm, model or optimizer, or a step was
@@ -522,8 +525,9 @@ class Trainer:
             return ["1" if text not in ("", "0") else text]
         return self._transport.gather_texts(text, self._deadline("all ranks' first step"))
 
-    def _record_step(self, step: int, loss: Tensor | None) -> None:
-        found = self._report_gradient(step)
+    def _record_step(self, end: EndStep, loss: Tensor | None) -> None:
+        step = end.step
+        found = self._report_gradient(step) | ({"dropped": True} if end.dropped else {})
         # Not on a GPU: reading the loss would wait for it.
         if "skipped" not in found and loss is not None and not loss.is_cuda and not bool(torch.isfinite(loss)):
             raise Diverged(
@@ -597,7 +601,7 @@ class Trainer:
 
 
 def serve(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorithm, **options: Any) -> Run | None:
-    """Serve parameters on a rank of its own (`dedicated=True`), and return when all workers have finished.
+    """Serve parameters on a dedicated rank, and return when all workers have finished.
 
     Workers make a `Trainer` with the same model, optimizer and algorithm. Servers are the last `algorithm.shards` ranks:
     `algorithm.roles(num_ranks).serving`. `save` and `load` of the workers' Trainers include this rank. The model here
