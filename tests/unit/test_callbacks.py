@@ -80,6 +80,20 @@ def test_each_row_is_told_once_when_all_ranks_have_it(run: Run) -> None:
     assert [kind for kind, _ in told.said].count("end") == 1
 
 
+def test_steps_of_those_that_remain_are_told_at_once(run: Run) -> None:
+    """Rank 2 has left after step 1: its bytes count on, and nobody waits for its rows."""
+    told = Told()
+    notifier = Notifier([told], lambda text: None)
+    shrunk = replace(run, info={**run.info, "shrunk": [{"step": 2, "ranks": [0, 1]}]})
+    for number in (2, 6):
+        rows = {rank: run.metrics[rank][: 2 if rank == 2 else number] for rank in range(3)}
+        now = replace(run if number == 2 else shrunk, metrics=rows)
+        notifier.update(now)
+    steps = [row for kind, row in told.said if kind == "step"]
+    assert [row["step"] for row in steps] == [0, 1, 2], "those before the newest one of the two"
+    assert steps == now.steps()[:3]
+
+
 def test_a_callback_that_fails_ends_alone(run: Run) -> None:
     told, notes = Told(), list[str]()
     Notifier([Broken(), told], notes.append).update(run, ended=True)
@@ -90,7 +104,7 @@ def test_a_callback_that_fails_ends_alone(run: Run) -> None:
 
 
 def test_what_is_no_callback_is_refused() -> None:
-    for wrong in ([print], TensorBoard(), "tensorboard"):
+    for wrong in ([print], TensorBoard(), "tensorboard", [TensorBoard]):
         with pytest.raises(
             ConfigError, match=r"give a list of callbacks, such as \[workbench.callbacks.TensorBoard\(\)\]"
         ):

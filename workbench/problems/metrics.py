@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -116,7 +117,9 @@ class Measurement:
         """Return name -> [sum, number of samples]. `states`: with the values of the torchmetrics objects, as [value, 1]."""
         found = dict(self._sums)
         if states:
-            found |= {name: [_number(name, metric.function.compute(), 0), 1] for name, metric in self._states.items()}
+            for name, metric in self._states.items():
+                with _alone(metric.function):
+                    found[name] = [_number(name, metric.function.compute(), 0), 1]
         return found
 
     def _given(self, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
@@ -130,6 +133,24 @@ class Measurement:
             )
         inputs, targets = batch
         return model(inputs), targets
+
+
+@contextmanager
+def _alone(metric: Any) -> Iterator[None]:
+    """Keep a torchmetrics object from waiting for the other processes of torch.distributed: they do not compute it."""
+    parts = [
+        part
+        for part in (metric.modules() if isinstance(metric, nn.Module) else ())
+        if hasattr(part, "distributed_available_fn")
+    ]
+    before = [part.distributed_available_fn for part in parts]
+    for part in parts:
+        part.distributed_available_fn = lambda: False
+    try:
+        yield
+    finally:
+        for part, function in zip(parts, before, strict=True):
+            part.distributed_available_fn = function
 
 
 def _number(name: str, value: Any, number: int) -> float:
