@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from torch import Tensor, nn
 
 from workbench.errors import ConfigError
+from workbench.settings import Settings
 
 if TYPE_CHECKING:
     from workbench.problems.loading import Batch
 
 Better = Literal["higher", "lower"]
-# Columns of evaluations, steps and summaries.
-TAKEN = ("step", "seconds", "samples", "bytes_sent", "loss", "test_loss", "accuracy", "staleness", "lr", "run", "label")
+# Columns of evaluations, steps, summaries and tables of runs. The names of settings are columns, too.
+TAKEN = frozenset(
+    """
+    accuracy algorithm bytes_sent cell clock compute_s correct created error exposed_s folder hidden_s idle_s judged kind
+    label load_s loss lr num_samples optimizer overlap problem rank run runtime samples seconds settings staleness
+    staleness_max status step step_s step_seconds_median steps sweep test_loss train_loss workers
+    """.split()  # noqa: SIM905 - a list of strings would take a line each
+).union(Settings.__slots__)
 
 
 @final
@@ -66,7 +73,9 @@ def named_metrics(given: Mapping[str, Any]) -> dict[str, Metric]:
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(f"metrics: {name!r} is no name: use letters, digits and _, such as top_5")
         if name in TAKEN:
-            raise ConfigError(f"metrics: {name!r} is the name of another column: choose a different one")
+            raise ConfigError(
+                f"metrics: {name!r} is the name of another column: choose a different one, such as {name}_of_model"
+            )
         better: Better = "lower" if getattr(one, "higher_is_better", None) is False else "higher"
         found[name] = one if isinstance(one, Metric) else Metric(function=one, better=better)
     return found
