@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.laws import tiny
 from workbench.callbacks import Callback, TensorBoard, WandB
 from workbench.callbacks.base import Notifier, Row
 from workbench.callbacks.scalars import scalars
+from workbench.cli.main import main
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
 
@@ -172,3 +174,21 @@ def test_tags_leave_out_what_is_missing() -> None:
         "train/samples": 8.0,
         "train/bytes_sent": 4.0,
     }
+
+
+def test_the_command_line_logs_to_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
+    how = ["--runtime", "simulated", "--problem", "digits-softmax", "--workers", "2", "--steps", "3"]
+    seconds = ["--compute", "forward_s=1", "--compute", "backward_s=2"]
+    assert main(["train", "synchronous-sgd", *how, *seconds, "--log", "tensorboard"]) == 0
+    (folder,) = tmp_path.glob("*/tensorboard")
+    found = loading.EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in found.Scalars("train/loss")] == [0, 1, 2]
+    began_s = datetime.fromisoformat(Run.load(folder.parent).info["created"]).timestamp()
+    assert found.Scalars("train/loss")[0].wall_time == pytest.approx(began_s, abs=60), "TensorBoard shows the date"
+
+
+def test_a_logger_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "synchronous-sgd", "--runtime", "simulated", "--log", "tensorbord"]) == 2
+    assert "did you mean tensorboard" in capsys.readouterr().err
