@@ -108,7 +108,12 @@ def test_each_command_takes_a_problem_of_an_own_file(
     grid.write_text(json.dumps({"base": {**how, "problem": f"{own}:here"}, "axes": {"algorithm": ["pipe-sgd"]}}))
     assert main(["sweep", str(grid)]) == 0
     (run,) = runs.glob("*small*")
-    for command in (["calibrate", run.name], ["evaluate", run.name], SUBMIT, ["train", "pipe-sgd", "--runtime", "simulated"]):
+    for command in (
+        ["calibrate", run.name],
+        ["evaluate", run.name],
+        SUBMIT,
+        ["train", "pipe-sgd", "--runtime", "simulated"],
+    ):
         assert main([*command, "--problem", f"{own}:heer"]) == 2
         assert "did you mean here" in capsys.readouterr().err, command[0]
 
