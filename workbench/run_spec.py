@@ -29,7 +29,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     """
     add = train.add_argument
     add("algorithm", help="such as pipe-sgd; `workbench algorithms` lists them")
-    add("--problem", default="digits-mlp", help="`workbench problems` lists them")
+    add("--problem", default="digits-mlp", help="`workbench problems` lists them; file.py:name for your own")
     add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
     add("--workers", type=int, default=2, help="number of ranks; 2 by default")
     add("--epochs", type=int, help="length of the training; 5 by default")
@@ -124,6 +124,13 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     )
     add("--checkpoint-every", type=int, metavar="STEPS", help="write a checkpoint every STEPS steps, for --resume")
     add("--keep-checkpoints", type=int, default=2, metavar="N", help="keep the newest N checkpoints")
+    add(
+        "--log",
+        action="append",
+        default=[],
+        metavar="LOGGER",
+        help="also log the run to tensorboard (in its folder), wandb or mlflow; may be repeated",
+    )
     add("--resume", metavar="RUN", help="continue from the newest checkpoint of a run that stopped or crashed")
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
 
@@ -239,7 +246,22 @@ def _settings(options: argparse.Namespace) -> Any:
     if options.lr == TUNED:
         del values["lr"]
     compute = compute_of(options.compute, options.stragglers, measured=options.runtime == "simulated")
-    return Settings(**values, timeout_s=options.timeout, optimizer=_optimizer(options), compute=compute)
+    more = {"optimizer": _optimizer(options), "compute": compute, "callbacks": [_logger(name) for name in options.log]}
+    return Settings(**values, timeout_s=options.timeout, **more)
+
+
+def _logger(name: str) -> Any:
+    """Return the logger with this name, with its default settings."""
+    from workbench import callbacks
+
+    loggers = {
+        "tensorboard": callbacks.TensorBoard,
+        "wandb": lambda: callbacks.WandB("workbench"),
+        "mlflow": callbacks.MLflow,
+    }
+    if name not in loggers:
+        raise unknown("logger", name, loggers)
+    return loggers[name]()
 
 
 def compute_of(seconds: Sequence[str], stragglers: Sequence[str], *, measured: bool = False) -> Any:
@@ -299,8 +321,10 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
         ConfigError: an option is not valid for a simulation.
     """
     from workbench import costs
+    from workbench.callbacks.base import Notifier
     from workbench.replica.local_training import run_info
     from workbench.runtimes.simulator.simulate import run_simulation
+    from workbench.trace.run import Run
     from workbench.trace.store import new_run, update_run
 
     if options.resume:
@@ -327,7 +351,10 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
     except BaseException as error:
         update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
         raise
-    return run.save(folder)
+    run.save(folder)
+    notifier = Notifier(settings.callbacks, lambda text: print(f"workbench: {text}", file=sys.stderr))
+    notifier.update(Run.load(folder), ended=True)
+    return folder
 
 
 def report(folder: Path, options: argparse.Namespace) -> int:

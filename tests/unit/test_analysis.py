@@ -38,7 +38,7 @@ LENGTHS = ("window_s", "compute_s", "communication_s", "hidden_s", "exposed_s", 
 def count_cells(rows: list[Row]) -> dict[int, dict[str, int]]:
     """step -> seconds, by looking at every whole second: the slow, readable twin of `overlap` for whole numbers."""
     steps = [row for row in rows if row[4] >= 0 and row[0] != "evaluate"]
-    beginners = [row for row in steps if row[0] == "forward"] or steps
+    beginners = [row for row in steps if row[0] in ("load", "forward")] or steps
     starts = {step: min(int(row[2]) for row in beginners if row[4] == step) for step in {row[4] for row in beginners}}
     order = sorted(starts, key=lambda step: (starts[step], step))
     found = {}

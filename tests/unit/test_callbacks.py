@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.laws import tiny
 from workbench.callbacks import Callback, TensorBoard, WandB
 from workbench.callbacks.base import Notifier, Row
 from workbench.callbacks.scalars import scalars
+from workbench.cli.main import main
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
 
@@ -80,6 +82,20 @@ def test_each_row_is_told_once_when_all_ranks_have_it(run: Run) -> None:
     assert [kind for kind, _ in told.said].count("end") == 1
 
 
+def test_steps_of_those_that_remain_are_told_at_once(run: Run) -> None:
+    """Rank 2 has left after step 1: its bytes count on, and nobody waits for its rows."""
+    told = Told()
+    notifier = Notifier([told], lambda text: None)
+    shrunk = replace(run, info={**run.info, "shrunk": [{"step": 2, "ranks": [0, 1]}]})
+    for number in (2, 6):
+        rows = {rank: run.metrics[rank][: 2 if rank == 2 else number] for rank in range(3)}
+        now = replace(run if number == 2 else shrunk, metrics=rows)
+        notifier.update(now)
+    steps = [row for kind, row in told.said if kind == "step"]
+    assert [row["step"] for row in steps] == [0, 1, 2], "those before the newest one of the two"
+    assert steps == now.steps()[:3]
+
+
 def test_a_callback_that_fails_ends_alone(run: Run) -> None:
     told, notes = Told(), list[str]()
     Notifier([Broken(), told], notes.append).update(run, ended=True)
@@ -90,7 +106,7 @@ def test_a_callback_that_fails_ends_alone(run: Run) -> None:
 
 
 def test_what_is_no_callback_is_refused() -> None:
-    for wrong in ([print], TensorBoard(), "tensorboard"):
+    for wrong in ([print], TensorBoard(), "tensorboard", [TensorBoard]):
         with pytest.raises(
             ConfigError, match=r"give a list of callbacks, such as \[workbench.callbacks.TensorBoard\(\)\]"
         ):
@@ -158,3 +174,21 @@ def test_tags_leave_out_what_is_missing() -> None:
         "train/samples": 8.0,
         "train/bytes_sent": 4.0,
     }
+
+
+def test_the_command_line_logs_to_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
+    how = ["--runtime", "simulated", "--problem", "digits-softmax", "--workers", "2", "--steps", "3"]
+    seconds = ["--compute", "forward_s=1", "--compute", "backward_s=2"]
+    assert main(["train", "synchronous-sgd", *how, *seconds, "--log", "tensorboard"]) == 0
+    (folder,) = tmp_path.glob("*/tensorboard")
+    found = loading.EventAccumulator(str(folder)).Reload()
+    assert [event.step for event in found.Scalars("train/loss")] == [0, 1, 2]
+    began_s = datetime.fromisoformat(Run.load(folder.parent).info["created"]).timestamp()
+    assert found.Scalars("train/loss")[0].wall_time == pytest.approx(began_s, abs=60), "TensorBoard shows the date"
+
+
+def test_a_logger_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "synchronous-sgd", "--runtime", "simulated", "--log", "tensorbord"]) == 2
+    assert "did you mean tensorboard" in capsys.readouterr().err

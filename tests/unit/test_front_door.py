@@ -97,6 +97,27 @@ def test_a_problem_of_an_own_file(own: str, runs: Path) -> None:
     assert len(list(runs.glob("*small*"))) == 1
 
 
+SUBMIT = ["submit", "--dry-run", "--", "train", "pipe-sgd"]
+
+
+def test_each_command_takes_a_problem_of_an_own_file(
+    own: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid = tmp_path / "grid.yaml"
+    how = {"runtime": "simulated", "workers": 2, "steps": 2, "timing_only": True}
+    grid.write_text(json.dumps({"base": {**how, "problem": f"{own}:here"}, "axes": {"algorithm": ["pipe-sgd"]}}))
+    assert main(["sweep", str(grid)]) == 0
+    (run,) = runs.glob("*small*")
+    for command in (
+        ["calibrate", run.name],
+        ["evaluate", run.name],
+        SUBMIT,
+        ["train", "pipe-sgd", "--runtime", "simulated"],
+    ):
+        assert main([*command, "--problem", f"{own}:heer"]) == 2
+        assert "did you mean here" in capsys.readouterr().err, command[0]
+
+
 def test_what_is_wrong_with_an_own_file_is_said(own: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0")
     for name, options, words in (

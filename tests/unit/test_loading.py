@@ -20,6 +20,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
+    get_worker_info,
 )
 
 import workbench as wb
@@ -50,6 +51,16 @@ class Stream(IterableDataset[Tensor]):
 
     def __iter__(self) -> Iterator[Tensor]:
         return (torch.tensor([number]) for number in range(self.length))
+
+
+@final
+class DividesItself(IterableDataset[Tensor]):
+    """As torch's documentation recommends for loader processes."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return (torch.tensor([number]) for number in range(first, 24, step))
 
 
 def reading(
@@ -154,9 +165,10 @@ def test_a_collate_function_is_kept() -> None:
 
 
 @few_cores
+@pytest.mark.parametrize("data", [Stream(24), DividesItself()], ids=lambda data: type(data).__name__)
 @pytest.mark.parametrize("processes", [0, 2])
-def test_ranks_divide_a_stream(processes: int) -> None:
-    stream = DataLoader(Stream(24), num_workers=processes) if processes else Stream(24)
+def test_ranks_divide_a_stream(processes: int, data: IterableDataset[Tensor]) -> None:
+    stream = DataLoader(data, num_workers=processes) if processes else data
     ranks = [reading(stream, rank, batch_size=3) for rank in range(2)]
     steps = [[numbers(rank.read(step)) for rank in ranks] for step in range(4)]
     assert sorted(number for step in steps for share in step for number in share) == list(range(24))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from workbench.callbacks.scalars import began_s, scalars
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
+from workbench.trace.store import read_info
 
 METRICS: dict[str, type] = {  # columns of the metrics; one row for each step or evaluation of each rank
     "run": str,
@@ -59,7 +60,10 @@ def export_runs(
 
 
 def metrics_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield the metrics of all ranks, flat, with the columns of `METRICS`; None for values that a row lacks."""
+    """Yield the metrics of all ranks, flat: the columns of `METRICS`, then the problem's own metrics of a rank's share.
+
+    Values that a row lacks are None.
+    """
     for rank, rows in sorted(run.metrics.items()):
         for row in rows:
             shares = row.get("evaluation")
@@ -69,7 +73,18 @@ def metrics_rows(run: Run) -> Iterator[dict[str, Any]]:
                 values |= {"loss": shares["loss_sum"] / count if count else None, "num_samples": count}
                 values |= {name: shares[name] for name in ("correct", "judged")}
             kind = "step" if shares is None else "evaluation"
-            yield {name: values.get(name) for name in METRICS} | {"run": run.id, "rank": rank, "kind": kind}
+            own = {name: total / count for name, (total, count) in (shares or {}).get("metrics", {}).items() if count}
+            yield (
+                {name: values.get(name) for name in METRICS}
+                | {"run": run.id, "rank": rank, "kind": kind}
+                | {name: own.get(name) for name in run.metric_names}
+            )
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, type]:
+    """Return the columns of the metrics of these runs, which may have metrics of their own."""
+    runs = [Run(info=read_info(Path(row["folder"])), metrics={}) for row in rows]
+    return {**METRICS, **{name: float for run in runs for name in run.metric_names}}
 
 
 def _names(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -83,7 +98,7 @@ def _csv(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
         table.writeheader()
         table.writerows({name: _plain(value) for name, value in row.items()} for row in rows)
     with metrics.open("w", newline="") as file:
-        table = csv.DictWriter(file, list(METRICS))
+        table = csv.DictWriter(file, list(_columns(rows)))
         table.writeheader()
         for row in rows:
             table.writerows(metrics_rows(Run.load(row["folder"])))
@@ -102,13 +117,14 @@ def _parquet(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     columns = {name: [_plain(row.get(name)) for row in rows] for name in _names(rows)}
     parquet.write_table(pyarrow.table({name: _uniform(values) for name, values in columns.items()}), runs)
     kinds = {str: pyarrow.string(), int: pyarrow.int64(), float: pyarrow.float64()}
-    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in METRICS.items()])
+    names = _columns(rows)
+    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in names.items()])
     with parquet.ParquetWriter(metrics, schema) as file:
         for row in rows:
             found = list(metrics_rows(Run.load(row["folder"])))
             columns = {
-                name: [kind(item[name]) if item[name] is not None else None for item in found]
-                for name, kind in METRICS.items()
+                name: [kind(item[name]) if item.get(name) is not None else None for item in found]
+                for name, kind in names.items()
             }
             file.write_table(pyarrow.table(columns, schema=schema))
     return [runs, metrics]

@@ -51,7 +51,7 @@ def _of_rows(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def _metrics(run: Run) -> dict[str, list[Any]]:
     rows = list(metrics_rows(run))
-    return {name: [row[name] for row in rows] for name in METRICS}
+    return {name: [row[name] for row in rows] for name in (*METRICS, *run.metric_names)}
 
 
 def _spans(run: Run) -> dict[str, Any]:

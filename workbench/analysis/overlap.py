@@ -147,13 +147,14 @@ def overlap(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | Non
 def step_windows(spans: Spans) -> tuple[Steps, Floats]:
     """Return one rank's steps (S,), ascending in time, and the bounds (S + 1,) of their windows in seconds.
 
-    A step begins with its first forward; on a rank without forward (a server), with its first span.
+    A step begins when the rank reads its data, or else with its first forward; on a rank without either (a server), with
+    its first span.
     """
     keep = (spans.table["step"] >= 0) & ~spans.is_kind(["evaluate"])
-    table, forward = spans.table[keep], spans.is_kind(["forward"])[keep]
+    table, begins_step = spans.table[keep], spans.is_kind(["load", "forward"])[keep]
     if not len(table):
         return np.zeros(0, np.int64), np.zeros(0)
-    begins = table[forward] if forward.any() else table
+    begins = table[begins_step] if begins_step.any() else table
     steps, first = np.unique(begins["step"], return_index=True)  # sorted by start, so each step's first is its earliest
     starts = begins["start_s"][first]
     order = np.argsort(starts, kind="stable")

@@ -144,25 +144,31 @@ def runs_table(
     root = Path(root) if root is not None else runs_root()
     listing = list_runs(root)
     rows = [row_of(run) for run in listing]
-    known = sorted({key for row in rows for key in row} | {*BASE, *RESULTS})
+    own = {name for run in listing for name in Run(info=run.info, metrics={}).metric_names}
+    results = {*RESULTS, *own}
+    known = sorted({key for row in rows for key in row} | {*BASE, *results})
     conditions = [*map(Condition.parse, where), *([Condition("sweep", "=", sweep)] if sweep else [])]
-    column_keys = list(map(key_of, columns)) or list(SHOWN)
+    column_keys = list(map(key_of, columns))
     sort_key = key_of(sort.removeprefix("-"))
     for key in (*(item.key for item in conditions), sort_key, *(column_keys if columns else ())):
         if rows and key not in known:
             raise unknown("column of the runs", key, known)
-    late = [item for item in conditions if item.key in RESULTS]
-    early = [item for item in conditions if item.key not in RESULTS]
+    late = [item for item in conditions if item.key in results]
+    early = [item for item in conditions if item.key not in results]
     moment = _parse_since(since)
     rows = [
         row for row in rows if all(item.holds(row) for item in early) and (not moment or _creation_time(row) >= moment)
     ]
-    if late or sort_key in RESULTS or limit is None:
+    if late or sort_key in results or limit is None:
         rows = [row for row in add_results(rows, root) if all(item.holds(row) for item in late)]
-    rows = _in_order(rows, sort_key, sort.startswith("-"), limit)
-    shown = tuple(Column(key, TITLES.get(key, key), TEXTS.get(key, str)) for key in column_keys)
+    rows = add_results(_in_order(rows, sort_key, sort.startswith("-"), limit), root)
+    if not columns:
+        measured = sorted(name for name in own if any(row.get(name) is not None for row in rows))
+        column_keys = [*SHOWN[:-1], *measured, SHOWN[-1]]
+    texts = {**dict.fromkeys(own, three_digits), **TEXTS}
+    shown = tuple(Column(key, TITLES.get(key, key), texts.get(key, str)) for key in column_keys)
     caption = "\n".join(f"skipped: {reason}" for reason in listing.damaged)
-    return Table(add_results(rows, root), shown, caption=caption, footnotes=_failures(rows))
+    return Table(rows, shown, caption=caption, footnotes=_failures(rows))
 
 
 def _failures(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
@@ -234,7 +240,7 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def results_of(folder: Path) -> dict[str, Any]:
-    """Return the values of `RESULTS`; None for values that were not recorded.
+    """Return the values of `RESULTS`, and the problem's metrics; None for values that were not recorded.
 
     Accuracy and loss are of the last evaluation. The training loss is the mean over the last tenth of the steps. Bytes
     are those sent by all ranks.
@@ -251,6 +257,7 @@ def results_of(folder: Path) -> dict[str, Any]:
         "steps": len(steps),
         "accuracy": final.get("accuracy"),
         "loss": final.get("test_loss"),
+        **{name: final.get(name) for name in run.metric_names},
         "train_loss": sum(losses) / len(losses) if losses else None,
         "seconds": last.get("seconds"),
         "samples": last.get("samples"),

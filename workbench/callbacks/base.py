@@ -71,7 +71,9 @@ class Notifier:
         told += [("on_evaluation", row) for row in found.evaluations()]
         for rank, rows in new.items():
             self._taken[rank] = self._taken.get(rank, 0) + len(rows)
-            self._newest.update({rank: row for row in rows if "evaluation" not in row})
+            for row in rows:
+                if "evaluation" not in row:
+                    self._newest[rank] = row
         stops = [
             self._call(name, row)
             for name, row in sorted(told, key=lambda item: (item[1]["step"], item[0] != "on_step"))

@@ -49,4 +49,6 @@ class TensorBoard(Callback):
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(row).items()]
-        self._writer.add_event(Event(wall_time=self._began_s + row["seconds"], step=row["step"], summary=Summary(value=values)))
+        self._writer.add_event(
+            Event(wall_time=self._began_s + row["seconds"], step=row["step"], summary=Summary(value=values))
+        )

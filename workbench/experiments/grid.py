@@ -20,7 +20,7 @@ ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "ti
 # Options with their own settings, as in {pipe-sgd: {width: 2}} -> prefix of the settings' keys.
 NESTED = {"algorithm": "set", "problem": "option", "optimizer": "optimizer_set"}
 RENAMED = {"method": "algorithm"}  # option of earlier versions -> its present name
-REPEATED = ("stragglers",)  # options that may be repeated: their value may be a list
+REPEATED = ("stragglers", "log")  # options that may be repeated: their value may be a list
 REFUSED = ("json", "resume")  # options of `workbench train` that do not define a run
 
 

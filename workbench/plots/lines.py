@@ -64,10 +64,27 @@ def curves(
     return figure
 
 
-def convergence(runs: Sequence[Run], x: XAxis = "seconds", *, max_points: int = MAX_POINTS) -> go.Figure:
-    """Draw training loss next to test accuracy, or next to test loss if no accuracy is measured."""
+def measured_axes(runs: Sequence[Run]) -> list[YAxis]:
+    """Return what the runs measure on the test data: accuracy if they do, their problems' own metrics, the test loss."""
     runs = as_runs(runs)
-    right: YAxis = "accuracy" if any(len(run.curve(x, "accuracy")[0]) for run in runs) else "test_loss"
+    accuracy: list[YAxis] = ["accuracy"] if any(len(run.curve("steps", "accuracy")[0]) for run in runs) else []
+    return [*accuracy, *dict.fromkeys(name for run in runs for name in run.metric_names), "test_loss"]
+
+
+def convergence(
+    runs: Sequence[Run], x: XAxis = "seconds", *, right: YAxis | None = None, max_points: int = MAX_POINTS
+) -> go.Figure:
+    """Draw the training loss next to a curve on the test data.
+
+    Args:
+        runs: runs to compare.
+        x: as in `curves`.
+        right: "accuracy", "test_loss", or one of the problems' own metrics. None: the accuracy if it is measured, else
+            the first metric, else the test loss.
+        max_points: as in `curves`.
+    """
+    runs = as_runs(runs)
+    right = measured_axes(runs)[0] if right is None else right
     figure = go.Figure(_two_panels())
     panels: tuple[YAxis, YAxis] = ("loss", right)
     for column, y in enumerate(panels, 1):
@@ -95,12 +112,17 @@ def curve_traces(
 ) -> list[go.Scatter]:
     """Return the curves' traces: for each group of repetitions a line, and a band or the faint raw curve."""
     groups = _repetitions(runs)
+    own = {name for run in runs for name in run.metric_names}
     traces: list[go.Scatter] = []
     for position, (label, members) in enumerate(groups.items()):
         color = CYCLE[position % len(CYCLE)]
         name = escape_text(label) + (f" (mean of {len(members)})" if len(members) > 1 else "")
         common = {"legendgroup": label, "hoverlabel": {"namelength": -1}}
-        xs, middle, low, high = _merge([run.curve(x, y) for run in members])
+        # another run may not measure this run's metric
+        xs, middle, low, high = _merge(
+            [run.curve(x, y) for run in members if y not in own or y in run.metric_names]
+            or [(np.zeros(0), np.zeros(0))]
+        )
         if y == "loss" and smooth > 0:
             window = max(1, round(smooth * len(xs)))
             if len(members) == 1 and window > 1:

@@ -11,6 +11,7 @@ from workbench.analysis.runs_table import RESULTS, add_results, key_of, row_of
 from workbench.analysis.table import Table
 from workbench.errors import ConfigError
 from workbench.plots.style import TEMPLATE, escape_text
+from workbench.settings import Settings
 from workbench.trace.run import Run
 from workbench.trace.store import StoredRun, runs_root
 
@@ -32,8 +33,8 @@ def parallel(
 
     Args:
         runs: a table of `runs_table`, a listing, or runs.
-        axes: keys to show, from left to right; by default the settings that vary, then accuracy, loss, seconds and
-            bytes.
+        axes: keys to show, from left to right; by default the settings that vary, then accuracy, loss, the problems'
+            own metrics, seconds and bytes.
         color: key of the number that colours the lines; no colours if no run has it.
         title: title of the figure.
 
@@ -44,10 +45,15 @@ def parallel(
     if not rows:
         raise ConfigError("no runs to show: give some, such as runs_table(sweep=NAME)")
     known = list(dict.fromkeys(name for row in rows for name in row))
-    settings = [name for name in (*FIRST, *known) if name in known and name not in NOT_SETTINGS and _varies(rows, name)]
+    settings = [name for name in (*FIRST, *known) if name in known and _is_setting(name) and _varies(rows, name)]
+    metrics = [name for name in known if not _is_setting(name) and name not in NOT_SETTINGS]  # the problems' own
     keys = list(map(key_of, axes)) or [
         *dict.fromkeys(settings),
-        *(name for name in SHOWN_RESULTS if any(row.get(name) is not None for row in rows)),
+        *(
+            name
+            for name in (*SHOWN_RESULTS[:2], *metrics, *SHOWN_RESULTS[2:])
+            if any(row.get(name) is not None for row in rows)
+        ),
     ]
     for name in keys:
         if name not in known:
@@ -59,6 +65,11 @@ def parallel(
     figure = go.Figure(go.Parcoords(dimensions=[_axis(rows, name) for name in keys], line=line))
     figure.update_layout(template=TEMPLATE, title=escape_text(title), height=480, margin={"t": 110, "l": 90, "r": 60})
     return figure
+
+
+def _is_setting(name: str) -> bool:
+    """Return whether this key of a row is a setting of the algorithm or the run."""
+    return name in (*FIRST, "optimizer") or name.startswith("set.") or name in Settings.__slots__
 
 
 def _rows(runs: Table | Iterable[Any]) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ from torch.utils.data import (
     default_collate,
     get_worker_info,
 )
+from torch.utils.data._utils import worker as loader_process
 
 from workbench.errors import ConfigError
 from workbench.rng import derive_seed
@@ -381,7 +382,10 @@ class StreamSource(Source):
 
 @final
 class _Part(IterableDataset[Any]):
-    """Every p-th sample of a stream, divided again among loader processes."""
+    """Every p-th sample of a stream, divided again among loader processes.
+
+    Some data sets divide themselves among loader processes. Such a data set does not see that it is in one.
+    """
 
     def __init__(self, data: Iterable[Any], rank: int, num_ranks: int) -> None:
         self._data, self._rank, self._num_ranks = data, rank, num_ranks
@@ -389,6 +393,7 @@ class _Part(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         number, of = (0, 1) if info is None else (info.id, info.num_workers)
+        loader_process._worker_info = None  # of this process, which reads nothing else
         return islice(iter(self._data), self._rank * of + number, None, self._num_ranks * of)
 
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch import Tensor, nn
 
 from workbench.errors import ConfigError
+from workbench.settings import Settings
 
 if TYPE_CHECKING:
     from workbench.problems.loading import Batch
 
 Better = Literal["higher", "lower"]
-# Columns of evaluations, steps and summaries.
-TAKEN = ("step", "seconds", "samples", "bytes_sent", "loss", "test_loss", "accuracy", "staleness", "lr", "run", "label")
+# Columns of evaluations, steps, summaries and tables of runs. The names of settings are columns, too.
+TAKEN = frozenset(
+    """
+    accuracy algorithm bytes_sent cell clock compute_s correct created error exposed_s folder hidden_s idle_s judged kind
+    label load_s loss lr num_samples optimizer overlap problem rank run runtime samples seconds settings staleness
+    staleness_max status step step_s step_seconds_median steps sweep test_loss train_loss workers
+    """.split()  # noqa: SIM905 - a list of strings would take a line each
+).union(Settings.__slots__)
 
 
 @final
@@ -65,7 +73,9 @@ def named_metrics(given: Mapping[str, Any]) -> dict[str, Metric]:
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(f"metrics: {name!r} is no name: use letters, digits and _, such as top_5")
         if name in TAKEN:
-            raise ConfigError(f"metrics: {name!r} is the name of another column: choose a different one")
+            raise ConfigError(
+                f"metrics: {name!r} is the name of another column: choose a different one, such as {name}_of_model"
+            )
         better: Better = "lower" if getattr(one, "higher_is_better", None) is False else "higher"
         found[name] = one if isinstance(one, Metric) else Metric(function=one, better=better)
     return found
@@ -116,7 +126,9 @@ class Measurement:
         """Return name -> [sum, number of samples]. `states`: with the values of the torchmetrics objects, as [value, 1]."""
         found = dict(self._sums)
         if states:
-            found |= {name: [_number(name, metric.function.compute(), 0), 1] for name, metric in self._states.items()}
+            for name, metric in self._states.items():
+                with _alone(metric.function):
+                    found[name] = [_number(name, metric.function.compute(), 0), 1]
         return found
 
     def _given(self, model: nn.Module, batch: Batch) -> tuple[Any, Any]:
@@ -130,6 +142,24 @@ class Measurement:
             )
         inputs, targets = batch
         return model(inputs), targets
+
+
+@contextmanager
+def _alone(metric: Any) -> Iterator[None]:
+    """Keep a torchmetrics object from waiting for the other processes of torch.distributed: they do not compute it."""
+    parts = [
+        part
+        for part in (metric.modules() if isinstance(metric, nn.Module) else ())
+        if hasattr(part, "distributed_available_fn")
+    ]
+    before = [part.distributed_available_fn for part in parts]
+    for part in parts:
+        part.distributed_available_fn = lambda: False
+    try:
+        yield
+    finally:
+        for part, function in zip(parts, before, strict=True):
+            part.distributed_available_fn = function
 
 
 def _number(name: str, value: Any, number: int) -> float:

@@ -17,7 +17,7 @@ from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import MISSING, Column, Table, format_age, num_bytes, seconds, three_digits
 from workbench.errors import ConfigError
 from workbench.plots.html import PLOTLY
-from workbench.plots.lines import X_TITLES, convergence
+from workbench.plots.lines import X_TITLES, Y_TITLES, convergence, measured_axes
 from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line
 from workbench.plots.live.moving_figure import MovingFigure
 from workbench.plots.live.pace import pause_after
@@ -76,10 +76,13 @@ class LiveCurves:
         self._curves = MovingFigure(convergence([], x))
         self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value=x, style={"button_width": "90px"})
         self._axis.observe(self._redraw, names="value")
+        # what the right panel shows; to choose from if the problem has metrics of its own
+        self._right = ipywidgets.Dropdown(layout={"width": "160px", "display": "none"})
+        self._right.observe(self._redraw, names="value")
         self._buttons = RunButtons(on_stop, on_pause, on_resume)
         self._stop = self._buttons.stop
         self._status = ipywidgets.HTML()
-        controls = ipywidgets.HBox([self._axis, self._buttons.widget])
+        controls = ipywidgets.HBox([self._axis, self._right, self._buttons.widget])
         answer_while_busy(controls)
         self.widget = ipywidgets.VBox([controls, self._curves.widget, self._status])
 
@@ -166,7 +169,7 @@ class LiveCurves:
 
     def static(self) -> go.Figure:
         """Return the curves as a plain figure."""
-        return convergence(self._runs, self.x)
+        return convergence(self._runs, self.x, right=self._right.value)
 
     def _ipython_display_(self) -> None:
         with self._lock:
@@ -177,9 +180,23 @@ class LiveCurves:
 
     def _redraw(self, _: Any = None) -> None:
         with self._lock:
-            self._curves.draw(convergence(self._runs, self.x, max_points=LIVE_POINTS))
+            self._offer_axes()
+            self._curves.draw(convergence(self._runs, self.x, right=self._right.value, max_points=LIVE_POINTS))
             self._buttons.show(any(run.info.get("status") == "paused" for run in self._runs))
             self._status.value = status_table(self._runs)._repr_html_() + self._problem
+
+    def _offer_axes(self) -> None:
+        """Offer what the runs measure for the right panel, and keep what was chosen."""
+        axes, before = measured_axes(self._runs), self._right.options
+        offered = tuple((Y_TITLES.get(name, name), name) for name in axes)
+        if offered == before:
+            return
+        chosen = self._right.value if before and self._right.value != before[0][1] else axes[0]
+        self._right.unobserve(self._redraw, names="value")  # the caller draws
+        self._right.options = offered
+        self._right.value = chosen if chosen in axes else axes[0]
+        self._right.observe(self._redraw, names="value")
+        self._right.layout.display = None if any(name not in Y_TITLES for name in axes) else "none"
 
 
 def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
