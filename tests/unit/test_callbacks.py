@@ -18,10 +18,12 @@ import pytest
 
 import workbench as wb
 from tests.laws import tiny
+from tests.laws.train import make_job
 from workbench.callbacks import Callback, TensorBoard, WandB
 from workbench.callbacks.base import Notifier, Row
 from workbench.callbacks.scalars import scalars
 from workbench.cli.main import main
+from workbench.clusters.jobs import pickled
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
 
@@ -192,3 +194,17 @@ def test_the_command_line_logs_to_what_is_named(tmp_path: Path, monkeypatch: pyt
 def test_a_logger_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "synchronous-sgd", "--runtime", "simulated", "--log", "tensorbord"]) == 2
     assert "did you mean tensorboard" in capsys.readouterr().err
+
+
+def test_a_callback_that_cannot_be_sent_is_named(tmp_path: Path) -> None:
+    broken = Told()
+    with (tmp_path / "log").open("w") as file:
+        broken.said.append(("file", file))
+        job = make_job(
+            "torch", 2, wb.SynchronousSGD(), tiny.problem(), wb.Settings(steps=1, callbacks=[Told(), broken])
+        )
+        with pytest.raises(ConfigError, match=r"callback Told cannot be sent to the ranks: .*in on_begin"):
+            pickled(job)
+        other = replace(job, problem=replace(job.problem, loss=lambda *_: file), settings=wb.Settings(steps=1))
+        with pytest.raises(ConfigError, match=r"this cannot be sent to the ranks: .*inside model= or train="):
+            pickled(other)

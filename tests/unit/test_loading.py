@@ -235,3 +235,37 @@ def test_the_length_of_a_batch() -> None:
     assert length_of({"text": ["a", "b"], "ids": torch.zeros(3, 2)}) == 3
     with pytest.raises(ConfigError, match="has no tensor"):
         length_of({"text": "a"})
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (
+            {"train": (torch.randn(8, 5), torch.zeros(8, dtype=torch.int64))},
+            r"cannot take the batch \(float32 of shape \(\d, 5\), int64 of shape \(\d,\)\): RuntimeError: mat1",
+        ),
+        ({"train": [{"x": torch.zeros(3), "y": 1}] * 8}, r"\{x: float32 of shape .*give whole_batch=True"),
+        ({"train": DataLoader([], shuffle=False)}, "train=: the data set is empty"),
+        ({"train": Stream(0)}, "the stream is empty|gets no whole minibatch"),
+        ({"test": Stream(0)}, "test=: it has no samples"),
+    ],
+    ids=["another shape", "no pairs", "an empty loader", "an empty stream", "an empty test stream"],
+)
+def test_what_the_model_cannot_take_is_said(parts: dict[str, Any], words: str) -> None:
+    good = (torch.randn(8, 3), torch.zeros(8, dtype=torch.int64))
+    task = wb.Problem(
+        model=lambda: torch.nn.Linear(3, 2),
+        loss=torch.nn.functional.cross_entropy,
+        **{"train": good, "test": None, **parts},
+    )
+    with pytest.raises(ConfigError, match=words):
+        wb.simulate(wb.SynchronousSGD(), task, workers=2, steps=2, batch_size=2)
+    with pytest.raises(ConfigError, match=words):
+        wb.simulate(
+            wb.SynchronousSGD(),
+            task,
+            workers=2,
+            steps=2,
+            batch_size=2,
+            compute=wb.costs.Compute(forward_s=1.0, backward_s=1.0),
+        )

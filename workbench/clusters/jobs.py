@@ -79,11 +79,25 @@ def pickled(job: Any) -> bytes:
     try:
         return bytes(cloudpickle.dumps(job))
     except Exception as error:  # noqa: BLE001 - pickling runs the user's own code, which may raise anything
+        for one in job.settings.callbacks:
+            if not _can_be_pickled(one):
+                raise ConfigError(
+                    f"callback {type(one).__name__} cannot be sent to the ranks: {error}. Open its files and connections "
+                    "in on_begin, which rank 0 calls"
+                ) from None
         raise ConfigError(
             f"this cannot be sent to the ranks: {error}. Open files, locks, generators and connections cannot be "
             "pickled: "
             "make them inside model= or train=, which every rank calls itself"
         ) from None
+
+
+def _can_be_pickled(one: Any) -> bool:
+    try:
+        cloudpickle.dumps(one)
+    except Exception:  # noqa: BLE001 - as above
+        return False
+    return True
 
 
 def checkpoint_of(resume: Any) -> str:

@@ -153,7 +153,8 @@ class _Bench:
 
     def _run(self, batch: Batch, size: int, mark: Callable[[], None]) -> None:
         """Run one step; `mark` is called when forward, backward and update begin, and at the end."""
-        micro = MicroBatch(lambda: self.problem.batch_loss(self.model, batch), 1.0, size)
+        loss_of = self.problem.batch_loss if self._num_steps else self.problem.first_loss
+        micro = MicroBatch(lambda: loss_of(self.model, batch), 1.0, size)
         gradient, _ = self.replica.backward(self._num_steps, [micro], Hooks(lambda name: mark()))
         self.replica.apply(gradient)
         mark()

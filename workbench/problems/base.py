@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from workbench.errors import ConfigError
+from workbench.errors import ConfigError, WorkbenchError
 from workbench.problems import tuned_rates
-from workbench.problems.loading import ENDLESS, Batch, IndexedSource, Source, source_of
+from workbench.problems.loading import ENDLESS, Batch, IndexedSource, Source, describe_batch, source_of
 from workbench.problems.metrics import Metric, named_metrics
 from workbench.program import Algorithm
 from workbench.rng import generator
@@ -106,6 +106,25 @@ class Problem:
     def batch_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of a batch: a scalar with a graph."""
         return self.loss(model, batch) if self.whole_batch else supervised(self.loss, model, batch)
+
+    def first_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return `batch_loss` of the first batch of a training.
+
+        Raises:
+            ConfigError: the model or the loss cannot take the batch; the message has its shapes.
+        """
+        try:
+            return self.batch_loss(model, batch)
+        except (WorkbenchError, torch.OutOfMemoryError):
+            raise
+        except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
+            hint = (
+                "" if self.whole_batch else ". If its batches are no pairs of inputs and targets, give whole_batch=True"
+            )
+            raise ConfigError(
+                f"problem {self.name}: model and loss cannot take the batch {describe_batch(batch)}: "
+                f"{type(error).__name__}: {error}{hint}"
+            ) from error
 
     def train_source(self) -> Source:
         """Return the training samples, and how they are read."""

@@ -492,6 +492,21 @@ def length_of(batch: Batch) -> int:
     raise ConfigError(f"train=: a batch has no tensor, so its number of samples is unknown: {type(batch).__name__}")
 
 
+def describe_batch(batch: Batch) -> str:
+    """Return the types and shapes in a batch.
+
+    >>> describe_batch((torch.zeros(4, 6), {"y": torch.zeros(4, dtype=torch.int64)}))
+    '(float32 of shape (4, 6), {y: int64 of shape (4,)})'
+    """
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} of shape {tuple(batch.shape)}"
+    if isinstance(batch, dict):
+        return "{" + ", ".join(f"{key}: {describe_batch(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, tuple | list):
+        return "(" + ", ".join(map(describe_batch, batch)) + ")"
+    return type(batch).__name__
+
+
 def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     """Change all tensors of a batch (tuples, lists and dicts of them)."""
     if isinstance(batch, Tensor):

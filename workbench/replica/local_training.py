@@ -55,6 +55,7 @@ class LocalTraining:
         self.sampler = sampler_of(self._source, self.batch_size, num_computing, settings.seed)
         self.num_steps = num_steps_of(settings, self.sampler)
         self._readers: dict[int, Reader] = {}  # rank -> its reader
+        self._fits = False  # whether the model has taken a batch
         self.replica = build_replica(algorithm, problem, settings, device)
         self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # the sampler may be replaced later
         self.guard = self.replica.guard = guard_of(self.replica, settings, rank)
@@ -95,7 +96,14 @@ class LocalTraining:
         here = to_device(batch, self.device)
         sampler = self.sampler
         share = 1 / sampler.num_workers if self._source.gives_batches else number / sampler.global_batch
-        return MicroBatch(lambda: self.problem.batch_loss(self._forward, here), share, number)
+        return MicroBatch(lambda: self._loss(here), share, number)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        if self._fits:
+            return self.problem.batch_loss(self._forward, batch)
+        loss = self.problem.first_loss(self._forward, batch)
+        self._fits = True
+        return loss
 
     def close_readers(self) -> None:
         """End the loader processes. A later minibatch begins anew."""
@@ -200,6 +208,8 @@ class LocalTraining:
                 correct, judged = self.problem.correct(model, batch)
                 sums["correct"] = (sums["correct"] or 0) + int(correct)
                 sums["judged"] = (sums["judged"] or 0) + judged
+        if share == 0 and not sums["count"]:
+            raise ConfigError("test=: it has no samples: leave it out, or give data")
         if self.problem.metrics:
             first = share == 0 and measured.has_states
             if first:
