@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 
+import workbench as wb
 from tests.forked import forked
 from tests.waiting import within
 from workbench.algorithms import PipeSGD, SynchronousSGD
@@ -349,3 +350,24 @@ def test_mpich_of_another_folder_serves_as_well(mpich: dict[str, str], runs: Pat
         assert "MPICH" in own.ranks[0]["library"]
         assert str(folder) in json.dumps(own.client[0].apply_sync(lambda: __import__("os").environ["MPI4PY_LIBMPI"]))
         assert own.train(SynchronousSGD(), plane(), steps=3).wait(60).status == "finished"
+
+
+def test_the_readmes_own_model_trains(cluster: Cluster, runs: Path) -> None:
+    """The example in "Your own models and loops", as it is printed."""
+    page = (Path(__file__).parents[2] / "README.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "metrics={" in block]
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        torch.utils.data.TensorDataset(
+            torch.randn(size, 3, generator=generator), torch.randint(0, 4, (size,), generator=generator)
+        )
+        for size in (64, 16)
+    ]
+    names: dict[str, Any] = {"wb": wb, "torch": torch, "cluster": cluster, "train_data": data[0], "test_data": data[1]}
+    exec(code, names)
+    run, model = names["run"], names["model"]
+    inputs, targets = data[1].tensors
+    top_2 = float(names["top_2"](model(inputs), targets))
+    assert run.run.evaluations()[-1]["top_2"] == pytest.approx(top_2, abs=1e-6)
+    assert list((run.folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert list(run.to_pandas("evaluations")["top_2"])[-1] == pytest.approx(top_2, abs=1e-6)
