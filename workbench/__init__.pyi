@@ -30,6 +30,7 @@ from .algorithms import (
     ApplyOrder as ApplyOrder,
 )
 from . import algorithms as algorithms, collectives as collectives, codecs as codecs, schedules as schedules
+from . import callbacks as callbacks
 from .settings import Settings as Settings
 
 # where

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -254,7 +254,7 @@ def _logger(name: str) -> Any:
     """Return the logger with this name, with its default settings."""
     from workbench import callbacks
 
-    loggers = {
+    loggers: dict[str, Callable[[], Any]] = {
         "tensorboard": callbacks.TensorBoard,
         "wandb": lambda: callbacks.WandB("workbench"),
         "mlflow": callbacks.MLflow,

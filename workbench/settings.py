@@ -169,7 +169,7 @@ class Settings:
             hasattr(one, "on_step") and not isinstance(one, type) for one in self.callbacks
         ):
             raise ConfigError(
-                f"callbacks={self.callbacks!r}: give a list of callbacks, such as [workbench.callbacks.TensorBoard()]"
+                f"callbacks={self.callbacks!r}: give a list of callbacks, such as [wb.callbacks.TensorBoard()]"
             )
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ConfigError(f"precision={self.precision!r}: choose fp32, bf16 or fp16")

@@ -20,6 +20,7 @@ import psutil
 import pytest
 import torch
 
+import workbench as wb
 from tests.forked import forked
 from tests.waiting import within
 from workbench.algorithms import PipeSGD, SynchronousSGD
@@ -90,6 +91,34 @@ def test_engines_share_the_cores_and_leave_the_home_folder_alone(cluster: Cluste
     )
     assert [threads for threads, _ in seen] == ["1"] * NUM_RANKS  # what the test session asks for, on any machine
     assert all(cluster.id in folder for _, folder in seen)
+
+
+def train_with_a_server(dedicated: bool) -> tuple[str, list[list[float]] | None]:
+    import torch
+
+    import workbench
+    from workbench.runtimes.rank.main import world_here
+
+    rank, num_ranks = world_here()
+    algorithm = workbench.AsyncSGD(dedicated=dedicated)
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if rank not in algorithm.roles(num_ranks).computing:
+        workbench.serve(model, optimizer, algorithm)
+        return "served", None
+    with workbench.Trainer(model, optimizer, algorithm) as trainer:
+        for _ in range(3 + rank):
+            trainer.step(lambda: model(torch.ones(2, 3)).square().mean())
+    return f"{trainer.num_updates} updates", model.weight.tolist()
+
+
+def test_a_loop_in_a_cell_has_parameter_servers(cluster: Cluster) -> None:
+    (said, weights), (also, same) = cluster.client[:].apply_sync(train_with_a_server, False)
+    assert said == also == "7 updates"
+    assert weights == same
+    (said, weights), other = cluster.client[:].apply_sync(train_with_a_server, True)
+    assert (said, other) == ("3 updates", ("served", None))
 
 
 # ---------------------------------------------------------------- training
@@ -349,3 +378,24 @@ def test_mpich_of_another_folder_serves_as_well(mpich: dict[str, str], runs: Pat
         assert "MPICH" in own.ranks[0]["library"]
         assert str(folder) in json.dumps(own.client[0].apply_sync(lambda: __import__("os").environ["MPI4PY_LIBMPI"]))
         assert own.train(SynchronousSGD(), plane(), steps=3).wait(60).status == "finished"
+
+
+def test_the_readmes_own_model_trains(cluster: Cluster, runs: Path) -> None:
+    """The example in "Your own models and loops", as it is printed."""
+    page = (Path(__file__).parents[2] / "README.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "metrics={" in block]
+    generator = torch.Generator().manual_seed(0)
+    data = [
+        torch.utils.data.TensorDataset(
+            torch.randn(size, 3, generator=generator), torch.randint(0, 4, (size,), generator=generator)
+        )
+        for size in (64, 16)
+    ]
+    names: dict[str, Any] = {"wb": wb, "torch": torch, "cluster": cluster, "train_data": data[0], "test_data": data[1]}
+    exec(code, names)
+    run, model = names["run"], names["model"]
+    inputs, targets = data[1].tensors
+    top_2 = float(names["top_2"](model(inputs), targets))
+    assert run.run.evaluations()[-1]["top_2"] == pytest.approx(top_2, abs=1e-6)
+    assert list((run.folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert list(run.to_pandas("evaluations")["top_2"])[-1] == pytest.approx(top_2, abs=1e-6)

@@ -109,9 +109,7 @@ def test_a_callback_that_fails_ends_alone(run: Run) -> None:
 
 def test_what_is_no_callback_is_refused() -> None:
     for wrong in ([print], TensorBoard(), "tensorboard", [TensorBoard]):
-        with pytest.raises(
-            ConfigError, match=r"give a list of callbacks, such as \[workbench.callbacks.TensorBoard\(\)\]"
-        ):
+        with pytest.raises(ConfigError, match=r"give a list of callbacks, such as \[wb.callbacks.TensorBoard\(\)\]"):
             wb.Settings(steps=1, callbacks=wrong)  # type: ignore[arg-type]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +139,7 @@ def overlap(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | Non
         first, last = step_bounds(steps)
         keep = (columns[1] >= first) & (columns[1] < last)
         columns = [column[keep] for column in columns]
-    found = dict(zip(ARRAYS, columns, strict=True))
+    found: dict[str, Any] = dict(zip(ARRAYS, columns, strict=True))
     found |= {name: found[name].astype(np.int64) for name in ("rank", "step")}
     return Overlap(**found, slept=spans.slept)
 

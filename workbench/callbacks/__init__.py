@@ -6,14 +6,9 @@
 Imports `trace` and what lies below. Used by `runtimes`, which runs them on rank 0, and by `analysis`. Begin with `base`.
 """
 
-import lazy_loader
+from workbench.callbacks.base import Callback
+from workbench.callbacks.mlflow import MLflow
+from workbench.callbacks.tensorboard import TensorBoard
+from workbench.callbacks.wandb import WandB
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    submod_attrs={
-        "base": ["Callback"],
-        "tensorboard": ["TensorBoard"],
-        "wandb": ["WandB"],
-        "mlflow": ["MLflow"],
-    },
-)
+__all__ = ["Callback", "MLflow", "TensorBoard", "WandB"]

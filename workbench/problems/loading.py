@@ -333,7 +333,7 @@ class _ReadsAhead(Reader):
                     for number, part in enumerate(reading.parts(later)):
                         yield [_Asked(reading.seed_of(later, number), part)]
 
-        self._coming = iter(self._loading.loader(_Seeded(self._data), batch_sampler=Asks()))  # type: ignore[arg-type]
+        self._coming = iter(self._loading.loader(_Seeded(self._data), batch_sampler=Asks()))
 
     def close(self) -> None:
         self._coming = None  # its processes end with it

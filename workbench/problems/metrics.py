@@ -147,7 +147,7 @@ class Measurement:
 @contextmanager
 def _alone(metric: Any) -> Iterator[None]:
     """Keep a torchmetrics object from waiting for the other processes of torch.distributed: they do not compute it."""
-    parts = [
+    parts: list[Any] = [
         part
         for part in (metric.modules() if isinstance(metric, nn.Module) else ())
         if hasattr(part, "distributed_available_fn")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from workbench.trace.run import Run
 
 
-def state_of(model: nn.Module, parameters: Sequence[nn.Parameter] = (), flat: Tensor | None = None) -> State:
+def state_of(model: nn.Module, parameters: Sequence[Tensor] = (), flat: Tensor | None = None) -> State:
     """Return copies of the tensors of a module's `state_dict`, on the CPU.
 
     Args:
@@ -76,10 +76,16 @@ def trained_model(run: Run, problem: Problem | None = None, *, average: bool = F
 
 def _weights_of(run: Run, file: str) -> State:
     """Return the weights of a run."""
-    found = [*filter(None, [run.weights and run.weights.get(file), run.folder and read_weights(run.folder, file)])]
-    if found:
-        return dict(found[0])
-    if file == AVERAGED and (run.weights or (run.folder and read_weights(run.folder))):
+    if (found := _kept_weights(run, file)) is not None:
+        return found
+    if file == AVERAGED and _kept_weights(run, WEIGHTS) is not None:
         raise ConfigError(f"run {run.id} kept no moving average: train with ema_decay=, such as 0.999")
     how = "they are written when it ends" if run.folder else "only its timing was simulated"
     raise ConfigError(f"run {run.id} ({run.info.get('status', 'unknown')}) has no weights: {how}")
+
+
+def _kept_weights(run: Run, file: str) -> State | None:
+    """Return the weights of a run that are in memory or in its folder; None if there are none."""
+    if run.weights and file in run.weights:
+        return run.weights[file]
+    return None if run.folder is None else read_weights(run.folder, file)
