@@ -227,7 +227,7 @@ def test_a_type_checker_reads_the_types_of_the_wheel(installed: Path, tmp_path: 
         "wb.PipeSGD(width=2)\nwb.PipeSGD(widht=2)\nwb.PipeSDG()\n"
     )
     # Checking these takes minutes, and the program does not use them.
-    ours = ["analysis", "clusters", "dashboard", "papers", "plots", "problems", "runtimes", "trace"]
+    ours = ["analysis", "callbacks", "clusters", "dashboard", "papers", "plots", "problems", "runtimes", "trace"]
     large = ["torch", "numpy", "scipy", "plotly", "mpi4py", *(f"workbench.{name}" for name in ours)]
     skipped = f"[mypy-{','.join(f'{name}.*' for name in large)}]\nfollow_imports = skip\n"
     (tmp_path / "mypy.ini").write_text(f"[mypy]\nfollow_imports = silent\n{skipped}")
