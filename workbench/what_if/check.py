@@ -20,7 +20,7 @@ from workbench.machine import num_cores
 from workbench.program import Algorithm
 from workbench.trace.run import Run
 from workbench.what_if.candidates import name_of
-from workbench.what_if.here import measure_here
+from workbench.what_if.here import HERE, measure_here
 from workbench.what_if.results import Study, badness, plain_of
 from workbench.what_if.trainings import EVALUATIONS, Trained
 
@@ -132,7 +132,7 @@ def check(
     together = cluster.emulated is not None or len(hosts) == 1
     rate, latency_s = _link_of(cluster, network)
     calibration = calibrated or study.calibration
-    if calibrated is None and together and calibration.origin.source == "this machine":
+    if calibrated is None and together and calibration.origin.source == HERE:
         calibration = measure_here(
             problem,
             study.settings["batch_size"],

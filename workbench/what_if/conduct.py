@@ -18,7 +18,7 @@ from workbench.runtimes.rank.fingerprint import code_digest, data_digest
 from workbench.settings import describe
 from workbench.what_if.budget import Budget
 from workbench.what_if.candidates import default_candidates, name_of
-from workbench.what_if.here import Calibrated, calibration_of, measure_here
+from workbench.what_if.here import HERE, Calibrated, calibration_of, gradient_here, measure_here
 from workbench.what_if.recipe import Recipe, has_batch_norm, recipe_of
 from workbench.what_if.results import Cell, Study
 from workbench.what_if.saved import Saved
@@ -27,7 +27,7 @@ from workbench.what_if.trainings import Metric, Trainings, own_rate
 
 SETTINGS = ("optimizer", "lr", "schedule", "clip_norm", "ema_decay", "num_micro")
 METRICS: dict[str, Metric] = {"loss": "test_loss", "test_loss": "test_loss", "accuracy": "accuracy"}
-TIMED_SHARE = 0.4  # of the minutes, for the times of steps
+TIMED_SHARE = 0.5  # of the minutes that are left, for the times of steps
 RESERVED_S = 8.0  # for the reasons, which simulate a few steps more
 
 
@@ -68,7 +68,8 @@ def study(
         seeds: number of trainings of each kind, with the seeds 0, 1, ...; or the seeds.
         minutes: limit of the whole study.
         batch_size: samples of a worker in a step; None: the problem's.
-        search: trainings that search the learning rate of each recipe (needs Optuna). 0: the rule lr / (1 + staleness).
+        search: trainings that search the learning rate of each recipe (needs Optuna). 0: late gradients have the better of
+            lr and lr / (1 + staleness), all others lr.
         stragglers: of each worker, if the costs are measured here.
         threads: of a worker, if the costs are measured here; None: one, or all cores of this machine, whichever is faster.
         cores: "own": each worker has its own cores. A number: all workers share them. "measured": as in `calibrated`.
@@ -124,6 +125,7 @@ def study(
             )
         )
         saved.set_calibration(calibration)
+    sample_s, threads_here = _gradient(calibration, problem, size, settings)
     one_worker = not has_batch_norm(problem)
     cells, left_out = _timed(calibration, algorithms, numbers, places, cores, size, one_worker, budget)
     if not cells:
@@ -138,8 +140,8 @@ def study(
         seeds=chosen,
         budget=Budget(max(0.0, budget.left_s - RESERVED_S), quiet),
         saved=saved,
-        threads=calibration.host.threads,
-        sample_s=_sample_s(calibration),
+        threads=threads_here,
+        sample_s=sample_s,
         num_tested=_num_tested(problem),
     )
     if problem.test is not None:
@@ -220,7 +222,8 @@ def _timed(
     """Predict the step of each candidate at each place; also say which were left out."""
     cells: list[Cell] = []
     left_out: list[str] = []
-    limit_s = budget.seconds * TIMED_SHARE
+    limit_s = budget.spent_s + budget.left_s * TIMED_SHARE
+    late: dict[str, set[int]] = {}
     settings = {
         (p, position): _setting(calibration, p, network, cores)
         for p in workers
@@ -232,7 +235,7 @@ def _timed(
             if not isinstance(algorithm, Algorithm):
                 raise ConfigError(f"algorithms=: {algorithm!r} is not an algorithm, such as PipeSGD(width=2)")
             if cells and budget.spent_s > limit_s:
-                left_out.append(f"the step of {name} was not timed")
+                late.setdefault(name_of(algorithm), set()).add(p)
                 continue
             budget.say(f"timing {name}")
             try:
@@ -244,6 +247,8 @@ def _timed(
             cells.append(
                 Cell(algorithm=algorithm, workers=p, network=setting.name, setting=setting, time=time, recipe=recipe)
             )
+    if late:
+        left_out.append(f"not timed, because the minutes were used up: {by_workers(late)}")
     return cells, left_out
 
 
@@ -255,10 +260,15 @@ def _setting(calibration: Calibration, workers: int, network: Network | str, cor
     return make_setting(calibration, workers, network, None, None, cores)
 
 
-def _sample_s(calibration: Calibration) -> float:
-    """Return the seconds of a sample's gradient."""
+def _gradient(
+    calibration: Calibration, problem: Problem, batch_size: int, settings: Mapping[str, Any]
+) -> tuple[float, int]:
+    """Return the seconds of a sample's gradient in this process, and its threads."""
+    if calibration.origin.source != HERE:
+        return gradient_here(problem, batch_size, optimizer=settings.get("optimizer"))
     pace = calibration.pace
-    return (pace.forward_s.value + pace.backward_s.value + pace.update_s.value) / calibration.shapes.batch_size
+    step_s = pace.forward_s.value + pace.backward_s.value + pace.update_s.value
+    return step_s / batch_size, calibration.host.threads
 
 
 def _num_tested(problem: Problem) -> int:
@@ -345,7 +355,7 @@ def _limits(
         words.append(f"fewer than {num_seeds} seeds, because the minutes were used up: {by_workers(few)}")
     if any(trained.recipe.staleness and not trainings.tries for trained in trainings.done.values()):
         words.append(
-            "late gradients have the rate lr / (1 + staleness), which may not be their best (search=6 searches)"
+            "rates were not searched: late gradients have the better of lr and lr / (1 + staleness) (search=6 searches)"
         )
     if any(cell.time.how == "closed form" for cell in cells):
         words.append("steps with many messages are closed forms, in which all workers are in step")

@@ -35,6 +35,7 @@ MEASURED_S = 1.5  # of compute, if the most steps allow it
 FETCHES, DRAWS = 5, 16
 QUICK = 0.25  # quantile of the steps that counts: other work on the machine only adds time
 BUSY = 0.25  # spread of the steps from which the machine is called busy
+HERE = "this machine"  # the source of a calibration that was measured here
 TCP_SHARE = 0.956  # payload of TCP in a rate that counts whole Ethernet frames
 CODECS = ("truncate16", "linear8")
 
@@ -80,6 +81,23 @@ def _numel(shapes: Any) -> list[int]:
     return [int(np.prod(shape)) for _, shape in shapes.parameters]
 
 
+def gradient_here(
+    problem: Problem, batch_size: int, *, optimizer: OptimizerFactory | None = None, threads: int | None = None
+) -> tuple[float, int]:
+    """Return the seconds of a sample's gradient in this process, roughly, and with how many threads.
+
+    Args:
+        threads: None: one, or all cores of this machine, whichever is faster.
+    """
+    best: tuple[float, int] = (math.inf, 1)
+    for number in sorted({threads or 1, threads or num_cores()}):
+        measured = measure_steps(problem, batch_size, optimizer=optimizer, steps=FEW_STEPS, threads=number)
+        step_s = float(np.mean(measured.forward_s + measured.backward_s + measured.update_s))
+        if step_s * WORTH_THREADS < best[0]:
+            best = (step_s, number)
+    return best[0] / batch_size, best[1]
+
+
 def measure_here(
     problem: Problem,
     batch_size: int,
@@ -96,13 +114,8 @@ def measure_here(
         stragglers: to assume; nothing here can measure those of other machines.
         messages: whether to measure latencies, sums and codecs, which takes some seconds.
     """
-    step_s = math.inf
-    for number in sorted({threads or 1, threads or num_cores()}):
-        tried_s = _mean_s(measure_steps(problem, batch_size, optimizer=optimizer, steps=FEW_STEPS, threads=number))
-        if tried_s * WORTH_THREADS < step_s:
-            step_s, threads = tried_s, number
-    assert threads is not None
-    steps = int(min(MOST_STEPS, max(STEPS, MEASURED_S / step_s)))
+    sample_s, threads = gradient_here(problem, batch_size, optimizer=optimizer, threads=threads)
+    steps = int(min(MOST_STEPS, max(STEPS, MEASURED_S / (sample_s * batch_size))))
     measured = measure_steps(problem, batch_size, optimizer=optimizer, steps=steps, threads=threads)
     data = problem.train_data()
     indices = list(range(min(batch_size, problem.num_samples())))
@@ -122,9 +135,7 @@ def measure_here(
         )
     zero = Estimate(0.0)
     found = Calibration(
-        origin=Origin(
-            source="this machine", algorithm="none", runtime="torch", num_workers=1, num_steps=len(measured.forward_s)
-        ),
+        origin=Origin(source=HERE, algorithm="none", runtime="torch", num_workers=1, num_steps=len(measured.forward_s)),
         shapes=shapes_of(problem, batch_size),
         pace=Pace(
             forward_s=_quick(measured.forward_s),
@@ -141,10 +152,6 @@ def measure_here(
     )
     found = replace(found, host=replace(found.host, threads=threads))
     return _tcp(_probed(found) if messages else found)
-
-
-def _mean_s(measured: Measured) -> float:
-    return float(np.mean(measured.forward_s + measured.backward_s + measured.update_s))
 
 
 def _quick(times: np.ndarray[Any, np.dtype[np.float64]]) -> Estimate:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 LEVELS = (0.1, 0.9)  # of all intervals
 EQUAL_WITHIN = 1.02  # within this factor, the plainer algorithm is the answer
 OCTAVES = 4  # bandwidths from 1/16 to 16 times the network's
-SHOWN_STEPS = 3  # of a timeline, after the warm-up
+SHOWN_STEPS, SHOWN_RANKS = 3, 3  # of a timeline, after the warm-up
+SHOWN_LINES = 5
 TARGETS = {"test_loss": "a test loss of", "accuracy": "an accuracy of"}
 
 
@@ -282,7 +283,7 @@ class Study:
         """Return cell number -> bandwidth (bytes per second) -> seconds to the target, or of a step if none is known."""
         pool = _comparable(cells)
         chosen = [number for number, cell in enumerate(cells) if cell in pool]
-        quick = sorted(chosen, key=lambda number: cells[number].target_s or cells[number].time.step_s)[:5]
+        quick = _distinct(sorted(chosen, key=lambda number: badness(cells[number])), cells)[:SHOWN_LINES]
         plain = cells.index(plain_of(cells))
         shown = sorted({*quick, plain} & set(chosen))
         rate = rate_of(self.calibration, cells[0].setting)
@@ -346,7 +347,10 @@ class Study:
         if not cells:
             raise ConfigError("nothing was trained, so there is no loss to show: give target=, or more minutes=")
         plain = plain_of(cells)
-        shown = list(dict.fromkeys([*cells[:num], plain]))
+        quickest: dict[str, Cell] = {}
+        for cell in cells:  # sorted: the first of a recipe is its fastest
+            quickest.setdefault(cell.recipe.name, cell)
+        shown = list(dict.fromkeys([*list(quickest.values())[:num], plain]))
         metric = self.target[0] if self.target else "test_loss"
         curves = {cell.name: _curve(cell, metric) for cell in shown}
         what = {"test_loss": "test loss", "accuracy": "accuracy"}[metric]
@@ -391,7 +395,8 @@ class Study:
             runs.append(run)
             names.append(f"predicted: {cell.name}, {seconds(cell.time.step_s)} a step")
         first = [max(1, len(run.metrics[0]) - SHOWN_STEPS) for run in runs]
-        return timelines(runs, [slice(at, at + SHOWN_STEPS) for at in first], names=names)
+        windows = [slice(at, at + SHOWN_STEPS) for at in first]
+        return timelines(runs, windows, range(min(SHOWN_RANKS, best.workers)), names=names)
 
     # -- against real ranks ----------------------------------------------------------------------------------------
 
@@ -407,6 +412,14 @@ def rate_of(calibration: Calibration, setting: Setting) -> float:
     if setting.line_bytes_per_s is not None:
         return setting.line_bytes_per_s
     return calibration.line.line_bytes_per_s or 1 / calibration.line.s_per_byte.value
+
+
+def _distinct(order: Sequence[int], cells: Sequence[Cell]) -> list[int]:
+    """Return the cells without those that take as long as another one with the same gradients, which come later."""
+    seen: dict[tuple[str, float], int] = {}
+    for number in sorted(order):  # of equal ones the plainest
+        seen.setdefault((cells[number].recipe.name, round(math.log(cells[number].time.step_s), 3)), number)
+    return [number for number in order if number in seen.values()]
 
 
 def _names(name: str) -> tuple[str, ...]:
@@ -456,15 +469,14 @@ def _untrained(cells: Sequence[Cell], best: Cell, plain: Cell) -> list[str]:
     """Say which algorithm without a known number of steps has the shortest step, and until when it would be sooner."""
     steps = 1.0 if best.target_s is None else plain.steps or math.inf
     limit_s = best.target_s or best.time.step_s
-    left = [cell for cell in cells if cell.trained is None and cell.time.step_s * steps * EQUAL_WITHIN < limit_s]
+    unknown = [cell for cell in cells if cell.steps is None and (cell.trained is None or best.target_s is None)]
+    left = [cell for cell in unknown if cell.time.step_s * steps * EQUAL_WITHIN < limit_s]
     if not left:
         return []
     one = left[_plainest(range(len(left)), {number: cell.time.step_s for number, cell in enumerate(left)})]
-    ratio = limit_s / (one.time.step_s * steps)
-    return [
-        f"A step of {one.name} takes {seconds(one.time.step_s)}: it is sooner if its gradients ({one.recipe.name}) need "
-        f"less than {ratio:.2f} times as many steps as exact ones, which is not known"
-    ]
+    ratio, gradients = limit_s / (one.time.step_s * steps), f"its gradients ({one.recipe.name})"
+    words = f"A step of {one.name} takes {seconds(one.time.step_s)}: it is sooner if {gradients} need less than "
+    return [f"{words}{ratio:.2f} times as many steps as exact ones, which is not known"]
 
 
 def _ratio(plain: Cell, best: Cell) -> float:

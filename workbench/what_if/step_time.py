@@ -114,7 +114,7 @@ def step_run(
         return calibration.shapes.problem(size * setting.workers * num)
 
     if messages * steps > MESSAGES and algorithm.symmetric:
-        folded = with_codec(network, algorithm, calibration.shapes.num_bytes / setting.workers)
+        folded = with_codec(network, algorithm, calibration.shapes.num_bytes, setting.workers)
         try:
             run = simulate(algorithm, problem(steps), network=folded, detail="formula", steps=steps, **common)
         except ConfigError:  # no closed form
@@ -126,23 +126,26 @@ def step_run(
     return simulate(algorithm, problem(steps), network=network, steps=steps, **common), "messages"
 
 
-def with_codec(network: Network, algorithm: Algorithm, piece_bytes: float) -> Network:
+def with_codec(network: Network, algorithm: Algorithm, num_bytes: float, workers: int) -> Network:
     """Return a network whose bandwidth includes the work of the codec, for closed forms that have no codec.
 
-    A ring with several pieces encodes one while it sends another, so a byte takes the longer of the two times. Otherwise
-    it takes their sum.
+    A rank encodes each of the ring's p pieces once, and decodes p - 1 of them to sum and p of the sum. A ring with several
+    chunks encodes one while it sends another, so a byte takes the longer of the two times. Otherwise it takes their sum.
 
     Args:
-        piece_bytes: bytes of a value that a rank sends at once.
+        num_bytes: size of a gradient.
     """
-    work_s = network.encode_s_per_byte + network.decode_s_per_byte
-    if codec_of(algorithm) is None or work_s == 0:
-        return replace(network, encode_s_per_byte=0.0, decode_s_per_byte=0.0)
-    collective: Any = algorithm.collective  # type: ignore[attr-defined]
-    share = wire_share(collective.codec, piece_bytes)
+    plain = replace(network, encode_s_per_byte=0.0, decode_s_per_byte=0.0)
+    collective: Any = getattr(algorithm, "collective", None)
+    if codec_of(algorithm) is None or workers < 2:
+        return plain
+    sent = 2 * (workers - 1) / workers  # of a gradient
+    encoded, decoded = 1.0, (2 * workers - 1) / workers  # p of p pieces are encoded, and 2 p - 1 decoded
+    work_s = (encoded * network.encode_s_per_byte + decoded * network.decode_s_per_byte) / sent
+    share = wire_share(collective.codec, num_bytes / workers)
     wire_s = share / network.bandwidth_bytes_per_s
     byte_s = max(wire_s, work_s) if getattr(collective, "chunks", 1) > 1 else wire_s + work_s
-    return replace(network, encode_s_per_byte=0.0, decode_s_per_byte=0.0, bandwidth_bytes_per_s=share / byte_s)
+    return replace(plain, bandwidth_bytes_per_s=share / byte_s)
 
 
 def _mean_s(

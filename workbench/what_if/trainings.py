@@ -66,7 +66,8 @@ class Trainings:
 
     Attributes:
         target: name and value, or None: then every training has the same length.
-        lr: rate of exact gradients; a recipe of staleness tau has lr / (1 + tau), or the best of a search near it.
+        lr: rate of exact gradients. A recipe of staleness tau has the better of lr and lr / (1 + tau), or the best of a
+            search near the latter.
         tries: trainings of a search for the rate of each recipe; 0: the rule alone.
     """
 
@@ -106,27 +107,28 @@ class Trainings:
 
     def _first_length(self, reference: Recipe, known: Mapping[int, int]) -> int:
         """Return the steps of the trainings with this number of workers: some more than the reference needs."""
-        if self.target is None:
-            length = max(known.values(), default=0) or 4 * FIRST_STEPS
-            while length >= FEWEST_STEPS and self._seconds(reference, length) > FIRST_SHARE * self.budget.left_s:
-                length //= 2
-            return length
-        first = length = max(known.values(), default=0) or FIRST_STEPS
-        while self._seconds(reference, length) <= FIRST_SHARE * self.budget.left_s:
+        first = length = max(known.values(), default=0) or FIRST_STEPS * (1 if self.target else 4)
+        while self.target is not None and self._seconds(reference, length) <= FIRST_SHARE * self.budget.left_s:
             run = self._run(reference, None, length, self.seeds[0])
             met = None if run is None else self._met(run)
             if met is not None:
-                return math.ceil(ROOM * met)
+                return max(FEWEST_STEPS, math.ceil(ROOM * met))
             if run is None:  # a longer training diverges, too
                 return length
             length *= LONGER
-        return length // LONGER if length > first else 0
+        length = length // LONGER if length > first else first
+        while length >= FEWEST_STEPS and self._seconds(reference, length) > FIRST_SHARE * self.budget.left_s:
+            length //= LONGER
+        return length
 
     def _rate(self, recipe: Recipe, length: int) -> float | None:
         """Return the learning rate of a recipe; None: the optimizer's own."""
         rule = self.lr / (1 + recipe.staleness) if recipe.staleness else None
         if not self.tries:
-            return rule
+            if rule is None or not self._affords(recipe, length, trainings=3):
+                return rule
+            tried = {lr: self._run(recipe, lr, length, SEARCH_SEED) for lr in (rule, self.lr)}
+            return min(tried, key=lambda lr: self._badness(tried[lr], length))
         try:
             import optuna
         except ImportError:
@@ -140,20 +142,19 @@ class Trainings:
 
         def badness(trial: Any) -> float:
             lr = middle * 2 ** trial.suggest_float("octaves", -SEARCH_OCTAVES, SEARCH_OCTAVES, step=0.5)
-            run = self._run(recipe, lr, length, SEARCH_SEED)
-            return math.inf if run is None else self._badness(run, length)
+            return self._badness(self._run(recipe, lr, length, SEARCH_SEED), length)
 
         for _ in range(self.tries):
             if not self._affords(recipe, length):
                 break
             search.optimize(badness, n_trials=1)
-        finite = [trial for trial in search.trials if trial.value is not None and math.isfinite(trial.value)]
-        if not finite:
-            return rule
-        return float(middle * 2 ** min(finite, key=lambda trial: trial.value).params["octaves"])
+        found = search.best_trial
+        return float(middle * 2 ** found.params["octaves"]) if math.isfinite(found.value or 0.0) else rule
 
-    def _badness(self, run: Run, length: int) -> float:
-        """Steps to the target; beyond the length, by the loss at the end, if it is not reached."""
+    def _badness(self, run: Run | None, length: int) -> float:
+        """Return the steps to the target; if it is not reached, more than the length, by the loss at the end."""
+        if run is None:
+            return math.inf
         met = self._met(run)
         if met is not None:
             return met
