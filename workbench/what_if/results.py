@@ -320,7 +320,9 @@ class Study:
         """The answer for every place, and what is not known, as text."""
         parts = [". ".join(self.reasons(*place)) + "." for place in self.places]
         if self.unknown:
-            parts.append("Not known: " + "; ".join(self.unknown) + ".")
+            parts.append(
+                "\n".join(["What the study does not know, and what it assumes:", *(f"- {one}" for one in self.unknown)])
+            )
         return "\n\n".join(parts)
 
     def __str__(self) -> str:
@@ -329,9 +331,12 @@ class Study:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        paragraphs = [html.escape(part) for part in self.answer.split("\n\n")]
-        bold = [_bold(part) for part in paragraphs]
-        return "".join(f"<p>{part}</p>" for part in bold) + self.table()._repr_html_()
+        shown = "".join(f"<p>{_bold(html.escape('. '.join(self.reasons(*place))))}.</p>" for place in self.places)
+        listed = "".join(f"<li>{html.escape(one)}</li>" for one in self.unknown)
+        left = (
+            f"<details><summary>What the study does not know, and what it assumes</summary><ul>{listed}</ul></details>"
+        )
+        return shown + self.table()._repr_html_() + (left if self.unknown else "")
 
     def front(self, workers: int | None = None, network: str | None = None, *, num: int = 6) -> go.Figure:
         """Draw the target's metric against predicted seconds, for the `num` best algorithms and synchronous SGD.
