@@ -1,6 +1,6 @@
-"""`wb.study`: which algorithm reaches a target soonest, for your problem, numbers of workers and networks.
+"""The function `study`: which algorithm reaches a target soonest, for your problem, numbers of workers and networks.
 
-- `conduct` is the function `study`: it measures, times, trains and keeps to its minutes (`budget`).
+- `conduct` holds it: it measures, times, trains and keeps to its minutes (`budget`).
 - `here` measures the compute of a problem and the handling of messages on this machine.
 - `candidates` are the default algorithms. `step_time` is the time of a step of one of them, from cost models.
 - `recipe` is what changes an algorithm's numerical results; `trainings` trains each recipe with real gradients.

@@ -25,8 +25,6 @@ from workbench.what_if.step_time import StepTime, saved_seconds, step_run, step_
 from workbench.what_if.trainings import Metric, Trained
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
     from workbench.what_if.check import Check
 
 LEVELS = (0.1, 0.9)  # of all intervals
@@ -338,7 +336,7 @@ class Study:
         )
         return shown + self.table()._repr_html_() + (left if self.unknown else "")
 
-    def front(self, workers: int | None = None, network: str | None = None, *, num: int = 6) -> go.Figure:
+    def front(self, workers: int | None = None, network: str | None = None, *, num: int = 6) -> Any:
         """Draw the target's metric against predicted seconds, for the `num` best algorithms and synchronous SGD.
 
         A line is the mean over seeds, its band the range. The lowest line at a time is the front.
@@ -369,7 +367,7 @@ class Study:
             reference=self.target[1] if self.target else None,
         )
 
-    def sensitivity(self, workers: int | None = None, network: str | None = None) -> go.Figure:
+    def sensitivity(self, workers: int | None = None, network: str | None = None) -> Any:
         """Draw the time to the target (or of a step) against the bandwidth, from 1/16 to 16 times the network's."""
         from workbench.plots.studies import curves_of
 
@@ -388,7 +386,7 @@ class Study:
             log_y=True,
         )
 
-    def timelines(self, workers: int | None = None, network: str | None = None) -> go.Figure:
+    def timelines(self, workers: int | None = None, network: str | None = None) -> Any:
         """Draw some predicted steps of plain synchronous SGD above those of the best algorithm, on one time axis."""
         from workbench.plots.gantt.figures import timelines
 
