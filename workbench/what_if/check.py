@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from workbench.problems.base import Problem
 
 STEPS, ROUNDS, TOP = 24, 2, 3
+TRAINING_S = 600.0
 
 
 @final
@@ -106,6 +107,7 @@ def check(
     steps: int = STEPS,
     rounds: int = ROUNDS,
     calibrated: Calibration | None = None,
+    timeout_s: float = TRAINING_S,
 ) -> Check:
     """Train the best few of a study on the ranks of a cluster, in turn, and compare with predictions for these ranks.
 
@@ -123,6 +125,7 @@ def check(
         rounds: trainings of each algorithm.
         calibrated: costs on the cluster. None: those of the study; if they were measured on this machine, and the ranks share
             it, compute is measured again with the threads that a rank has.
+        timeout_s: limit for each training.
     """
     problem: Problem = study.problem_object
     ranks = cluster.num_ranks
@@ -151,7 +154,7 @@ def check(
             name = name_of(one)
             length = _length(name, trained, study) if to_target else {"steps": steps, "evaluate_every": 0}
             settings = {**study.settings, **length, **_rate(name, trained), "seed": number}
-            runs[name].append(cluster.train(one, problem, **settings).wait().run)
+            runs[name].append(cluster.train(one, problem, **settings).wait(timeout_s).run)
     rows = [_row(name, found, runs[name], trained.get(name), study, to_target) for name, found in predicted.items()]
     about = f"{ranks} ranks ({cluster.runtime}), {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {setting.name}"
     return Check(rows=tuple(rows), runs=runs, about=about)
