@@ -12,11 +12,11 @@ import torch
 from workbench.errors import RankMismatch
 from workbench.gradients import Layout
 from workbench.problems.base import Problem
-from workbench.problems.loading import ENDLESS, IndexedSource, Source
+from workbench.problems.loading import ENDLESS, Source
 from workbench.program import Algorithm
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import require_all
-from workbench.runtimes.rank.fingerprint import code_digest, data_digest, package_digest
+from workbench.runtimes.rank.fingerprint import code_digest, package_digest, source_digest
 from workbench.runtimes.transport.base import Transport
 from workbench.settings import Settings
 
@@ -62,16 +62,11 @@ def facts_of_run(
         **{f"setting {name}": str(value) for name, value in settings.as_record().items()},
         "problem": problem.name,
         "samples": "a stream" if data[0].num_samples == ENDLESS else str(data[0].num_samples),
-        "training data": _digest_of(data[0]),
-        "test data": _digest_of(data[1]),
+        "training data": source_digest(data[0]),
+        "test data": source_digest(data[1]),
         **facts_of_layout(layout),
         "code of the problem": code_digest(problem.model, problem.loss, problem.correct),
     }
-
-
-def _digest_of(source: Source | None) -> str:
-    """The digest of a data set; streams are not compared, because each rank may read its own."""
-    return data_digest(source.data) if isinstance(source, IndexedSource) else "none" if source is None else "a stream"
 
 
 def check_consistency(facts: Facts, transport: Transport, interpreter: Interpreter) -> list[str]:

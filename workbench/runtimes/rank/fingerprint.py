@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from workbench.problems.loading import IndexedSource, Source
 from workbench.resources import PACKAGE
 from workbench.units import MIB
 
@@ -70,6 +71,13 @@ def _parts_of(code: CodeType) -> Iterator[bytes]:
             yield from _parts_of(constant)
         elif not isinstance(constant, frozenset):  # its order differs between processes
             yield repr(constant).encode()
+
+
+def source_digest(source: Source | None) -> str:
+    """Digest of a problem's samples. Streams are not compared, because each rank may read its own."""
+    if source is None:
+        return "none"
+    return data_digest(source.data) if isinstance(source, IndexedSource) else "a stream"
 
 
 def data_digest(data: Dataset[Any] | None) -> str:
