@@ -30,7 +30,7 @@ from workbench.trace.profile import (
     read_profile,
 )
 from workbench.trace.read import Trace
-from workbench.trace.run import Run
+from workbench.trace.run import PROFILED, Run
 from workbench.trace.store import FORMAT
 
 FILES = ("*.json", "*.json.gz")
@@ -88,7 +88,7 @@ def from_profiler(profile: Any) -> Run:
         "format": FORMAT,
         "id": name,
         "algorithm": {"name": name, "settings": {}},
-        "runtime": "torch.profiler",
+        "runtime": PROFILED,
         "num_workers": found[0].num_workers or len(found),
         "clock": "wall",
         "status": "finished",
