@@ -273,8 +273,11 @@ class Run(Views):
         return folder
 
     def export_chrome(self, path: Path | str) -> Path:
-        """Write the spans as Chrome trace JSON for Perfetto (ui.perfetto.dev). Returns the path."""
-        return export_chrome(Path(path), self.spans, self.headers, {"run": self.id, "algorithm": self.label})
+        """Write the spans as Chrome trace JSON for Perfetto (ui.perfetto.dev). Returns the path.
+
+        `from_profiler` reads the file back: a run with the same description and spans, without metrics.
+        """
+        return export_chrome(Path(path), self.spans, self.headers, {**self.info, "id": self.id})
 
     def export_chakra(self, prefix: Path | str) -> list[Path]:
         """Write PREFIX.RANK.et for each rank: Chakra execution traces, for ASTRA-sim and others. Returns the paths.
