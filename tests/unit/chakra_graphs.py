@@ -126,19 +126,29 @@ def _partners(graphs: dict[int, Graph]) -> dict[Key, list[tuple[int, int]]]:
     return found
 
 
-def recorded_us(graphs: dict[int, Graph]) -> dict[Key, float]:
-    """Return the µs of each message and collective, after its last participant had begun; and those of each send."""
-    found: dict[Key, float] = {}
+def communication_us(graphs: dict[int, Graph]) -> dict[Key, dict[int, tuple[float, bool]]]:
+    """Return, for each message and collective, on each rank, how long it lasted in µs, and whether it waited for peers.
+
+    If it did, the time begins when the last of them had begun. A send does not wait if its message was buffered: if it
+    ended before the receive began.
+    """
+    found: dict[Key, dict[int, tuple[float, bool]]] = {}
     for key, members in _partners(graphs).items():
         nodes = [graphs[rank][place] for rank, place in members]
-        found[(SEND, *key)] = nodes[0]["duration_micros"]
-        end = nodes[-1]["start_time_micros"] + nodes[-1]["duration_micros"]
-        found[key] = end - max(node["start_time_micros"] for node in nodes)
+        last = max(node["start_time_micros"] for node in nodes)
+        for (rank, _), node in zip(members, nodes, strict=True):
+            begin, end = node["start_time_micros"], node["start_time_micros"] + node["duration_micros"]
+            waits = node["type"] != SEND or end > last
+            found.setdefault(key, {})[rank] = (end - (last if waits else begin), waits)
     return found
 
 
-def replay(graphs: dict[int, Graph], communication_us: dict[Key, float]) -> dict[int, list[float]]:
-    """Return when each node ends, in µs: a node begins when its dependencies have ended, and peers have begun."""
+def replay(graphs: dict[int, Graph], communication: dict[Key, dict[int, tuple[float, bool]]]) -> dict[int, list[float]]:
+    """Return when each node ends, in µs: a node begins when its dependencies have ended, and peers have begun.
+
+    Args:
+        communication: of `communication_us`, of this record or of another one of the same program.
+    """
     partners = _partners(graphs)
     key_of = {member: key for key, members in partners.items() for member in members}
     ready: dict[tuple[int, int], float] = {}
@@ -157,11 +167,10 @@ def replay(graphs: dict[int, Graph], communication_us: dict[Key, float]) -> dict
             if node["type"] == COMPUTE:
                 ends[item] = ready[item] + node["duration_micros"]
                 continue
-            key = key_of[item]
-            if node["type"] == SEND:
-                ends[item] = ready[item] + communication_us[SEND, *key]
-            elif all(other in ready for other in partners[key]):
-                ends[item] = max(ready[other] for other in partners[key]) + communication_us[key]
+            lasts_us, waits = communication[key_of[item]][rank]
+            peers = partners[key_of[item]] if waits else [item]
+            if all(other in ready for other in peers):
+                ends[item] = max(ready[other] for other in peers) + lasts_us
             else:
                 waiting.append(item)
         assert len(waiting) < len(left), f"nothing can run: {waiting[:5]}"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import workbench as wb
-from tests.unit.chakra_graphs import COLLECTIVE, COMPUTE, RECEIVE, SEND, Key, read, recorded_us, replay
+from tests.unit.chakra_graphs import COLLECTIVE, COMPUTE, RECEIVE, SEND, Key, communication_us, read, replay
 from workbench.collectives import Ring
 from workbench.errors import ConfigError
 from workbench.trace.kinds import COMPUTE_KINDS
@@ -21,15 +21,18 @@ from workbench.trace.run import Run
 pytest.importorskip("google.protobuf", reason="needs the chakra extra: pip install 'sgd-workbench[chakra]'")
 
 FAST = wb.costs.Network(latency_s=1e-6, bandwidth_bytes_per_s=1e9, name="fast")
-SLOW = wb.costs.Network(latency_s=1e-4, bandwidth_bytes_per_s=2e7, name="slow")
+SLOW = wb.costs.Network(latency_s=1e-4, bandwidth_bytes_per_s=3e7, name="slow")
 SUMS = wb.costs.Network(latency_s=1e-4, bandwidth_bytes_per_s=2e7, sum_s_per_byte=2e-9, name="sums take time")
-WORK = wb.costs.Compute(forward_s=0.001, backward_s=0.002, update_s=0.0003)
+WORK = wb.costs.Compute(
+    forward_s=0.001, backward_s=0.002, update_s=0.0003, stragglers=wb.costs.stragglers.Lognormal(sigma=0.8)
+)
 ALGORITHMS = {
     "synchronous": wb.SynchronousSGD(),
     "pipe": wb.PipeSGD(width=2),
     "pipe-3": wb.PipeSGD(width=3),
     "layerwise": wb.LayerwiseSGD(bucket_bytes=1e4),
     "lanes": wb.LayerwiseSGD(bucket_bytes=1e4, lanes=2, collective=Ring()),
+    "layerwise-ring": wb.LayerwiseSGD(bucket_bytes=1e4, collective=Ring()),
     "pipe-ring": wb.PipeSGD(width=2, collective=Ring()),
     "dear": wb.DeAR(),
     "local": wb.LocalSGD(every=3),
@@ -74,6 +77,7 @@ def test_a_graph_is_whole_and_replays_to_the_recorded_times(name: str, network: 
         leaving = [node for node in nodes if node["type"] in (SEND, COLLECTIVE)]
         chosen = mine & np.isin(kinds, ["send", *COLLECTIVES])
         assert sum(node["attr"]["bytes"] for node in leaving) == table["bytes"][chosen].sum()
+        assert all(node["duration_micros"] for node in nodes if node["attr"]["is_cpu_op"]), "no work of no time"
         for node in nodes:
             if node["type"] in (SEND, RECEIVE):
                 attr = node["attr"]
@@ -83,15 +87,18 @@ def test_a_graph_is_whole_and_replays_to_the_recorded_times(name: str, network: 
                 assert key not in side
                 side[key] = attr["comm_size"]
     assert sent == received
-    ends = replay(graphs, recorded_us(graphs))
+    ends = replay(graphs, communication_us(graphs))
     for rank, nodes in graphs.items():
         expected = [node["start_time_micros"] + node["duration_micros"] for node in nodes]
         np.testing.assert_allclose(ends[rank], expected, atol=0.01 * lasted_us(run) / 7)
     assert max(map(max, ends.values())) == pytest.approx(lasted_us(run), rel=0.005)
 
 
-@pytest.mark.parametrize("name", ["synchronous", "pipe", "pipe-3", "layerwise", "dear", "local", "pipe-ring"])
-@pytest.mark.parametrize(("recorded", "other"), [(FAST, SLOW), (SLOW, FAST)], ids=["fast-to-slow", "slow-to-fast"])
+EXACT = ["synchronous", "pipe", "pipe-3", "layerwise", "dear", "local", "pipe-ring"]
+OTHER_NETWORKS = [(name, *pair) for name in EXACT for pair in ((FAST, SLOW), (SLOW, FAST))]
+
+
+@pytest.mark.parametrize(("name", "recorded", "other"), [*OTHER_NETWORKS, ("layerwise-ring", FAST, SLOW)])
 def test_a_replay_on_another_network_is_the_simulation_on_it(
     name: str, recorded: Any, other: Any, tmp_path: Path
 ) -> None:
@@ -99,7 +106,7 @@ def test_a_replay_on_another_network_is_the_simulation_on_it(
     detail = "formula" if name == "dear" else "auto"
     run, expected = (simulated(name, network, detail=detail) for network in (recorded, other))
     graphs = read(run.export_chakra(tmp_path / "recorded"))
-    seconds = recorded_us(read(expected.export_chakra(tmp_path / "other")))
+    seconds = communication_us(read(expected.export_chakra(tmp_path / "other")))
     ends = replay(graphs, seconds)
     assert lasted_us(run) != pytest.approx(lasted_us(expected), rel=0.02)
     assert max(map(max, ends.values())) == pytest.approx(lasted_us(expected), rel=0.01)
@@ -107,7 +114,7 @@ def test_a_replay_on_another_network_is_the_simulation_on_it(
 
 def test_the_bytes_are_those_of_the_run(tmp_path: Path) -> None:
     """Three ranks all-reduce n bytes, so a rank sends 4/3 n of them: `comm_size` is n."""
-    for name in ("synchronous", "pipe-ring"):
+    for name in ("synchronous", "layerwise-ring"):
         run = simulated(name, FAST)
         graphs = read(run.export_chakra(tmp_path / name))
         leaving = [node for nodes in graphs.values() for node in nodes if node["type"] in (SEND, COLLECTIVE)]
@@ -178,21 +185,52 @@ def test_a_profiles_bytes_are_those_of_the_buffer(tmp_path: Path) -> None:
         assert {node["attr"]["comm_size"] for nodes in graphs.values() for node in nodes[1:]} == {size}
 
 
+def test_a_gradients_message_depends_on_its_backward_pass(tmp_path: Path) -> None:
+    """Also if a server on the same rank was the last to do anything."""
+    rows = [
+        ("forward", "compute", 0, 1, 0),
+        ("backward", "compute", 1, 3, 0),
+        ("recv", "comm", 2, 3.01, 0, -1, 8, 1),
+        ("send", "comm", 3.02, 5, 0, 0, 16, 1),
+        ("recv", "comm", 3.02, 7, 0, -1, 32, 1),
+        ("forward", "compute", 7.01, 8, 1),
+    ]
+    other = [
+        ("send", "comm", 2, 3, 0, -1, 8, 0),
+        ("recv", "comm", 3, 5, 0, -1, 16, 0),
+        ("send", "comm", 5, 7, 0, -1, 32, 0),
+    ]
+    nodes = read(made({0: rows, 1: other}).export_chakra(tmp_path / "trace"))[0]
+    names = [node["name"] for node in nodes]
+    before = {place: nodes[place]["data_deps"] for place in range(len(nodes))}
+    (send,) = (place for place, name in enumerate(names) if name == "send")
+    assert names[before[send][0]] == "unrecorded"
+    assert sorted(names[place] for place in before[before[send][0]]) == ["backward", "recv"]
+    assert [names[place] for place in before[before[len(nodes) - 1][0]]] == ["send", "recv"]
+
+
 def test_a_message_within_a_rank_is_a_dependency(tmp_path: Path) -> None:
-    """The server's update waits for the gradient of the worker on its own rank."""
-    run = simulated("async", FAST, workers=2)
-    graphs = read(run.export_chakra(tmp_path / "trace"))
-    assert all(
-        node["attr"].get("comm_src") != node["attr"].get("comm_dst", -1) for nodes in graphs.values() for node in nodes
-    )
-    nodes = graphs[0]
-    backward = [node["id"] for node in nodes if node["name"] == "backward"]
-    updates = [node for node in nodes if node["name"] == "apply"]
-    assert len(updates) == 14 and len(backward) == 7
-    after: dict[int, set[int]] = {}
-    for node in nodes:
-        after[node["id"]] = set(node["data_deps"]).union(*(after[other] for other in node["data_deps"]))
-    assert all(backward[0] in after[node["id"]] for node in updates[1:])
+    """The server's second update waits for the gradient of the worker on its own rank, and for the first update."""
+    rows = [
+        ("forward", "compute", 0, 1, 0),
+        ("backward", "compute", 1, 3, 0),
+        ("recv", "comm", 0, 6, 0, -1, 8, 1),
+        ("send", "comm", 3, 7.2, 0, 0, 0, 0),
+        ("apply", "server", 6, 7, 0, 0),
+        ("recv", "comm", 7, 7.1, 0, -1, 0, 0),
+        ("apply", "server", 7.1, 8, 0, 0),
+    ]
+    other = [("send", "comm", 0, 6, 0, -1, 8, 0)]
+    nodes = read(made({0: rows, 1: other}).export_chakra(tmp_path / "trace"))[0]
+    found = {node["id"]: (node["name"], node["type"], node["data_deps"]) for node in nodes}
+    assert found == {
+        0: ("forward", COMPUTE, []),
+        1: ("recv", RECEIVE, []),
+        2: ("backward", COMPUTE, [0]),
+        3: ("apply", COMPUTE, [1]),
+        4: ("unrecorded", COMPUTE, [2, 3]),
+        5: ("apply", COMPUTE, [4]),
+    }
 
 
 def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

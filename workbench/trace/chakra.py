@@ -14,6 +14,9 @@ A record has times and no dependencies. They are derived, for each rank, from wh
 Time on a lane that nothing explains is a node "unrecorded". So a replay with the recorded durations has the recorded
 times. Every dependency ended before its dependent began, or delayed it, so the graph has no cycle.
 
+What the record does not show is missing. When a sum of messages (`Ring`) had to wait for its lane, its dependency on a
+backward pass is not seen. A graph from such a run is too fast on a much faster network.
+
 Source: MLCommons Chakra, schema/protobuf/et_def.proto (github.com/mlcommons/chakra).
 """
 
@@ -275,9 +278,7 @@ class _Graph:
                 for other in self._lanes[node.lane].begun
                 if other.kind in COLLECTIVES and node.begin_s < other.end_s <= node.end_s
             ]
-            if queue:
-                found.append(queue[-1])
-                node.begin_s = queue[-1].end_s
+            found += queue[-1:]
         return found
 
     def _without_instants(self, nodes: Sequence[_Node]) -> list[_Node]:
