@@ -269,7 +269,8 @@ class _Graph:
         ended = self._others(node)
         latest_s = max((other.end_s for other in [*own, *ended]), default=-math.inf)
         found = [other for other in ended if other.end_s == latest_s]
-        if node.kind in COLLECTIVES or self._of(node, "bucket") >= 0:  # its step is that of its gradient
+        is_gradient = node.kind in COLLECTIVES or (node.kind == "send" and self._of(node, "bucket") >= 0)
+        if is_gradient:  # then its step is the gradient's
             passes = self._backward[self._of(node, "step")]
             found += [other for other in passes if other.end_s <= node.begin_s][-1:]
         if node.kind in COLLECTIVES:
