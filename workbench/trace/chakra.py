@@ -15,7 +15,11 @@ Time on a lane that nothing explains is a node "unrecorded". So a replay with th
 times. Every dependency ended before its dependent began, or delayed it, so the graph has no cycle.
 
 What the record does not show is missing. When a sum of messages (`Ring`) had to wait for its lane, its dependency on a
-backward pass is not seen. A graph from such a run is too fast on a much faster network.
+backward pass is not seen. A graph from such a run is too fast on a much faster network. A server's updates keep the
+order of the record.
+
+ASTRA-sim 518bd51 has no barrier. At its end it stops with an error if a graph has work on the processor (`is_cpu_op`),
+which is work on lanes of communication, and that of a server on a worker's rank.
 
 Source: MLCommons Chakra, schema/protobuf/et_def.proto (github.com/mlcommons/chakra).
 """
@@ -43,6 +47,7 @@ UNRECORDED = "unrecorded"
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7  # NodeType
 TYPES = {"all_reduce": 0, "all_gather": 2, "broadcast": 5, "reduce_scatter": 7, "barrier": 9}  # CollectiveCommType
 PASSES = ("forward", "backward", "compute")
+MAX_S = 1e12  # longest trace: microseconds are 64-bit integers
 NEAR_SHARE = 0.01  # share of a step: on a lane, communication with a smaller gap continues what ended before it
 
 
@@ -63,17 +68,20 @@ def export_chakra(
         bytes_are_buffers: the recorded bytes of a collective are its buffer's, as in profiles, not those sent.
 
     Raises:
-        ConfigError: there are no spans, or protobuf is not installed.
+        ConfigError: there are no spans, their times are not those of a run, or protobuf is not installed.
         OSError: a file cannot be written.
     """
     if not len(spans):
         raise ConfigError("the run has no trace, so it has no graph: record one with trace_steps=None or a number")
+    origin_s = float(spans.table["start_s"].min())
+    lasted_s = float(max(spans.table["start_s"].max(), spans.table["end_s"].max())) - origin_s
+    if not lasted_s < MAX_S:
+        raise ConfigError(f"the trace lasts {lasted_s:g} s, more than any run: its file is damaged")
     schema = _schema()
     from google.protobuf.proto import serialize_length_prefixed
 
     links = _Links(spans, bytes_are_buffers)
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    origin_s = float(spans.table["start_s"].min())
     paths = []
     for rank in spans.ranks:
         path = prefix.with_name(f"{prefix.name}.{rank}.et")
@@ -130,7 +138,7 @@ def _buffer_bytes(kind: str, sent: int, num_ranks: int) -> int:
     """
     others = max(num_ranks - 1, 1)
     share = {"all_reduce": num_ranks / 2 / others, "reduce_scatter": num_ranks / others, "all_gather": 1 / others}
-    return math.ceil(sent * share.get(kind, 1) - 1e-9)
+    return min(math.ceil(sent * share.get(kind, 1) - 1e-9), 2**63 - 1)
 
 
 @final
@@ -179,7 +187,10 @@ class _Graph:
         self._first = int(places[0])  # a rank's spans are one slice of the table
         names = [KINDS[kind] for kind in self._table["kind"].tolist()]
         columns = (self._table[name].tolist() for name in ("lane", "start_s", "end_s"))
-        found = [_Node(self._first + at, *row) for at, row in enumerate(zip(names, *columns, strict=True))]
+        found = [
+            _Node(self._first + at, kind, lane, begin_s, max(begin_s, end_s))
+            for at, (kind, lane, begin_s, end_s) in enumerate(zip(names, *columns, strict=True))
+        ]
         computing = [{node.lane for node in found if node.kind in kinds} for kinds in (PASSES, COMPUTE_KINDS)]
         self._main = computing[0] or computing[1]  # the others are lanes of communication, and of a server
         self._set_near(found)
