@@ -236,7 +236,12 @@ def test_a_message_within_a_rank_is_a_dependency(tmp_path: Path) -> None:
 def test_what_cannot_be_exported_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="has no trace"):
         made({0: []}).export_chakra(tmp_path / "trace")
+    run = made({0: [("forward", "compute", 0, 1, 0)]})
+    with pytest.raises(ConfigError, match="such as graph"):
+        run.export_chakra("")
+    with pytest.raises(ConfigError, match="lasts 1e\\+15 s"):
+        made({0: [("forward", "compute", 0, 1e18, 0)]}).export_chakra(tmp_path / "trace")
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     with pytest.raises(ConfigError, match=r"pip install 'sgd-workbench\[chakra\]'"):
-        made({0: [("forward", "compute", 0, 1, 0)]}).export_chakra(tmp_path / "trace")
+        run.export_chakra(tmp_path / "trace")
     assert not list(tmp_path.iterdir())

@@ -68,11 +68,14 @@ def export_chakra(
         bytes_are_buffers: the recorded bytes of a collective are its buffer's, as in profiles, not those sent.
 
     Raises:
-        ConfigError: there are no spans, their times are not those of a run, or protobuf is not installed.
+        ConfigError: there are no spans, their times are not those of a run, `prefix` has no file name, or protobuf is
+            not installed.
         OSError: a file cannot be written.
     """
     if not len(spans):
         raise ConfigError("the run has no trace, so it has no graph: record one with trace_steps=None or a number")
+    if not prefix.name:
+        raise ConfigError(f"{prefix} has no file name: give the beginning of one, such as {prefix / 'graph'}")
     origin_s = float(spans.table["start_s"].min())
     lasted_s = float(max(spans.table["start_s"].max(), spans.table["end_s"].max())) - origin_s
     if not lasted_s < MAX_S:
