@@ -16,7 +16,6 @@ from typing import Any, Self, final
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.runtimes.liveness.deadline import Deadline
@@ -152,12 +151,11 @@ class Recording:
 
     def _facts(self) -> dict[str, Any]:
         """Return what is known of the loop at its end."""
-        models = [model for item in self._events.models if (model := item()) is not None]
         found: dict[str, Any] = {"result": {"steps": self._num_steps, "seconds": self._seconds}}
         info = read_info(self.folder)
-        if not self._name and any(isinstance(model, DistributedDataParallel) for model in models):
+        if self._events.has_ddp and not self._name:
             found["algorithm"] = {"name": "torch DDP", "settings": {}}
-        if any(param.is_cuda for model in models for param in model.parameters()):
+        if self._events.has_gpu:
             found["notes"] = [*(info.get("notes") or ()), HOST_TIMES]
         return found
 
@@ -185,9 +183,7 @@ class Recording:
         offset_s = 0.0 if self._one_clock else offset_to_rank0(transport, deadline)
         header = {"host": socket.gethostname(), "pid": os.getpid(), "threads": torch.get_num_threads(), **when_begun()}
         unix_s = time.time() - (time.perf_counter() - self._origin_s)
-        self._recorder = FileRecorder(
-            self.folder, self.rank, {**header, "origin_s": self._origin_s, "unix_s": unix_s}
-        )
+        self._recorder = FileRecorder(self.folder, self.rank, {**header, "origin_s": self._origin_s, "unix_s": unix_s})
         self._recorder.clock(0.0, offset_s + self._origin_s - self._origin_of_rank0_s)
 
     def _make_folder(self, transport: Transport, *, is_path: bool) -> Path:

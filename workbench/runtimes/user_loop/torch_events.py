@@ -9,8 +9,8 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -119,7 +119,8 @@ class TorchEvents:
         now: the time in seconds.
 
     Attributes:
-        models: the outermost modules with parameters that an optimizer updates, once it has begun a step.
+        has_ddp, has_gpu: whether a model of the loop is torch's DDP, or is on a GPU; known once an optimizer has begun
+            a step.
     """
 
     def __init__(self, phases: LoopPhases, communicated: Communicated, now: Callable[[], float]) -> None:
@@ -128,7 +129,7 @@ class TorchEvents:
         self._undo: ExitStack | None = None
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.models: list[weakref.ref[nn.Module]] = []
+        self.has_ddp = self.has_gpu = False
         self._updating: Optimizer | None = None  # the outermost: ZeRO's contains another
         self._forwards = 0  # depth of calls of models
         self._backward: _Backward | None = None
@@ -211,10 +212,11 @@ class TorchEvents:
             if id(module) in inner or module in self._hooked:
                 continue
             if any(id(param) in updated for param in module.parameters()):
-                self.models.append(weakref.ref(module))
                 self._hook(module)
-                if isinstance(module, DistributedDataParallel):  # evaluations often call what it wraps
-                    self._hook(module.module)
+                self.has_gpu |= any(param.is_cuda for param in module.parameters())
+                if isinstance(module, DistributedDataParallel):
+                    self.has_ddp = True
+                    self._hook(module.module)  # evaluations often call what it wraps
 
     # -- models ------------------------------------------------------------------------------------------------
 
@@ -313,10 +315,8 @@ class TorchEvents:
         if first is not None and first.is_cuda:
             self._completed(id(work))  # the device works later: these are the times of the host
             return answer
-        try:
+        with suppress(RuntimeError):  # gloo has no future for a message: its end is that of the wait for it
             work.get_future().add_done_callback(partial(self._from_future, id(work), call))
-        except RuntimeError:  # gloo has none for a message: its end is that of the wait for it
-            pass
         return answer
 
     def _in_this_backward(self, backward: _Backward, call: Call) -> None:
