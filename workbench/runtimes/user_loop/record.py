@@ -142,7 +142,8 @@ class Recording:
             with suppress(OSError, WorkbenchError):
                 path = self.folder / f"failed-{self.rank:05d}.json"
                 path.write_text(json.dumps({"rank": self.rank, "error": reason, "traceback": text}))
-                update_run(self.folder, status="failed", error=reason)
+                if self._failure() is None:  # the first failure is the cause of the others
+                    update_run(self.folder, status="failed", error=reason)
         elif self.rank == 0 and not self._num_steps:
             with suppress(WorkbenchError):
                 remove_run(self.folder)

@@ -134,7 +134,7 @@ class TorchEvents:
         self._forwards = 0  # depth of calls of models
         self._backward: _Backward | None = None
         self._num_buckets = 0
-        self._pending: dict[int, tuple[Call, Any]] = {}  # id of a torch Work -> its call, and the Work
+        self._pending: dict[int, tuple[Call, Any, Any]] = {}  # id of a torch Work -> its call, the Work, its future
 
     # -- install and remove ----------------------------------------------------------------------------------------
 
@@ -173,9 +173,7 @@ class TorchEvents:
         """Wait for calls that the loop has begun and not waited for, so that their ends are recorded."""
         end = time.perf_counter() + timeout_s
         while self._pending and time.perf_counter() < end:
-            for key, (_, work) in list(self._pending.items()):
-                if work.is_completed():
-                    self._completed(key)
+            self._note_completed()
             time.sleep(1e-3)
         self._pending.clear()
 
@@ -263,9 +261,7 @@ class TorchEvents:
             original(tensors, *args, **kwargs)
         finally:
             self._backward = None
-            for call, work in list(self._pending.values()):
-                if call in backward.calls and work.is_completed():
-                    self._completed(id(work))
+            self._note_completed()
             ends = [call.end_s for call in backward.calls if call.end_s is not None]
             self._phases.end_backward(self._now(), backward.computed_s, max(ends, default=None))
 
@@ -311,12 +307,16 @@ class TorchEvents:
             self._in_this_backward(self._backward, call)
         boxed = answer[-1] if isinstance(answer, tuple | list) else answer
         work = dist.Work.unbox(boxed)
-        self._pending[id(work)] = (call, work)  # torch gives the same object to the loop, as long as it lives
-        if first is not None and first.is_cuda:
+        on_gpu = first is not None and first.is_cuda
+        future = None
+        if not on_gpu:
+            with suppress(RuntimeError):  # gloo has no future for a message: its end is that of the wait for it
+                future = work.get_future()
+        self._pending[id(work)] = (call, work, future)  # torch gives the same Work to the loop, as long as it lives
+        if on_gpu:
             self._completed(id(work))  # the device works later: these are the times of the host
-            return answer
-        with suppress(RuntimeError):  # gloo has no future for a message: its end is that of the wait for it
-            work.get_future().add_done_callback(partial(self._from_future, id(work), call))
+        elif future is not None:
+            future.add_done_callback(partial(self._from_future, id(work), call))
         return answer
 
     def _in_this_backward(self, backward: _Backward, call: Call) -> None:
@@ -333,12 +333,18 @@ class TorchEvents:
         backward.calls.append(call)
 
     def _from_future(self, key: int, call: Call, _future: Any) -> None:
-        if self._pending.get(key, (None, None))[0] is call:
+        if self._pending.get(key, (None,))[0] is call:
             self._completed(key)
+
+    def _note_completed(self) -> None:
+        """Record what is complete though torch's thread has not said so yet: it waits for the interpreter."""
+        for key, (_, work, future) in list(self._pending.items()):
+            if work.is_completed() if future is None else future.done():
+                self._completed(key)
 
     def _completed(self, key: int) -> None:
         """Record a call's end, once: torch's thread and the loop may both see it."""
-        call, _work = self._pending.pop(key, (None, None))
+        call = self._pending.pop(key, (None,))[0]
         if call is not None:
             call.end_s = self._now()
             self._communicated(call)
