@@ -32,7 +32,11 @@ REQUEST_S = 5e-6
 REQUESTS = 2000  # requests that are timed together
 TRACED, TRACED_STEP_S = 1.01, 10e-3  # required ratio, for a step of this length
 TRACED_BLOCKS, RECORDED_STEPS = 10, 50  # blocks of such steps in a round; short steps timed together
-PLAIN_BLOCKS, PLAIN_STEPS = 4, 10  # of a plain DDP loop: blocks in a round, and steps in a block
+PLAIN_STEP_S, PLAIN_BLOCKS, PLAIN_STEPS = (
+    20e-3,
+    4,
+    5,
+)  # of a plain DDP loop: a step, blocks in a round, steps in a block
 MEMORY_MB = 64  # size of a gradient
 MEMORY_STEPS = 6
 SLACK = 0.1  # error of a memory measurement, as a share of a gradient
@@ -223,7 +227,7 @@ def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, 
 
 
 def plain_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, list[float]]:
-    """Time steps of torch's DDP of about 10 ms, within a block of `record` and outside of it."""
+    """Time steps of torch's DDP of about 20 ms, within a block of `record` and outside of it."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -239,10 +243,10 @@ def plain_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, l
 
     def plain_step(batch_size: int) -> Step:
         x, y = fetch(problem.train_data(), list(range(batch_size)))
-        return peers.ddp_step(problem.model(), lambda net: cross_entropy(net(x), y), 0.5)
+        return peers.ddp_step(problem.model(), lambda net: cross_entropy(net(x), y), 25)
 
     once_s = min(alternate({"one": plain_step(64)}, 5, meet=meet, slowest=slowest)["one"])
-    step = plain_step(max(8, round(64 * TRACED_STEP_S / once_s)))
+    step = plain_step(max(8, round(64 * PLAIN_STEP_S / once_s)))
 
     def recorded_step() -> None:
         if not active:  # in a step that leads a block, and is not timed

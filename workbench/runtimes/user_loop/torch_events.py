@@ -101,7 +101,9 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _bytes(values: Any) -> int:
-    return sum(tensor.nbytes for tensor in _tensors(values))
+    if isinstance(values, Tensor):
+        return int(values.nbytes)
+    return sum(map(_bytes, values))
 
 
 @final
@@ -188,7 +190,7 @@ class TorchEvents:
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             self._find_models(optimizer)
-        self._updating = optimizer
+        self._updating, self._forwards = optimizer, 0  # a forward that raised has not ended
         self._phases.begin_update(self._now())
 
     def _end_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -210,11 +212,10 @@ class TorchEvents:
             if id(module) in inner or module in self._hooked:
                 continue
             if any(id(param) in updated for param in module.parameters()):
-                self._hook(module)
+                is_ddp = isinstance(module, DistributedDataParallel)
+                self._hook(module.module if is_ddp else module)  # evaluations often call what DDP wraps
+                self.has_ddp |= is_ddp
                 self.has_gpu |= any(param.is_cuda for param in module.parameters())
-                if isinstance(module, DistributedDataParallel):
-                    self.has_ddp = True
-                    self._hook(module.module)  # evaluations often call what it wraps
 
     # -- models ------------------------------------------------------------------------------------------------
 
@@ -222,8 +223,7 @@ class TorchEvents:
         assert self._undo is not None
         self._hooked.add(model)
         self._undo.callback(model.register_forward_pre_hook(self._begin_forward).remove)
-        # `always_call`: a forward that raises ends too
-        self._undo.callback(model.register_forward_hook(self._end_forward, always_call=True).remove)
+        self._undo.callback(model.register_forward_hook(self._end_forward).remove)
 
     def _begin_forward(self, model: nn.Module, _args: Any) -> None:
         if not self._is_loop() or self._backward is not None:  # a checkpoint computes its part again in backward
@@ -294,7 +294,7 @@ class TorchEvents:
         start_s = self._now()
         answer = operation.redispatch(keys.remove(torch._C.DispatchKey.BackendSelect), *args)
         group = dist.ProcessGroup.unbox(args[position])
-        first = next(_tensors(args[0]), None)
+        first = args[0][0] if kind == "all_reduce" else next(_tensors(args[0]), None)
         bucket, peer = -1, -1
         if kind == "all_reduce" and first is not None and first.is_floating_point():
             bucket = self._num_buckets
