@@ -62,10 +62,10 @@ def power_sgd(model: DistributedDataParallel) -> None:
     model.register_comm_hook(PowerSGDState(None, 1, start_powerSGD_iter=2), powerSGD_hook)
 
 
-def both(change: Change = int, **how: Any) -> tuple[bool, str]:
+def both(folder: Path, change: Change = int, **how: Any) -> tuple[bool, str]:
     """Train without a record and with one. Return whether the parameters are equal, and the run's folder."""
     plain = in_ddp(nullcontext(), change, **how)
-    recording = record()
+    recording = record(folder)
     return torch.equal(in_ddp(recording, change, **how), plain), str(recording.folder)
 
 
@@ -81,11 +81,14 @@ def run_of(results: list[Any]) -> Run:
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("how", [{}, {"gradient_as_bucket_view": True}], ids=["copied", "views"])
-def test_ddp_is_recorded_and_its_weights_are_bit_identical(runs: Path, num_ranks: int, how: dict[str, bool]) -> None:
+def test_ddp_is_recorded_and_its_weights_are_bit_identical(
+    tmp_path: Path, num_ranks: int, how: dict[str, bool]
+) -> None:
     """Also on three ranks, where a division by the number of ranks rounds."""
-    run = run_of(shared_pool("torch", num_ranks, compiler=True).run(lambda: both(**how)))
+    run = run_of(shared_pool("torch", num_ranks, compiler=True).run(lambda: both(tmp_path / "run", **how)))
     assert run.label == "torch DDP"
     assert run.info["runtime"] == "torch.distributed gloo"
+    assert run.info["model"]["parameters"] == 6 * WIDTH * (WIDTH + 1)
     spans = run.spans
     for rank in range(num_ranks):
         mine = spans.of_rank(rank)
@@ -109,12 +112,12 @@ def test_ddp_is_recorded_and_its_weights_are_bit_identical(runs: Path, num_ranks
     run.timeline()
 
 
-def test_all_ranks_of_a_machine_are_on_one_clock(runs: Path) -> None:
+def test_all_ranks_of_a_machine_are_on_one_clock(tmp_path: Path) -> None:
     """The same all-reduce ends at about the same time on both ranks, though their recordings began 0.2 s apart."""
 
     def late() -> tuple[bool, str]:
         time.sleep(0.2 * dist.get_rank())
-        return both()
+        return both(tmp_path / "run")
 
     spans = run_of(shared_pool("torch", 2, compiler=True).run(late)).spans.select(kinds=["all_reduce"])
     one, other = (spans.of_rank(rank).table for rank in range(2))
@@ -122,15 +125,63 @@ def test_all_ranks_of_a_machine_are_on_one_clock(runs: Path) -> None:
     assert (np.minimum(one["end_s"], other["end_s"]) > latest_start - 1e-4).all(), "no sum ends before all have begun"
 
 
-def test_sums_of_communication_hooks_are_recorded(runs: Path) -> None:
-    run = run_of(shared_pool("torch", 2, compiler=True).run(lambda: both(power_sgd, bucket_cap_mb=25)))
+def test_ranks_of_other_clocks_compare_them(tmp_path: Path) -> None:
+    """The origins of the recordings are 0.2 s apart. Without the comparison of clocks, no sum would have met."""
+
+    def elsewhere() -> tuple[bool, str]:
+        from workbench.runtimes.user_loop import record as module
+
+        clock, module._clock_of_machine = module._clock_of_machine, lambda: ""
+        try:
+            time.sleep(0.2 * dist.get_rank())
+            return both(tmp_path / "run")
+        finally:
+            module._clock_of_machine = clock
+
+    run = run_of(shared_pool("torch", 2, compiler=True).run(elsewhere))
+    assert len((tmp_path / "run" / "trace-00001.jsonl").read_text().split('"clock"')) == 3, (
+        "at the begin and at the end"
+    )
+    one, other = (run.spans.of_rank(rank).select(kinds=["all_reduce"]).table for rank in range(2))
+    assert (np.minimum(one["end_s"], other["end_s"]) > np.maximum(one["start_s"], other["start_s"]) - 5e-3).all()
+
+
+def test_a_rank_that_waits_for_another_does_not_compute_meanwhile(tmp_path: Path) -> None:
+    late_s = 0.3
+
+    def late() -> str:
+        model = DistributedDataParallel(network(), bucket_cap_mb=BUCKET_MB)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with record(tmp_path / "run") as recording:
+            for step in range(4):
+                optimizer.zero_grad()
+                loss = model(inputs(step)).square().mean()
+                if step == 2 and dist.get_rank() == 1:
+                    time.sleep(late_s)
+                loss.backward()
+                optimizer.step()
+        return str(recording.folder)
+
+    run = Run.load(shared_pool("torch", 2, compiler=True).run(late)[0])
+    one = run.spans.of_rank(0).select(steps=slice(2, 3))
+    waits = one.select(kinds=["wait"]).table
+    assert (waits["end_s"] - waits["start_s"]).max() > 0.8 * late_s
+    exposed_s = run.overlap(slice(2, 3)).of_rank(0).exposed_s
+    assert 0.8 * late_s < exposed_s[0]
+    assert run.critical_path(slice(2, 3)).per_rank()[1] > 0.5, "the late rank determines the step"
+
+
+def test_sums_of_communication_hooks_are_recorded(tmp_path: Path) -> None:
+    run = run_of(
+        shared_pool("torch", 2, compiler=True).run(lambda: both(tmp_path / "run", power_sgd, bucket_cap_mb=25))
+    )
     sums = run.spans.of_rank(0).select(kinds=["all_reduce"])
     whole, compressed = (sums.select(steps=slice(step, step + 1)).table["bytes"].sum() for step in (1, STEPS - 1))
     assert 0 < compressed < 0.1 * whole
 
 
-def test_accumulation_without_sync_communicates_once_a_step(runs: Path) -> None:
-    run = run_of(shared_pool("torch", 2, compiler=True).run(lambda: both(accumulate=3)))
+def test_accumulation_without_sync_communicates_once_a_step(tmp_path: Path) -> None:
+    run = run_of(shared_pool("torch", 2, compiler=True).run(lambda: both(tmp_path / "run", accumulate=3)))
     one = run.spans.of_rank(0).select(steps=slice(2, 3))
     backward, sums = (one.select(kinds=[kind]).table for kind in ("backward", "all_reduce"))
     assert len(one.select(kinds=["forward"]).table) == 3
@@ -161,9 +212,9 @@ def own_loop(recording: AbstractContextManager[Any]) -> Tensor:
     return nn.utils.parameters_to_vector(parameters).detach()
 
 
-def test_a_loop_that_sums_gradients_itself(runs: Path) -> None:
+def test_a_loop_that_sums_gradients_itself(tmp_path: Path) -> None:
     def run() -> tuple[bool, str]:
-        plain, recording = own_loop(nullcontext()), record("own")
+        plain, recording = own_loop(nullcontext()), record(tmp_path / "run")
         return torch.equal(own_loop(recording), plain), str(recording.folder)
 
     found = run_of(shared_pool("torch", 2, compiler=True).run(run))
@@ -178,11 +229,11 @@ def test_a_loop_that_sums_gradients_itself(runs: Path) -> None:
     assert overlap.fraction == pytest.approx(0, abs=0.05), "nothing is computed meanwhile"
 
 
-def test_messages_are_paired(runs: Path) -> None:
+def test_messages_are_paired(tmp_path: Path) -> None:
     def gossip() -> tuple[bool, str]:
         weight = nn.Parameter(torch.ones(1000))
         optimizer, other = torch.optim.SGD([weight], lr=0.1), 1 - dist.get_rank()
-        with record() as recording:
+        with record(tmp_path / "run") as recording:
             for _ in range(3):
                 weight.square().sum().backward()
                 optimizer.step()
@@ -200,9 +251,9 @@ def test_messages_are_paired(runs: Path) -> None:
     assert (run.spans.table["rank"][sent] == run.spans.table["peer"][received]).all()
 
 
-def test_the_failure_of_one_rank_is_in_the_record(runs: Path) -> None:
+def test_the_failure_of_one_rank_is_in_the_record(tmp_path: Path) -> None:
     def fail() -> str:
-        recording = record(timeout_s=20)
+        recording = record(tmp_path / "run", timeout_s=60)
         try:
             model = DistributedDataParallel(network())
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -222,6 +273,32 @@ def test_the_failure_of_one_rank_is_in_the_record(runs: Path) -> None:
     assert run.info["status"] == "failed"
     assert "rank 1 failed at step 2: ZeroDivisionError: on rank 1" in run.failure_summary
     assert [len(rows) for rows in run.metrics.values()] == [2, 2]
+
+
+@pytest.mark.mpi
+def test_a_loop_of_mpi4py_names_its_communication(tmp_path: Path) -> None:
+    def run() -> str:
+        from mpi4py import MPI
+
+        weight = nn.Parameter(torch.ones(500))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        with record(tmp_path / "run") as recording:
+            for _ in range(3):
+                optimizer.zero_grad()
+                (weight.square().sum() * (1 + recording.rank)).backward()
+                assert weight.grad is not None
+                mine = weight.grad.numpy()
+                with recording.span("all_reduce", num_bytes=mine.nbytes):
+                    MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, mine)
+                optimizer.step()
+        return str(recording.folder)
+
+    found = Run.load(shared_pool("mpi", 2).run(run)[0])
+    assert (found.info["status"], sorted(found.metrics)) == ("finished", [0, 1])
+    for rank in range(2):
+        sums = found.spans.of_rank(rank).select(kinds=["all_reduce"]).table
+        assert sums["bytes"].tolist() == [2000] * 3
+        assert sums["step"].tolist() == [0, 1, 2]
 
 
 # -- the command -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ def spans_of(*events: Event) -> tuple[list[Row], list[Step]]:
     for name, *args in events:
         getattr(phases, name)(*args)
     phases.close(100.0)
-    assert all(before[2] <= after[1] for before, after in zip(rows, rows[1:], strict=False)), "they overlap"
+    assert all(before[2] <= after[1] for before, after in pairwise(rows)), "they overlap"
     return rows, steps
 
 

@@ -228,7 +228,6 @@ def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, 
 
 def plain_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, list[float]]:
     """Time steps of torch's DDP of about 20 ms, within a block of `record` and outside of it."""
-    import torch
     from torch.nn.functional import cross_entropy
 
     from workbench import problems

@@ -8,7 +8,9 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.machine import num_cores
 from workbench.runtimes.liveness.deadline import Deadline
 from workbench.runtimes.rank.main import make_transport
 from workbench.runtimes.transport.base import HOST_TIMES, SoloTransport, Transport, offset_to_rank0
@@ -119,7 +122,7 @@ class Recording:
 
     def _meet(self) -> None:
         """Compare the clocks again, and wait until all ranks have written."""
-        transport = _transport(self._timeout_s)
+        transport = _transport(self._timeout_s, self._failure)
         try:
             deadline = Deadline("all ranks to end the recording", self._failure, self._timeout_s)
             if not self._one_clock:
@@ -153,7 +156,15 @@ class Recording:
     def _facts(self) -> dict[str, Any]:
         """Return what is known of the loop at its end."""
         found: dict[str, Any] = {"result": {"steps": self._num_steps, "seconds": self._seconds}}
-        info = read_info(self.folder)
+        info, parameters = read_info(self.folder), self._events.parameters
+        if parameters:
+            found["model"] = {
+                "parameters": sum(prod(shape) for _, shape, _ in parameters),
+                "message_bytes": sum(prod(shape) * itemsize for _, shape, itemsize in parameters),
+                "buckets": self._events.num_buckets,
+                "itemsize": max(itemsize for *_, itemsize in parameters),
+                "shapes": [[name, shape] for name, shape, _ in parameters],
+            }
         if self._events.has_ddp and not self._name:
             found["algorithm"] = {"name": "torch DDP", "settings": {}}
         if self._events.has_gpu:
@@ -182,13 +193,14 @@ class Recording:
         self._origin_of_rank0_s = float(texts[0]["origin_s"])
         self._one_clock = bool(texts[0]["clock"]) and len({text["clock"] for text in texts}) == 1
         offset_s = 0.0 if self._one_clock else offset_to_rank0(transport, deadline)
-        header = {"host": socket.gethostname(), "pid": os.getpid(), "threads": torch.get_num_threads(), **when_begun()}
+        header: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), **when_begun()}
+        header |= {"threads": torch.get_num_threads(), "cores": num_cores()}
         unix_s = time.time() - (time.perf_counter() - self._origin_s)
         self._recorder = FileRecorder(self.folder, self.rank, {**header, "origin_s": self._origin_s, "unix_s": unix_s})
         self._recorder.clock(0.0, offset_s + self._origin_s - self._origin_of_rank0_s)
 
     def _make_folder(self, transport: Transport, *, is_path: bool) -> Path:
-        script = Path(sys.argv[0] or "python").stem
+        script = "" if sys.argv[0].startswith("-") else Path(sys.argv[0]).stem  # "-c"
         info: dict[str, Any] = {
             "status": "running",
             "clock": "wall",
@@ -341,14 +353,20 @@ def record(where: str | Path | None = None, *, steps: int | None = None, timeout
     return Recording(where, steps, timeout_s)
 
 
-def _transport(timeout_s: float) -> Transport:
+def _transport(timeout_s: float, failure: Callable[[], str | None] = lambda: None) -> Transport:
     """Return a transport between the ranks of this loop: of torch's group, of mpi4py, or none.
+
+    Args:
+        timeout_s: how long to wait for the other ranks.
+        failure: describes a rank that has failed, and so will not come; None if none has.
 
     Raises:
         ConfigError: a launcher started several ranks, and they have no process group.
     """
     if dist.is_available() and dist.is_initialized():
-        return TorchTransport(torch.device("cpu"), timeout_s) if dist.get_world_size() > 1 else SoloTransport()
+        if dist.get_world_size() == 1:
+            return SoloTransport()
+        return TorchTransport(torch.device("cpu"), timeout_s, failure=failure)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1 and "RANK" in os.environ:
         raise ConfigError(
             f"this is one of {os.environ['WORLD_SIZE']} ranks, and they have no process group: call "

@@ -123,6 +123,8 @@ class TorchEvents:
     Attributes:
         has_ddp, has_gpu: whether a model of the loop is torch's DDP, or is on a GPU; known once an optimizer has begun
             a step.
+        parameters: name, shape and bytes of a number of each parameter that has a gradient, of all models.
+        num_buckets: the most all-reduces of a step.
     """
 
     def __init__(self, phases: LoopPhases, communicated: Communicated, now: Callable[[], float]) -> None:
@@ -132,6 +134,8 @@ class TorchEvents:
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.has_ddp = self.has_gpu = False
+        self.parameters: list[tuple[str, list[int], int]] = []
+        self.num_buckets = 0
         self._updating: Optimizer | None = None  # the outermost: ZeRO's contains another
         self._forwards = 0  # depth of calls of models
         self._backward: _Backward | None = None
@@ -216,6 +220,10 @@ class TorchEvents:
                 self._hook(module.module if is_ddp else module)  # evaluations often call what DDP wraps
                 self.has_ddp |= is_ddp
                 self.has_gpu |= any(param.is_cuda for param in module.parameters())
+                named = (module.module if is_ddp else module).named_parameters()
+                self.parameters += [
+                    (name, list(param.shape), param.element_size()) for name, param in named if param.requires_grad
+                ]
 
     # -- models ------------------------------------------------------------------------------------------------
 
@@ -299,6 +307,7 @@ class TorchEvents:
         if kind == "all_reduce" and first is not None and first.is_floating_point():
             bucket = self._num_buckets
             self._num_buckets += 1
+            self.num_buckets = max(self.num_buckets, self._num_buckets)
         elif kind in ("send", "recv") and isinstance(args[2], int) and len(args) > 3:
             peer = dist.get_global_rank(group, args[2]) if group in dist.distributed_c10d._world.pg_map else args[2]
         num_bytes = int(sent(args, group.size(), group.rank()))
