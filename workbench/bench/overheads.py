@@ -32,11 +32,8 @@ REQUEST_S = 5e-6
 REQUESTS = 2000  # requests that are timed together
 TRACED, TRACED_STEP_S = 1.01, 10e-3  # required ratio, for a step of this length
 TRACED_BLOCKS, RECORDED_STEPS = 10, 50  # blocks of such steps in a round; short steps timed together
-PLAIN_STEP_S, PLAIN_BLOCKS, PLAIN_STEPS = (
-    20e-3,
-    4,
-    5,
-)  # of a plain DDP loop: a step, blocks in a round, steps in a block
+PLAIN_STEP_S = 20e-3  # a step of a plain DDP loop
+PLAIN_BLOCKS, PLAIN_STEPS = 2, 20  # blocks of it in a round, steps in a block
 MEMORY_MB = 64  # size of a gradient
 MEMORY_STEPS = 6
 SLACK = 0.1  # error of a memory measurement, as a share of a gradient
