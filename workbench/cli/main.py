@@ -22,6 +22,7 @@ from workbench.cli.kernels import add_kernels_options
 from workbench.cli.notebook import add_demo_options, add_notebook_options
 from workbench.cli.papers import add_artefact_options, add_papers_options
 from workbench.cli.predict import add_calibrate_options, add_predict_options, add_recommend_options
+from workbench.cli.record import add_record_options
 from workbench.cli.reproduce import add_reproduce_options
 from workbench.cli.runs import add_runs_options
 from workbench.cli.steer import add_steer_options
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
             "recommend", help="recommend an algorithm, width, bucket size, codec and number of backups, with the reason"
         )
     )
+    add_record_options(add("record", help="run a command, and record its training loops: where does the time go?"))
 
     add_runs_options(add("runs", help="list, export or remove runs of the run store"))
 

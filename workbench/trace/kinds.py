@@ -22,6 +22,7 @@ KINDS = (
     "all_gather",
     "compute",  # the phase is unknown
     "communicate",  # other communication: all-to-all, reduce, gather
+    "load",  # reading a minibatch: neither computation nor communication
 )
 PHASES = ("forward", "backward", "apply")
 COMPUTE_KINDS = (*PHASES, "compute")
