@@ -13,7 +13,7 @@ from workbench.experiments.notebooks import run_notebook, tagged_text
 pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SMALL = {
-    "minutes": 0.3,
+    "minutes": 0.6,
     "width": 32,
     "depth": 1,
     "gpt_width": 32,
@@ -34,6 +34,8 @@ def test_it_answers_draws_and_checks(tmp_path: Path, runs: Path) -> None:
     assert "seeds at the target" in answer, "the small model was trained"
     assert "predicted step" in tagged_text(executed, "check")
     assert "2 workers" in tagged_text(executed, "study-gpt")
+    assert "Exposed communication is" in tagged_text(executed, "record")
+    assert "2 workers" in tagged_text(executed, "study-plain")
     cells = nbformat.read(executed, as_version=4).cells
     for tag in ("figure-timelines", "figure-front", "figure-sensitivity", "figure-gpt"):
         (cell,) = (cell for cell in cells if tag in cell.metadata.get("tags", []))
