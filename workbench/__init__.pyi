@@ -41,6 +41,8 @@ from .runtimes.user_loop.trainer import Trainer as Trainer
 from .runtimes.user_loop.ddp_hook import ddp_hook as ddp_hook
 from .dashboard import Dashboard as Dashboard
 
+from .what_if.conduct import study as study
+
 # results
 from .trace.run import Run as Run
 from .trace import open_run as open_run
