@@ -115,6 +115,10 @@ combinations: $(INSTALLED) ## every algorithm that sums with every codec, on a c
 predictions: $(INSTALLED) ## predicted and measured step times on an emulated network (root; 20 minutes of a quiet machine)
 	$(BIN)/python -m tests.benchmarks.predictions run
 
+.PHONY: study-check
+study-check: $(INSTALLED) ## what wb.study predicts for two models, against real ranks on an emulated network (root; 10 minutes of a quiet machine)
+	$(BIN)/python -m tests.benchmarks.study_check
+
 .PHONY: backups
 backups: $(INSTALLED) ## the best number of backup workers of 100 machines, from arrival times measured here (ten minutes)
 	$(BIN)/python -m tests.benchmarks.best_backups

@@ -42,6 +42,8 @@ from .runtimes.user_loop.ddp_hook import ddp_hook as ddp_hook
 from .runtimes.user_loop.record import record as record
 from .dashboard import Dashboard as Dashboard
 
+from .what_if.conduct import study as study
+
 # results
 from .trace.run import Run as Run
 from .trace import open_run as open_run

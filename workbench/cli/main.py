@@ -26,6 +26,7 @@ from workbench.cli.record import add_record_options
 from workbench.cli.reproduce import add_reproduce_options
 from workbench.cli.runs import add_runs_options
 from workbench.cli.steer import add_steer_options
+from workbench.cli.study import add_study_options
 from workbench.cli.submit import add_submit_options
 from workbench.cli.sweep import add_sweep_options
 from workbench.cli.train import add_train_command
@@ -112,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         add("emulate", help="run a command on hosts of an emulated network of a known rate and latency")
     )
     add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
+    add_study_options(add("study", help="ask which algorithm reaches a target soonest, for other workers and networks"))
     add_calibrate_options(add("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(add("predict", help="predict the time of a step for other workers, networks and algorithms"))
     add_recommend_options(

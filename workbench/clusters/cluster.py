@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from workbench.analysis.table import Table
+from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.folder_results import follow_ends
 from workbench.clusters.jobs import checkpoints, prepare, submit
@@ -116,6 +117,12 @@ class Cluster:
     def num_ranks(self) -> int:
         """Number of ranks that were started."""
         return self._engines.num_ranks
+
+    @property
+    def emulated(self) -> EmulatedNetwork | None:
+        """The emulated network that connects the ranks, if there is one."""
+        network: EmulatedNetwork | None = getattr(self._engines.launcher, "network", None)
+        return network
 
     @property
     def ready(self) -> bool:

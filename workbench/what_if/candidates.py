@@ -1,0 +1,70 @@
+"""The algorithms that a study compares by default."""
+
+from __future__ import annotations
+
+from workbench.algorithms import (
+    AsyncSGD,
+    BackupSGD,
+    DeAR,
+    LayerwiseSGD,
+    LocalSGD,
+    PipeSGD,
+    SynchronousSGD,
+)
+from workbench.calibration.recommend import label
+from workbench.codecs import Linear8, Truncate16
+from workbench.collectives import Collective, Ring
+from workbench.program import Algorithm
+from workbench.units import KIB, MIB
+
+CHUNKS = 4  # pieces of a ring's hop, so that encoding overlaps with sending
+BUCKETS = 8  # that a small gradient is cut into; a large one has buckets of 1 MiB
+
+
+def default_candidates(workers: int, num_bytes: int) -> list[Algorithm]:
+    """Return a dozen algorithms, the plainest first.
+
+    Servers are sharded over all ranks, as sums are. A sixteenth of the workers are backups.
+
+    Args:
+        num_bytes: size of a gradient.
+    """
+    bucket = int(min(1 * MIB, max(64 * KIB, num_bytes / BUCKETS)))
+    if workers < 2:
+        return [SynchronousSGD()]
+
+    def ring(codec: Linear8 | Truncate16) -> Collective:
+        return Ring(codec=codec, chunks=CHUNKS)
+
+    found: list[Algorithm] = [
+        SynchronousSGD(),
+        LayerwiseSGD(bucket_bytes=bucket),
+        DeAR(bucket_bytes=bucket),
+        SynchronousSGD(collective=ring(Truncate16())),
+        SynchronousSGD(collective=ring(Linear8())),
+        LayerwiseSGD(bucket_bytes=4 * bucket, collective=ring(Linear8())),
+        PipeSGD(width=2),
+        PipeSGD(width=2, collective=ring(Truncate16())),
+        PipeSGD(width=2, collective=ring(Linear8())),
+        PipeSGD(width=3),
+        LocalSGD(every=8),
+        AsyncSGD(shards=workers),
+    ]
+    if workers > 2:
+        found.append(BackupSGD(backups=max(1, workers // 16), shards=workers))
+    return found
+
+
+def name_of(algorithm: Algorithm) -> str:
+    """Return a short name: the class, its width, bucket size or period, and the codec.
+
+    >>> name_of(PipeSGD(width=3)), name_of(SynchronousSGD(collective=Ring(codec=Linear8())))
+    ('PipeSGD(width=3)', 'SynchronousSGD, Ring of linear8')
+    """
+    shown = []
+    for key in ("width", "every", "backups"):
+        value = getattr(algorithm, key, None)
+        if value is not None:
+            shown.append(f"{key}={value}")
+    kind = type(algorithm).__name__
+    return label(algorithm, f"{kind}({', '.join(shown)})" if shown else kind)

@@ -1,0 +1,225 @@
+"""A study's predictions against trainings on real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from workbench.analysis.summary import step_seconds, time_to
+from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.calibration.effective import Cores, make_setting
+from workbench.calibration.model import Calibration
+from workbench.calibration.predict import Prediction, predict_at
+from workbench.clusters.cluster import Cluster
+from workbench.clusters.emulated.rates import parse_rate
+from workbench.errors import ConfigError
+from workbench.machine import num_cores
+from workbench.program import Algorithm
+from workbench.trace.run import Run
+from workbench.what_if.candidates import name_of
+from workbench.what_if.here import HERE, measure_here
+from workbench.what_if.results import Study, badness, plain_of
+from workbench.what_if.trainings import EVALUATIONS, Trained
+
+if TYPE_CHECKING:
+    from workbench.problems.base import Problem
+
+STEPS, ROUNDS, TOP = 24, 2, 3
+TRAINING_S = 600.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Check:
+    """Predicted and measured times of a step on real ranks.
+
+    Attributes:
+        rows: a row for each algorithm: predicted and measured seconds of a step, the error of the prediction relative to the
+            measurement, and whether the measurement is inside the prediction's interval.
+        runs: name -> the runs on the ranks.
+        about: the ranks, in words.
+    """
+
+    rows: tuple[dict[str, Any], ...]
+    runs: dict[str, list[Run]]
+    about: str
+
+    @property
+    def worst(self) -> float:
+        """The largest error of a prediction, relative to the measurement."""
+        return max(abs(float(row["error"])) for row in self.rows)
+
+    @property
+    def order_holds(self) -> bool:
+        """Whether the algorithm that was predicted to be the fastest is it, or within 5 % of the fastest."""
+        first = min(self.rows, key=lambda row: row["predicted_s"])
+        return bool(first["measured_s"] <= 1.05 * min(row["measured_s"] for row in self.rows))
+
+    def table(self) -> Table:
+        """Return the rows as a table."""
+        columns = COLUMNS + (TARGET_COLUMNS if any("target_measured_s" in row for row in self.rows) else ())
+        rows = [{"target_predicted_s": None, "target_measured_s": None, **row} for row in self.rows]
+        return Table(rows, columns, caption=f"{self.about}; {self.verdict}")
+
+    @property
+    def verdict(self) -> str:
+        """What the measurements say about the predictions, in a sentence."""
+        outside = [row["algorithm"] for row in self.rows if not row["inside"]]
+        words = f"largest error {self.worst:.0%}"
+        words += f"; outside the interval: {', '.join(outside)}" if outside else "; all are inside their intervals"
+        return words + ("" if self.order_holds else "; the algorithm that was predicted to be the fastest is not")
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+COLUMNS = (
+    Column("algorithm", "algorithm"),
+    Column("predicted_s", "predicted step", seconds),
+    Column("low_s", "10 %", seconds),
+    Column("high_s", "90 %", seconds),
+    Column("measured_s", "measured", seconds),
+    Column("error", "error", percent),
+    Column("inside", "inside", lambda inside: "yes" if inside else "no"),
+)
+TARGET_COLUMNS = (
+    Column("target_predicted_s", "predicted time to target", seconds),
+    Column("target_measured_s", "measured", seconds),
+)
+
+
+def check(
+    study: Study,
+    cluster: Cluster,
+    *,
+    top: int = TOP,
+    algorithms: Sequence[Algorithm] | None = None,
+    network: str | float | None = None,
+    to_target: bool = False,
+    steps: int = STEPS,
+    rounds: int = ROUNDS,
+    calibrated: Calibration | None = None,
+    timeout_s: float = TRAINING_S,
+) -> Check:
+    """Train the best few of a study on the ranks of a cluster, in turn, and compare with predictions for these ranks.
+
+    The predictions are made before the trainings, and for the conditions of the cluster: its number of ranks, and this
+    machine's cores if all ranks run on it.
+
+    Args:
+        cluster: real ranks.
+        top: how many algorithms, the best of the study first; plain synchronous SGD is always among them.
+        algorithms: these, instead of the best.
+        network: rate of the links ("1gbit"), if the cluster is not emulated: an emulated one has it.
+        to_target: train until the study's target, and compare these times too. The study must have trained these algorithms
+            with as many workers.
+        steps: of each training, without `to_target`.
+        rounds: trainings of each algorithm.
+        calibrated: costs on the cluster. None: those of the study; if they were measured on this machine, and the ranks share
+            it, compute is measured again with the threads that a rank has.
+        timeout_s: limit for each training.
+    """
+    problem: Problem = study.problem_object
+    ranks = cluster.num_ranks
+    if ranks < 2:
+        raise ConfigError("a check needs a cluster of at least 2 ranks: a study is about communication")
+    hosts = {rank["host"] for rank in cluster.ranks}
+    together = cluster.emulated is not None or len(hosts) == 1
+    rate, latency_s = _link_of(cluster, network)
+    calibration = calibrated or study.calibration
+    if calibrated is None and together and calibration.origin.source == HERE:
+        calibration = measure_here(
+            problem,
+            study.settings["batch_size"],
+            optimizer=study.settings.get("optimizer"),
+            threads=max(1, num_cores() // ranks),
+            stragglers=calibration.pace.stragglers,
+        )
+    cores: Cores = float(num_cores()) if together else "own"
+    setting = make_setting(calibration, ranks, None, rate, latency_s, cores)
+    chosen = list(algorithms) if algorithms is not None else _best_few(study, ranks, top)
+    predicted = {name_of(one): predict_at(calibration, one, setting) for one in chosen}
+    trained = {cell.name: cell.trained for cell in study.cells if cell.workers == ranks and cell.trained is not None}
+    runs: dict[str, list[Run]] = {name: [] for name in predicted}
+    for number in range(rounds):
+        for one in chosen[number % len(chosen) :] + chosen[: number % len(chosen)]:
+            name = name_of(one)
+            length = _length(name, trained, study) if to_target else {"steps": steps, "evaluate_every": 0}
+            settings = {**study.settings, **length, **_rate(name, trained), "seed": number}
+            runs[name].append(cluster.train(one, problem, **settings).wait(timeout_s).run)
+    rows = [_row(name, found, runs[name], trained.get(name), study, to_target) for name, found in predicted.items()]
+    about = f"{ranks} ranks ({cluster.runtime}), {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {setting.name}"
+    return Check(rows=tuple(rows), runs=runs, about=about)
+
+
+def _row(
+    name: str, found: Prediction, runs: Sequence[Run], trained: Trained | None, study: Study, to_target: bool
+) -> dict[str, Any]:
+    times = [float(np.mean(step_seconds(run))) for run in runs]
+    measured = float(np.mean(times))
+    row: dict[str, Any] = {
+        "algorithm": name,
+        "predicted_s": found.step_s,
+        "low_s": found.low_s,
+        "high_s": found.high_s,
+        "measured_s": measured,
+        "measured_each_s": times,
+        "error": found.step_s / measured - 1,
+        "inside": bool(found.low_s <= measured <= found.high_s),
+    }
+    if to_target and trained is not None and study.target is not None:
+        met = [time_to(run, *study.target) for run in runs]
+        steps = [count for count in trained.steps if count is not None]
+        row["target_predicted_s"] = found.step_s * float(np.mean(steps)) if trained.reached else None
+        row["target_measured_s"] = None if None in met else float(np.mean([one["seconds"] for one in met if one]))
+    return row
+
+
+def _link_of(cluster: Cluster, network: str | float | None) -> tuple[float | None, float | None]:
+    """Return bytes per second and latency of the ranks' links; None: those of the calibration."""
+    if network is not None:
+        return parse_rate(network) / 8, None
+    emulated = cluster.emulated
+    if emulated is None:
+        return None, None
+    return min(min(host.up, host.down) for host in emulated.hosts) / 8, emulated.latency_s
+
+
+def _best_few(study: Study, ranks: int, top: int) -> list[Algorithm]:
+    """Return the best algorithms of the place with this number of workers, or of the first, with plain synchronous SGD."""
+    cells = study.at(ranks) if any(p == ranks for p, _ in study.places) else study.at()
+    chosen = [cell.algorithm for cell in sorted(cells, key=badness) if _fits(cell.algorithm, ranks)][:top]
+    plain = plain_of(cells).algorithm
+    return chosen if plain in chosen else [plain, *chosen]
+
+
+def _fits(algorithm: Algorithm, ranks: int) -> bool:
+    try:
+        algorithm.check(ranks)
+    except ConfigError:
+        return False
+    return True
+
+
+def _length(name: str, trained: dict[str, Trained], study: Study) -> dict[str, int]:
+    if study.target is None or name not in trained:
+        known = ", ".join(trained) or "no algorithm"
+        raise ConfigError(
+            f"to_target=True: {name} was not trained to a target for this number of workers (but {known}); leave "
+            "to_target out"
+        )
+    length = trained[name].num_steps
+    return {"steps": length, "evaluate_every": max(1, length // EVALUATIONS)}
+
+
+def _rate(name: str, trained: dict[str, Trained]) -> dict[str, float]:
+    lr = trained[name].lr if name in trained else None
+    return {} if lr is None else {"lr": lr}

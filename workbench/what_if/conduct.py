@@ -1,0 +1,362 @@
+"""`study`: measures or reads costs, predicts steps, trains as much as the minutes allow, and returns a `Study`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from workbench.arguments import check_whole, is_number
+from workbench.calibration.effective import Cores, Setting, make_setting
+from workbench.calibration.model import Calibration
+from workbench.clusters.emulated.rates import parse_rate, rate_text
+from workbench.costs import Network, Stragglers
+from workbench.errors import ConfigError
+from workbench.problems.base import Problem
+from workbench.program import Algorithm
+from workbench.runtimes.rank.fingerprint import code_digest, data_digest
+from workbench.settings import describe
+from workbench.what_if.budget import Budget
+from workbench.what_if.candidates import default_candidates, name_of
+from workbench.what_if.here import HERE, Calibrated, calibration_of, gradient_here, measure_here
+from workbench.what_if.recipe import Recipe, has_batch_norm, recipe_of
+from workbench.what_if.results import Cell, Study
+from workbench.what_if.saved import Saved
+from workbench.what_if.step_time import step_time
+from workbench.what_if.trainings import Metric, Trainings, own_rate
+
+SETTINGS = ("optimizer", "lr", "schedule", "clip_norm", "ema_decay", "num_micro")
+METRICS: dict[str, Metric] = {"loss": "test_loss", "test_loss": "test_loss", "accuracy": "accuracy"}
+TIMED_SHARE = 0.5  # of the minutes that are left, for the times of steps
+RESERVED_S = 8.0  # for the reasons, which simulate a few steps more
+
+
+def study(
+    problem: Problem,
+    *,
+    algorithms: Sequence[Algorithm] | None = None,
+    calibrated: Calibrated | None = None,
+    networks: Sequence[Network | str] | Network | str = ("1gbit",),
+    workers: Sequence[int] | int = (4, 16),
+    target: tuple[str, float] | None = None,
+    seeds: int | Sequence[int] = 5,
+    minutes: float = 2.0,
+    batch_size: int | None = None,
+    search: int = 0,
+    stragglers: Sequence[Stragglers] = (),
+    threads: int | None = None,
+    cores: Cores = "own",
+    name: str | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Study:
+    """Ask which algorithm reaches a target soonest, for your model, before you rent the machines.
+
+    The time to a target is the number of steps, from trainings with real gradients, times the seconds of a step, from a
+    cost model. Both have intervals. What the minutes do not allow is left out, and the answer says so: first further
+    seeds, then trainings. Without trainings, algorithms are compared by the time of a step.
+
+    Args:
+        problem: the model, the loss and the data, your own or one of `workbench.problems`.
+        algorithms: the candidates; None: a dozen, with and without codecs.
+        calibrated: where the costs come from: a run, its name, torch.profiler's traces of a DDP loop, a `Calibration` or
+            its file. None: the problem's compute and the handling of messages are measured on this machine.
+        networks: rates ("1gbit"), names in `workbench.costs` ("ethernet-10g") or networks.
+        workers: numbers of workers, each on a host of its own.
+        target: ("loss", 3.2) or ("accuracy", 0.9), on the test data. None: no algorithm is known to be sooner; all
+            train equally long.
+        seeds: number of trainings of each kind, with the seeds 0, 1, ...; or the seeds.
+        minutes: limit of the whole study.
+        batch_size: samples of a worker in a step; None: the problem's.
+        search: trainings that search the learning rate of each recipe (needs Optuna). 0: late gradients have the better of
+            lr and lr / (1 + staleness), all others lr.
+        stragglers: of each worker, if the costs are measured here.
+        threads: of a worker, if the costs are measured here; None: one, or all cores of this machine, whichever is faster.
+        cores: "own": each worker has its own cores. A number: all workers share them. "measured": as in `calibrated`.
+        name: keep the study in the folder `study-NAME` of the store of runs. The same question with the same name
+            continues it, with new minutes.
+        quiet: print no progress.
+        settings: of the trainings: optimizer, lr, schedule, clip_norm, ema_decay, num_micro, as in `Settings`.
+
+    Returns:
+        The answer: print it, or show it in a notebook. Its methods draw figures and check it on real ranks.
+
+    Raises:
+        ConfigError: an argument cannot be used; the message says what to give.
+
+    Example:
+        >>> import workbench as wb
+        >>> found = wb.study(
+        ...     wb.problems.digits_softmax(),
+        ...     algorithms=[wb.SynchronousSGD(), wb.PipeSGD(width=2)],
+        ...     calibrated=wb.simulate(wb.SynchronousSGD(), wb.problems.digits_softmax(), workers=2, steps=12, network="wan-100m",
+        ...         compute=wb.costs.Compute(forward_s=1e-3, backward_s=2e-3)),
+        ...     networks="100mbit", workers=4, target=("accuracy", 0.8), seeds=2, quiet=True)
+        >>> found.best().name, found.best().trained.reached
+        ('PipeSGD(width=2)', True)
+    """
+    budget = Budget(_minutes(minutes) * 60, quiet)
+    unknown = [key for key in settings if key not in SETTINGS]
+    if unknown:
+        raise ConfigError(f"{unknown[0]}= is not an argument of study: its settings are {', '.join(SETTINGS)}")
+    if not isinstance(problem, Problem):
+        raise ConfigError("problem=: give a Problem, such as Problem(model=..., loss=..., train=..., test=...)")
+    size = batch_size or problem.batch_size
+    check_whole("batch_size", size, 1)
+    check_whole("search", search, 0)
+    numbers = [workers] if isinstance(workers, int) else list(workers)
+    for number in numbers:
+        check_whole("workers", number, 1)
+    goal = _goal(target, problem)
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not chosen:
+        raise ConfigError(f"seeds={seeds!r}: give at least one")
+    places = [networks] if isinstance(networks, str | Network) else list(networks)
+    asked = _asked(problem, size, settings, goal, stragglers, search)
+    saved = Saved.open(name, asked)
+    calibration = saved.calibration()
+    if calibration is None:
+        budget.say("measuring compute and messages" if calibrated is None else "reading the costs", now=True)
+        calibration = (
+            calibration_of(calibrated, problem, size)
+            if calibrated is not None
+            else measure_here(
+                problem, size, optimizer=settings.get("optimizer"), threads=threads, stragglers=stragglers
+            )
+        )
+        saved.set_calibration(calibration)
+    sample_s, threads_here = _gradient(calibration, problem, size, settings)
+    one_worker = not has_batch_norm(problem)
+    cells, left_out = _timed(calibration, algorithms, numbers, places, cores, size, one_worker, budget)
+    if not cells:
+        raise ConfigError(f"no candidate can run: {left_out[0]}" if left_out else "algorithms=: give at least one")
+    trainings = Trainings(
+        problem=problem,
+        compute=calibration.compute(),
+        settings=settings,
+        target=goal,
+        lr=own_rate(problem, settings),
+        tries=search,
+        seeds=chosen,
+        budget=Budget(max(0.0, budget.left_s - RESERVED_S), quiet),
+        saved=saved,
+        threads=threads_here,
+        sample_s=sample_s,
+        num_tested=_num_tested(problem),
+    )
+    if problem.test is not None:
+        recipes, slower = _worth_training(cells)
+        trainings.train(recipes)
+        left_out += slower
+    cells = [replace(cell, trained=trainings.done.get((cell.recipe.name, cell.workers))) for cell in cells]
+    budget.say("looking for reasons", now=True)
+    found = Study(
+        problem=problem.name,
+        target=goal,
+        calibration=calibration,
+        cells=tuple(cells),
+        trainings=tuple(trainings.done.values()),
+        unknown=(*left_out, *_limits(cells, trainings, goal, calibration, len(chosen), problem)),
+        problem_object=problem,
+        settings={**settings, "batch_size": size},
+    )
+    for place in found.places:
+        found.reasons(*place)
+    return replace(found, seconds=budget.spent_s)
+
+
+def _minutes(minutes: float) -> float:
+    if not is_number(minutes) or not minutes > 0:
+        raise ConfigError(f"minutes={minutes!r}: give a number above 0")
+    return float(minutes)
+
+
+def _goal(target: tuple[str, float] | None, problem: Problem) -> tuple[Metric, float] | None:
+    if target is None:
+        return None
+    pair = isinstance(target, tuple | list) and len(target) == 2
+    if not pair or target[0] not in METRICS or not is_number(target[1]):
+        raise ConfigError(f'target={target!r}: give ("loss", 3.2) or ("accuracy", 0.9)')
+    if problem.test is None:
+        raise ConfigError("target= is reached on test data: give the Problem test=, or leave target out")
+    if METRICS[target[0]] == "accuracy":
+        if problem.correct is None:
+            raise ConfigError('target=("accuracy", ...): the problem has correct=None; give ("loss", ...)')
+        if not 0 < target[1] <= 1:
+            raise ConfigError(f"target={target!r}: an accuracy is from 0 to 1")
+    return METRICS[target[0]], float(target[1])
+
+
+def _asked(
+    problem: Problem,
+    batch_size: int,
+    settings: Mapping[str, Any],
+    goal: tuple[Metric, float] | None,
+    stragglers: Sequence[Stragglers],
+    search: int,
+) -> dict[str, Any]:
+    """Return what must be the same in a study that is continued."""
+    shown = {key: describe(value) if callable(value) else value for key, value in settings.items()}
+    return {
+        "problem": problem.name,
+        "code": code_digest(problem.model, problem.loss, problem.optimizer),
+        "data": data_digest(problem.train_data()),
+        "batch_size": batch_size,
+        "settings": shown,
+        "target": None if goal is None else list(goal),
+        "stragglers": [str(one) for one in stragglers],
+        "search": search,
+    }
+
+
+def _timed(
+    calibration: Calibration,
+    algorithms: Sequence[Algorithm] | None,
+    workers: Sequence[int],
+    networks: Sequence[Network | str],
+    cores: Cores,
+    batch_size: int,
+    one_worker: bool,
+    budget: Budget,
+) -> tuple[list[Cell], list[str]]:
+    """Predict the step of each candidate at each place; also say which were left out."""
+    cells: list[Cell] = []
+    left_out: list[str] = []
+    limit_s = budget.spent_s + budget.left_s * TIMED_SHARE
+    late: dict[str, set[int]] = {}
+    settings = {
+        (p, position): _setting(calibration, p, network, cores)
+        for p in workers
+        for position, network in enumerate(networks)
+    }
+    for (p, _), setting in settings.items():
+        for algorithm in default_candidates(p, calibration.shapes.num_bytes) if algorithms is None else algorithms:
+            name = f"{name_of(algorithm)} with {p} workers on {setting.name}"
+            if not isinstance(algorithm, Algorithm):
+                raise ConfigError(f"algorithms=: {algorithm!r} is not an algorithm, such as PipeSGD(width=2)")
+            if cells and budget.spent_s > limit_s:
+                late.setdefault(name_of(algorithm), set()).add(p)
+                continue
+            budget.say(f"timing {name}")
+            try:
+                time = step_time(calibration, algorithm, setting)
+            except ConfigError as error:
+                left_out.append(f"{name} cannot run: {str(error).splitlines()[0]}")
+                continue
+            recipe = recipe_of(algorithm, p, batch_size, one_worker=one_worker)
+            cells.append(
+                Cell(algorithm=algorithm, workers=p, network=setting.name, setting=setting, time=time, recipe=recipe)
+            )
+    if late:
+        left_out.append(f"not timed, because the minutes were used up: {by_workers(late)}")
+    return cells, left_out
+
+
+def _setting(calibration: Calibration, workers: int, network: Network | str, cores: Cores) -> Setting:
+    if isinstance(network, str) and network[:1].isdigit():
+        rate = parse_rate(network)
+        setting = make_setting(calibration, workers, None, rate / 8, None, cores)
+        return replace(setting, name=rate_text(rate))
+    return make_setting(calibration, workers, network, None, None, cores)
+
+
+def _gradient(
+    calibration: Calibration, problem: Problem, batch_size: int, settings: Mapping[str, Any]
+) -> tuple[float, int]:
+    """Return the seconds of a sample's gradient in this process, and its threads."""
+    if calibration.origin.source != HERE:
+        return gradient_here(problem, batch_size, optimizer=settings.get("optimizer"))
+    pace = calibration.pace
+    step_s = pace.forward_s.value + pace.backward_s.value + pace.update_s.value
+    return step_s / batch_size, calibration.host.threads
+
+
+def _num_tested(problem: Problem) -> int:
+    tested = problem.test_data()
+    return 0 if tested is None else len(tested)  # type: ignore[arg-type]
+
+
+def _worth_training(cells: Sequence[Cell]) -> tuple[list[Recipe], list[str]]:
+    """Return the recipes to train, exact gradients first, then by the time of a step; and what is not worth it.
+
+    An algorithm that changes the gradients is worth it if its step is shorter than that of every exact one, somewhere.
+    """
+    exact: dict[tuple[int, str], float] = {}
+    for cell in cells:
+        if cell.recipe.name == "exact":
+            place = (cell.workers, cell.network)
+            exact[place] = min(exact.get(place, cell.time.step_s), cell.time.step_s)
+    found: dict[tuple[str, int], tuple[float, Recipe]] = {}
+    slower: dict[str, set[int]] = {}
+    for cell in cells:
+        best = exact.get((cell.workers, cell.network))
+        gain = cell.time.step_s / best if best else 1.0
+        key = (cell.recipe.name, cell.workers)
+        if cell.recipe.name != "exact" and gain >= 1:
+            slower.setdefault(cell.recipe.name, set()).add(cell.workers)
+            continue
+        rank = -1.0 if cell.recipe.name == "exact" else round(gain, 1)  # of equal ones the plainer first
+        if key not in found or rank < found[key][0]:
+            found[key] = (rank, cell.recipe)
+    never = {name: {p for p in numbers if (name, p) not in found} for name, numbers in slower.items()}
+    said = by_workers({name: numbers for name, numbers in never.items() if numbers})
+    words = [f"not trained, because an exact algorithm has a shorter step: {said}"] if said else []
+    return [recipe for _, recipe in sorted(found.values(), key=lambda item: item[0])], words
+
+
+def by_workers(names: Mapping[str, set[int]]) -> str:
+    """Return names with their numbers of workers, as text.
+
+    >>> by_workers({"late by 1": {16}, "late by 2": {16}, "linear8": {4, 16}})
+    'late by 1 and late by 2 (16 workers); linear8 (4 and 16 workers)'
+    """
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, numbers in names.items():
+        groups.setdefault(tuple(sorted(numbers)), []).append(name)
+    return "; ".join(
+        f"{_and(group)} ({_and([str(number) for number in numbers])} workers)" for numbers, group in groups.items()
+    )
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _limits(
+    cells: Sequence[Cell],
+    trainings: Trainings,
+    goal: tuple[Metric, float] | None,
+    calibration: Calibration,
+    num_seeds: int,
+    problem: Problem,
+) -> list[str]:
+    """Return what the study does not know, in sentences."""
+    words = []
+    if trainings.left_out:
+        words.append(f"not trained, because the minutes were used up: {by_workers(trainings.left_out)}")
+    if problem.test is None:
+        words.append("without test data nothing was trained, so nobody knows how many steps an algorithm needs")
+    few: dict[str, set[int]] = {}
+    for trained in trainings.done.values():
+        who = f"{trained.recipe.name} ({trained.recipe.num_workers} workers)"
+        diverged = sum(run is None for run in trained.runs)
+        missed = sum(steps is None for steps in trained.steps) - diverged
+        rate = "" if trained.lr is None else f" at a learning rate of {trained.lr:.3g}"
+        if diverged:
+            words.append(f"{who}: {diverged} of {len(trained.runs)} trainings diverged{rate}")
+        if goal is not None and missed:
+            words.append(
+                f"{who}: {missed} of {len(trained.runs)} trainings did not reach the target in {trained.num_steps} "
+                f"steps{rate}"
+            )
+        if len(trained.runs) < num_seeds:
+            few.setdefault(trained.recipe.name, set()).add(trained.recipe.num_workers)
+    if few:
+        words.append(f"fewer than {num_seeds} seeds, because the minutes were used up: {by_workers(few)}")
+    if any(trained.recipe.staleness and not trainings.tries for trained in trainings.done.values()):
+        words.append(
+            "rates were not searched: late gradients have the better of lr and lr / (1 + staleness) (search=6 searches)"
+        )
+    if any(cell.time.how == "closed form" for cell in cells):
+        words.append("steps with many messages are closed forms, in which all workers are in step")
+    return [*words, *calibration.notes]

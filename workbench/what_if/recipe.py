@@ -1,0 +1,93 @@
+"""What changes the numerical results of an algorithm, and the cheapest training that shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from workbench.algorithms import BackupSGD, DeAR, LayerwiseSGD, PipeSGD, SoftsyncSGD, SynchronousSGD
+from workbench.calibration.effective import codec_of
+from workbench.collectives import Native
+from workbench.problems.base import Problem
+from workbench.program import Algorithm
+from workbench.what_if.candidates import name_of
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A training that has the numerical results of one or more algorithms on p workers.
+
+    The sum of p workers' gradients is the gradient of one worker with p times the samples: the samplers agree. So
+    exact and late gradients are trained with one worker. The differences are roundings.
+
+    Attributes:
+        name: what it changes: "exact", "late by 1", "late by 1, linear8". Buckets and networks do not matter.
+        algorithm, workers, batch_size: what is trained; `batch_size` samples of a worker in a step.
+        num_workers: p, the workers that it stands for.
+        staleness: mean age of a gradient, in updates, for the learning rate.
+    """
+
+    name: str
+    algorithm: Algorithm
+    workers: int
+    batch_size: int
+    num_workers: int
+    staleness: float
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples whose gradients a step computes."""
+        return self.workers * self.batch_size
+
+
+def recipe_of(algorithm: Algorithm, workers: int, batch_size: int, *, one_worker: bool = True) -> Recipe:
+    """Return the recipe of an algorithm on `workers` workers with `batch_size` samples each.
+
+    Args:
+        one_worker: whether one worker may stand for all. Not for a model with batch normalisation, whose statistics
+            are each worker's own.
+
+    >>> recipe_of(PipeSGD(width=2), 4, 8).name, recipe_of(PipeSGD(width=2), 4, 8).batch_size
+    ('late by 1', 32)
+    """
+    whole: dict[str, Any] = {"num_workers": workers, "workers": workers, "batch_size": batch_size}
+    alone = {"num_workers": workers, "workers": 1, "batch_size": workers * batch_size} if one_worker else whole
+    collective: Any = getattr(algorithm, "collective", None)
+    lossy = collective is not None and collective.lossy
+    how = codec_of(algorithm) or str(collective)
+    if isinstance(algorithm, SynchronousSGD | LayerwiseSGD | DeAR):
+        if lossy:
+            plain = SynchronousSGD(collective=collective)
+            return Recipe(name=how, algorithm=plain, staleness=0.0, **whole)
+        return Recipe(name="exact", algorithm=SynchronousSGD(), staleness=0.0, **alone)
+    if isinstance(algorithm, PipeSGD):
+        late = algorithm.max_staleness
+        name = f"late by {late}" if late else "exact"
+        if lossy:
+            return Recipe(name=f"{name}, {how}", algorithm=algorithm, staleness=late, **whole)
+        return Recipe(name=name, algorithm=replace(algorithm, collective=Native()), staleness=late, **alone)
+    if isinstance(algorithm, BackupSGD) and isinstance(algorithm.backups, int) and one_worker:
+        used = workers - algorithm.backups
+        name = f"exact, {used} of {workers} gradients" if algorithm.backups else "exact"
+        alone["batch_size"] = used * batch_size
+        return Recipe(name=name, algorithm=SynchronousSGD(), staleness=0.0, **alone)
+    return Recipe(name=name_of(algorithm), algorithm=algorithm, staleness=_mean_staleness(algorithm, workers), **whole)
+
+
+def _mean_staleness(algorithm: Algorithm, workers: int) -> float:
+    """Return the mean age of a gradient: p - 1 for an asynchronous server, about `splits` for softsync."""
+    if isinstance(algorithm, SoftsyncSGD):
+        return float(algorithm.splits)
+    if algorithm.requires.servers:
+        return float(workers - 1) if algorithm.max_staleness is None else 0.0
+    return float(algorithm.max_staleness or 0)
+
+
+def has_batch_norm(problem: Problem) -> bool:
+    """Return whether the model normalises over the samples of a worker."""
+    with torch.random.fork_rng(devices=[]):
+        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.model().modules())

@@ -1,0 +1,237 @@
+"""Trainings with real gradients: how many steps each recipe needs to a target, within a budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, final
+
+import torch
+
+from workbench.analysis.summary import time_to
+from workbench.costs import Compute
+from workbench.errors import ConfigError, Diverged
+from workbench.problems.base import Problem
+from workbench.runtimes.simulator.simulate import simulate
+from workbench.trace.run import Run
+from workbench.what_if.budget import Budget
+from workbench.what_if.recipe import Recipe
+from workbench.what_if.saved import Saved
+
+FIRST_STEPS, FEWEST_STEPS = 48, 12  # of the first training; fewer are not worth a training
+LONGER, ROOM = 2, 1.5  # factor between lengths of the first training; of its steps to the target, for the others
+EVALUATIONS, FEWEST_EVALUATIONS = 24, 8  # of a training
+EVALUATED_SHARE = 0.3  # of a training's work, for evaluations, if they are more than the fewest
+GRADIENT = 3  # work of a sample's gradient, in forward passes
+STALLED = 3.0  # times longer than expected
+FIRST_SHARE = 0.35  # of the time that is left, for the first training
+SEARCH_SEED = 1000  # far from the seeds that count
+SEARCH_OCTAVES = 2.0  # a search tries rates up to this power of 2 above and below the rule's
+
+Metric = Literal["test_loss", "accuracy"]
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The trainings of a recipe.
+
+    Attributes:
+        recipe: what was trained.
+        lr: the learning rate; None: the optimizer's own.
+        runs: one for each seed; None if a training diverged.
+        steps: steps to the target for each seed; None if it was not reached.
+        num_steps: length of the trainings.
+    """
+
+    recipe: Recipe
+    lr: float | None
+    runs: tuple[Run | None, ...]
+    steps: tuple[float | None, ...]
+    num_steps: int
+
+    @property
+    def reached(self) -> bool:
+        """Whether all seeds reached the target."""
+        return bool(self.steps) and None not in self.steps
+
+
+@final
+@dataclass(slots=True, kw_only=True)
+class Trainings:
+    """Trains recipes, the first seed of each before the second of any, while the budget lasts.
+
+    Attributes:
+        target: name and value, or None: then every training has the same length.
+        lr: rate of exact gradients. A recipe of staleness tau has the better of lr and lr / (1 + tau), or the best of a
+            search near the latter.
+        tries: trainings of a search for the rate of each recipe; 0: the rule alone.
+    """
+
+    problem: Problem
+    compute: Compute
+    settings: Mapping[str, Any]
+    target: tuple[Metric, float] | None
+    lr: float
+    tries: int
+    seeds: Sequence[int]
+    budget: Budget
+    saved: Saved
+    threads: int
+    sample_s: float  # seconds of a sample's gradient here, corrected by each training
+    num_tested: int  # samples of the test data
+    done: dict[tuple[str, int], Trained] = field(default_factory=dict)
+    left_out: dict[str, set[int]] = field(default_factory=dict)  # recipe -> numbers of workers
+
+    def train(self, recipes: Sequence[Recipe]) -> None:
+        """Train all recipes. The first is the reference, whose steps to the target limit the length of the others."""
+        lengths: dict[int, int] = {}
+        for recipe in sorted(recipes, key=lambda one: one.num_workers):  # stable: the reference stays first
+            reference = recipe.num_workers not in lengths
+            length = self._first_length(recipe, lengths) if reference else lengths[recipe.num_workers]
+            lengths[recipe.num_workers] = length
+            if length < FEWEST_STEPS:
+                self._leave_out(recipe)
+                continue
+            if not self._affords(recipe, length, trainings=1 + (0 if reference else self.tries)):
+                self._leave_out(recipe)
+                continue
+            self._extend(recipe, self._rate(recipe, length), length, self.seeds[:1])
+        for count in range(2, len(self.seeds) + 1):
+            for one in list(self.done.values()):
+                if len(one.runs) == count - 1 and self._affords(one.recipe, one.num_steps):
+                    self._extend(one.recipe, one.lr, one.num_steps, self.seeds[:count])
+
+    def _first_length(self, reference: Recipe, known: Mapping[int, int]) -> int:
+        """Return the steps of the trainings with this number of workers: some more than the reference needs."""
+        first = length = max(known.values(), default=0) or FIRST_STEPS * (1 if self.target else 4)
+        while self.target is not None and self._seconds(reference, length) <= FIRST_SHARE * self.budget.left_s:
+            run = self._run(reference, None, length, self.seeds[0])
+            met = None if run is None else self._met(run)
+            if met is not None:
+                return max(FEWEST_STEPS, math.ceil(ROOM * met))
+            if run is None:  # a longer training diverges, too
+                return length
+            length *= LONGER
+        length = length // LONGER if length > first else first
+        while length >= FEWEST_STEPS and self._seconds(reference, length) > FIRST_SHARE * self.budget.left_s:
+            length //= LONGER
+        return length
+
+    def _rate(self, recipe: Recipe, length: int) -> float | None:
+        """Return the learning rate of a recipe; None: the optimizer's own."""
+        rule = self.lr / (1 + recipe.staleness) if recipe.staleness else None
+        if not self.tries:
+            if rule is None or not self._affords(recipe, length, trainings=3):
+                return rule
+            tried = {lr: self._run(recipe, lr, length, SEARCH_SEED) for lr in (rule, self.lr)}
+            return min(tried, key=lambda lr: self._badness(tried[lr], length))
+        try:
+            import optuna
+        except ImportError:
+            raise ConfigError(
+                'search= needs Optuna: pip install "sgd-workbench[search]", or leave search= out'
+            ) from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        middle = rule or self.lr
+        search = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=min(5, self.tries)))
+        search.enqueue_trial({"octaves": 0.0})
+
+        def badness(trial: Any) -> float:
+            lr = middle * 2 ** trial.suggest_float("octaves", -SEARCH_OCTAVES, SEARCH_OCTAVES, step=0.5)
+            return self._badness(self._run(recipe, lr, length, SEARCH_SEED), length)
+
+        for _ in range(self.tries):
+            if not self._affords(recipe, length):
+                break
+            search.optimize(badness, n_trials=1)
+        found = search.best_trial
+        return float(middle * 2 ** found.params["octaves"]) if math.isfinite(found.value or 0.0) else rule
+
+    def _badness(self, run: Run | None, length: int) -> float:
+        """Return the steps to the target; if it is not reached, more than the length, by the loss at the end."""
+        if run is None:
+            return math.inf
+        met = self._met(run)
+        if met is not None:
+            return met
+        last = run.evaluations()[-1]
+        return length + float(last["test_loss"])
+
+    def _extend(self, recipe: Recipe, lr: float | None, length: int, seeds: Sequence[int]) -> None:
+        runs = tuple(self._run(recipe, lr, length, seed) for seed in seeds)
+        steps = tuple(None if run is None else self._met(run) for run in runs)
+        found = Trained(recipe=recipe, lr=lr, runs=runs, steps=steps, num_steps=length)
+        self.done[recipe.name, recipe.num_workers] = found
+
+    def _run(self, recipe: Recipe, lr: float | None, length: int, seed: int) -> Run | None:
+        """Train once, or read the training if the study's folder has it. None: it diverged."""
+        known = {"recipe": recipe.name, "workers": recipe.num_workers, "lr": lr, "steps": length, "seed": seed}
+        if self.saved.has(known):
+            return self.saved.run(known)
+        words = f"training {recipe.name}, {recipe.num_workers} workers, seed {seed}, {length} steps"
+        self.budget.say(words)
+        every, expected_s = self._evaluate_every(recipe, length), self._seconds(recipe, length)
+        begin = time.monotonic()
+        try:
+            run = simulate(
+                recipe.algorithm,
+                self.problem,
+                workers=recipe.workers,
+                network="free",
+                compute=self.compute,
+                **{**self.settings, "batch_size": recipe.batch_size, **({} if lr is None else {"lr": lr})},
+                steps=length,
+                seed=seed,
+                evaluate_every=every,
+                trace_steps=0,
+                threads=self.threads,
+            )
+        except Diverged:
+            run = None
+        else:
+            slower = (
+                time.monotonic() - begin
+            ) / expected_s  # than expected: a busy machine, the codecs, the simulation
+            if slower > STALLED and self.threads > 1:  # threads wait for each other
+                self.threads = 1
+            self.sample_s *= 1 + (slower - 1) / 2 if slower < 1 else slower
+        self.saved.add_run(known, run)
+        return run
+
+    def _met(self, run: Run) -> float | None:
+        if self.target is None:
+            return None
+        met = time_to(run, *self.target)
+        return None if met is None else float(met["step"] + 1)
+
+    def _affords(self, recipe: Recipe, length: int, trainings: int = 1) -> bool:
+        return trainings * self._seconds(recipe, length) <= self.budget.left_s
+
+    def _seconds(self, recipe: Recipe, length: int) -> float:
+        tested = self.num_tested * length / self._evaluate_every(recipe, length) / GRADIENT
+        return (length * recipe.samples_per_step + tested) * self.sample_s
+
+    def _evaluate_every(self, recipe: Recipe, length: int) -> int:
+        """Return the steps between evaluations: the same for all seeds, and in a study that is continued."""
+        gradients = (
+            length * recipe.samples_per_step * GRADIENT / max(1, self.num_tested)
+        )  # in evaluations of the test data
+        return max(1, length // min(EVALUATIONS, max(FEWEST_EVALUATIONS, int(EVALUATED_SHARE * gradients))))
+
+    def _leave_out(self, recipe: Recipe) -> None:
+        self.left_out.setdefault(recipe.name, set()).add(recipe.num_workers)
+
+
+def own_rate(problem: Problem, settings: Mapping[str, Any]) -> float:
+    """Return the learning rate that a training with these settings has."""
+    if settings.get("lr") is not None:
+        return float(settings["lr"])
+    make = settings.get("optimizer") or problem.optimizer
+    if isinstance(make, partial) and "lr" in make.keywords:
+        return float(make.keywords["lr"])
+    with torch.random.fork_rng(devices=[]):
+        return float(make(problem.model().parameters()).param_groups[0]["lr"])
