@@ -45,7 +45,7 @@ KIND_COLORS = dict(
             "#661100",
             "#88CCEE",
             "#117733",
-            "#B5651D",
+            "#332288",
         ),
         strict=True,
     )
