@@ -40,6 +40,7 @@ from . import costs as costs
 from .runtimes.simulator.replay import replay as replay
 from .runtimes.user_loop.trainer import Trainer as Trainer, serve as serve
 from .runtimes.user_loop.ddp_hook import ddp_hook as ddp_hook
+from .runtimes.user_loop.record import record as record
 from .dashboard import Dashboard as Dashboard
 
 from .what_if.conduct import study as study

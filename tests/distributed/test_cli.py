@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 from tests.forked import forked
+from tests.unit.chakra_graphs import communication_us, read, replay
 from workbench.cli.main import main
+from workbench.trace.kinds import COMPUTE_KINDS
 from workbench.trace.run import Run
 
 COMMAND = [sys.executable, "-m", "workbench"]
@@ -108,6 +110,35 @@ def test_runs_show_and_export_find_what_train_left() -> None:
     path = Path(first["folder"]).parent / "trace.json"
     assert str(path) in workbench("export", "last", "--output", str(path)).stdout
     assert json.loads(path.read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("synchronous-sgd", ()),
+        ("pipe-sgd", ("--set", "width=2", "--set", "collective=ring")),
+        ("layerwise-sgd", ("--set", "bucket_bytes=10000")),
+        ("async-sgd", ()),
+    ],
+)
+def test_graphs_of_ranks_replay_to_the_recorded_time(algorithm: str, options: tuple[str, ...], runs: Path) -> None:
+    pytest.importorskip("google.protobuf", reason="needs the chakra extra: pip install 'sgd-workbench[chakra]'")
+    found = train(
+        algorithm, "--runtime", "torch", "--workers", "2", "--steps", "12", "--problem", "digits-mlp", *options
+    )
+    printed = workbench("export", "last", "--format", "chakra", "--output", str(runs / "graph")).stdout
+    assert f"--workload-configuration={runs / 'graph'}" in printed
+    graphs = read([runs / f"graph.{rank}.et" for rank in range(2)])
+    spans = Run.load(found["folder"]).spans
+    for rank, nodes in graphs.items():
+        assert all(other < node["id"] for node in nodes for other in node["data_deps"])
+        computed = [node for node in nodes if node["name"] in COMPUTE_KINDS]
+        chosen = spans.of_rank(rank).select(kinds=COMPUTE_KINDS).table
+        seconds = float((chosen["end_s"] - chosen["start_s"]).sum())
+        assert sum(node["duration_micros"] for node in computed) == pytest.approx(seconds * 1e6, abs=len(chosen))
+    lasted_s = float(spans.table["end_s"].max() - spans.table["start_s"].min())
+    ends = replay(graphs, communication_us(graphs))
+    assert max(map(max, ends.values())) == pytest.approx(lasted_s * 1e6, rel=0.02)
 
 
 @pytest.mark.timeout(300)

@@ -404,6 +404,17 @@ def test_collectives_are_met_by_step_bucket_and_order() -> None:
     assert pairs == {(0, 6), (1, 4), (2, 5), (3,)} and groups[6] == -1
 
 
+def test_collectives_of_one_order_are_met_by_lane_although_ranks_note_other_steps() -> None:
+    """A background sum of other values than a gradient has the step of its rank at that time."""
+    ranks = [
+        [span("all_reduce", 0, 2, step=0), span("all_reduce", 2, 4, step=step), span("all_reduce", 4, 6, step=1)]
+        for step in (0, 1)
+    ]
+    table = joined(*ranks).table
+    groups = collective_numbers(table)
+    assert [table["start_s"][groups == group].tolist() for group in groups[:3]] == [[0, 0], [2, 2], [4, 4]]
+
+
 def test_a_long_run_is_followed_without_looking_at_every_span_twice() -> None:
     """200 000 spans: 20 000 steps of two ranks; the path of ten steps visits some forty of them."""
     num = 20_000

@@ -36,6 +36,7 @@ ELSEWHERE = {"host": "elsewhere", "pid": 1}
 
 # How many waits without a time-out of their own there are in a file, and what ends them.
 ENDLESS = {
+    "cli/record.py": (1, "the user's command, which ends by itself or by a signal"),
     "clusters/cluster.py": (
         3,
         "a start, which has a deadline or a place in a queue: it says what it waits for, and can be interrupted",

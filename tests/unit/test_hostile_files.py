@@ -138,6 +138,8 @@ def look(root: Path) -> None:
         Follower(run.folder).poll()
         with calm("overlap"):
             run_overlap(loaded)
+        with calm("Chakra"):
+            loaded.export_chakra(root.parent / "graph")
 
 
 @OFTEN
@@ -324,6 +326,54 @@ def test_profiles(folder: Path, profile: bytes, packed: bool) -> None:
         run = from_profiler(path)
         assert len(run.spans) and run.messages
         run_overlap(run)
+
+
+EXPORTED: dict[str, Any] = {
+    "otherData": {"workbench": {"origin_s": 1.5, "info": INFO, "headers": {"0": {"rank": 0, "host": "h"}}}},
+    "traceEvents": [
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "compute", "lane": "compute"}},
+        {"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "comm", "lane": "comm"}},
+        {
+            "ph": "X",
+            "name": "forward",
+            "cat": "forward",
+            "pid": 1,
+            "tid": 1,
+            "ts": 0.0,
+            "dur": 5.0,
+            "args": {"step": 0},
+        },
+        {
+            "ph": "X",
+            "name": "send 0",
+            "cat": "send",
+            "pid": 1,
+            "tid": 2,
+            "ts": 5.0,
+            "dur": 2.5,
+            "args": {"step": 0, "bucket": 0, "peer": 0, "bytes": 80},
+        },
+    ],
+}
+
+
+@OFTEN
+@given(
+    st.one_of(twisted(EXPORTED).map(lambda value: json.dumps(value).encode()), damaged(json.dumps(EXPORTED).encode()))
+)
+def test_exported_runs(folder: Path, exported: bytes) -> None:
+    path = folder / "trace.json"
+    path.write_bytes(exported)
+    with calm("exported run"):
+        run = from_profiler(path)
+        assert run.messages and repr(run) and run.label and str(compare([run])) and run.headers is not None
+        run.export_chakra(folder / "graph")
+
+
+def test_the_exported_run_that_is_twisted_is_a_good_one(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(EXPORTED))
+    assert from_profiler(path).spans.table["bytes"].tolist() == [0, 80]
 
 
 def test_the_profile_that_is_twisted_is_a_good_one(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ REQUEST_S = 5e-6
 REQUESTS = 2000  # requests that are timed together
 TRACED, TRACED_STEP_S = 1.01, 10e-3  # required ratio, for a step of this length
 TRACED_BLOCKS, RECORDED_STEPS = 10, 50  # blocks of such steps in a round; short steps timed together
+PLAIN_STEP_S = 20e-3  # a step of a plain DDP loop
+PLAIN_BLOCKS, PLAIN_STEPS = 2, 20  # blocks of it in a round, steps in a block
 MEMORY_MB = 64  # size of a gradient
 MEMORY_STEPS = 6
 SLACK = 0.1  # error of a memory measurement, as a share of a gradient
@@ -66,10 +68,11 @@ def run(how: BenchOptions) -> Iterator[Row]:
             below=1.0,
         )
     for number in how.ranks or RANKS:
-        small, traced, memory = (
-            f"{words}, {number} ranks, gloo" for words in (f"{MANY} parameters", "a traced step", "memory")
+        small, traced, plain, memory = (
+            f"{words}, {number} ranks, gloo"
+            for words in (f"{MANY} parameters", "a traced step", "a plain loop in record()", "memory")
         )
-        if how.wanted(small) or how.wanted(traced):
+        if how.wanted(small) or how.wanted(traced) or how.wanted(plain):
             with ranks(number, "torch") as there:
                 if how.wanted(small):
                     times = there.call(many_on_rank, how.rounds)[0]
@@ -84,6 +87,16 @@ def run(how: BenchOptions) -> Iterator[Row]:
                         times["not"],
                         case=traced,
                         what="synchronous, recorded",
+                        over="not recorded",
+                        below=TRACED,
+                    )
+                if how.wanted(plain):
+                    times = there.call(plain_on_rank, PLAIN_BLOCKS * how.rounds)[0]
+                    yield compare(
+                        times["recorded"],
+                        times["not"],
+                        case=plain,
+                        what="torch DDP, recorded",
                         over="not recorded",
                         below=TRACED,
                     )
@@ -206,6 +219,44 @@ def traced_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, 
     times = alternate({name: step for name, (_, step) in made.items()}, rounds, block=5, meet=meet, slowest=slowest)
     for trainer, _ in made.values():
         trainer.finish()
+    transport.close()
+    return times
+
+
+def plain_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, list[float]]:
+    """Time steps of torch's DDP of about 20 ms, within a block of `record` and outside of it."""
+    from torch.nn.functional import cross_entropy
+
+    from workbench import problems
+    from workbench.bench import peers
+    from workbench.problems.base import fetch
+    from workbench.runtimes.user_loop.record import Recording, record
+
+    transport, meet, slowest = _on_gloo(folder, runtime)
+    os.environ["WORKBENCH_RUNS"] = str(Path(folder) / "runs")
+    problem = problems.get("wide-mlp", megabytes=2)
+    active = list[Recording]()
+
+    def plain_step(batch_size: int) -> Step:
+        x, y = fetch(problem.train_data(), list(range(batch_size)))
+        return peers.ddp_step(problem.model(), lambda net: cross_entropy(net(x), y), 25)
+
+    once_s = min(alternate({"one": plain_step(64)}, 5, meet=meet, slowest=slowest)["one"])
+    step = plain_step(max(8, round(64 * PLAIN_STEP_S / once_s)))
+
+    def recorded_step() -> None:
+        if not active:  # in a step that leads a block, and is not timed
+            active.append(record().__enter__())
+        step()
+
+    def unrecorded_step() -> None:
+        if active:
+            active.pop().__exit__(None, None, None)
+        step()
+
+    ways: dict[str, Step] = {"recorded": recorded_step, "not": unrecorded_step}
+    times = alternate(ways, rounds, block=PLAIN_STEPS, lead=2, meet=meet, slowest=slowest)
+    unrecorded_step()
     transport.close()
     return times
 

@@ -22,6 +22,7 @@ from workbench.cli.kernels import add_kernels_options
 from workbench.cli.notebook import add_demo_options, add_notebook_options
 from workbench.cli.papers import add_artefact_options, add_papers_options
 from workbench.cli.predict import add_calibrate_options, add_predict_options, add_recommend_options
+from workbench.cli.record import add_record_options
 from workbench.cli.reproduce import add_reproduce_options
 from workbench.cli.runs import add_runs_options
 from workbench.cli.steer import add_steer_options
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
             "recommend", help="recommend an algorithm, width, bucket size, codec and number of backups, with the reason"
         )
     )
+    add_record_options(add("record", help="run a command, and record its training loops: where does the time go?"))
 
     add_runs_options(add("runs", help="list, export or remove runs of the run store"))
 
@@ -140,9 +142,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.set_defaults(command=_evaluate)
 
-    export = commands.add_parser("export", help="write a run's trace as Chrome trace JSON, for ui.perfetto.dev")
+    export = commands.add_parser("export", help="write a run's trace for ui.perfetto.dev, or as a graph for ASTRA-sim")
     export.add_argument("run", help="name, beginning of a name, folder, or `last`")
-    export.add_argument("--output", "-o", type=Path, help="file to write; trace.json in the run's folder by default")
+    export.add_argument(
+        "--format",
+        choices=("perfetto", "chakra"),
+        default="perfetto",
+        help="perfetto: Chrome trace JSON (the default); chakra: MLCommons Chakra, a file for each rank",
+    )
+    export.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        help="file to write; with chakra, the beginning of OUTPUT.RANK.et. By default trace.json, or chakra.RANK.et, in "
+        "the run's folder",
+    )
     export.set_defaults(command=_export)
 
     add_notebook_options(add("notebook", help="execute a notebook, or list those of the package"))
@@ -209,12 +223,16 @@ def _export(options: argparse.Namespace) -> int:
     from workbench.trace import open_run
 
     run = open_run(options.run)
-    target = options.output or (run.folder or Path()) / "trace.json"
+    chakra = options.format == "chakra"
+    target = options.output or (run.folder or Path()) / ("chakra" if chakra else "trace.json")
     try:
-        path = run.export_chrome(target)
+        if chakra:
+            num_ranks = len(run.export_chakra(target))
+            print(f"{target}.RANK.et, {num_ranks} ranks: for ASTRA-sim, --workload-configuration={target}")
+        else:
+            print(f"{run.export_chrome(target)}: open it at ui.perfetto.dev or chrome://tracing")
     except OSError as error:
         raise ConfigError(f"{target} cannot be written ({error.strerror}): name another file with --output") from error
-    print(f"{path}: open it at ui.perfetto.dev or chrome://tracing")
     return 0
 
 

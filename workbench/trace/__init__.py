@@ -5,7 +5,8 @@
   alive).
 - A reader reads: `run`, from `read`, `columns`, `spans` and `row_checks`. `links` pairs related spans. `rows` assigns
   rows of a figure to overlapping spans. `tail` and `follow` read a running training.
-- Other formats: `chrome` writes Chrome's; `from_profiler` and `profile` read torch.profiler's.
+- Other formats: `chrome` writes Chrome's and reads it back; `chakra` writes graphs for other simulators;
+  `from_profiler` and `profile` read torch.profiler's.
 - `weights`: the trained weights in a folder. `views`: the methods of a run that call `analysis`, `plots` and
   `replica.trained`. Only this module names higher layers
   (decisions/0033).

@@ -1,4 +1,8 @@
-"""Convert profiles of torch.profiler to a run: a rank for each file, a lane for each GPU stream or busy host thread."""
+"""Convert Chrome traces to a run.
+
+A profile of torch.profiler is one rank, with a lane for each GPU stream or busy host thread. An exported run is read
+back.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from workbench.errors import ConfigError
+from workbench.trace.chrome import is_export, read_chrome
 from workbench.trace.links import COLLECTIVES
 from workbench.trace.profile import (
     AUTOGRAD,
@@ -21,16 +26,17 @@ from workbench.trace.profile import (
     Profile,
     Row,
     args_of,
+    as_profile,
     calls,
     library_of,
     named,
     on_one_clock,
     optimizer_ends,
     profiler_steps,
-    read_profile,
+    read_trace_file,
 )
 from workbench.trace.read import Trace
-from workbench.trace.run import Run
+from workbench.trace.run import PROFILED, Run
 from workbench.trace.store import FORMAT
 
 FILES = ("*.json", "*.json.gz")
@@ -55,17 +61,27 @@ def from_profiler(profile: Any) -> Run:
     `prof.step()` under a schedule; without it, a step ends with each step of an optimizer. A profile has no losses,
     so the run has no metrics.
 
+    A file that `Run.export_chrome` wrote (`workbench export`) is read back: the description and the spans of its run,
+    on all ranks.
+
     Args:
         profile: the path of a Chrome trace (also .gz), a folder with one for each rank, a `torch.profiler.profile`
             that has ended, or several of these.
 
     Raises:
         ConfigError: there is no profile, two are of one rank, or a profile is empty; the message says how to make
-            one.
+            one. Or a file of `Run.export_chrome` was changed, or was given together with others.
     """
-    found = [read_profile(one) for one in _each(profile)]
-    if not found:
+    files = [read_trace_file(one) for one in _each(profile)]
+    if not files:
         raise ConfigError(f"{profile} holds no profile ({' or '.join(FILES)}): {EXPORT_HINT}")
+    exported = [(trace, name) for trace, name in files if is_export(trace)]
+    if exported and len(files) > 1:
+        raise ConfigError(f"{exported[0][1]} is a whole run that `workbench export` wrote: give this file alone")
+    if exported:
+        info, traces = read_chrome(*exported[0])
+        return Run(info=info, metrics={}, traces=traces)
+    found = [as_profile(trace, name) for trace, name in files]
     ranks = _ranks(found)
     rows = {rank: _rows(one) for rank, one in ranks.items()}
     silent = [one.name for rank, one in ranks.items() if not rows[rank]]
@@ -88,7 +104,7 @@ def from_profiler(profile: Any) -> Run:
         "format": FORMAT,
         "id": name,
         "algorithm": {"name": name, "settings": {}},
-        "runtime": "torch.profiler",
+        "runtime": PROFILED,
         "num_workers": found[0].num_workers or len(found),
         "clock": "wall",
         "status": "finished",

@@ -64,7 +64,7 @@ def read_info(folder: Path) -> dict[str, Any]:
             f"{path} has format {number}, of a later version; this version reads up to {FORMAT}: update workbench"
         )
     info = _renamed(info)
-    fault = _fault(info)
+    fault = fault_of(info)
     if fault:
         raise RunNotFound(f"{path}: {fault}: {FIX}")
     return info
@@ -77,7 +77,7 @@ def _renamed(info: dict[str, Any]) -> dict[str, Any]:
     return {"algorithm" if name == "method" else name: value for name, value in info.items()} | {"format": FORMAT}
 
 
-def _fault(info: dict[str, Any]) -> str | None:
+def fault_of(info: dict[str, Any]) -> str | None:
     """Return what is wrong with an entry; None if all entries are valid."""
     for name, inner in [("", info), *((name, info.get(name)) for name in INNER)]:
         for entry, kind in (INNER[name] if name else KINDS).items():

@@ -42,11 +42,20 @@ def messages(table: NDArray[Any]) -> tuple[Numbers, Numbers]:
 def collective_numbers(table: NDArray[Any]) -> Numbers:
     """Return a number for each collective, shape (N,): equal for its calls on all ranks, -1 for other spans.
 
-    Calls of one kind, step and bucket belong together, in their order on each rank.
+    If all ranks call the same collectives on each lane, the n-th calls of a lane belong together. Otherwise (ranks that
+    joined or left, lanes with other names) calls of one kind, step and bucket do, in their order on each rank. The step
+    alone is not enough: a background sum of other values than a gradient has the step of its rank at that time.
     """
     groups = np.full(len(table), -1, np.int64)
     chosen = np.flatnonzero(np.isin(table["kind"], [CODES[kind] for kind in COLLECTIVES]))
     calls = table[chosen]
+    order = np.lexsort((calls["start_s"], calls["lane"], calls["rank"]))
+    _, counts = np.unique(calls["rank"], return_counts=True)
+    if len(set(counts.tolist())) == 1:
+        called = np.stack([calls[name][order] for name in ("lane", "kind", "bucket")]).reshape(3, len(counts), -1)
+        if np.all(called == called[:, :1]):
+            groups[chosen[order]] = np.tile(np.arange(counts[0]), len(counts))
+            return groups
     same = _numbered(_numbered(calls["kind"], calls["step"]), calls["bucket"])
     mine = _numbered(same, calls["rank"])
     order = np.lexsort((calls["start_s"], mine))

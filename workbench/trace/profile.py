@@ -39,6 +39,7 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 LIBRARIES = ("gloo", "mpi")  # their calls run on host threads
 SCALARS = ("correlation", "device", "stream", "dtype", "Collective name")  # args of an event that are used as keys
+PROTOBUF = b"\n"  # first byte of a Perfetto trace in protobuf: the tag of its first packet
 MAX_NUMBER, MAX_DEPTH, MAX_NAME = 2**62, 4, 200
 EXPORT_HINT = "profile some steps after the first with torch.profiler.profile(record_shapes=True), and give prof.export_chrome_trace's file"
 
@@ -70,17 +71,22 @@ def read_profile(profile: Any) -> Profile:
     Raises:
         ConfigError: the file is not such a trace; the message says how to make one.
     """
+    return as_profile(*read_trace_file(profile))
+
+
+def read_trace_file(profile: Any) -> tuple[dict[str, Any], str]:
+    """Return the content of a Chrome trace, and the name of its file for messages. Arguments and errors as above."""
     if hasattr(profile, "export_chrome_trace"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             profile.export_chrome_trace(str(path))
-            return _profile(parse_json(path.read_text()), "the profile")
-    path = Path(profile)
+            return _with_events(parse_json(path.read_text()), "the profile"), "the profile"
+    path, content = Path(profile), b""
     try:
         with open_file(path) as file:
             content = file.read()
-        text = unpacked(content) if path.suffix == ".gz" else content
-        return _profile(parse_json(text), str(path))
+        content = unpacked(content) if path.suffix == ".gz" else content
+        return _with_events(parse_json(content), str(path)), str(path)
     except MemoryError as error:
         raise ConfigError(f"{path} is larger than the memory: {EXPORT_HINT}") from error
     except OSError as error:
@@ -90,12 +96,24 @@ def read_profile(profile: Any) -> Profile:
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
+        if content.startswith(PROTOBUF) and not content.lstrip().startswith((b"{", b"[")):
+            raise ConfigError(
+                f"{path} seems to be a Perfetto trace in protobuf: convert it with `traceconv json {path} trace.json`"
+            ) from error
         raise ConfigError(f"{path} is not a Chrome trace ({error}): {EXPORT_HINT}") from error
 
 
-def _profile(trace: Any, name: str) -> Profile:
-    if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+def _with_events(trace: Any, name: str) -> dict[str, Any]:
+    """Return a trace in the format's object form; its other form is the list of events alone."""
+    is_list = isinstance(trace, list) and all(isinstance(event, dict) for event in trace)
+    found = {"traceEvents": trace} if is_list else trace
+    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
         raise ConfigError(f"{name} holds no traceEvents: {EXPORT_HINT}")
+    return found
+
+
+def as_profile(trace: dict[str, Any], name: str) -> Profile:
+    """Return the profile in a Chrome trace."""
     info = trace.get("distributedInfo")
     rank: Any = info.get("rank") if isinstance(info, dict) else None
     num_workers: Any = info.get("world_size") if isinstance(info, dict) else None

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
+from workbench.trace.chakra import export_chakra
 from workbench.trace.chrome import export_chrome
 from workbench.trace.kinds import SLEPT_LANE
 from workbench.trace.processes import ENDED, with_true_status
@@ -24,6 +25,7 @@ from workbench.trace.views import Views, XAxis, YAxis
 from workbench.trace.weights import write_weights
 
 PENDING_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
+PROFILED = "torch.profiler"  # the runtime of a run that was made from profiles
 X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
 
 
@@ -283,8 +285,22 @@ class Run(Views):
         return folder
 
     def export_chrome(self, path: Path | str) -> Path:
-        """Write the spans as Chrome trace JSON for Perfetto (ui.perfetto.dev). Returns the path."""
-        return export_chrome(Path(path), self.spans, self.headers, {"run": self.id, "algorithm": self.label})
+        """Write the spans as Chrome trace JSON for Perfetto (ui.perfetto.dev). Returns the path.
+
+        `from_profiler` reads the file back: a run with the same description and spans, without metrics.
+        """
+        return export_chrome(Path(path), self.spans, self.headers, {**self.info, "id": self.id})
+
+    def export_chakra(self, prefix: Path | str) -> list[Path]:
+        """Write PREFIX.RANK.et for each rank: Chakra execution traces, for ASTRA-sim and others. Returns the paths.
+
+        A graph has the order that the trace shows, as `trace.chakra` says. Needs protobuf.
+
+        Raises:
+            ConfigError: the run has no trace, or protobuf is not installed.
+        """
+        about = {"run": self.id, "algorithm": self.label}
+        return export_chakra(Path(prefix), self.spans, about, bytes_are_buffers=self.info.get("runtime") == PROFILED)
 
     def rows(self, evaluations: bool = False) -> dict[int, dict[int, dict[str, Any]]]:
         """Return step -> rank -> row, of the steps or of the evaluations, steps ascending."""

@@ -28,7 +28,7 @@ from workbench.what_if.trainings import Metric, Trainings, own_rate
 SETTINGS = ("optimizer", "lr", "schedule", "clip_norm", "ema_decay", "num_micro")
 METRICS: dict[str, Metric] = {"loss": "test_loss", "test_loss": "test_loss", "accuracy": "accuracy"}
 TIMED_SHARE = 0.5  # of the minutes that are left, for the times of steps
-RESERVED_S = 8.0  # for the reasons, which simulate a few steps more
+RESERVED_SHARE, RESERVED_S = 0.1, 8.0  # of the minutes, and at most, for the reasons, which simulate a few steps more
 
 
 def study(
@@ -138,7 +138,7 @@ def study(
         lr=own_rate(problem, settings),
         tries=search,
         seeds=chosen,
-        budget=Budget(max(0.0, budget.left_s - RESERVED_S), quiet),
+        budget=Budget(max(0.0, budget.left_s - min(RESERVED_S, RESERVED_SHARE * budget.seconds)), quiet),
         saved=saved,
         threads=threads_here,
         sample_s=sample_s,

@@ -51,7 +51,7 @@ def calibration_of(calibrated: Calibrated, problem: Problem, batch_size: int) ->
     if isinstance(calibrated, Calibration):
         found = calibrated
     elif isinstance(calibrated, Run):
-        found = calibrate(calibrated, problem=problem)
+        found = _of_run(calibrated, problem, batch_size)
     elif not isinstance(calibrated, str | Path):
         found = from_profile([str(path) for path in calibrated], batch_size=batch_size)
     elif str(calibrated).endswith((".json", ".json.gz")):
@@ -59,7 +59,7 @@ def calibration_of(calibrated: Calibrated, problem: Problem, batch_size: int) ->
         traced = path.suffix == ".gz" or '"traceEvents"' in path.read_text()[:100_000] if path.exists() else False
         found = from_profile([str(path)], batch_size=batch_size) if traced else Calibration.load(path)
     else:
-        found = calibrate(Run.load(find_run(calibrated)), problem=problem)
+        found = _of_run(Run.load(find_run(calibrated)), problem, batch_size)
     expected = shapes_of(problem, batch_size)
     if sum(_numel(found)) != sum(_numel(expected)):
         raise ConfigError(
@@ -74,6 +74,13 @@ def calibration_of(calibrated: Calibrated, problem: Problem, batch_size: int) ->
     if not found.pace.backward_shares and found.shapes.parameters == expected.parameters:
         found = with_shares(found, problem)
     return _tcp(found)
+
+
+def _of_run(run: Run, problem: Problem, batch_size: int) -> Calibration:
+    """Fit a run. One of a plain loop (`wb.record`) does not know its samples: they are taken to be those of the study."""
+    found = calibrate(run, problem=problem)
+    counted = any(row.get("samples") for rows in run.metrics.values() for row in rows)
+    return found if counted else replace(found, shapes=replace(found.shapes, batch_size=batch_size))
 
 
 def _numel(shapes: Any) -> list[int]:

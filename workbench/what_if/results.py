@@ -88,7 +88,6 @@ class Cell:
     def as_record(self) -> dict[str, Any]:
         """Return plain values, fit for JSON."""
         trained = self.trained
-        low_s, high_s = self.interval_s or (None, None)
         outcome = "not trained"
         if trained is not None:
             met = sum(steps is not None for steps in trained.steps)
@@ -99,8 +98,7 @@ class Cell:
             "workers": self.workers,
             "network": self.network,
             "step_s": self.time.step_s,
-            "step_low_s": self.time.low_s,
-            "step_high_s": self.time.high_s,
+            "step_interval_s": (self.time.low_s, self.time.high_s),
             "overlap": self.time.overlap,
             "how": self.time.how,
             "recipe": self.recipe.name,
@@ -108,9 +106,12 @@ class Cell:
             "reached": outcome,
             "steps": self.steps,
             "target_s": self.target_s,
-            "low_s": low_s,
-            "high_s": high_s,
+            "interval_s": self.interval_s,
         }
+
+
+def _interval(low_s: float, high_s: float) -> str:
+    return f"{seconds(low_s)} to {seconds(high_s)}"
 
 
 COLUMNS = (
@@ -118,8 +119,7 @@ COLUMNS = (
     Column("network", "network"),
     Column("algorithm", "algorithm"),
     Column("step_s", "step", seconds),
-    Column("step_low_s", "10 %", seconds),
-    Column("step_high_s", "90 %", seconds),
+    Column("step_interval_s", "10 to 90 %", lambda interval: _interval(*interval)),
     Column("overlap", "overlap", percent),
     Column("recipe", "gradients"),
 )
@@ -127,8 +127,7 @@ TARGET_COLUMNS = (
     Column("reached", "seeds at the target"),
     Column("steps", "steps", lambda value: f"{value:.0f}"),
     Column("target_s", "time to target", seconds),
-    Column("low_s", "10 %", seconds),
-    Column("high_s", "90 %", seconds),
+    Column("interval_s", "10 to 90 %", lambda interval: _interval(*interval)),
 )
 
 
@@ -387,13 +386,14 @@ class Study:
         )
 
     def timelines(self, workers: int | None = None, network: str | None = None) -> Any:
-        """Draw some predicted steps of plain synchronous SGD above those of the best algorithm, on one time axis."""
+        """Draw predicted steps on one time axis: of plain synchronous SGD, the best, and the one with the shortest step."""
         from workbench.plots.gantt.figures import timelines
 
         cells = self.at(workers, network)
         best, plain = _best(cells), plain_of(cells)
         runs, names = [], []
-        for cell in dict.fromkeys((plain, best)):
+        quickest = cells[_plainest(range(len(cells)), {number: cell.time.step_s for number, cell in enumerate(cells)})]
+        for cell in dict.fromkeys((plain, best, quickest)):
             run, _ = step_run(self.calibration, cell.algorithm, cell.setting)
             runs.append(run)
             names.append(f"predicted: {cell.name}, {seconds(cell.time.step_s)} a step")
