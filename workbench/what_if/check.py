@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench.analysis.summary import step_seconds, time_to
 from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.arguments import check_whole
 from workbench.calibration.effective import Cores, make_setting
 from workbench.calibration.model import Calibration
 from workbench.calibration.predict import Prediction, predict_at
@@ -27,7 +28,7 @@ from workbench.what_if.trainings import EVALUATIONS, Trained
 if TYPE_CHECKING:
     from workbench.problems.base import Problem
 
-STEPS, ROUNDS, TOP = 24, 2, 3
+STEPS, FEWEST_STEPS, ROUNDS, TOP = 24, 8, 2, 3
 TRAINING_S = 600.0
 
 
@@ -116,7 +117,7 @@ def check(
 
     Args:
         cluster: real ranks.
-        top: how many algorithms, the best of the study first; plain synchronous SGD is always among them.
+        top: how many algorithms, the best of the study first; plain synchronous SGD is added, if the study has it.
         algorithms: these, instead of the best.
         network: rate of the links ("1gbit"), if the cluster is not emulated: an emulated one has it.
         to_target: train until the study's target, and compare these times too. The study must have trained these algorithms
@@ -129,6 +130,8 @@ def check(
     """
     problem: Problem = study.problem_object
     ranks = cluster.num_ranks
+    check_whole("rounds", rounds, 1)
+    check_whole("steps", steps, FEWEST_STEPS)
     if ranks < 2:
         raise ConfigError("a check needs a cluster of at least 2 ranks: a study is about communication")
     hosts = {rank["host"] for rank in cluster.ranks}
@@ -146,6 +149,8 @@ def check(
     cores: Cores = float(num_cores()) if together else "own"
     setting = make_setting(calibration, ranks, None, rate, latency_s, cores)
     chosen = list(algorithms) if algorithms is not None else _best_few(study, ranks, top)
+    if not chosen or len({name_of(one) for one in chosen}) < len(chosen):
+        raise ConfigError("algorithms=: give at least one, and none twice")
     predicted = {name_of(one): predict_at(calibration, one, setting) for one in chosen}
     trained = {cell.name: cell.trained for cell in study.cells if cell.workers == ranks and cell.trained is not None}
     runs: dict[str, list[Run]] = {name: [] for name in predicted}
