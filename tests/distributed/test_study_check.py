@@ -40,7 +40,8 @@ def test_predictions_stand_beside_measurements(tmp_path: Path, monkeypatch: pyte
         assert row["inside"] == (row["low_s"] <= row["measured_s"] <= row["high_s"])
         assert row["target_measured_s"] is None or row["target_measured_s"] > 0
     assert f"{found.worst:.0%}" in str(found)
-    outside = [row["algorithm"] for row in found.rows if not row["inside"]]
+    assert [row["algorithm"] for row in found.rows if row["fitted"]] == ["SynchronousSGD"]
+    outside = [row["algorithm"] for row in found.rows if not row["inside"] and not row["fitted"]]
     assert all(name in found.verdict for name in outside)
 
 

@@ -78,15 +78,26 @@ class Walk:
         return span, min(free_s, now_s)
 
     def calls(self, rank: int, span: int) -> list[int]:
-        """Calls of this span's collective kind, step and bucket on a rank, in their order."""
+        """Calls on a rank among which this span's collective is: all of them, in order, if all ranks call the same.
+
+        Otherwise those of its kind, step and bucket.
+        """
+        of_rank: dict[int, list[int]] = {}
+        for place, row in enumerate(self.rows):
+            if self.kind(place) in COLLECTIVES:
+                of_rank.setdefault(row["rank"], []).append(place)
+        for found in of_rank.values():
+            found.sort(key=lambda place: (self.rows[place]["lane"], self.rows[place]["start_s"]))
+        called = {
+            tuple((self.rows[place]["lane"], self.kind(place), self.rows[place]["bucket"]) for place in found)
+            for found in of_rank.values()
+        }
+        if len(called) == 1:
+            return of_rank.get(rank, [])
         names = ("kind", "step", "bucket")
         wanted = [self.rows[span][name] for name in names]
-        found = [
-            place
-            for place, row in enumerate(self.rows)
-            if row["rank"] == rank and [row[name] for name in names] == wanted
-        ]
-        return sorted(found, key=lambda place: self.rows[place]["start_s"])
+        chosen = [place for place in of_rank.get(rank, []) if [self.rows[place][name] for name in names] == wanted]
+        return sorted(chosen, key=lambda place: self.rows[place]["start_s"])
 
     def last_to_come(self, span: int) -> int:
         if self.kind(span) not in COLLECTIVES:

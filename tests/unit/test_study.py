@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,11 +27,10 @@ from workbench.errors import ConfigError
 from workbench.what_if.candidates import default_candidates, name_of
 from workbench.what_if.conduct import by_workers
 from workbench.what_if.here import measure_here
-from workbench.what_if.recipe import recipe_of
-from workbench.what_if.results import Study
-from workbench.what_if.step_time import saved_seconds, step_time
-
-MB_16 = (("weight", (4_000_000,)),)
+from workbench.what_if.recipe import one_worker_stands_for_all, recipe_of
+from workbench.what_if.results import Cell, Study, ratio_of
+from workbench.what_if.step_time import StepTime, saved_seconds, step_time
+from workbench.what_if.trainings import Trained
 
 
 def calibration(
@@ -99,12 +99,13 @@ def test_steps_are_the_papers_sums_and_maxima(workers: int) -> None:
     assert found[2] == pytest.approx(theory.pipe_s(0.1, wire_s), rel=0.02)
 
 
+@pytest.mark.parametrize("chunks", [1, 4])
 @pytest.mark.parametrize("codec_s", [1e-10, 2e-8])
-def test_a_closed_form_with_a_codec_is_near_the_simulation_of_all_messages(codec_s: float) -> None:
+def test_a_closed_form_with_a_codec_is_near_the_simulation_of_all_messages(codec_s: float, chunks: int) -> None:
     shapes = (("weight", (300, 1000)),)
     costs_ = calibration(0.005, shapes=shapes, codecs=(("linear8", codec_s, codec_s),))
-    algorithm = wb.SynchronousSGD(collective=Ring(codec=Linear8(), chunks=4))
-    setting = make_setting(costs_, 12, None, 125e6, None, "own")
+    algorithm = wb.SynchronousSGD(collective=Ring(codec=Linear8(), chunks=chunks))
+    setting = make_setting(costs_, 16, None, 125e6, None, "own")
     found = step_time(costs_, algorithm, setting)
     assert found.how == "closed form"
     assert found.step_s == pytest.approx(predict_at(costs_, algorithm, setting, draws=0).step_s, rel=0.1)
@@ -120,11 +121,23 @@ def test_what_binds_a_step() -> None:
         assert saved["compute"] == pytest.approx(0.1, rel=0.05)
 
 
-def test_a_period_without_communication_counts_whole() -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "every"),
+    [
+        (wb.LocalSGD(every=8), 8),
+        (wb.LocalSGD(every=60), 60),
+        (wb.DiLoCo(every=30), 30),
+        (wb.DiLoCo(every=100, collective=Ring(codec=Linear8(), chunks=4)), 100),
+        (wb.NoCommunication(), None),
+    ],
+    ids=str,
+)
+def test_a_period_without_communication_counts_whole(algorithm: wb.Algorithm, every: int | None) -> None:
     costs_ = calibration()
     setting = make_setting(costs_, 4, None, 125e6, None, "own")
-    wire_s = 1.5 * costs_.shapes.num_bytes / 125e6
-    assert step_time(costs_, wb.LocalSGD(every=8), setting).step_s == pytest.approx(0.1 + wire_s / 8, rel=0.01)
+    share = 0.25 if "Linear8" in str(algorithm) else 1.0
+    wire_s = 0.0 if every is None else share * 1.5 * costs_.shapes.num_bytes / 125e6 / every
+    assert step_time(costs_, algorithm, setting).step_s == pytest.approx(0.1 + wire_s, rel=0.01)
 
 
 # -- trainings
@@ -144,18 +157,98 @@ def test_one_worker_stands_for_all(algorithm: wb.Algorithm) -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
-def test_a_model_with_batch_normalisation_is_trained_with_all_workers() -> None:
+def test_backups_are_gradients_that_are_left_out() -> None:
+    recipe = recipe_of(wb.BackupSGD(backups=1), 4, 16)
+    assert (recipe.workers, recipe.batch_size, recipe.name) == (1, 48, "exact, 3 of 4 gradients")
+
+
+def made(model: Any, loss: Any = nn.functional.cross_entropy) -> wb.Problem:
+    generator = torch.Generator().manual_seed(0)
+    data = (torch.randn(64, 6, generator=generator), torch.randint(3, (64,), generator=generator))
+    return wb.Problem(model=model, loss=loss, train=data, test=data, name="made", batch_size=8)
+
+
+def test_where_one_worker_does_not_stand_for_all() -> None:
+    assert one_worker_stands_for_all(made(lambda: nn.Linear(6, 3)), 8)
+    normal = lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))  # noqa: E731
+    assert not one_worker_stands_for_all(made(normal), 8)
+    summed = nn.CrossEntropyLoss(reduction="sum")
+    assert not one_worker_stands_for_all(made(lambda: nn.Linear(6, 3), summed), 8)
+    found = ask(problem=made(lambda: nn.Linear(6, 3), summed), target=("loss", 1e-9), seeds=1)
+    assert {trained.recipe.workers for trained in found.trainings} == {4}
     assert recipe_of(wb.SynchronousSGD(), 4, 16, one_worker=False).workers == 4
+
+
+def test_settings_that_differ_are_trained_apart() -> None:
+    algorithms = [wb.SynchronousSGD(), wb.DiLoCo(every=4, outer_lr=0.7), wb.DiLoCo(every=4, outer_lr=0.01)]
+    found = ask(algorithms=algorithms, target=("accuracy", 0.7), seeds=1)
+    first, second = (cell for cell in found.cells if cell.name.startswith("DiLoCo"))
+    assert first.name != second.name
+    assert first.trained is not second.trained
+    assert first.steps is not None and second.steps is not None
+    assert first.steps < second.steps
+
+
+def test_seeds_are_those_that_were_given() -> None:
+    found = ask(seeds=[3, 7], algorithms=[wb.SynchronousSGD()])
+    (trained,) = found.trainings
+    assert [run.info["settings"]["seed"] for run in trained.runs if run] == [3, 7]
+    first, second = ([row["test_loss"] for row in run.evaluations()] for run in trained.runs if run)
+    assert first != second
+
+
+def test_without_an_exact_algorithm_all_are_trained() -> None:
+    found = ask(algorithms=[wb.LocalSGD(every=4), wb.PipeSGD(width=2)])
+    assert {trained.recipe.name for trained in found.trainings} == {"LocalSGD(every=4)", "late by 1"}
+    assert "exact" not in found.answer
+
+
+def test_an_algorithm_with_more_updates_a_step_is_trained_though_its_step_is_longer() -> None:
+    found = ask(algorithms=[wb.SynchronousSGD(), wb.AsyncSGD(), wb.BackupSGD(backups=0)], networks="100kbit", seeds=1)
+    cells = {cell.name.partition("(")[0]: cell for cell in found.cells}
+    assert cells["AsyncSGD"].time.step_s > cells["SynchronousSGD"].time.step_s
+    assert cells["AsyncSGD"].trained is not None
+
+
+def cell_of(step_s: float, low_s: float, high_s: float, steps: tuple[float, ...]) -> Cell:
+    setting = make_setting(calibration(), 4, None, 125e6, None, "own")
+    recipe = recipe_of(wb.SynchronousSGD(), 4, 8)
+    trained = Trained(recipe=recipe, lr=None, runs=(None,) * len(steps), steps=steps, num_steps=99)
+    time = StepTime(step_s=step_s, low_s=low_s, high_s=high_s, overlap=None, how="messages")
+    return Cell(
+        algorithm=wb.SynchronousSGD(),
+        workers=4,
+        network="n",
+        setting=setting,
+        time=time,
+        recipe=recipe,
+        trained=trained,
+    )
+
+
+def test_intervals_combine_seeds_and_predictions() -> None:
+    """The 90 % quantile of t with 2 degrees of freedom is 1.886."""
+    exact = cell_of(1.0, 0.8, 1.5, (100.0, 100.0, 100.0))
+    assert exact.interval_s == pytest.approx((80.0, 150.0))
+    noisy = cell_of(1.0, 1.0, 1.0, (90.0, 100.0, 110.0))
+    half = 1.886 * 10 / math.sqrt(3) / 100
+    assert noisy.interval_s == pytest.approx((100 * math.exp(-half), 100 * math.exp(half)), rel=1e-3)
+    ratio, low, high = ratio_of(
+        cell_of(2.0, 2.0, 2.0, (90.0, 100.0, 110.0)), cell_of(1.0, 0.8, 1.5, (90.0, 100.0, 110.0))
+    )
+    assert (ratio, low, high) == pytest.approx((2.0, 2 / 1.5, 2 / 0.8))
 
 
 def test_late_gradients_have_the_better_of_two_rates() -> None:
     own = wb.problems.digits_softmax().optimizer([torch.zeros(1, requires_grad=True)]).param_groups[0]["lr"]
-    kept = ask()
-    assert {trained.recipe.name: trained.lr for trained in kept.trainings}["exact"] is None
-    assert {trained.recipe.name: trained.lr for trained in kept.trainings}["late by 1"] in (own, own / 2)
-    unstable = ask(lr=4.0, target=("loss", 0.3), algorithms=[wb.SynchronousSGD(), wb.PipeSGD(width=3)])
-    rates = {trained.recipe.name: trained.lr for trained in unstable.trainings}
-    assert rates["late by 2"] == pytest.approx(4.0 / 3)
+    assert {trained.recipe.name: trained.lr for trained in ask().trainings}["exact"] is None
+
+    def late(width: int, **options: Any) -> float | None:
+        found = ask(algorithms=[wb.SynchronousSGD(), wb.PipeSGD(width=width)], **options)
+        return {trained.recipe.name: trained.lr for trained in found.trainings}[f"late by {width - 1}"]
+
+    assert late(2, lr=own / 50, target=("loss", 1.5)) == pytest.approx(own / 50)  # a lower one only costs steps
+    assert late(3, lr=4.0, target=("loss", 0.3)) == pytest.approx(4.0 / 3)  # the given one is unstable
 
 
 def test_a_search_of_rates() -> None:
@@ -236,16 +329,22 @@ def test_names_with_their_numbers_of_workers() -> None:
 
 def test_a_named_study_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
-    first = ask(name="mine", seeds=1)
+    same = of(wb.problems.digits_softmax())
+    first = ask(name="mine", seeds=1, calibrated=same)
     monkeypatch.setattr("workbench.what_if.trainings.simulate", None)  # nothing is trained again
-    again = ask(name="mine", seeds=1)
+    again = ask(name="mine", seeds=1, calibrated=same)
     assert [cell.target_s for cell in again.cells] == [cell.target_s for cell in first.cells]
     folder = tmp_path / "study-mine"
     kept = json.loads((folder / "study.json").read_text())["trainings"]
     assert len(kept) >= 2
     assert all(wb.Run.load(folder / entry["folder"]).evaluations() for entry in kept.values())
-    with pytest.raises(ConfigError, match="another target"):
-        ask(name="mine", target=("accuracy", 0.5))
+    with pytest.raises(ConfigError, match="other values of target"):
+        ask(name="mine", target=("accuracy", 0.5), calibrated=same)
+    with pytest.raises(ConfigError, match="other values of calibrated"):
+        ask(name="mine", calibrated=of(wb.problems.digits_softmax(), 0.5))
+    other = replace(wb.problems.digits_softmax(), test=wb.problems.digits_softmax().train)
+    with pytest.raises(ConfigError, match="other values of data"):
+        ask(name="mine", problem=other, calibrated=same)
 
 
 # -- shown
@@ -306,6 +405,22 @@ def test_costs_of_a_run_a_file_and_profiles(tmp_path: Path) -> None:
         ({"momentum": 0.9}, "momentum"),
         ({"algorithms": []}, "at least one"),
         ({"algorithms": ["pipe"]}, "not an algorithm"),
+        ({"algorithms": wb.PipeSGD()}, "give a list"),
+        ({"algorithms": [wb.PipeSGD(), wb.PipeSGD()]}, "two are called"),
+        ({"workers": []}, "workers"),
+        ({"workers": 2.0}, "workers"),
+        ({"networks": []}, "networks"),
+        ({"networks": [1e9]}, "equal links"),
+        ({"networks": [costs.Network(latency_s=0, bandwidth_bytes_per_s=1e5)] * 2}, "different names"),
+        ({"networks": [costs.get("8x nvlink-3 + ethernet-10g / 16 hosts 4:1")]}, "equal links"),
+        ({"minutes": math.inf}, "minutes"),
+        ({"seeds": [3, 3]}, "each once"),
+        ({"seeds": 2.5}, "seeds"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"threads": 2}, "measured here"),
+        ({"calibrated": 123}, "give a run"),
+        ({"target": ("loss", math.nan)}, "finite"),
+        ({"stragglers": costs.Lognormal(sigma=0.1), "calibrated": None}, "list"),
         ({"calibrated": "no-such-run"}, "no-such-run"),
         ({"name": "a/b"}, "slashes"),
     ],

@@ -11,10 +11,10 @@ from workbench.algorithms import (
     PipeSGD,
     SynchronousSGD,
 )
-from workbench.calibration.recommend import label
+from workbench.calibration.effective import codec_of
 from workbench.codecs import Linear8, Truncate16
-from workbench.collectives import Collective, Ring
-from workbench.program import Algorithm
+from workbench.collectives import Collective, Native, Ring
+from workbench.program import Algorithm, defaults_of, settings_of
 from workbench.units import KIB, MIB
 
 CHUNKS = 4  # pieces of a ring's hop, so that encoding overlaps with sending
@@ -56,15 +56,18 @@ def default_candidates(workers: int, num_bytes: int) -> list[Algorithm]:
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """Return a short name: the class, its width, bucket size or period, and the codec.
+    """Return a name: the class, its first setting and those that differ from their defaults, and the collective.
 
     >>> name_of(PipeSGD(width=3)), name_of(SynchronousSGD(collective=Ring(codec=Linear8())))
-    ('PipeSGD(width=3)', 'SynchronousSGD, Ring of linear8')
+    ('PipeSGD(width=3)', 'SynchronousSGD with linear8')
     """
-    shown = []
-    for key in ("width", "every", "backups"):
-        value = getattr(algorithm, key, None)
-        if value is not None:
-            shown.append(f"{key}={value}")
+    quiet = {"collective", "bucket_bytes", "shards", "apply", "clip_norm", *defaults_of(algorithm)}
+    shown = {name: value for name, value in settings_of(algorithm).items() if name not in quiet}
+    if getattr(algorithm, "clip_norm", None) is not None:
+        shown["clip_norm"] = getattr(algorithm, "clip_norm")  # noqa: B009 - not every algorithm has it
     kind = type(algorithm).__name__
-    return label(algorithm, f"{kind}({', '.join(shown)})" if shown else kind)
+    said = f"{kind}({', '.join(f'{name}={value}' for name, value in shown.items())})" if shown else kind
+    collective = getattr(algorithm, "collective", None)
+    if collective is None or isinstance(collective, Native):
+        return said
+    return f"{said} with {codec_of(algorithm) or type(collective).__name__}"

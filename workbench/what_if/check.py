@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from workbench.algorithms import SynchronousSGD
 from workbench.analysis.summary import step_seconds, time_to
 from workbench.analysis.table import Column, Table, percent, seconds
+from workbench.arguments import check_whole
 from workbench.calibration.effective import Cores, make_setting
+from workbench.calibration.from_run import calibrate
 from workbench.calibration.model import Calibration
 from workbench.calibration.predict import Prediction, predict_at
+from workbench.calibration.probe import probe_here, with_probe
 from workbench.clusters.cluster import Cluster
 from workbench.clusters.emulated.rates import parse_rate
 from workbench.errors import ConfigError
@@ -20,15 +24,15 @@ from workbench.machine import num_cores
 from workbench.program import Algorithm
 from workbench.trace.run import Run
 from workbench.what_if.candidates import name_of
-from workbench.what_if.here import HERE, measure_here
+from workbench.what_if.here import CODECS
 from workbench.what_if.results import Study, badness, plain_of
 from workbench.what_if.trainings import EVALUATIONS, Trained
 
 if TYPE_CHECKING:
     from workbench.problems.base import Problem
 
-STEPS, ROUNDS, TOP = 24, 2, 3
-TRAINING_S = 600.0
+STEPS, FEWEST_STEPS, ROUNDS, TOP = 24, 8, 2, 3
+TRAINING_S, PROBE_S = 600.0, 120.0
 
 
 @final
@@ -48,9 +52,14 @@ class Check:
     about: str
 
     @property
+    def _judged(self) -> list[dict[str, Any]]:
+        """The rows that were predicted and not fitted; all, if there is no other."""
+        return [row for row in self.rows if not row.get("fitted")] or list(self.rows)
+
+    @property
     def worst(self) -> float:
         """The largest error of a prediction, relative to the measurement."""
-        return max(abs(float(row["error"])) for row in self.rows)
+        return max(abs(float(row["error"])) for row in self._judged)
 
     @property
     def order_holds(self) -> bool:
@@ -67,7 +76,7 @@ class Check:
     @property
     def verdict(self) -> str:
         """What the measurements say about the predictions, in a sentence."""
-        outside = [row["algorithm"] for row in self.rows if not row["inside"]]
+        outside = [row["algorithm"] for row in self._judged if not row["inside"]]
         words = f"largest error {self.worst:.0%}"
         words += f"; outside the interval: {', '.join(outside)}" if outside else "; all are inside their intervals"
         return words + ("" if self.order_holds else "; the algorithm that was predicted to be the fastest is not")
@@ -111,53 +120,69 @@ def check(
 ) -> Check:
     """Train the best few of a study on the ranks of a cluster, in turn, and compare with predictions for these ranks.
 
-    The predictions are made before the trainings, and for the conditions of the cluster: its number of ranks, and this
-    machine's cores if all ranks run on it.
+    The predictions are made before the trainings that they predict, and for the conditions of the cluster. On ranks that
+    have machines of their own the costs are those of the study. Ranks of this machine, also those on an emulated network,
+    share its cores, which the study's hosts do not; so the costs are fitted to a run of synchronous SGD on them, and the
+    others are predicted.
 
     Args:
         cluster: real ranks.
-        top: how many algorithms, the best of the study first; plain synchronous SGD is always among them.
+        top: how many algorithms, the best of the study first; plain synchronous SGD is added, if the study has it.
         algorithms: these, instead of the best.
         network: rate of the links ("1gbit"), if the cluster is not emulated: an emulated one has it.
         to_target: train until the study's target, and compare these times too. The study must have trained these algorithms
             with as many workers.
         steps: of each training, without `to_target`.
         rounds: trainings of each algorithm.
-        calibrated: costs on the cluster. None: those of the study; if they were measured on this machine, and the ranks share
-            it, compute is measured again with the threads that a rank has.
+        calibrated: costs on the cluster, instead of these.
         timeout_s: limit for each training.
     """
     problem: Problem = study.problem_object
     ranks = cluster.num_ranks
+    check_whole("rounds", rounds, 1)
+    check_whole("steps", steps, FEWEST_STEPS)
     if ranks < 2:
         raise ConfigError("a check needs a cluster of at least 2 ranks: a study is about communication")
     hosts = {rank["host"] for rank in cluster.ranks}
     together = cluster.emulated is not None or len(hosts) == 1
     rate, latency_s = _link_of(cluster, network)
+    chosen = list(algorithms) if algorithms is not None else _best_few(study, ranks, top)
+    if not chosen or len({name_of(one) for one in chosen}) < len(chosen):
+        raise ConfigError("algorithms=: give at least one, and none twice")
+    trained = {cell.name: cell.trained for cell in study.cells if cell.workers == ranks and cell.trained is not None}
+
+    def train(one: Algorithm, seed: int) -> Run:
+        length = _length(name_of(one), trained, study) if to_target else {"steps": steps, "evaluate_every": 0}
+        settings = {**study.settings, **length, **_rate(name_of(one), trained), "seed": seed}
+        return cluster.train(one, problem, **settings).wait(timeout_s).run
+
+    fitted = together and calibrated is None
     calibration = calibrated or study.calibration
-    if calibrated is None and together and calibration.origin.source == HERE:
-        calibration = measure_here(
-            problem,
-            study.settings["batch_size"],
-            optimizer=study.settings.get("optimizer"),
-            threads=max(1, num_cores() // ranks),
-            stragglers=calibration.pace.stragglers,
+    if fitted:
+        settings = {**study.settings, "steps": steps, "evaluate_every": 0, "seed": rounds}
+        calibration = _fit(
+            cluster, problem, cluster.train(SynchronousSGD(), problem, **settings).wait(timeout_s).run, rate
         )
     cores: Cores = float(num_cores()) if together else "own"
     setting = make_setting(calibration, ranks, None, rate, latency_s, cores)
-    chosen = list(algorithms) if algorithms is not None else _best_few(study, ranks, top)
     predicted = {name_of(one): predict_at(calibration, one, setting) for one in chosen}
-    trained = {cell.name: cell.trained for cell in study.cells if cell.workers == ranks and cell.trained is not None}
     runs: dict[str, list[Run]] = {name: [] for name in predicted}
     for number in range(rounds):
         for one in chosen[number % len(chosen) :] + chosen[: number % len(chosen)]:
-            name = name_of(one)
-            length = _length(name, trained, study) if to_target else {"steps": steps, "evaluate_every": 0}
-            settings = {**study.settings, **length, **_rate(name, trained), "seed": number}
-            runs[name].append(cluster.train(one, problem, **settings).wait(timeout_s).run)
+            runs[name_of(one)].append(train(one, number))
     rows = [_row(name, found, runs[name], trained.get(name), study, to_target) for name, found in predicted.items()]
+    for row, one in zip(rows, chosen, strict=True):
+        row["fitted"] = fitted and one == SynchronousSGD()
     about = f"{ranks} ranks ({cluster.runtime}), {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {setting.name}"
+    if fitted:
+        about += "; costs fitted to a run of SynchronousSGD on these ranks"
     return Check(rows=tuple(rows), runs=runs, about=about)
+
+
+def _fit(cluster: Cluster, problem: Problem, run: Run, rate: float | None) -> Calibration:
+    """Fit the costs on these ranks, whose cores are shared with each other and with the network, and add their probe."""
+    found = calibrate(run, problem=problem, line_bytes_per_s=rate)
+    return with_probe(found, cluster.client[:].apply_async(probe_here, CODECS).get(PROBE_S)[0])
 
 
 def _row(

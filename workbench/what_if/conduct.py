@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from workbench.arguments import check_whole, is_number
+from workbench.arguments import check_whole, is_number, is_whole
 from workbench.calibration.effective import Cores, Setting, make_setting
 from workbench.calibration.model import Calibration
 from workbench.clusters.emulated.rates import parse_rate, rate_text
 from workbench.costs import Network, Stragglers
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Replicas
 from workbench.runtimes.rank.fingerprint import code_digest, source_digest
 from workbench.settings import describe
+from workbench.trace.run import Run
 from workbench.what_if.budget import Budget
 from workbench.what_if.candidates import default_candidates, name_of
 from workbench.what_if.here import HERE, Calibrated, calibration_of, gradient_here, measure_here
-from workbench.what_if.recipe import Recipe, has_batch_norm, recipe_of
+from workbench.what_if.recipe import Recipe, one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study
 from workbench.what_if.saved import Saved
 from workbench.what_if.step_time import step_time
@@ -28,6 +32,14 @@ from workbench.what_if.trainings import Metric, Trainings, own_rate
 SETTINGS = ("optimizer", "lr", "schedule", "clip_norm", "ema_decay", "num_micro")
 METRICS: dict[str, Metric] = {"loss": "test_loss", "test_loss": "test_loss", "accuracy": "accuracy"}
 TIMED_SHARE = 0.5  # of the minutes that are left, for the times of steps
+NOTES = {
+    "latency_s cannot be separated": "the costs are of messages of one size: their latency is taken as 0",
+    "gamma alone": "the additions of the library's own sums are part of the time of their bytes",
+    "by the probe": "the handling of messages was measured apart",
+}
+MEASURED_SHARE = 0.1  # of the minutes, for the compute
+OVERRUN = 1.1  # of the minutes, from which the answer says so
+MOST_MINUTES = 10_000
 RESERVED_SHARE, RESERVED_S = 0.1, 8.0  # of the minutes, and at most, for the reasons, which simulate a few steps more
 
 
@@ -61,7 +73,8 @@ def study(
         algorithms: the candidates; None: a dozen, with and without codecs.
         calibrated: where the costs come from: a run, its name, torch.profiler's traces of a DDP loop, a `Calibration` or
             its file. None: the problem's compute and the handling of messages are measured on this machine.
-        networks: rates ("1gbit"), names in `workbench.costs` ("ethernet-10g") or networks.
+        networks: rates ("1gbit"), names in `workbench.costs` ("ethernet-10g") or networks, of which
+            latency and bandwidth count.
         workers: numbers of workers, each on a host of its own.
         target: ("loss", 3.2) or ("accuracy", 0.9), on the test data. None: no algorithm is known to be sooner; all
             train equally long.
@@ -88,12 +101,12 @@ def study(
         >>> import workbench as wb
         >>> found = wb.study(
         ...     wb.problems.digits_softmax(),
-        ...     algorithms=[wb.SynchronousSGD(), wb.PipeSGD(width=2)],
+        ...     algorithms=[wb.SynchronousSGD(), wb.LocalSGD(every=4)],
         ...     calibrated=wb.simulate(wb.SynchronousSGD(), wb.problems.digits_softmax(), workers=2, steps=12, network="wan-100m",
         ...         compute=wb.costs.Compute(forward_s=1e-3, backward_s=2e-3)),
-        ...     networks="100mbit", workers=4, target=("accuracy", 0.8), seeds=2, quiet=True)
+        ...     networks="10mbit", workers=4, target=("accuracy", 0.8), seeds=2, quiet=True)
         >>> found.best().name, found.best().trained.reached
-        ('PipeSGD(width=2)', True)
+        ('LocalSGD(every=4)', True)
     """
     budget = Budget(_minutes(minutes) * 60, quiet)
     unknown = [key for key in settings if key not in SETTINGS]
@@ -101,18 +114,26 @@ def study(
         raise ConfigError(f"{unknown[0]}= is not an argument of study: its settings are {', '.join(SETTINGS)}")
     if not isinstance(problem, Problem):
         raise ConfigError("problem=: give a Problem, such as Problem(model=..., loss=..., train=..., test=...)")
-    size = batch_size or problem.batch_size
+    size = problem.batch_size if batch_size is None else batch_size
     check_whole("batch_size", size, 1)
     check_whole("search", search, 0)
-    numbers = [workers] if isinstance(workers, int) else list(workers)
-    for number in numbers:
-        check_whole("workers", number, 1)
+    if threads is not None:
+        check_whole("threads", threads, 1)
+    numbers = _wholes("workers", workers, 1)
+    if calibrated is not None and (stragglers or threads is not None):
+        raise ConfigError(
+            "stragglers= and threads= are for costs that are measured here: leave out these, or calibrated="
+        )
+    if not isinstance(stragglers, list | tuple):
+        raise ConfigError("stragglers=: give a list, such as [costs.Lognormal(sigma=0.1)]")
+    if algorithms is not None:
+        _check_algorithms(algorithms)
     goal = _goal(target, problem)
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not chosen:
-        raise ConfigError(f"seeds={seeds!r}: give at least one")
-    places = [networks] if isinstance(networks, str | Network) else list(networks)
-    asked = _asked(problem, size, settings, goal, stragglers, search)
+    chosen = list(range(seeds)) if is_whole(seeds) else _wholes("seeds", seeds, 0)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError(f"seeds={seeds!r}: give at least one, and each once")
+    places = _networks(networks)
+    asked = _asked(problem, size, settings, goal, stragglers, search, calibrated, threads)
     saved = Saved.open(name, asked)
     calibration = saved.calibration()
     if calibration is None:
@@ -121,12 +142,17 @@ def study(
             calibration_of(calibrated, problem, size)
             if calibrated is not None
             else measure_here(
-                problem, size, optimizer=settings.get("optimizer"), threads=threads, stragglers=stragglers
+                problem,
+                size,
+                optimizer=settings.get("optimizer"),
+                threads=threads,
+                stragglers=stragglers,
+                limit_s=MEASURED_SHARE * budget.seconds,
             )
         )
         saved.set_calibration(calibration)
     sample_s, threads_here = _gradient(calibration, problem, size, settings)
-    one_worker = not has_batch_norm(problem)
+    one_worker = one_worker_stands_for_all(problem, size)
     cells, left_out = _timed(calibration, algorithms, numbers, places, cores, size, one_worker, budget)
     if not cells:
         raise ConfigError(f"no candidate can run: {left_out[0]}" if left_out else "algorithms=: give at least one")
@@ -148,7 +174,7 @@ def study(
         recipes, slower = _worth_training(cells)
         trainings.train(recipes)
         left_out += slower
-    cells = [replace(cell, trained=trainings.done.get((cell.recipe.name, cell.workers))) for cell in cells]
+    cells = [replace(cell, trained=trainings.done.get(cell.recipe.key)) for cell in cells]
     budget.say("looking for reasons", now=True)
     found = Study(
         problem=problem.name,
@@ -162,13 +188,68 @@ def study(
     )
     for place in found.places:
         found.reasons(*place)
+    if budget.spent_s > budget.seconds * OVERRUN:
+        late = f"the study took {budget.spent_s:.0f} s instead of {budget.seconds:.0f}: this model needs more minutes"
+        found = replace(found, unknown=(late, *found.unknown))
     return replace(found, seconds=budget.spent_s)
 
 
+def _plain_words(note: str) -> str:
+    """Return a calibration's note without the names of its fitted numbers."""
+    for name, words in NOTES.items():
+        if name in note:
+            return words
+    return note
+
+
 def _minutes(minutes: float) -> float:
-    if not is_number(minutes) or not minutes > 0:
-        raise ConfigError(f"minutes={minutes!r}: give a number above 0")
+    if not is_number(minutes) or not 0 < minutes <= MOST_MINUTES:
+        raise ConfigError(f"minutes={minutes!r}: give a number above 0, {MOST_MINUTES} at most")
     return float(minutes)
+
+
+def _wholes(name: str, given: Any, least: int) -> list[int]:
+    """Return the whole numbers of an argument, which may be one of them."""
+    if is_whole(given):
+        given = [given]
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigError(f"{name}={given!r}: give a whole number or a list of them")
+    found = list(given)
+    for number in found:
+        check_whole(name, number, least)
+    if not found:
+        raise ConfigError(f"{name}={given!r}: give at least one")
+    return found
+
+
+def _check_algorithms(algorithms: Any) -> None:
+    if isinstance(algorithms, Algorithm) or not isinstance(algorithms, Iterable):
+        raise ConfigError("algorithms=: give a list, such as [SynchronousSGD(), PipeSGD(width=2)]")
+    found = list(algorithms)
+    for one in found:
+        if not isinstance(one, Algorithm):
+            raise ConfigError(f"algorithms=: {one!r} is not an algorithm, such as PipeSGD(width=2)")
+    if not found:
+        raise ConfigError("algorithms=: give at least one")
+    names = [name_of(one) for one in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"algorithms=: two are called {twice}: ask about them one at a time")
+
+
+def _networks(networks: Any) -> list[Network | str]:
+    found = (
+        [networks] if isinstance(networks, str | Network) else list(networks) if isinstance(networks, Iterable) else []
+    )
+    for one in found:
+        if not isinstance(one, str | Network):
+            raise ConfigError(
+                f'networks=: {one!r}: give rates ("1gbit"), names ("ethernet-10g") or costs.Network objects with equal links; '
+                "`simulate` takes hosts and switches"
+            )
+    if not found:
+        raise ConfigError(f"networks={networks!r}: give at least one rate, name or Network")
+    return found
 
 
 def _goal(target: tuple[str, float] | None, problem: Problem) -> tuple[Metric, float] | None:
@@ -179,6 +260,8 @@ def _goal(target: tuple[str, float] | None, problem: Problem) -> tuple[Metric, f
         raise ConfigError(f'target={target!r}: give ("loss", 3.2) or ("accuracy", 0.9)')
     if problem.test is None:
         raise ConfigError("target= is reached on test data: give the Problem test=, or leave target out")
+    if not math.isfinite(target[1]):
+        raise ConfigError(f"target={target!r}: give a finite number")
     if METRICS[target[0]] == "accuracy":
         if problem.correct is None:
             raise ConfigError('target=("accuracy", ...): the problem has correct=None; give ("loss", ...)')
@@ -194,19 +277,34 @@ def _asked(
     goal: tuple[Metric, float] | None,
     stragglers: Sequence[Stragglers],
     search: int,
+    calibrated: Any,
+    threads: int | None,
 ) -> dict[str, Any]:
     """Return what must be the same in a study that is continued."""
     shown = {key: describe(value) if callable(value) else value for key, value in settings.items()}
     return {
         "problem": problem.name,
         "code": code_digest(problem.model, problem.loss, problem.optimizer),
-        "data": source_digest(problem.train_source()),
+        "parameters": problem.num_parameters(),
+        "optimizer": describe(problem.optimizer),
+        "data": [source_digest(problem.train_source()), None if problem.test is None else source_digest(problem.test_source())],
+        "calibrated": _called(calibrated),
+        "threads": threads,
         "batch_size": batch_size,
         "settings": shown,
         "target": None if goal is None else list(goal),
         "stragglers": [str(one) for one in stragglers],
         "search": search,
     }
+
+
+def _called(calibrated: Any) -> str | None:
+    """Return words that differ for different sources of costs."""
+    if calibrated is None:
+        return None
+    if isinstance(calibrated, Calibration):
+        return hashlib.sha256(json.dumps(calibrated.as_record(), sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return calibrated.id if isinstance(calibrated, Run) else str(calibrated)
 
 
 def _timed(
@@ -224,31 +322,41 @@ def _timed(
     left_out: list[str] = []
     limit_s = budget.spent_s + budget.left_s * TIMED_SHARE
     late: dict[str, set[int]] = {}
-    settings = {
-        (p, position): _setting(calibration, p, network, cores)
-        for p in workers
-        for position, network in enumerate(networks)
-    }
-    for (p, _), setting in settings.items():
-        for algorithm in default_candidates(p, calibration.shapes.num_bytes) if algorithms is None else algorithms:
-            name = f"{name_of(algorithm)} with {p} workers on {setting.name}"
-            if not isinstance(algorithm, Algorithm):
-                raise ConfigError(f"algorithms=: {algorithm!r} is not an algorithm, such as PipeSGD(width=2)")
-            if cells and budget.spent_s > limit_s:
-                late.setdefault(name_of(algorithm), set()).add(p)
+    settings = [_setting(calibration, p, network, cores) for p in workers for network in networks]
+    places = [(setting.workers, setting.name) for setting in settings]
+    twice = next((place for place in places if places.count(place) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"{twice[0]} workers on {twice[1]}: twice among workers= and networks=; give networks different names"
+        )
+    num_bytes = calibration.shapes.num_bytes
+    lists = [
+        list(algorithms) if algorithms is not None else default_candidates(one.workers, num_bytes) for one in settings
+    ]
+    cannot: dict[str, str] = {}
+    for number in range(max(map(len, lists))):  # the plainest at every place first
+        for setting, candidates in zip(settings, lists, strict=True):
+            if number >= len(candidates):
                 continue
-            budget.say(f"timing {name}")
+            algorithm, p = candidates[number], setting.workers
+            name = name_of(algorithm)
+            if number and budget.spent_s > limit_s:
+                late.setdefault(name, set()).add(p)
+                continue
+            budget.say(f"timing {name} with {p} workers on {setting.name}")
             try:
                 time = step_time(calibration, algorithm, setting)
             except ConfigError as error:
-                left_out.append(f"{name} cannot run: {str(error).splitlines()[0]}")
+                cannot.setdefault(f"{name} with {p} workers", str(error).splitlines()[0])
                 continue
             recipe = recipe_of(algorithm, p, batch_size, one_worker=one_worker)
             cells.append(
                 Cell(algorithm=algorithm, workers=p, network=setting.name, setting=setting, time=time, recipe=recipe)
             )
+    left_out += [f"{who} cannot run: {why}" for who, why in cannot.items()]
+    cells.sort(key=lambda cell: places.index((cell.workers, cell.network)))  # stable: candidates stay in order
     if late:
-        left_out.append(f"not timed, because the minutes were used up: {by_workers(late)}")
+        left_out.append(f"not timed everywhere, because the minutes were used up: {by_workers(late)}")
     return cells, left_out
 
 
@@ -279,29 +387,37 @@ def _num_tested(problem: Problem) -> int:
 def _worth_training(cells: Sequence[Cell]) -> tuple[list[Recipe], list[str]]:
     """Return the recipes to train, exact gradients first, then by the time of a step; and what is not worth it.
 
-    An algorithm that changes the gradients is worth it if its step is shorter than that of every exact one, somewhere.
+    An algorithm that makes one update a step, as exact ones do, but of other gradients, is worth it only if its step is
+    shorter than that of every exact one, somewhere. Others (asynchronous servers, local steps) may need fewer steps.
     """
     exact: dict[tuple[int, str], float] = {}
     for cell in cells:
         if cell.recipe.name == "exact":
             place = (cell.workers, cell.network)
-            exact[place] = min(exact.get(place, cell.time.step_s), cell.time.step_s)
-    found: dict[tuple[str, int], tuple[float, Recipe]] = {}
+            exact[place] = min(exact.get(place, math.inf), cell.time.step_s)
+    found: dict[str, tuple[float, Recipe]] = {}
     slower: dict[str, set[int]] = {}
     for cell in cells:
-        best = exact.get((cell.workers, cell.network))
-        gain = cell.time.step_s / best if best else 1.0
-        key = (cell.recipe.name, cell.workers)
-        if cell.recipe.name != "exact" and gain >= 1:
+        gain = cell.time.step_s / exact.get((cell.workers, cell.network), cell.time.step_s)
+        plain = cell.recipe.name == "exact"
+        if not plain and gain >= 1 and (cell.workers, cell.network) in exact and _updates_once(cell.algorithm):
             slower.setdefault(cell.recipe.name, set()).add(cell.workers)
             continue
-        rank = -1.0 if cell.recipe.name == "exact" else round(gain, 1)  # of equal ones the plainer first
-        if key not in found or rank < found[key][0]:
-            found[key] = (rank, cell.recipe)
-    never = {name: {p for p in numbers if (name, p) not in found} for name, numbers in slower.items()}
+        rank = -1.0 if plain else round(gain, 1)  # of equal ones the plainer first
+        if cell.recipe.key not in found or rank < found[cell.recipe.key][0]:
+            found[cell.recipe.key] = (rank, cell.recipe)
+    trained = {(recipe.name, recipe.num_workers) for _, recipe in found.values()}
+    never = {name: {p for p in numbers if (name, p) not in trained} for name, numbers in slower.items()}
     said = by_workers({name: numbers for name, numbers in never.items() if numbers})
-    words = [f"not trained, because an exact algorithm has a shorter step: {said}"] if said else []
+    words = [f"not trained, because a step takes longer than one of an exact algorithm: {said}"] if said else []
     return [recipe for _, recipe in sorted(found.values(), key=lambda item: item[0])], words
+
+
+def _updates_once(algorithm: Algorithm) -> bool:
+    """Whether all workers together make one update in each step."""
+    return algorithm.replicas == Replicas.EVERY_STEP and (
+        not algorithm.requires.servers or algorithm.max_staleness == 0
+    )
 
 
 def by_workers(names: Mapping[str, set[int]]) -> str:
@@ -309,12 +425,15 @@ def by_workers(names: Mapping[str, set[int]]) -> str:
 
     >>> by_workers({"late by 1": {16}, "late by 2": {16}, "linear8": {4, 16}})
     'late by 1 and late by 2 (16 workers); linear8 (4 and 16 workers)'
+    >>> by_workers({"exact": {1}})
+    'exact (1 worker)'
     """
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, numbers in names.items():
         groups.setdefault(tuple(sorted(numbers)), []).append(name)
     return "; ".join(
-        f"{_and(group)} ({_and([str(number) for number in numbers])} workers)" for numbers, group in groups.items()
+        f"{_and(group)} ({_and([str(number) for number in numbers])} worker{'s' if numbers != (1,) else ''})"
+        for numbers, group in groups.items()
     )
 
 
@@ -359,4 +478,4 @@ def _limits(
         )
     if any(cell.time.how == "closed form" for cell in cells):
         words.append("steps with many messages are closed forms, in which all workers are in step")
-    return [*words, *calibration.notes]
+    return [*words, *(_plain_words(note) for note in calibration.notes)]

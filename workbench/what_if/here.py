@@ -29,7 +29,8 @@ from workbench.settings import OptimizerFactory
 from workbench.trace.run import Run
 from workbench.trace.store import find_run, write_info
 
-FEW_STEPS, STEPS, MOST_STEPS = 5, 12, 60  # to choose the number of threads; and to measure
+FEW_STEPS, STEPS, MOST_STEPS = 2, 12, 60  # to choose the number of threads; and to measure
+WORK_OF_A_STEP = 2.3  # gradients that are computed for each measured step
 WORTH_THREADS = 1.2  # all cores must be faster by this factor: on a busy machine threads wait for each other
 MEASURED_S = 1.5  # of compute, if the most steps allow it
 FETCHES, DRAWS = 5, 16
@@ -48,6 +49,10 @@ def calibration_of(calibrated: Calibrated, problem: Problem, batch_size: int) ->
     Raises:
         ConfigError: it is of another model or number of samples; or it cannot be read.
     """
+    if not isinstance(calibrated, Calibration | Run | str | Path | list | tuple):
+        raise ConfigError(
+            f"calibrated={calibrated!r}: give a run, its name, a Calibration or its file, or traces of torch.profiler"
+        )
     if isinstance(calibrated, Calibration):
         found = calibrated
     elif isinstance(calibrated, Run):
@@ -113,6 +118,7 @@ def measure_here(
     threads: int | None = None,
     stragglers: Sequence[Stragglers] = (),
     messages: bool = True,
+    limit_s: float = math.inf,
 ) -> Calibration:
     """Measure the compute of a problem in this process, and messages between two processes of this machine.
 
@@ -120,9 +126,12 @@ def measure_here(
         threads: of a worker; None: one, or all cores of this machine, whichever is faster.
         stragglers: to assume; nothing here can measure those of other machines.
         messages: whether to measure latencies, sums and codecs, which takes some seconds.
+        limit_s: of the measurement of compute, roughly; a slow model is measured in fewer steps.
     """
     sample_s, threads = gradient_here(problem, batch_size, optimizer=optimizer, threads=threads)
-    steps = int(min(MOST_STEPS, max(STEPS, MEASURED_S / (sample_s * batch_size))))
+    step_s = WORK_OF_A_STEP * sample_s * batch_size
+    steps = int(min(MOST_STEPS, max(STEPS, MEASURED_S / step_s)))
+    steps = max(FEW_STEPS, int(min(steps, limit_s / step_s)))
     measured = measure_steps(problem, batch_size, optimizer=optimizer, steps=steps, threads=threads)
     source = problem.train_source()
     fetched = []
@@ -191,7 +200,11 @@ def _probed(calibration: Calibration) -> Calibration:
             calibration,
             notes=(*calibration.notes, f"messages were not measured ({reason}): they take no time to handle"),
         )
-    return with_probe(calibration, found)
+    probed = with_probe(calibration, found)
+    return replace(
+        probed,
+        notes=(*calibration.notes, "the handling of messages was measured between two processes of this machine"),
+    )
 
 
 def _tcp(calibration: Calibration) -> Calibration:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -11,9 +12,11 @@ from torch import nn
 from workbench.algorithms import BackupSGD, DeAR, LayerwiseSGD, PipeSGD, SoftsyncSGD, SynchronousSGD
 from workbench.calibration.effective import codec_of
 from workbench.collectives import Native
-from workbench.problems.base import Problem
+from workbench.problems.base import Problem, fetch, to_device
 from workbench.program import Algorithm
 from workbench.what_if.candidates import name_of
+
+SAME_LOSS = 1e-3  # relative difference of two losses that are the same; masked means differ by less
 
 
 @final
@@ -25,7 +28,7 @@ class Recipe:
     exact and late gradients are trained with one worker. The differences are roundings.
 
     Attributes:
-        name: what it changes: "exact", "late by 1", "late by 1, linear8". Buckets and networks do not matter.
+        name: what it changes: "exact", "late by 1", "late by 1 with linear8". Buckets and networks do not matter.
         algorithm, workers, batch_size: what is trained; `batch_size` samples of a worker in a step.
         num_workers: p, the workers that it stands for.
         staleness: mean age of a gradient, in updates, for the learning rate.
@@ -39,6 +42,11 @@ class Recipe:
     staleness: float
 
     @property
+    def key(self) -> str:
+        """What is trained, with every setting: equal for algorithms with the same numerical results."""
+        return f"{self.algorithm!r}, {self.workers} of {self.num_workers} workers, {self.batch_size} samples"
+
+    @property
     def samples_per_step(self) -> int:
         """Samples whose gradients a step computes."""
         return self.workers * self.batch_size
@@ -48,8 +56,7 @@ def recipe_of(algorithm: Algorithm, workers: int, batch_size: int, *, one_worker
     """Return the recipe of an algorithm on `workers` workers with `batch_size` samples each.
 
     Args:
-        one_worker: whether one worker may stand for all. Not for a model with batch normalisation, whose statistics
-            are each worker's own.
+        one_worker: whether one worker may stand for all (`one_worker_stands_for_all`).
 
     >>> recipe_of(PipeSGD(width=2), 4, 8).name, recipe_of(PipeSGD(width=2), 4, 8).batch_size
     ('late by 1', 32)
@@ -62,14 +69,15 @@ def recipe_of(algorithm: Algorithm, workers: int, batch_size: int, *, one_worker
     if isinstance(algorithm, SynchronousSGD | LayerwiseSGD | DeAR):
         if lossy:
             plain = SynchronousSGD(collective=collective)
-            return Recipe(name=how, algorithm=plain, staleness=0.0, **whole)
+            return Recipe(name=f"exact with {how}", algorithm=plain, staleness=0.0, **whole)
         return Recipe(name="exact", algorithm=SynchronousSGD(), staleness=0.0, **alone)
     if isinstance(algorithm, PipeSGD):
-        late = algorithm.max_staleness
+        late, lossless = algorithm.max_staleness, replace(algorithm, collective=Native())
         name = f"late by {late}" if late else "exact"
+        name = name if lossless == PipeSGD(width=algorithm.width) else name_of(lossless)
         if lossy:
-            return Recipe(name=f"{name}, {how}", algorithm=algorithm, staleness=late, **whole)
-        return Recipe(name=name, algorithm=replace(algorithm, collective=Native()), staleness=late, **alone)
+            return Recipe(name=f"{name} with {how}", algorithm=algorithm, staleness=late, **whole)
+        return Recipe(name=name, algorithm=lossless if late else SynchronousSGD(), staleness=late, **alone)
     if isinstance(algorithm, BackupSGD) and isinstance(algorithm.backups, int) and one_worker:
         used = workers - algorithm.backups
         name = f"exact, {used} of {workers} gradients" if algorithm.backups else "exact"
@@ -87,7 +95,23 @@ def _mean_staleness(algorithm: Algorithm, workers: int) -> float:
     return float(algorithm.max_staleness or 0)
 
 
-def has_batch_norm(problem: Problem) -> bool:
-    """Return whether the model normalises over the samples of a worker."""
-    with torch.random.fork_rng(devices=[]):
-        return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.model().modules())
+def one_worker_stands_for_all(problem: Problem, batch_size: int) -> bool:
+    """Return whether the loss of two workers' samples together is the mean of their losses.
+
+    It is not if the model normalises over the samples of a worker (batch normalisation), or if the loss is a sum over
+    samples, or compares samples of a batch with each other.
+    """
+    size = min(batch_size, problem.num_samples() // 2)
+    if size < 1:
+        return False
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        model = problem.model()
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+            return False
+        model.eval()
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        data = problem.train_data()
+        order = list(range(2 * size))
+        parts = [order[:size], order[size:], order]
+        one, other, both = (float(problem.batch_loss(model, to_device(fetch(data, part), device))) for part in parts)
+    return math.isclose(both, (one + other) / 2, rel_tol=SAME_LOSS)

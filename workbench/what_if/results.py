@@ -32,6 +32,12 @@ EQUAL_WITHIN = 1.02  # within this factor, the plainer algorithm is the answer
 OCTAVES = 4  # bandwidths from 1/16 to 16 times the network's
 SHOWN_STEPS, SHOWN_RANKS = 3, 3  # of a timeline, after the warm-up
 SHOWN_LINES = 5
+COSTS = {
+    "compute": "compute",
+    "wire": "bytes on the wire",
+    "latency": "the latency of messages",
+    "stragglers": "stragglers",
+}
 TARGETS = {"test_loss": "a test loss of", "accuracy": "an accuracy of"}
 
 
@@ -181,8 +187,11 @@ class Study:
             if workers in (None, p) and (network is None or network in _names(name))
         ]
         if not places:
-            known = "; ".join(f"{p} workers on {name}" for p, name in self.places)
-            raise ConfigError(f"{workers} workers on {network}: the study has {known}")
+            asked = " on ".join(
+                [*([f"{workers} workers"] if workers is not None else []), *([network] if network else [])]
+            )
+            known = "; ".join(f"{_workers(p)} on {name}" for p, name in self.places)
+            raise ConfigError(f"{asked}: the study has {known}")
         return [cell for cell in self.cells if (cell.workers, cell.network) == places[0]]
 
     def best(self, workers: int | None = None, network: str | None = None) -> Cell:
@@ -196,7 +205,7 @@ class Study:
     def speedup(self, workers: int | None = None, network: str | None = None) -> float:
         """Return how many times as soon as plain synchronous SGD the best is; in steps if no time is known."""
         cells = self.at(workers, network)
-        return _ratio(plain_of(cells), _best(cells))
+        return ratio_of(plain_of(cells), _best(cells))[0]
 
     def reasons(self, workers: int | None = None, network: str | None = None) -> list[str]:
         """Return the answer for one place, in sentences: which, how much, why, and until when."""
@@ -208,7 +217,7 @@ class Study:
 
     def _find_reasons(self, cells: Sequence[Cell]) -> list[str]:
         best, plain = _best(cells), plain_of(cells)
-        words = [f"{best.workers} workers, {best.network}: **{best.name}**"]
+        words = [f"{_workers(best.workers)}, {best.network}: **{best.name}**"]
         if best.target_s is not None and self.target is not None and best.interval_s is not None:
             low_s, high_s = best.interval_s
             words[0] += (
@@ -216,14 +225,20 @@ class Study:
                 f"[{seconds(low_s)}, {seconds(high_s)}]"
             )
             if plain is not best and plain.target_s is not None:
+                ratio, low, high = ratio_of(plain, best)
                 words[0] += (
-                    f", {plain.target_s / best.target_s:.2f} times as soon as {plain.name} ({seconds(plain.target_s)})"
+                    f", {ratio:.2f} [{low:.2f}, {high:.2f}] times as soon as {plain.name} ({seconds(plain.target_s)})"
                 )
+                if low <= 1:
+                    words.append("The interval of this ratio contains 1: the two cannot be told apart")
         else:
-            words[0] += f" has the shortest step of those with exact gradients, {seconds(best.time.step_s)}"
+            among = " of those with exact gradients" if best.recipe.name == "exact" else ""
+            words[0] += f" has the shortest step{among}, {seconds(best.time.step_s)}"
             if plain is not best:
                 ratio = plain.time.step_s / best.time.step_s
                 words[0] += f", {ratio:.2f} times as fast as {plain.name} ({seconds(plain.time.step_s)})"
+            if not among:
+                words.append("How many steps it needs is not known")
         words += _untrained(cells, best, plain)
         words.append(self._bound(best))
         words += self._cost_of_staleness(best, plain)
@@ -234,7 +249,7 @@ class Study:
         saved = saved_seconds(self.calibration, cell.algorithm, cell.setting)
         cost = max(saved, key=lambda name: saved[name])
         rest = max(cell.time.step_s - saved[cost], 0.0)
-        return f"Its step of {seconds(cell.time.step_s)} is bound by {cost}: without it {seconds(rest)}"
+        return f"Its step takes {seconds(cell.time.step_s)} and is bound by {cost}: if {COSTS[cost]} took no time, {seconds(rest)}"
 
     def _cost_of_staleness(self, best: Cell, plain: Cell) -> list[str]:
         if best.steps is None or plain.steps is None or best.recipe == plain.recipe:
@@ -246,16 +261,18 @@ class Study:
 
     def _turning_points(self, cells: Sequence[Cell], best: Cell) -> list[str]:
         rate = rate_of(self.calibration, best.setting)
+        if best.workers < 2 or not math.isfinite(rate):
+            return []
         regions = self._regions(cells)
         here = max(number for number, (begin, _) in enumerate(regions) if begin <= rate)
         words = []
         if here > 0:
-            words.append(f"Below about {_rate(regions[here][0])} {regions[here - 1][1].name} is ahead")
+            words.append(f"Below about {_rate(regions[here][0])} {regions[here - 1][1].name} is ahead, or within 2 %")
         if here + 1 < len(regions):
             begin, other = regions[here + 1]
-            words.append(f"Above about {_rate(begin)} {other.name} is ahead")
+            words.append(f"Above about {_rate(begin)} {other.name} is ahead, or within 2 %")
         if not words:
-            of_known = " of those that reached it" if best.target_s is not None else ""
+            of_known = " of those that reached the target" if best.target_s is not None else ""
             words.append(f"It stays ahead{of_known} from {_rate(rate / 2**OCTAVES)} to {_rate(rate * 2**OCTAVES)}")
         return words
 
@@ -430,14 +447,13 @@ def _names(name: str) -> tuple[str, ...]:
 
 
 def _rate(bytes_per_s: float) -> str:
-    bits = bytes_per_s * 8
-    return (
-        f"{bits / 1e9:.2g} Gbit/s"
-        if bits >= 1e9
-        else f"{bits / 1e6:.2g} Mbit/s"
-        if bits < 1e8
-        else f"{round(bits / 1e7) * 10} Mbit/s"
-    )
+    bits = float(f"{bytes_per_s * 8:.2g}")
+    unit, scale = ("Gbit/s", 1e9) if bits >= 1e9 else ("Mbit/s", 1e6) if bits >= 1e6 else ("kbit/s", 1e3)
+    return f"{bits / scale:.4g} {unit}"
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' if number > 1 else ''}"
 
 
 def badness(cell: Cell) -> tuple[int, float]:
@@ -482,10 +498,26 @@ def _untrained(cells: Sequence[Cell], best: Cell, plain: Cell) -> list[str]:
     return [f"{words}{ratio:.2f} times as many steps as exact ones, which is not known"]
 
 
-def _ratio(plain: Cell, best: Cell) -> float:
-    if plain.target_s is not None and best.target_s is not None:
-        return plain.target_s / best.target_s
-    return plain.time.step_s / best.time.step_s
+def ratio_of(plain: Cell, best: Cell) -> tuple[float, float, float]:
+    """Return how many times as soon `best` is, with the 10 % and 90 % quantiles: paired by seed, with both predictions' errors.
+
+    Without known steps, it is the ratio of the times of a step.
+    """
+    spread, ratio = 0.0, plain.time.step_s / best.time.step_s
+    if plain.trained and best.trained and plain.steps is not None and best.steps is not None:
+        pairs = [(float(a), float(b)) for a, b in zip(plain.trained.steps, best.trained.steps, strict=False) if a and b]
+        logs = [math.log(a / b) for a, b in pairs]
+        ratio *= plain.steps / best.steps
+        if len(logs) > 1:
+            quantile = float(stats.t.ppf(LEVELS[1], len(logs) - 1))
+            spread = quantile * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    down = math.hypot(
+        spread, math.log(plain.time.step_s / plain.time.low_s), math.log(best.time.high_s / best.time.step_s)
+    )
+    up = math.hypot(
+        spread, math.log(plain.time.high_s / plain.time.step_s), math.log(best.time.step_s / best.time.low_s)
+    )
+    return ratio, ratio * math.exp(-down), ratio * math.exp(up)
 
 
 def _curve(cell: Cell, metric: Metric) -> dict[float, list[float]]:

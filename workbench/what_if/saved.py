@@ -35,7 +35,7 @@ class Saved:
         """
         if name is None:
             return cls()
-        if not name or "/" in name or name.startswith("."):
+        if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
             raise ConfigError(f"name={name!r}: give a word without slashes, for a folder in {runs_root()}")
         folder = runs_root() / f"study-{name}"
         path = folder / FILE
@@ -44,7 +44,7 @@ class Saved:
             other = [key for key, value in asked.items() if before.get(key) != value]
             if other:
                 raise ConfigError(
-                    f"{folder} is a study with another {' and '.join(other)}: give another name=, or remove the folder"
+                    f"{folder} is a study with other values of {' and '.join(other)}: give another name=, or remove the folder"
                 )
         else:
             folder.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, final
 
 import numpy as np
@@ -23,8 +24,10 @@ from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 
-STEPS = 24  # of a simulation, with its warm-up
+STEPS, MOST_STEPS = 24, 400  # of a simulation, with its warm-up; of one that does not communicate in each step
+PERIODS = 4  # to simulate of an algorithm that does not communicate in each step
 MESSAGES = 3000  # with more messages in a simulation, a closed form is used if there is one
+LEAST_SHARE = 0.1  # of the mean: where steps differ as much as asynchronous ones, quantiles say little
 UNBOUND = 1e18  # bytes per second of a wire that takes no time
 COSTS = ("compute", "wire", "latency", "stragglers")
 How = Literal["messages", "closed form"]
@@ -57,10 +60,11 @@ def step_time(calibration: Calibration, algorithm: Algorithm, setting: Setting, 
         ConfigError: the algorithm cannot run on this number of workers.
     """
     run, how = step_run(calibration, algorithm, setting, seed=seed)
-    times = _times(run, algorithm)
+    times = _times(run)
     mean_s = float(times.mean())
     others = [_mean_s(calibration.drawn(draw), algorithm, setting, seed) for draw in calibration.draws[:4]]
     low_s, high_s = band(mean_s, others if how == "closed form" else [], step_sd=float(times.std()) / mean_s)
+    low_s = max(low_s, LEAST_SHARE * mean_s)
     hidden = overlap(run.spans, slice(num_warm_up(len(run.metrics[0])), None)).fraction
     return StepTime(step_s=mean_s, low_s=low_s, high_s=high_s, overlap=hidden, how=how)
 
@@ -94,13 +98,23 @@ def step_run(
         steps: with its warm-up; fewer if a step has many messages, more if the algorithm does not communicate in each.
         change: of the costs of compute and network.
     """
+    run, how = _simulated(calibration, algorithm, setting, seed, steps, change)
+    while _gap(run) > 1 and len(run.metrics[0]) < PERIODS * _gap(run) and steps < MOST_STEPS:
+        steps = min(MOST_STEPS, max(4 * steps, PERIODS * _gap(run)))
+        run, how = _simulated(calibration, algorithm, setting, seed, steps, change)
+    return run, how
+
+
+def _simulated(
+    calibration: Calibration, algorithm: Algorithm, setting: Setting, seed: int, steps: int, change: Change | None
+) -> tuple[Run, How]:
     if setting.cores is not None and change is None:
         return simulated(calibration, algorithm, setting, steps, seed).run, "messages"
-    steps = max(steps, 4 * _period(algorithm))
     compute, network = effective_costs(calibration, algorithm, setting)
     if change is not None:
         compute, network = change(compute, network)
-    messages = messages_per_step(calibration, algorithm, setting)
+    every = getattr(algorithm, "every", 1)
+    messages = messages_per_step(calibration, algorithm, setting) / (every if isinstance(every, int) else 1)
     size = calibration.shapes.batch_size
     common: dict[str, Any] = {
         "workers": setting.workers,
@@ -121,7 +135,7 @@ def step_run(
             pass
         else:
             return run, "closed form"
-    if not algorithm.requires.servers and messages:
+    if not algorithm.requires.servers and messages and steps <= STEPS:
         steps = int(min(steps, max(FEWEST_STEPS, MESSAGES / messages)))
     return simulate(algorithm, problem(steps), network=network, steps=steps, **common), "messages"
 
@@ -152,25 +166,29 @@ def _mean_s(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, seed: int, change: Change | None = None
 ) -> float:
     run, _ = step_run(calibration, algorithm, setting, seed=seed, change=change)
-    return float(_times(run, algorithm).mean())
+    return float(_times(run).mean())
 
 
-def _times(run: Run, algorithm: Algorithm) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return seconds of steps after the warm-up; whole periods of an algorithm that does not communicate in each."""
-    times, period = step_seconds(run), _period(algorithm)
-    if period == 1:
-        return times
-    ends_s = np.array([row["seconds"] for row in run.steps()])
+def _times(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return seconds of steps after the warm-up; means of whole periods if ranks do not communicate in each step."""
+    period, ends_s = _gap(run), np.array([row["seconds"] for row in run.steps()])
+    if period < 2 or len(ends_s) <= period:
+        return step_seconds(run)
     num = (len(ends_s) - 1) // period * period
     steps_s = np.diff(ends_s)[len(ends_s) - 1 - num :]
     periods_s: np.ndarray[Any, np.dtype[np.float64]] = steps_s.reshape(-1, period).mean(axis=1)
     return periods_s
 
 
-def _period(algorithm: Algorithm) -> int:
-    """Return the number of steps between two communications."""
-    every = getattr(algorithm, "every", 1)
-    return every if isinstance(every, int) else 1
+def _gap(run: Run) -> int:
+    """Return the steps from one communication of rank 0 to the next: 1 if it sends in each step, and if it never sends."""
+    sent = [row["bytes_sent"] for row in run.metrics[0] if "bytes_sent" in row and "evaluation" not in row]
+    steps = [step for step, (before, after) in enumerate(pairwise([0.0, *sent])) if after > before]
+    if len(steps) == len(sent) or (not steps and len(sent) >= MOST_STEPS):
+        return 1
+    if len(steps) < 2:
+        return len(sent)  # not yet known
+    return max(1, round(statistics.median(np.diff(steps).tolist())))
 
 
 def _without(cost: str, workers: int) -> Change:

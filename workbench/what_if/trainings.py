@@ -83,12 +83,14 @@ class Trainings:
     threads: int
     sample_s: float  # seconds of a sample's gradient here, corrected by each training
     num_tested: int  # samples of the test data
-    done: dict[tuple[str, int], Trained] = field(default_factory=dict)
+    done: dict[str, Trained] = field(default_factory=dict)  # by the recipe's key
+    _first_share: float = FIRST_SHARE
     left_out: dict[str, set[int]] = field(default_factory=dict)  # recipe -> numbers of workers
 
     def train(self, recipes: Sequence[Recipe]) -> None:
         """Train all recipes. The first is the reference, whose steps to the target limit the length of the others."""
         lengths: dict[int, int] = {}
+        self._first_share = FIRST_SHARE / max(1, len({recipe.num_workers for recipe in recipes}))
         for recipe in sorted(recipes, key=lambda one: one.num_workers):  # stable: the reference stays first
             reference = recipe.num_workers not in lengths
             length = self._first_length(recipe, lengths) if reference else lengths[recipe.num_workers]
@@ -108,7 +110,7 @@ class Trainings:
     def _first_length(self, reference: Recipe, known: Mapping[int, int]) -> int:
         """Return the steps of the trainings with this number of workers: some more than the reference needs."""
         first = length = max(known.values(), default=0) or FIRST_STEPS * (1 if self.target else 4)
-        while self.target is not None and self._seconds(reference, length) <= FIRST_SHARE * self.budget.left_s:
+        while self.target is not None and self._seconds(reference, length) <= self._first_share * self.budget.left_s:
             run = self._run(reference, None, length, self.seeds[0])
             met = None if run is None else self._met(run)
             if met is not None:
@@ -117,7 +119,7 @@ class Trainings:
                 return length
             length *= LONGER
         length = length // LONGER if length > first else first
-        while length >= FEWEST_STEPS and self._seconds(reference, length) > FIRST_SHARE * self.budget.left_s:
+        while length >= FEWEST_STEPS and self._seconds(reference, length) > self._first_share * self.budget.left_s:
             length //= LONGER
         return length
 
@@ -137,11 +139,13 @@ class Trainings:
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         middle = rule or self.lr
+        most = max(SEARCH_OCTAVES, math.log2(self.lr / middle))
         search = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=min(5, self.tries)))
-        search.enqueue_trial({"octaves": 0.0})
+        for octaves in {0.0, math.log2(self.lr / middle)}:  # the rule's rate, and the given one
+            search.enqueue_trial({"octaves": octaves})
 
         def badness(trial: Any) -> float:
-            lr = middle * 2 ** trial.suggest_float("octaves", -SEARCH_OCTAVES, SEARCH_OCTAVES, step=0.5)
+            lr = middle * 2 ** trial.suggest_float("octaves", -SEARCH_OCTAVES, most)
             return self._badness(self._run(recipe, lr, length, SEARCH_SEED), length)
 
         for _ in range(self.tries):
@@ -165,11 +169,11 @@ class Trainings:
         runs = tuple(self._run(recipe, lr, length, seed) for seed in seeds)
         steps = tuple(None if run is None else self._met(run) for run in runs)
         found = Trained(recipe=recipe, lr=lr, runs=runs, steps=steps, num_steps=length)
-        self.done[recipe.name, recipe.num_workers] = found
+        self.done[recipe.key] = found
 
     def _run(self, recipe: Recipe, lr: float | None, length: int, seed: int) -> Run | None:
         """Train once, or read the training if the study's folder has it. None: it diverged."""
-        known = {"recipe": recipe.name, "workers": recipe.num_workers, "lr": lr, "steps": length, "seed": seed}
+        known = {"recipe": recipe.key, "lr": lr or self.lr, "steps": length, "seed": seed}
         if self.saved.has(known):
             return self.saved.run(known)
         words = f"training {recipe.name}, {recipe.num_workers} workers, seed {seed}, {length} steps"
