@@ -114,8 +114,7 @@ class RankPool:
                             raise
                         found[rank] = Outcome(error=end)
         except (EOFError, OSError, PoolDied) as error:
-            printed = self._printed()
-            self.close()
+            printed = self.close()
             raise PoolDied(
                 f"the {self.runtime} pool of {self.num_ranks} ranks ended: {error!r}. Its ranks printed:\n{printed}"
             ) from None
@@ -207,8 +206,8 @@ class RankPool:
         for connection in self._connections:
             connection.close()
 
-    def close(self) -> None:
-        """End all ranks, those that hang as well."""
+    def close(self) -> str:
+        """End all ranks, those that hang as well, and return what they had printed by then."""
         self.hang_up()
         deadline = time.monotonic() + GRACE_S
         while not all(map(_is_gone, self.pids)) and time.monotonic() < deadline:
@@ -222,9 +221,11 @@ class RankPool:
             except subprocess.TimeoutExpired:
                 self._mpiexec.kill()
                 self._mpiexec.wait()
+        printed = self._printed()  # mpiexec passes the last lines on after the ranks have ended
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._mpiexec, self._connections, self.pids, self._folder = None, [], [], None
+        return printed
 
 
 def _is_gone(pid: int) -> bool:

@@ -147,7 +147,7 @@ def test_ranks_of_other_clocks_compare_them(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_for_another_does_not_compute_meanwhile(tmp_path: Path) -> None:
-    late_s = 0.3
+    late_s = 1.0  # on a busy machine rank 0 itself may be late by some tenths
 
     def late() -> str:
         model = DistributedDataParallel(network(), bucket_cap_mb=BUCKET_MB)
@@ -165,9 +165,11 @@ def test_a_rank_that_waits_for_another_does_not_compute_meanwhile(tmp_path: Path
     run = Run.load(shared_pool("torch", 2, compiler=True).run(late)[0])
     one = run.spans.of_rank(0).select(steps=slice(2, 3))
     waits = one.select(kinds=["wait"]).table
-    assert (waits["end_s"] - waits["start_s"]).max() > 0.8 * late_s
+    assert (waits["end_s"] - waits["start_s"]).max() > 0.5 * late_s
+    wakes_s = run.spans.of_rank(1).select(steps=slice(2, 3), kinds=["backward"]).table["start_s"].min()
+    assert waits["end_s"].max() > wakes_s
     exposed_s = run.overlap(slice(2, 3)).of_rank(0).exposed_s
-    assert 0.8 * late_s < exposed_s[0]
+    assert 0.5 * late_s < exposed_s[0]
     assert run.critical_path(slice(2, 3)).per_rank()[1] > 0.5, "the late rank determines the step"
 
 

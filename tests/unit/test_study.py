@@ -30,7 +30,7 @@ from workbench.what_if.here import measure_here
 from workbench.what_if.recipe import one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study, ratio_of
 from workbench.what_if.step_time import StepTime, saved_seconds, step_time
-from workbench.what_if.trainings import Trained
+from workbench.what_if.trainings import Trained, Trainings
 
 
 def calibration(
@@ -257,6 +257,18 @@ def test_a_search_of_rates() -> None:
     (trained,) = found.trainings
     assert trained.lr is not None and 5e-4 <= trained.lr <= 8e-3
     assert trained.lr > 2e-3  # the given rate is too small, and a larger one is sooner
+
+
+def test_a_search_without_minutes_or_with_divergence_keeps_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    found = ask(lr=1e38, search=2, algorithms=[wb.SynchronousSGD()], seeds=1)
+    assert "diverged" in found.answer
+    afford = Trainings._affords
+    monkeypatch.setattr(
+        Trainings, "_affords", lambda self, recipe, length, trainings=0: trainings > 0 and afford(self, recipe, length)
+    )
+    (trained,) = ask(search=2, algorithms=[wb.SynchronousSGD()], seeds=1).trainings
+    assert trained.lr is None
 
 
 def test_the_time_to_the_target_is_steps_times_seconds_of_a_step() -> None:

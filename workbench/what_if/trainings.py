@@ -129,8 +129,8 @@ class Trainings:
         if not self.tries:
             if rule is None or not self._affords(recipe, length, trainings=3):
                 return rule
-            tried = {lr: self._run(recipe, lr, length, SEARCH_SEED) for lr in (rule, self.lr)}
-            return min(tried, key=lambda lr: self._badness(tried[lr], length))
+            runs = {lr: self._run(recipe, lr, length, SEARCH_SEED) for lr in (rule, self.lr)}
+            return min(runs, key=lambda lr: self._badness(runs[lr], length))
         try:
             import optuna
         except ImportError:
@@ -152,8 +152,10 @@ class Trainings:
             if not self._affords(recipe, length):
                 break
             search.optimize(badness, n_trials=1)
-        found = search.best_trial
-        return float(middle * 2 ** found.params["octaves"]) if math.isfinite(found.value or 0.0) else rule
+        tried = [trial for trial in search.trials if trial.value is not None]
+        if not tried or not math.isfinite(search.best_value):  # no minutes were left, or all diverged
+            return rule
+        return float(middle * 2 ** search.best_params["octaves"])
 
     def _badness(self, run: Run | None, length: int) -> float:
         """Return the steps to the target; if it is not reached, more than the length, by the loss at the end."""
@@ -197,9 +199,7 @@ class Trainings:
         except Diverged:
             run = None
         else:
-            slower = (
-                time.monotonic() - begin
-            ) / expected_s  # than expected: a busy machine, the codecs, the simulation
+            slower = (time.monotonic() - begin) / expected_s  # by a busy machine, codecs, messages
             if slower > STALLED and self.threads > 1:  # threads wait for each other
                 self.threads = 1
             self.sample_s *= 1 + (slower - 1) / 2 if slower < 1 else slower
@@ -221,9 +221,8 @@ class Trainings:
 
     def _evaluate_every(self, recipe: Recipe, length: int) -> int:
         """Return the steps between evaluations: the same for all seeds, and in a study that is continued."""
-        gradients = (
-            length * recipe.samples_per_step * GRADIENT / max(1, self.num_tested)
-        )  # in evaluations of the test data
+        # In evaluations of the test data.
+        gradients = length * recipe.samples_per_step * GRADIENT / max(1, self.num_tested)
         return max(1, length // min(EVALUATIONS, max(FEWEST_EVALUATIONS, int(EVALUATED_SHARE * gradients))))
 
     def _leave_out(self, recipe: Recipe) -> None:

@@ -141,6 +141,7 @@ class TorchEvents:
         self._backward: _Backward | None = None
         self._num_buckets = 0
         self._pending: dict[int, tuple[Call, Any, Any]] = {}  # id of a torch Work -> its call, the Work, its future
+        self._completing = threading.RLock()  # so that whoever finds a call gone finds its end too
 
     # -- install and remove ----------------------------------------------------------------------------------------
 
@@ -181,7 +182,8 @@ class TorchEvents:
         while self._pending and time.perf_counter() < end:
             self._note_completed()
             time.sleep(1e-3)
-        self._pending.clear()
+        with self._completing:
+            self._pending.clear()
 
     def _is_loop(self) -> bool:
         return threading.get_ident() == self._thread
@@ -347,16 +349,19 @@ class TorchEvents:
 
     def _note_completed(self) -> None:
         """Record what is complete though torch's thread has not said so yet: it waits for the interpreter."""
-        for key, (_, work, future) in list(self._pending.items()):
-            if work.is_completed() if future is None else future.done():
-                self._completed(key)
+        with self._completing:
+            for key, (_, work, future) in list(self._pending.items()):
+                if work.is_completed() if future is None else future.done():
+                    self._completed(key)
 
     def _completed(self, key: int) -> None:
         """Record a call's end, once: torch's thread and the loop may both see it."""
-        call = self._pending.pop(key, (None,))[0]
-        if call is not None:
-            call.end_s = self._now()
-            self._communicated(call)
+        now_s = self._now()  # before the wait for another thread
+        with self._completing:
+            call = self._pending.pop(key, (None,))[0]
+            if call is not None:
+                call.end_s = now_s
+                self._communicated(call)
 
 
 def _replace(undo: ExitStack, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
