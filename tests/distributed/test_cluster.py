@@ -187,7 +187,10 @@ def test_one_ranks_error_comes_at_once_and_the_others_come_back(cluster: Cluster
 
     run = cluster.train(SynchronousSGD(), plane(fails_on_rank_1), steps=1000)
     begin = time.monotonic()
-    with pytest.raises(WorkbenchError, match=r"rank 1 failed: KeyError: .*the cat ate it") as caught:
+    with pytest.raises(
+        WorkbenchError,
+        match=r"rank 1: problem plane: model and loss cannot take the batch .*KeyError: .*the cat ate it",
+    ) as caught:
         run.wait(60)
     assert time.monotonic() - begin < 10
     assert "fails_on_rank_1" in caught.value.__notes__[0]

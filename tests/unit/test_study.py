@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 import workbench as wb
 from workbench import costs, theory
@@ -177,6 +179,49 @@ def test_where_one_worker_does_not_stand_for_all() -> None:
     found = ask(problem=made(lambda: nn.Linear(6, 3), summed), target=("loss", 1e-9), seeds=1)
     assert {trained.recipe.workers for trained in found.trainings} == {4}
     assert recipe_of(wb.SynchronousSGD(), 4, 16, one_worker=False).workers == 4
+
+
+def test_one_worker_stands_for_all_who_read_a_loader_or_a_stream() -> None:
+    plain = made(lambda: nn.Linear(6, 3))
+    pairs = TensorDataset(*plain.train)
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            yield from pairs
+
+    def batches(rank: int, num_ranks: int) -> Any:
+        return DataLoader(pairs, batch_size=8)
+
+    twice = lambda items: tuple(2 * part for part in default_collate(items))  # noqa: E731
+    loader = DataLoader(pairs, batch_size=8, collate_fn=twice)
+    squares = replace(plain, loss=lambda output, y: (output - y[:, None]).square().mean(), correct=None)
+    expected = [(loader, True), (Stream(), True), (DataLoader(Stream(), num_workers=1), False), (batches, False)]
+    for train, alone in expected:
+        assert one_worker_stands_for_all(replace(squares, train=train), 8) == alone
+    summed = replace(squares, loss=lambda output, y: (output - y[:, None]).square().sum())
+    assert not one_worker_stands_for_all(replace(summed, train=loader), 8)
+    data = {"train": Stream(), "test": Stream()}
+    common: dict[str, Any] = {"target": ("loss", 1e-9), "seeds": 1, "algorithms": [wb.SynchronousSGD()]}
+    one, other = (ask(problem=replace(plain, **given), **common) for given in ({}, data))
+    (whole,), (streamed,) = one.trainings, other.trainings
+    assert (streamed.recipe.workers, streamed.recipe.batch_size) == (1, 32)
+    assert streamed.runs[0] is not None and whole.runs[0] is not None
+    assert len(streamed.runs[0].evaluations()) == len(whole.runs[0].evaluations())
+
+
+def test_a_target_on_a_metric_of_the_users_own() -> None:
+    def error(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output.argmax(1) != y).float().mean()
+
+    mine = replace(
+        wb.problems.digits_softmax(), metrics={"mistakes": wb.problems.Metric(function=error, better="lower")}
+    )
+    found, known = ask(problem=mine, target=("mistakes", 54.5 / 360)), ask(target=("accuracy", 305.5 / 360))
+    assert [cell.steps for cell in found.cells] == pytest.approx([cell.steps for cell in known.cells])
+    assert "reaches mistakes of 0.151389 in" in found.answer
+    assert found.front().layout.yaxis.title.text == "mistakes"
+    with pytest.raises(ConfigError, match=r'give \("loss", 3.2\) or \("accuracy", 0.9\), \("error", ...\)'):
+        ask(problem=mine, target=("f1", 0.8))
 
 
 def test_settings_that_differ_are_trained_apart() -> None:

@@ -87,7 +87,9 @@ def _parts(found: Overlap, numbers: NDArray[np.int64], each: int) -> dict[str, F
     ones = np.ones(len(found.step))
     lengths = (found.compute_s - found.hidden_s, found.hidden_s, found.exposed_s, found.load_s, found.idle_s)
     return {
-        name: _means(numbers, each, found.step, lengths_s, ones) for name, lengths_s in zip(PARTS, lengths, strict=True)
+        name: _means(numbers, each, found.step, lengths_s, ones)
+        for name, lengths_s in zip(PARTS, lengths, strict=True)
+        if name != "reading data" or lengths_s.any()
     }
 
 

@@ -118,9 +118,8 @@ class Problem:
         except (WorkbenchError, torch.OutOfMemoryError):
             raise
         except (TypeError, ValueError, RuntimeError, IndexError, KeyError, AttributeError) as error:
-            hint = (
-                "" if self.whole_batch else ". If its batches are no pairs of inputs and targets, give whole_batch=True"
-            )
+            unpacked = not self.whole_batch and isinstance(error, TypeError | ValueError)
+            hint = ". If its batches are no pairs of inputs and targets, give whole_batch=True" if unpacked else ""
             raise ConfigError(
                 f"problem {self.name}: model and loss cannot take the batch {describe_batch(batch)}: "
                 f"{type(error).__name__}: {error}{hint}"

@@ -182,6 +182,10 @@ class Source(ABC):
     def some(self, number: int) -> Batch:
         """Return a batch of that many samples, to measure or count computation. Few samples are repeated."""
 
+    def halves(self, size: int) -> tuple[Batch, Batch, Batch] | None:
+        """Return a batch of `size` samples, one of other samples, and one of both; None if the user makes the batches."""
+        return None
+
     @abstractmethod
     def batches(self, size: int, share: int = 0, num_shares: int = 1) -> Iterator[tuple[Batch, int]]:
         """Return (batch, number of samples) of one of equal shares of the samples, once; the shares add up to all."""
@@ -226,6 +230,10 @@ class IndexedSource(Source):
         size = len(self.data)  # type: ignore[arg-type]
         return fetch(self.data, [index % size for index in range(number)], self.loading.collate)
 
+    def halves(self, size: int) -> tuple[Batch, Batch, Batch]:
+        length = len(self.data)  # type: ignore[arg-type]
+        return _halves(items_of(self.data, [index % length for index in range(2 * size)]), self.loading)
+
     def batches(self, size: int, share: int = 0, num_shares: int = 1) -> Iterator[tuple[Batch, int]]:
         indices = torch.arange(share, len(self.data), num_shares)  # type: ignore[arg-type]
         for part in torch.split(indices, size):
@@ -253,6 +261,11 @@ def fetch(
         index = torch.as_tensor(indices, dtype=torch.int64)  # also for an empty list
         return tuple(tensor[index] for tensor in data.tensors)
     return collate(items_of(data, [int(index) for index in indices]))
+
+
+def _halves(items: list[Any], loading: Loading) -> tuple[Batch, Batch, Batch]:
+    size = len(items) // 2
+    return loading.collate(items[:size]), loading.collate(items[size:]), loading.collate(items)
 
 
 def items_of(data: Dataset[Any], indices: list[int]) -> list[Any]:
@@ -373,6 +386,12 @@ class StreamSource(Source):
         if not items:
             raise ConfigError("train=: the stream is empty")
         return self.loading.collate([items[index % len(items)] for index in range(number)])
+
+    def halves(self, size: int) -> tuple[Batch, Batch, Batch] | None:
+        if self.loading.num_workers:  # their processes interleave the samples in another order
+            return None
+        items = list(islice(iter(self.data), 2 * size))
+        return _halves([items[index % len(items)] for index in range(2 * size)], self.loading)
 
     def batches(self, size: int, share: int = 0, num_shares: int = 1) -> Iterator[tuple[Batch, int]]:
         samples = iter(_Part(self.data, share, num_shares))

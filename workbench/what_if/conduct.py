@@ -16,6 +16,7 @@ from workbench.clusters.emulated.rates import parse_rate, rate_text
 from workbench.costs import Network, Stragglers
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
+from workbench.problems.loading import ENDLESS
 from workbench.program import Algorithm, Replicas
 from workbench.runtimes.rank.fingerprint import code_digest, source_digest
 from workbench.settings import describe
@@ -27,10 +28,10 @@ from workbench.what_if.recipe import Recipe, one_worker_stands_for_all, recipe_o
 from workbench.what_if.results import Cell, Study
 from workbench.what_if.saved import Saved
 from workbench.what_if.step_time import step_time
-from workbench.what_if.trainings import Metric, Trainings, own_rate
+from workbench.what_if.trainings import Trainings, own_rate
 
 SETTINGS = ("optimizer", "lr", "schedule", "clip_norm", "ema_decay", "num_micro")
-METRICS: dict[str, Metric] = {"loss": "test_loss", "test_loss": "test_loss", "accuracy": "accuracy"}
+METRICS = {"loss": "test_loss", "test_loss": "test_loss", "accuracy": "accuracy"}
 TIMED_SHARE = 0.5  # of the minutes that are left, for the times of steps
 NOTES = {
     "latency_s cannot be separated": "the costs are of messages of one size: their latency is taken as 0",
@@ -40,6 +41,7 @@ NOTES = {
 MEASURED_SHARE = 0.1  # of the minutes, for the compute
 OVERRUN = 1.1  # of the minutes, from which the answer says so
 MOST_MINUTES = 10_000
+COUNTED = 64  # samples of test data that are read at once, where only reading tells how many there are
 RESERVED_SHARE, RESERVED_S = 0.1, 8.0  # of the minutes, and at most, for the reasons, which simulate a few steps more
 
 
@@ -76,8 +78,8 @@ def study(
         networks: rates ("1gbit"), names in `workbench.costs` ("ethernet-10g") or networks, of which
             latency and bandwidth count.
         workers: numbers of workers, each on a host of its own.
-        target: ("loss", 3.2) or ("accuracy", 0.9), on the test data. None: no algorithm is known to be sooner; all
-            train equally long.
+        target: ("loss", 3.2), ("accuracy", 0.9) or one of the problem's metrics, on the test data. None: no algorithm is
+            known to be sooner; all train equally long.
         seeds: number of trainings of each kind, with the seeds 0, 1, ...; or the seeds.
         minutes: limit of the whole study.
         batch_size: samples of a worker in a step; None: the problem's.
@@ -252,29 +254,32 @@ def _networks(networks: Any) -> list[Network | str]:
     return found
 
 
-def _goal(target: tuple[str, float] | None, problem: Problem) -> tuple[Metric, float] | None:
+def _goal(target: tuple[str, float] | None, problem: Problem) -> tuple[str, float] | None:
     if target is None:
         return None
+    names = {**METRICS, **{name: name for name in problem.named_metrics()}}
     pair = isinstance(target, tuple | list) and len(target) == 2
-    if not pair or target[0] not in METRICS or not is_number(target[1]):
-        raise ConfigError(f'target={target!r}: give ("loss", 3.2) or ("accuracy", 0.9)')
+    if not pair or target[0] not in names or not is_number(target[1]):
+        own = "".join(f', ("{name}", ...)' for name in problem.named_metrics())
+        raise ConfigError(f'target={target!r}: give ("loss", 3.2) or ("accuracy", 0.9){own}')
+    name, value = names[target[0]], target[1]
     if problem.test is None:
         raise ConfigError("target= is reached on test data: give the Problem test=, or leave target out")
-    if not math.isfinite(target[1]):
+    if not math.isfinite(value):
         raise ConfigError(f"target={target!r}: give a finite number")
-    if METRICS[target[0]] == "accuracy":
+    if name == "accuracy":
         if problem.correct is None:
             raise ConfigError('target=("accuracy", ...): the problem has correct=None; give ("loss", ...)')
-        if not 0 < target[1] <= 1:
+        if not 0 < value <= 1:
             raise ConfigError(f"target={target!r}: an accuracy is from 0 to 1")
-    return METRICS[target[0]], float(target[1])
+    return name, float(value)
 
 
 def _asked(
     problem: Problem,
     batch_size: int,
     settings: Mapping[str, Any],
-    goal: tuple[Metric, float] | None,
+    goal: tuple[str, float] | None,
     stragglers: Sequence[Stragglers],
     search: int,
     calibrated: Any,
@@ -284,10 +289,18 @@ def _asked(
     shown = {key: describe(value) if callable(value) else value for key, value in settings.items()}
     return {
         "problem": problem.name,
-        "code": code_digest(problem.model, problem.loss, problem.optimizer),
+        "code": code_digest(
+            problem.model,
+            problem.loss,
+            problem.optimizer,
+            *(metric.function for metric in problem.named_metrics().values()),
+        ),
         "parameters": problem.num_parameters(),
         "optimizer": describe(problem.optimizer),
-        "data": [source_digest(problem.train_source()), None if problem.test is None else source_digest(problem.test_source())],
+        "data": [
+            source_digest(problem.train_source()),
+            None if problem.test is None else source_digest(problem.test_source()),
+        ],
         "calibrated": _called(calibrated),
         "threads": threads,
         "batch_size": batch_size,
@@ -380,8 +393,10 @@ def _gradient(
 
 
 def _num_tested(problem: Problem) -> int:
-    tested = problem.test_data()
-    return 0 if tested is None else len(tested)  # type: ignore[arg-type]
+    tested = problem.test_source()
+    if tested is None:
+        return 0
+    return tested.num_samples if tested.num_samples < ENDLESS else sum(number for _, number in tested.batches(COUNTED))
 
 
 def _worth_training(cells: Sequence[Cell]) -> tuple[list[Recipe], list[str]]:
@@ -444,7 +459,7 @@ def _and(words: Sequence[str]) -> str:
 def _limits(
     cells: Sequence[Cell],
     trainings: Trainings,
-    goal: tuple[Metric, float] | None,
+    goal: tuple[str, float] | None,
     calibration: Calibration,
     num_seeds: int,
     problem: Problem,

@@ -12,7 +12,8 @@ from torch import nn
 from workbench.algorithms import BackupSGD, DeAR, LayerwiseSGD, PipeSGD, SoftsyncSGD, SynchronousSGD
 from workbench.calibration.effective import codec_of
 from workbench.collectives import Native
-from workbench.problems.base import Problem, fetch, to_device
+from workbench.problems.base import Problem
+from workbench.problems.loading import to_device
 from workbench.program import Algorithm
 from workbench.what_if.candidates import name_of
 
@@ -98,11 +99,15 @@ def _mean_staleness(algorithm: Algorithm, workers: int) -> float:
 def one_worker_stands_for_all(problem: Problem, batch_size: int) -> bool:
     """Return whether the loss of two workers' samples together is the mean of their losses.
 
-    It is not if the model normalises over the samples of a worker (batch normalisation), or if the loss is a sum over
-    samples, or compares samples of a batch with each other.
+    It is not if the model normalises over the samples of a worker (batch normalisation), if the loss is a sum over
+    samples, or compares samples of a batch with each other, or if the user's function makes the batches.
     """
-    size = min(batch_size, problem.num_samples() // 2)
+    source = problem.train_source()
+    size = min(batch_size, source.num_samples // 2)
     if size < 1:
+        return False
+    halves = source.halves(size)
+    if halves is None:
         return False
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = problem.model()
@@ -110,8 +115,5 @@ def one_worker_stands_for_all(problem: Problem, batch_size: int) -> bool:
             return False
         model.eval()
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        data = problem.train_data()
-        order = list(range(2 * size))
-        parts = [order[:size], order[size:], order]
-        one, other, both = (float(problem.batch_loss(model, to_device(fetch(data, part), device))) for part in parts)
+        one, other, both = (float(problem.first_loss(model, to_device(batch, device))) for batch in halves)
     return math.isclose(both, (one + other) / 2, rel_tol=SAME_LOSS)

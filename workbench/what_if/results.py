@@ -22,7 +22,7 @@ from workbench.units import GBIT_PER_S
 from workbench.what_if.candidates import name_of
 from workbench.what_if.recipe import Recipe
 from workbench.what_if.step_time import StepTime, saved_seconds, step_run, step_time
-from workbench.what_if.trainings import Metric, Trained
+from workbench.what_if.trainings import Trained
 
 if TYPE_CHECKING:
     from workbench.what_if.check import Check
@@ -38,7 +38,6 @@ COSTS = {
     "latency": "the latency of messages",
     "stragglers": "stragglers",
 }
-TARGETS = {"test_loss": "a test loss of", "accuracy": "an accuracy of"}
 
 
 @final
@@ -144,7 +143,7 @@ class Study:
 
     Attributes:
         problem: the problem's name.
-        target: what was to be reached: "test_loss" or "accuracy", and its value; or None.
+        target: what was to be reached: "test_loss", "accuracy" or a metric of the problem, and its value; or None.
         calibration: the cost model of compute and messages.
         cells: one for each algorithm, number of workers and network.
         trainings: one for each recipe and number of workers that was trained.
@@ -153,7 +152,7 @@ class Study:
     """
 
     problem: str
-    target: tuple[Metric, float] | None
+    target: tuple[str, float] | None
     calibration: Calibration
     cells: tuple[Cell, ...]
     trainings: tuple[Trained, ...] = ()
@@ -221,8 +220,7 @@ class Study:
         if best.target_s is not None and self.target is not None and best.interval_s is not None:
             low_s, high_s = best.interval_s
             words[0] += (
-                f" reaches {TARGETS[self.target[0]]} {self.target[1]:g} in {seconds(best.target_s)} "
-                f"[{seconds(low_s)}, {seconds(high_s)}]"
+                f" reaches {_words(*self.target)} in {seconds(best.target_s)} [{seconds(low_s)}, {seconds(high_s)}]"
             )
             if plain is not best and plain.target_s is not None:
                 ratio, low, high = ratio_of(plain, best)
@@ -326,7 +324,7 @@ class Study:
         return Table(rows, columns, caption=self._caption())
 
     def _caption(self) -> str:
-        goal = "" if self.target is None else f"; target: {TARGETS[self.target[0]]} {self.target[1]:g}"
+        goal = "" if self.target is None else f"; target: {_words(*self.target)}"
         return f"{self.problem}{goal}; predicted, intervals from 10 % to 90 %"
 
     @property
@@ -372,7 +370,7 @@ class Study:
         shown = list(dict.fromkeys([*list(quickest.values())[:num], plain]))
         metric = self.target[0] if self.target else "test_loss"
         curves = {cell.name: _curve(cell, metric) for cell in shown}
-        what = {"test_loss": "test loss", "accuracy": "accuracy"}[metric]
+        what = {"test_loss": "test loss"}.get(metric, metric)
         return curves_of(
             {name: curve for name, curve in curves.items() if curve},
             title=f"{self.problem}, {plain.workers} workers, {plain.network}",
@@ -520,7 +518,7 @@ def ratio_of(plain: Cell, best: Cell) -> tuple[float, float, float]:
     return ratio, ratio * math.exp(-down), ratio * math.exp(up)
 
 
-def _curve(cell: Cell, metric: Metric) -> dict[float, list[float]]:
+def _curve(cell: Cell, metric: str) -> dict[float, list[float]]:
     """Return predicted seconds -> values of the seeds."""
     found: dict[float, list[float]] = {}
     assert cell.trained is not None
@@ -529,6 +527,12 @@ def _curve(cell: Cell, metric: Metric) -> dict[float, list[float]]:
             if row[metric] is not None and row["step"] >= 0:
                 found.setdefault((row["step"] + 1) * cell.time.step_s, []).append(row[metric])
     return found
+
+
+def _words(metric: str, value: float) -> str:
+    """Return a target in words: 'a test loss of 3.2'; 'f1 of 0.8' for a metric of the user's own."""
+    words = {"test_loss": "a test loss of", "accuracy": "an accuracy of"}.get(metric, f"{metric} of")
+    return f"{words} {value:g}"
 
 
 def _bold(text: str) -> str:

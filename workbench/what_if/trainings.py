@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 
@@ -30,8 +30,6 @@ STALLED = 3.0  # times longer than expected
 FIRST_SHARE = 0.35  # of the time that is left, for the first training
 SEARCH_SEED = 1000  # far from the seeds that count
 SEARCH_OCTAVES = 2.0  # a search tries rates up to this power of 2 above and below the rule's
-
-Metric = Literal["test_loss", "accuracy"]
 
 
 @final
@@ -74,7 +72,7 @@ class Trainings:
     problem: Problem
     compute: Compute
     settings: Mapping[str, Any]
-    target: tuple[Metric, float] | None
+    target: tuple[str, float] | None
     lr: float
     tries: int
     seeds: Sequence[int]
