@@ -220,7 +220,7 @@ def test_a_target_on_a_metric_of_the_users_own() -> None:
     assert [cell.steps for cell in found.cells] == pytest.approx([cell.steps for cell in known.cells])
     assert "reaches mistakes of 0.151389 in" in found.answer
     assert found.front().layout.yaxis.title.text == "mistakes"
-    with pytest.raises(ConfigError, match=r'give \("loss", 3.2\) or \("accuracy", 0.9\), \("error", ...\)'):
+    with pytest.raises(ConfigError, match=r'give \("loss", 3.2\) or \("accuracy", 0.9\), \("mistakes", ...\)'):
         ask(problem=mine, target=("f1", 0.8))
 
 
