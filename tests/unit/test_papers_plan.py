@@ -6,6 +6,7 @@ import json
 import shlex
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -196,6 +197,30 @@ def test_an_experiment_is_its_code_and_its_parameters(share: Path) -> None:
 )
 def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
     assert (source_digest(other) == source_digest("def f(x):\n    return 2 * x")) is same
+
+
+@pytest.mark.parametrize(
+    ("code", "parameters", "has", "lacks"),
+    [
+        ("wb.StaleSGD()", {}, "algorithms/stale.py", "algorithms/partial.py"),
+        ("wb.algorithms.get(name)", {"name": "partial-all-reduce"}, "algorithms/partial.py", "algorithms/stale.py"),
+        ("wb.OnlineBackupSGD()", {}, "algorithms/parameter_server.py", "algorithms/diloco.py"),
+        (
+            "from workbench.papers.studies import compare_with_ddp",
+            {},
+            "runtimes/user_loop/trainer.py",
+            "algorithms/diloco.py",
+        ),
+        ("wb.simulate()", {}, "algorithms/synchronous.py", "runtimes/user_loop/trainer.py"),
+    ],
+)
+def test_an_experiment_includes_the_algorithms_that_it_names(
+    code: str, parameters: dict[str, Any], has: str, lacks: str, share: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(experiment, "library_digest", lambda modules: asked.append(modules) or "0")
+    experiment_digest(write_notebook(share, "23-names", ("", code)), parameters, ["torch"])
+    assert has in asked[0] and lacks not in asked[0]
 
 
 def test_an_experiment_includes_what_it_imports_from_the_papers_and_what_that_imports(

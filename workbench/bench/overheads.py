@@ -229,7 +229,7 @@ def plain_on_rank(runtime: RuntimeName, folder: str, rounds: int) -> dict[str, l
 
     from workbench import problems
     from workbench.bench import peers
-    from workbench.problems.base import fetch
+    from workbench.problems.loading import fetch
     from workbench.runtimes.user_loop.record import Recording, record
 
     transport, meet, slowest = _on_gloo(folder, runtime)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,6 @@ from workbench.papers.history import PACKAGE
 
 # Code that determines a measured number. Tables, plots, messages and the command line do not.
 SHARED = (
-    "algorithms",
     "codecs",
     "collectives",
     "costs",
@@ -35,10 +35,11 @@ ON_RANKS = (
     "runtimes/execution",
     "runtimes/transport",
     "runtimes/rank/training_loop.py",
-    "runtimes/user_loop/trainer.py",
-    "runtimes/user_loop/ddp_hook.py",
     "clusters/emulated",
 )
+ALGORITHMS = "algorithms"
+PREDICTED = ("synchronous", "layerwise", "dear", "pipe", "backup")  # algorithms that `calibration` constructs itself
+IN_LOOPS = {"Trainer": "runtimes/user_loop/trainer.py", "ddp_hook": "runtimes/user_loop/ddp_hook.py"}
 RULES = ("papers/verdicts.py",)  # verdicts follow from the numbers
 STUDIES = "papers/studies/"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -47,8 +48,9 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Collection[str]) -> str:
     """Return a hash of what determines the numbers of a record.
 
-    It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Comments,
-    docstrings, type annotations, the layout of code, error messages and text cells do not change it.
+    It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Of the
+    algorithms these are the ones that code or parameters name, and what they import. Comments, docstrings, type
+    annotations, the layout of code, error messages and text cells do not change it.
 
     Args:
         notebook: the notebook.
@@ -60,7 +62,13 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
     cells = nbformat.read(notebook, as_version=4).cells  # type: ignore[no-untyped-call]
     sources = [cell.source for cell in cells if cell.cell_type == "code"]
     code = [source_digest(source) for source in sources]
-    modules = {*_paths(where), *(module for source in sources for module in _experiments_of(source))}
+    studies = {module for source in sources for module in _experiments_of(source)}
+    texts = [
+        *sources,
+        *((PACKAGE / study).read_text(encoding="utf-8") for study in sorted(studies)),
+        json.dumps(parameters),
+    ]
+    modules = {*_paths(where), *studies, *_named_modules("\n".join(texts))}
     what = [code, dict(sorted(parameters.items())), library_digest(tuple(sorted(modules)))]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -104,6 +112,46 @@ def _paths(where: Collection[str]) -> set[str]:
     if any(place.removesuffix(SLEPT) in RANKS for place in where):
         paths |= set(ON_RANKS)
     return paths
+
+
+def _named_modules(text: str) -> set[str]:
+    """The modules of algorithms that code and parameters name, with those that they import, and of loops of one's own.
+
+    >>> sorted(_named_modules("wb.AsyncSGD()") - _named_modules(""))
+    ['algorithms/async_sgd.py']
+    """
+    found = {path for name, path in IN_LOOPS.items() if re.search(rf"\b{name}\b", text)}
+    words, imports = _algorithm_modules()
+    open_ = [name for name in words if name in PREDICTED or re.search(rf"\b({'|'.join(words[name])})\b", text)]
+    while open_:
+        name = open_.pop()
+        path = f"{ALGORITHMS}/{name}.py"
+        if path not in found:
+            found.add(path)
+            open_ += imports[name]
+    return found
+
+
+@cache
+def _algorithm_modules() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Name of each module of algorithms -> words that name what it holds; and -> the modules that it imports."""
+    from workbench.algorithms import find, names
+
+    words: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
+    for path in (PACKAGE / ALGORITHMS).glob("*.py"):
+        if path.stem == "__init__":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        words[path.stem] = {
+            f"{ALGORITHMS}.{path.stem}",
+            *(one.name for one in tree.body if isinstance(one, ast.ClassDef)),
+        }
+        origins = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        imports[path.stem] = {one.rpartition(".")[2] for one in origins if one.startswith(f"workbench.{ALGORITHMS}.")}
+    for name in names():
+        words[find(name).__module__.rpartition(".")[2]].add(name)
+    return words, imports
 
 
 def _experiments_of(source: str) -> Iterator[str]:
