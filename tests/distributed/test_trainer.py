@@ -9,9 +9,11 @@ import threading
 import time
 import warnings
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -26,6 +28,7 @@ from workbench.algorithms import (
     EagerDiLoCo,
     LayerwiseSGD,
     LocalSGD,
+    PartialAllReduce,
     PipeSGD,
     StreamingDiLoCo,
     SynchronousSGD,
@@ -43,6 +46,7 @@ ALGORITHMS = [
     LayerwiseSGD(bucket_bytes=0),
     LayerwiseSGD(bucket_bytes=64, apply="any"),
     PipeSGD(width=1),
+    PartialAllReduce(quorum="all"),
 ]
 NUM_STEPS = 6
 
@@ -648,6 +652,7 @@ def test_what_cannot_be_kept_or_comes_too_late_is_refused(tmp_path: Path) -> Non
 
 IN_FLIGHT = [
     *KEPT,
+    PartialAllReduce(quorum="all"),
     AdaptiveDelaySGD(max_delay=1, adapt_every=100),
     StreamingDiLoCo(every=2, fragments=1, delay=1),
     EagerDiLoCo(every=2, fragments=2),
@@ -770,3 +775,86 @@ def test_dear_is_synchronous_under_a_scheduler_of_the_loops_own() -> None:
         rtol=1e-12,
         atol=1e-14,
     )
+
+
+# ---------------------------------------------------------------- rounds without the late ranks
+
+ROUNDS, LR, NUM_FEATURES = 12, 0.05, 5
+
+
+def line_gradient(rank: int, step: int, w: np.ndarray) -> np.ndarray:
+    """The gradient of a least-squares fit to three samples of that rank and step."""
+    random = np.random.default_rng((rank, step))
+    x, y = random.standard_normal((3, NUM_FEATURES)), random.standard_normal(3)
+    return x.T @ (x @ w - y) / len(y)
+
+
+def train_in_rounds(quorum: str, kept: str) -> tuple[list[np.ndarray], list[int], list[bool]]:
+    """Parameters before each step and at the end, the steps whose closure was called, and those that returned a loss.
+
+    Rank 2 is late now and then. With `kept`, a second Trainer continues from the checkpoint of the half.
+    """
+    from workbench.runtimes.rank.main import world_here
+
+    rank = world_here()[0]
+    read: list[np.ndarray] = []
+    called, losses = [], []
+    for first, last in ((0, ROUNDS // 2), (ROUNDS // 2, ROUNDS)) if kept else ((0, ROUNDS),):
+        model = nn.Linear(NUM_FEATURES, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+
+        def loss(step: int, model: nn.Module = model) -> torch.Tensor:
+            called.append(step)
+            random = np.random.default_rng((rank, step))
+            x, y = (torch.from_numpy(random.standard_normal(shape)) for shape in ((3, NUM_FEATURES), (3,)))
+            time.sleep(0.15 if rank == 2 and step % 4 == 1 else 0.01)
+            return (model(x).squeeze(1) - y).square().mean() / 2
+
+        with Trainer(model, optimizer, PartialAllReduce(quorum=quorum), timeout_s=30) as trainer:
+            if first:
+                assert trainer.load(kept)[0] == first
+            for step in range(first, last):
+                read.append(model.weight.detach().numpy().reshape(-1).copy())
+                losses.append(trainer.step(partial(loss, step)) is not None)
+                if step == ROUNDS // 2:
+                    here = model.weight.detach().clone()
+                    with trainer.evaluating():
+                        assert torch.equal(model.weight, here), "no update is in flight"
+            if kept and not first:
+                trainer.save(kept)
+        end = model.weight.detach().numpy().reshape(-1).copy()
+    return [*read, end], called, losses
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("quorum", ["solo", "majority"])
+@pytest.mark.parametrize("resumed", [False, True], ids=["whole", "resumed"])
+def test_a_late_rank_misses_rounds_and_each_gradient_is_used_once(
+    runtime: str, quorum: str, resumed: bool, tmp_path: Path
+) -> None:
+    """Each update is the mean of gradients of this or earlier rounds, each used once: NumPy finds out which."""
+    kept = str(tmp_path / "kept") if resumed else ""
+    found = shared_pool(runtime, 3, compiler=True).run(train_in_rounds, quorum, kept)
+    w = found[0][0]
+    for rank, (read, called, losses) in enumerate(found):
+        np.testing.assert_array_equal(read, w, err_msg="ranks apply the same rounds")
+        assert [step for step in range(ROUNDS) if losses[step]] == called
+        assert rank == 2 or quorum == "majority" or len(called) >= ROUNDS - 2, "a fast rank is late by chance alone"
+    assert len(found[2][1]) < ROUNDS, "the slow rank is late, and does not compute what it missed"
+    unused = {}
+    for step in range(ROUNDS):
+        unused |= {
+            (rank, step): line_gradient(rank, step, w[step]) for rank in range(3) if step in found[rank][1]
+        }
+        mean = (w[step] - w[step + 1]) / LR
+        chosen = [
+            names
+            for size in range(1, len(unused) + 1)
+            for names in combinations(unused, size)
+            if np.allclose(np.mean([unused[name] for name in names], axis=0), mean, rtol=0, atol=1e-12)
+        ]
+        assert len(chosen) == 1, f"round {step}: one set of unused gradients has this mean"
+        for name in chosen[0]:
+            del unused[name]
+    assert len(unused) <= 3, "a gradient is left over only if no round followed"

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import count
 from typing import ClassVar, final
 
 import torch
@@ -35,6 +36,7 @@ from workbench.ops import (
 from workbench.program import Card, Context, Elasticity, Requirements, Restart
 
 READY, GO, DONE = 990, 991, 992  # tags; those of a collective's hops are below 900
+ENDED = (1 << 40) - 1  # stamp of a rank whose caller takes no more steps, and of the answer when all have ended
 
 
 class Quorum(StrEnum):
@@ -68,6 +70,9 @@ class PartialAllReduce(CollectiveAlgorithm):
     gradients of the rank that left are lost, if no finished step has used them. The others keep a copy of their
     contribution to a round until they have applied the round, and contribute it again. A quorum that is a number must
     not exceed the number of remaining ranks. A process that takes the rank's place begins with the next round.
+
+    In a `Trainer` every rank calls `step` once for each round. A late rank's calls for the rounds that it missed return
+    at once: they apply the round, and do not call the closure.
 
     Paper: li2020eager, Alg. 1 and 2 (solo and majority).
     """
@@ -156,22 +161,17 @@ class PartialAllReduce(CollectiveAlgorithm):
         """Return None: control messages go to and from rank 0, and late ranks send fewer."""
 
     def worker(self, ctx: Context) -> Program:
-        if ctx.num_steps is None:
-            raise ConfigError(
-                "PartialAllReduce must know its number of steps when it begins. A Trainer does not know it: train a "
-                "Problem with "
-                "Settings(steps=...), or use an algorithm whose ranks take their steps together, such as SynchronousSGD"
-            )
         assert ctx.layout is not None
         on_host = ctx.layout.device.type == "cuda"  # a token on the GPU would wait for the work that is queued there
         token = torch.zeros(1, dtype=torch.uint8, device="cpu" if on_host else ctx.layout.device)
         resumed: PartialState = ctx.resumed or PartialState()
         ctx.resumed = shared = _SharedGradients(waiting=deque(resumed.waiting))
-        tasks = [(yield Start(self._rounds(ctx, ctx.num_steps, shared, token), lane=FREE, shares_tags=True))]
+        num_steps = ctx.num_steps  # None: not known yet
+        tasks = [(yield Start(self._rounds(ctx, num_steps, shared, token), lane=FREE, shares_tags=True))]
         if ctx.rank == 0:
-            tasks.append((yield Start(self._coordinate(ctx, ctx.num_steps, token), lane=FREE, shares_tags=True)))
+            tasks.append((yield Start(self._coordinate(ctx, num_steps, token), lane=FREE, shares_tags=True)))
         step = ctx.first_step  # the next round
-        while step < ctx.num_steps:
+        while ctx.num_steps is None or step < ctx.num_steps:
             begun = step
             shared.waiting.append((yield Backward(begun)))
             if not shared.done:  # its round has not yet taken place
@@ -185,17 +185,19 @@ class PartialAllReduce(CollectiveAlgorithm):
                     step, state=PartialState(waiting=tuple(shared.waiting)), dropped=unused if step == begun else True
                 )
                 step += 1
-        yield Send(0, token, tag=READY, stamp=ctx.num_steps)
+        yield Send(0, token, tag=READY, stamp=ENDED if num_steps is None else num_steps)
         for ticket in tasks:
             yield Wait(ticket)
         while shared.waiting:
             yield Discard(shared.waiting.popleft())
 
-    def _rounds(self, ctx: Context, num_steps: int, shared: _SharedGradients, token: Tensor) -> Program:
+    def _rounds(self, ctx: Context, num_steps: int | None, shared: _SharedGradients, token: Tensor) -> Program:
         """One all-reduce for each round, with the gradients that this rank has when the round begins."""
-        notices: list[Ticket] = []
-        for number in range(ctx.first_step, num_steps):
-            yield Recv(0, like=token, tag=GO)
+        notices: deque[Ticket] = deque()
+        for number in count(ctx.first_step) if num_steps is None else range(ctx.first_step, num_steps):
+            begins = yield Recv(0, like=token, tag=GO, stamped=num_steps is None)
+            if num_steps is None and begins.stamp == ENDED:
+                break
             mine = [shared.waiting.popleft() for _ in range(len(shared.waiting))]
             merged = _merged(ctx, mine, number)
             if mine:  # in every run: a program does not know whether its run continues without a rank that leaves
@@ -203,23 +205,24 @@ class PartialAllReduce(CollectiveAlgorithm):
             total = yield AllReduce(merged, self.collective)
             shared.done.append(_Round(total, tuple((ctx.rank, one.version) for one in mine), mine[1:]))
             notices.append((yield Start(Send(ctx.rank, token, tag=DONE))))
+            while notices[0].done and len(notices) > 1:
+                notices.popleft()
         for ticket in notices:
             yield Wait(ticket)
 
-    def _coordinate(self, ctx: Context, num_steps: int, token: Tensor) -> Program:
+    def _coordinate(self, ctx: Context, num_steps: int | None, token: Tensor) -> Program:
         """Begin a round when enough ranks are ready for it. End when every rank has reported its end."""
+        end = ENDED if num_steps is None else num_steps
         number, num_ready, num_ended = ctx.first_step, 0, 0
         while num_ended < ctx.num_workers:
             stamp = (yield Recv(ANY, like=token, tag=READY, stamped=True)).stamp
-            num_ended += stamp == num_steps
-            num_ready += stamp == number < num_steps
+            num_ended += stamp == end
+            num_ready += stamp == number < end
             if num_ready == self.num_ready(ctx.num_workers):
-                sent = []
-                for rank in range(ctx.num_workers):
-                    sent.append((yield Start(Send(rank, token, tag=GO))))
-                for ticket in sent:
-                    yield Wait(ticket)
+                yield from _send_to_all(ctx, token, None if num_steps is not None else number)
                 number, num_ready = number + 1, 0
+        if num_steps is None:
+            yield from _send_to_all(ctx, token, ENDED)
 
 
 @final
@@ -292,6 +295,15 @@ def _merged(ctx: Context, mine: list[Gradient], number: int) -> Gradient:
         first.flat.add_(other.flat)
         first.tail()[CONTROL] = word
     return first
+
+
+def _send_to_all(ctx: Context, token: Tensor, stamp: int | None) -> Program:
+    """Tell each rank's rounds to begin the next one, or to end."""
+    sent = []
+    for rank in range(ctx.num_workers):
+        sent.append((yield Start(Send(rank, token, tag=GO, stamp=stamp))))
+    for ticket in sent:
+        yield Wait(ticket)
 
 
 def _apply(done: _Round) -> Program:

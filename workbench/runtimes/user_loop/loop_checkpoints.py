@@ -282,7 +282,7 @@ class Preview:
         self._recorder = interpreter.recorder
         interpreter.recorder = interpreter.clock.recorder = NullRecorder()
         try:
-            if end.step >= 0 and _has_pending_updates(algorithm, end.state):
+            if end.step >= 0 and _has_pending_updates(algorithm, end):
                 interpreter.complete_all(end.state)
                 self._set_aside()
                 here = end.step + 1
@@ -350,10 +350,11 @@ class PulledParameters:
             param.copy_(value)
 
 
-def _has_pending_updates(algorithm: Algorithm, state: State | None) -> bool:
-    """Return True if the end of training would change parameters."""
+def _has_pending_updates(algorithm: Algorithm, end: EndStep) -> bool:
+    """Return True if the end of training would change parameters. Gradients that are in no sum are left out then."""
+    unused = {id(item) for item in leaves(end.state and end.state.unused(end.step))}
     return algorithm.replicas != Replicas.EVERY_STEP or any(
-        isinstance(item, Ticket | Gradient) for item in leaves(state)
+        isinstance(item, Ticket | Gradient) and id(item) not in unused for item in leaves(end.state)
     )
 
 

@@ -227,7 +227,8 @@ class Trainer:
                 or never.
 
         Returns:
-            The loss, detached: the mean over the micro-batches. None without a closure.
+            The loss, detached: the mean over the micro-batches. None without a closure, and if `PartialAllReduce` did not
+            call it because this rank was too late for the step.
 
         Raises:
             PeerFailed: another rank failed.
@@ -241,6 +242,7 @@ class Trainer:
                 self.replica.optimizer_wrapper.of_step.clear()
             self._next = self._shares.weigh(closure, num_samples, self._gather_counts)
             self._begin_servers()
+            self._interpreter.loss = None
             end = self._interpreter.advance(self._program)
             assert end is not None, "the program ended before finish()"
             self._end = end
@@ -544,9 +546,8 @@ class Trainer:
             }
             value = None if loss is None or ("skipped" in found and not bool(torch.isfinite(loss))) else float(loss)
             numbers = {"staleness": self._interpreter.staleness, "loss": value, "lr": self.replica.lr}
-            self._recorder.metrics(
-                {**row, **numbers, "num_samples": sum(micro.num_samples for micro in self._next), **found}
-            )
+            computed = () if loss is None else self._next
+            self._recorder.metrics({**row, **numbers, "num_samples": sum(micro.num_samples for micro in computed), **found})
             self._recorder.end_step()
         self._interpreter.staleness = None
 
