@@ -86,6 +86,10 @@ lint: $(INSTALLED) ## style, format, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+.PHONY: docs
+docs: $(INSTALLED) ## the documentation as a site, read without a network; on one page: make docs FORMAT=singlehtml
+	$(BIN)/python docs/build.py $(or $(FORMAT),html)
+
 .PHONY: papers
 papers: $(INSTALLED) ## every notebook that tests a paper's claims, at its smallest size
 	$(BIN)/python -m pytest -m papers tests/notebooks/test_smoke.py

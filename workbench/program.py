@@ -197,7 +197,7 @@ class Roles:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """An algorithm's row of the README's table, for p ranks and n bytes of one gradient.
+    """An algorithm's row of the table in the docs, for p ranks and n bytes of one gradient.
 
     Attributes:
         paper: keys of `papers/`, with the section or equation.

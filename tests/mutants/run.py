@@ -40,6 +40,7 @@ COPIED = (
     "pyproject.toml",
     "conftest.py",
     "README.md",
+    "docs",
     "CONTRIBUTING.md",
     "papers",
     "notebooks",

@@ -117,7 +117,7 @@ def test_each_step_has_what_it_speaks_of() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_line_knows_the_new_algorithm_and_prints_readmes_table(copy: Path) -> None:
+def test_the_command_line_knows_the_new_algorithm_and_prints_the_docs_table(copy: Path) -> None:
     """The commands in one process of the copy."""
     command = re.search(rf"`workbench (train {NAME} [^`]*)`", five_steps())
     assert command, "step 2 says how to train with it"
@@ -127,16 +127,16 @@ def test_the_command_line_knows_the_new_algorithm_and_prints_readmes_table(copy:
     assert place.startswith(str(copy)), "the copy is what runs"
     assert shown.startswith(f"{NAME}: {CLASS}\n")
     assert json.loads(trained)["steps"] == 5
-    assert f"\n| {NAME} | " in markdown  # step 5: README's table is what this prints
-    page = (copy / "README.md").read_text()
+    assert f"\n| {NAME} | " in markdown  # step 5: the docs' table is what this prints
+    page = (copy / "docs" / "algorithms" / "index.md").read_text()
     rows = [line for line in page.splitlines(keepends=True) if line.startswith("| algorithm |")]
     before, _, after = page.partition(rows[0])
     rest = re.sub(r"\A(\|.*\n)*", "", after)
-    (copy / "README.md").write_text(before + markdown + rest)
+    (copy / "docs" / "algorithms" / "index.md").write_text(before + markdown + rest)
     try:
-        tested = run_tests(copy, *TABLES, "-k", f"{NAME} or readme or papers")
+        tested = run_tests(copy, *TABLES, "-k", f"{NAME} or the_docs or papers")
     finally:
-        (copy / "README.md").write_text(page)
+        (copy / "docs" / "algorithms" / "index.md").write_text(page)
     assert "passed" in tested.stdout
     assert tested.returncode == 0, tested.stdout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,17 +137,28 @@ def _demo(options: argparse.Namespace) -> int:
     from workbench.experiments.notebooks import tagged_text
     from workbench.resources import notebook
 
-    executed, page = execute(notebook("00-tour"), None, parse_pairs(options.parameter, "--parameter"), 600.0, None)
-    for tag, title in (("table", "On real MPI ranks:"), ("simulated", "On simulated workers:"), ("answer", "")):
-        print(f"{title}\n{tagged_text(executed, tag)}\n")
-    print(f"The notebook as executed:               {executed}\nIts page, for any browser, also offline: {page}")
+    given = parse_pairs(options.parameter, "--parameter")
+    executed, page = execute(notebook("00-tour"), None, given, 600.0, None, first=("answer", "timelines"))
+    for tag, title in (("answer", ""), ("table", "On real MPI ranks:\n"), ("simulated", "On simulated workers:\n")):
+        print(f"{title}{tagged_text(executed, tag)}\n")
+    print(f"Open this page in a browser, also offline: {page}\nThe notebook as executed:                  {executed}")
+    print("Next: `make lab` opens JupyterLab; `workbench study --problem digits-mlp` asks which algorithm would help.")
     return 0
 
 
 def execute(
-    path: Path, output: Path | None, parameters: dict[str, Any], timeout_s: float | None, kernel: str | None
+    path: Path,
+    output: Path | None,
+    parameters: dict[str, Any],
+    timeout_s: float | None,
+    kernel: str | None,
+    *,
+    first: Sequence[str] = (),
 ) -> tuple[Path, Path]:
-    """Execute a notebook and write an HTML page of it. Return the paths of both."""
+    """Execute a notebook and write an HTML page of it, which begins with the outputs of cells with these tags.
+
+    Return the paths of both.
+    """
     from workbench.experiments.notebooks import run_notebook
     from workbench.plots.html import export_html
     from workbench.trace.store import runs_root
@@ -156,5 +167,5 @@ def execute(
     os.environ.setdefault("WORKBENCH_RUNS", str(runs_root().resolve()))
     executed = run_notebook(path, output, parameters, timeout_s=timeout_s, kernel=kernel)
     page = executed.with_suffix(".html")
-    export_html(executed, page)
+    export_html(executed, page, first=first)
     return executed, page

@@ -161,7 +161,7 @@ class Topology:
         The two levels are a reduce-scatter inside each host, rings between the hosts, and an all-gather inside (full
         hosts only). There are p ranks on H hosts, with g = p / H ranks each, n bytes, and m = n / p. alpha and beta are
         of the slowest route from a host to the next: over its interfaces, or over an uplink if leaves differ. alpha'
-        and beta' are of the network inside a host.
+        and beta' are of the network inside a host::
 
             ring        2 (p-1) max(alpha + m beta, alpha' + m beta') + (p-1) m gamma
             two levels  2 (g-1) (alpha' + n/g beta') + (g-1) n/g gamma,   and between hosts, where k ranks share an interface,

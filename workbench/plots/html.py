@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ def use_notebook_renderer() -> None:
     pio.renderers.default = "plotly_mimetype"
 
 
-def export_html(notebook: Path | str, page: Path | str) -> Path:
+def export_html(notebook: Path | str, page: Path | str, *, first: Sequence[str] = ()) -> Path:
     """Make one HTML file from an executed notebook; any browser draws its figures, with or without a network.
 
     Only formulas in the notebook's text load a script from the network. Live widgets are left out.
@@ -42,6 +44,7 @@ def export_html(notebook: Path | str, page: Path | str) -> Path:
     Args:
         notebook: an .ipynb file.
         page: the .html file to write, atomically.
+        first: tags of cells whose outputs are also shown below the title, without their code, in the order of the tags.
 
     Returns:
         The page's path.
@@ -58,6 +61,7 @@ def export_html(notebook: Path | str, page: Path | str) -> Path:
         raise ConfigError(
             f"{path} is not a notebook ({str(error)[:80]}): give the path of an executed .ipynb file"
         ) from None
+    content.cells[1:1] = [_output_of(cell) for tag in first for cell in content.cells if tag in _tags(cell)]
     num_figures = draw_figures(content)
     resources = {
         "metadata": {"name": path.stem},
@@ -70,6 +74,18 @@ def export_html(notebook: Path | str, page: Path | str) -> Path:
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(page, body)
     return page
+
+
+def _tags(cell: Any) -> list[str]:
+    return list(cell.metadata.get("tags", []))
+
+
+def _output_of(cell: Any) -> Any:
+    """Return a copy of a cell whose code is not shown."""
+    copy = deepcopy(cell)
+    copy.metadata["transient"] = {"remove_source": True}
+    copy.id = f"{cell.id}-first"
+    return copy
 
 
 def draw_figures(content: Any) -> int:

@@ -547,7 +547,9 @@ class Trainer:
             value = None if loss is None or ("skipped" in found and not bool(torch.isfinite(loss))) else float(loss)
             numbers = {"staleness": self._interpreter.staleness, "loss": value, "lr": self.replica.lr}
             computed = () if loss is None else self._next
-            self._recorder.metrics({**row, **numbers, "num_samples": sum(micro.num_samples for micro in computed), **found})
+            self._recorder.metrics(
+                {**row, **numbers, "num_samples": sum(micro.num_samples for micro in computed), **found}
+            )
             self._recorder.end_step()
         self._interpreter.staleness = None
 

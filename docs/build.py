@@ -1,0 +1,206 @@
+"""Builds the documentation: `python docs/build.py [html | singlehtml] [FOLDER]`, into `docs/_build` or the folder.
+
+Sphinx reads one tree. It is made of these pages, and of the notebooks, papers, decisions and records of the repository.
+Links to files that are not in the tree become the names of these files.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+TAKEN = (  # files of the repository that are pages or pictures of the site, in the same places
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "STYLE.md",
+    "decisions/*.md",
+    "kernels/README.md",
+    "notebooks/*.ipynb",
+    "papers/README.md",
+    "papers/*/card.md",
+    "papers/*/figures/*.svg",
+    "records/README.md",
+    "records/combinations.md",
+    "records/*.svg",
+)
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+GROUPS = {  # notebooks by their number: first of each group -> heading
+    0: "Begin here",
+    10: "Clusters of other sizes and networks",
+    20: "Asynchronous gradient descent (daily2016leveraging)",
+    40: "Backup workers (chen2016revisiting)",
+    60: "Pipe-SGD (li2018pipesgd)",
+}
+
+
+def main(builder: str = "html", folder: str = str(DOCS / "_build")) -> int:
+    """Build the site. Returns Sphinx's exit status."""
+    from sphinx.cmd.build import main as sphinx
+
+    source, output = Path(folder) / "source", Path(folder) / builder
+    assemble(source)
+    status = sphinx(["-b", builder, "-q", "-W", "--keep-going", str(source), str(output)])
+    if status == 0:
+        print(output / "index.html")
+    return int(status)
+
+
+def assemble(source: Path) -> None:
+    """Write the tree that Sphinx reads."""
+    shutil.rmtree(source, ignore_errors=True)
+    taken = {path.relative_to(ROOT): path.relative_to(ROOT) for pattern in TAKEN for path in ROOT.glob(pattern)}
+    own = [path for path in DOCS.rglob("*") if path.is_file() and "_build" not in path.parts]
+    pages = taken | {path.relative_to(ROOT): path.relative_to(DOCS) for path in own if path.suffix != ".py"}
+    pages |= {Path("docs/conf.py"): Path("conf.py")}
+    known = {
+        **pages,
+        **{Path(f"docs/{name}"): Path(name) for name in ("reference.md", "notebooks.md", "papers/cards.md")},
+    }
+    for origin, place in pages.items():
+        to = source / place
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if origin.suffix == ".md":
+            to.write_text(linked((ROOT / origin).read_text(encoding="utf-8"), origin, known), encoding="utf-8")
+        elif origin.suffix == ".ipynb":
+            write_notebook(origin, to, known)
+        else:
+            shutil.copyfile(ROOT / origin, to)
+    (source / "reference.md").write_text(reference(), encoding="utf-8")
+    (source / "notebooks.md").write_text(gallery(), encoding="utf-8")
+    (source / "papers" / "cards.md").write_text(cards(), encoding="utf-8")
+    (source / "_static").mkdir(exist_ok=True)
+    with (source / "decisions" / "README.md").open("a", encoding="utf-8") as page:
+        page.write("\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n")
+
+
+def linked(text: str, origin: Path, known: dict[Path, Path]) -> str:
+    """Return Markdown with links that hold in the tree."""
+
+    def replaced(match: re.Match[str]) -> str:
+        image, words, target = match.groups()
+        path, _, anchor = target.partition("#")
+        if "://" in target or target.startswith("mailto:") or not path:
+            return match[0]
+        found = Path(os.path.normpath(origin.parent / path))
+        place = known.get(found) or known.get(found / "README.md")
+        if place is None:
+            name = found.as_posix()
+            return words if words.strip("`") in name else f"{words} (`{name}`)"
+        here = known.get(origin, origin).parent
+        return f"{image}[{words}]({os.path.relpath(place, here)}{'#' * bool(anchor)}{anchor})"
+
+    return LINK.sub(replaced, text)
+
+
+def write_notebook(origin: Path, to: Path, known: dict[Path, Path]) -> None:
+    """Write a notebook with the figures of its record below its answer."""
+    content = nbformat.read(ROOT / origin, as_version=4)
+    for cell in content.cells:
+        if cell.cell_type == "markdown":
+            cell.source = linked(cell.source, origin, known)
+    content.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+    pictures = [f"![{caption(path)}](../{path.relative_to(ROOT)})" for path in figures_of(origin.stem)]
+    if pictures:
+        content.cells[0].source += "\n\n" + "\n\n".join(pictures)
+    nbformat.write(content, to)
+
+
+def figures_of(notebook: str) -> list[Path]:
+    """Return the committed figures of a notebook."""
+    return sorted(ROOT.glob(f"papers/*/figures/{notebook}-*.svg"))
+
+
+def caption(path: Path) -> str:
+    """Return the title of a figure, or its name."""
+    found = re.search(r"<title>([^<]+)</title>", path.read_text(encoding="utf-8")[:4000])
+    return found[1] if found else path.stem
+
+
+def gallery() -> str:
+    """Return the page that lists the notebooks: question, answer, a figure."""
+    lines = ["# Notebooks", "", "Each notebook asks one question, and its first paragraph has the answer.", ""]
+    first_of = sorted(GROUPS)
+    group = -1
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        number = int(path.stem[:2])
+        begins = max(first for first in first_of if first <= number)
+        if begins != group:
+            group = begins
+            lines += [f"## {GROUPS[group]}", ""]
+        first = nbformat.read(path, as_version=4).cells[0].source
+        title = first.splitlines()[0].lstrip("# ")
+        answer = re.search(r"\*\*Answer\.?\*\*.*?(?=\n\n|\Z)", first, re.DOTALL)
+        lines += [f"### [{title}](notebooks/{path.stem}.ipynb)", ""]
+        if answer:
+            lines += [linked(answer[0], Path("notebooks/x.ipynb"), {}), ""]
+        for figure in figures_of(path.stem)[:1]:
+            lines += [f"![{caption(figure)}]({figure.relative_to(ROOT)})", ""]
+    names = [f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    return "\n".join([*lines, "```{toctree}", ":hidden:", "", *names, "```", ""])
+
+
+def cards() -> str:
+    """Return the page of the papers' cards."""
+    names = sorted(path.parent.name for path in (ROOT / "papers").glob("*/card.md"))
+    lines = [
+        "# The papers' cards",
+        "",
+        "What is implemented of each paper, what was read, its symbols, and its experiments.",
+    ]
+    return "\n".join([*lines, "", "```{toctree}", "", *(f"{name}/card" for name in names), "```", ""])
+
+
+def reference() -> str:
+    """Return the page of all public names, in the order of `workbench/__init__.pyi`."""
+    lines = ["# Reference", "", "All public names of the package `workbench`, in reading order.", ""]
+    for heading, names in public_names():
+        lines += [f"## {heading}", ""]
+        for name in names:
+            lines += [f"### {name}", "", "```{eval-rst}", *directive(name), "```", ""]
+    return "\n".join(lines)
+
+
+def directive(name: str) -> Iterator[str]:
+    """Yield the lines that document a public name."""
+    import inspect
+
+    import workbench
+
+    value = getattr(workbench, name)
+    if inspect.ismodule(value):
+        yield f".. automodule:: {value.__name__}"
+        yield "   :members:"
+        if hasattr(value, "__all__"):
+            yield "   :imported-members:"
+    elif inspect.isclass(value):
+        yield f".. autoclass:: workbench.{name}"
+        yield "   :members:"
+        yield "   :inherited-members: object"
+    else:
+        yield f".. autofunction:: workbench.{name}"
+    yield "   :noindex:" if inspect.ismodule(value) else ""
+
+
+def public_names() -> Iterator[tuple[str, list[str]]]:
+    """Yield each heading of the stub file with its names."""
+    text = (ROOT / "workbench" / "__init__.pyi").read_text(encoding="utf-8")
+    headings = {number: line[2:] for number, line in enumerate(text.splitlines(), 1) if line.startswith("# ")}
+    names: dict[str, list[str]] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom):
+            heading = headings[max(number for number in headings if number < node.lineno)]
+            names.setdefault(heading.capitalize(), []).extend(alias.name for alias in node.names)
+    yield from names.items()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""Settings of Sphinx. `python docs/build.py` makes the site."""
+
+from importlib.metadata import version as version_of
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+
+project = "workbench"
+author = "The workbench authors"
+version = release = version_of("sgd-workbench")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # notebooks carry their answers and figures as text; `workbench notebook run` executes them
+html_theme = "furo"
+html_title = "workbench"
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+html_math_renderer = "mathml"
+html_static_path = ["_static"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+default_role = "literal"  # docstrings write `name` as in Markdown
+
+
+def setup(app: Any) -> None:
+    """Let formulas be MathML, which browsers draw without a script and without a network."""
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
+    app.connect("autodoc-process-docstring", _escape)
+
+
+def _escape(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:
+    """Let |x| be an absolute value, and no substitution."""
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith((">>>", "...")):
+            lines[number] = line.replace("|", r"\|")
+
+
+def _inline(writer: Any, node: nodes.Element) -> None:
+    writer.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(writer: Any, node: nodes.Element) -> None:
+    writer.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
