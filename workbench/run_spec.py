@@ -39,7 +39,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the algorithm, such as width=2; see `workbench algorithms NAME`",
+        help="a setting of the algorithm, such as width=2; also as --width 2. `workbench train ALGORITHM --help` lists them",
     )
     add(
         "--option",
@@ -135,6 +135,34 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
 
 
+def algorithm_in(words: Sequence[str]) -> str | None:
+    """Return the first of the words that names an algorithm."""
+    from workbench import algorithms
+
+    return next((word for word in words if word.lower().replace("_", "-") in algorithms.names()), None)
+
+
+def expand_settings(words: Sequence[str]) -> list[str]:
+    """Return the words of `workbench train`, with options that it does not have as settings of the algorithm.
+
+    Algorithms are not loaded here: the fork server of the ranks begins before torch is loaded.
+
+    >>> expand_settings(["pipe-sgd", "--width", "3", "--workers", "4", "--warmup-steps=8"])
+    ['pipe-sgd', '--set', 'width=3', '--workers', '4', '--set', 'warmup_steps=8']
+    """
+    found, known = list(words), [*_parser()._option_string_actions, "-h", "--help"]
+    for place in reversed(range(len(found))):
+        option, is_one, value = found[place].partition("=")
+        if not option.startswith("--") or any(one.startswith(option) for one in known):
+            continue
+        setting = option[2:].replace("-", "_")
+        if is_one:
+            found[place : place + 1] = ["--set", f"{setting}={value}"]
+        elif place + 1 < len(found) and not found[place + 1].startswith("--"):
+            found[place : place + 2] = ["--set", f"{setting}={found[place + 1]}"]
+    return found
+
+
 class _RaisingParser(argparse.ArgumentParser):
     """A parser that raises an exception, where argparse would end the process."""
 
@@ -159,7 +187,7 @@ def parse_train(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         ConfigError: there is no such option, or a value is not valid.
     """
-    return _parser().parse_args(list(arguments))
+    return _parser().parse_args(expand_settings(arguments))
 
 
 def check_train(arguments: Sequence[str]) -> None:

@@ -9,11 +9,13 @@ import pytest
 from workbench import algorithms, catalogue
 from workbench.algorithms import Empirical, Geometric
 from workbench.cli import main as cli
+from workbench.cli.main import HEADINGS, main
 from workbench.codecs import QSGD, ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Auto, HalvingDoubling, Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.naming import parse_pairs, parse_value
 from workbench.program import Algorithm
+from workbench.run_spec import parse_train
 
 SETTINGS = [
     (name, setting) for name in algorithms.names() for setting in catalogue.describe("algorithms", name)["settings"]
@@ -151,3 +153,39 @@ def test_what_is_no_value_is_a_word(text: str) -> None:
 def test_the_error_reaches_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "softsync-sgd", "--runtime", "simulated", "--set", "divide=no"]) == ConfigError.exit_code
     assert capsys.readouterr().err == "workbench: softsync-sgd: divide='no': give true, or false\n"
+
+
+# -- settings as options
+
+
+def test_a_setting_of_the_algorithm_is_an_option() -> None:
+    options = parse_train(["pipe-sgd", "--width", "3", "--collective=ring", "--epoch", "2", "--set", "lanes=2"])
+    assert sorted(options.set) == ["collective=ring", "lanes=2", "width=3"]
+    assert options.epochs == 2, "an abbreviation stays one"
+
+
+@pytest.mark.parametrize("word", ["--wdith", "--set=wdith"])
+def test_a_misspelt_setting_names_the_right_one(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--set", "wdith=3"] if "set" in word else [word, "3"]
+    assert main(["train", "pipe-sgd", *given, "--runtime", "simulated", "--steps", "1"]) == 2
+    assert "did you mean width?" in capsys.readouterr().err
+
+
+def test_the_help_of_a_training_lists_the_algorithms_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "pipe-sgd", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "width" in shown and "warmup_steps" in shown
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "--problem" in capsys.readouterr().out
+
+
+def test_the_help_groups_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    for heading in HEADINGS.values():
+        assert f"\n{heading}:\n" in shown
+    assert (
+        shown.index("  train ") < shown.index("ask what would help") < shown.index("  study ") < shown.index("  bench ")
+    )

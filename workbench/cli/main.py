@@ -33,7 +33,15 @@ from workbench.cli.train import add_train_command
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import did_you_mean, parse_pairs
 from workbench.resources import version
+from workbench.run_spec import algorithm_in, expand_settings
 
+HEADINGS = {  # first command of a group -> heading
+    "train": "train, and look at runs",
+    "cluster": "clusters and jobs",
+    "study": "ask what would help",
+    "demo": "notebooks and papers",
+    "algorithms": "what there is, and what works here",
+}
 TERMINATED = 128 + signal.SIGTERM  # the exit status of `experiments.sigterm`, which is imported only when needed
 
 
@@ -48,8 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         130: interrupted. 143: terminated, for commands that clean up.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(given)
     try:
+        if given[:1] == ["train"]:
+            if {"-h", "--help"} & set(given) and (algorithm := algorithm_in(given)):
+                from workbench.catalogue import show
+
+                print(
+                    f"{show('algorithms', algorithm)}\n\n`workbench train --help` lists the options of all trainings."
+                )
+                return 0
+            given[1:] = expand_settings(given[1:])
+        options = _parser().parse_args(given)
         options.given = given  # ranks get the same command line
         status = int(options.command(options) or 0)
         sys.stdout.flush()
@@ -87,6 +104,21 @@ def _is_read() -> bool:
 
 
 @final
+class _Grouped(argparse.RawDescriptionHelpFormatter):
+    """Lists commands under headings."""
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        lines = []
+        for helped in action._choices_actions:
+            if helped.dest in HEADINGS:
+                lines.append(f"\n{HEADINGS[helped.dest]}:\n")
+            lines.append(self._format_action(helped))
+        return "".join(lines)
+
+
+@final
 class _Parser(argparse.ArgumentParser):
     """Suggests the nearest choices for an invalid one."""
 
@@ -99,20 +131,33 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="workbench", description="A research workbench for distributed SGD.")
+    parser = _Parser(
+        prog="workbench", description="A research workbench for distributed SGD.", formatter_class=_Grouped
+    )
     parser.add_argument("--version", action="version", version=f"workbench {version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add = commands.add_parser
+    # train, and look at runs
     add_train_command(add("train", help="train a problem with an algorithm on real or simulated ranks"))
     add_steer_options(add("steer", help="change settings of a running training; or pause, resume or stop it"))
+    add_sweep_options(add("sweep", help="run a grid of runs from a YAML file; continues where it stopped"))
+    add_record_options(add("record", help="run a command, and record its training loops: where does the time go?"))
+    add_runs_options(add("runs", help="list, export or remove runs of the run store"))
+    _add_show(add("show", help="compare the numbers of runs"))
+    _add_export(add("export", help="write a run's trace for ui.perfetto.dev, or as a graph for ASTRA-sim"))
+    _add_evaluate(add("evaluate", help="make the evaluations that a failed or killed run did not make"))
+
+    # clusters and jobs
+    add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
     add_submit_options(
         add("submit", help="train in a Slurm job; it can continue from its checkpoint after the time limit")
     )
-    add_sweep_options(add("sweep", help="run a grid of runs from a YAML file; continues where it stopped"))
     add_emulate_options(
         add("emulate", help="run a command on hosts of an emulated network of a known rate and latency")
     )
-    add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
+    add_kernels_options(add("kernels", help="list or install the package's Jupyter kernels"))
+
+    # ask what would help
     add_study_options(add("study", help="ask which algorithm reaches a target soonest, for other workers and networks"))
     add_calibrate_options(add("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(add("predict", help="predict the time of a step for other workers, networks and algorithms"))
@@ -121,16 +166,42 @@ def _parser() -> argparse.ArgumentParser:
             "recommend", help="recommend an algorithm, width, bucket size, codec and number of backups, with the reason"
         )
     )
-    add_record_options(add("record", help="run a command, and record its training loops: where does the time go?"))
 
-    add_runs_options(add("runs", help="list, export or remove runs of the run store"))
+    # notebooks and papers
+    add_demo_options(add("demo", help="execute the tour: three algorithms on four MPI ranks; print its answer"))
+    add_notebook_options(add("notebook", help="execute a notebook, or list those of the package"))
+    add_reproduce_options(
+        add("reproduce", help="execute the notebooks about one paper or all; write records and verdicts")
+    )
+    add_papers_options(
+        add("papers", help="list and check the claims of papers and their verdicts, and write their pages")
+    )
+    add_artefact_options(add("artefact", help="bundle a paper's notebooks, claims, records and environment"))
 
-    show = commands.add_parser("show", help="compare the numbers of runs")
+    # what there is, and what works here
+    for title in ("algorithms", "collectives", "codecs"):
+        listing = add(title, help=f"list the {title}, or describe one")
+        listing.add_argument("name", nargs="?", help="describe this one")
+        listing.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+        listing.add_argument("--json", action="store_true", help="print a JSON array; with a name, an object")
+        listing.set_defaults(command=_catalogue, what=title)
+    problems = add("problems", help="list the problems, or describe one")
+    problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
+    problems.set_defaults(command=_problems)
+    add_doctor_options(add("doctor", help="try what works on this machine, and say how to fix the rest"))
+    add_bench_options(
+        add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit")
+    )
+    return parser
+
+
+def _add_show(show: argparse.ArgumentParser) -> None:
     show.add_argument("run", nargs="+", help="name, beginning of a name, folder, or `last`")
     show.add_argument("--json", action="store_true", help="print one JSON object per run")
     show.set_defaults(command=_show)
 
-    evaluate = commands.add_parser("evaluate", help="make the evaluations that a failed or killed run did not make")
+
+def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("run", help="name, beginning of a name, folder, or `last`")
     evaluate.add_argument("--problem", help="the run's problem, if it is file.py:name")
     evaluate.add_argument(
@@ -142,7 +213,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     evaluate.set_defaults(command=_evaluate)
 
-    export = commands.add_parser("export", help="write a run's trace for ui.perfetto.dev, or as a graph for ASTRA-sim")
+
+def _add_export(export: argparse.ArgumentParser) -> None:
     export.add_argument("run", help="name, beginning of a name, folder, or `last`")
     export.add_argument(
         "--format",
@@ -158,33 +230,6 @@ def _parser() -> argparse.ArgumentParser:
         "the run's folder",
     )
     export.set_defaults(command=_export)
-
-    add_notebook_options(add("notebook", help="execute a notebook, or list those of the package"))
-    add_reproduce_options(
-        add("reproduce", help="execute the notebooks about one paper or all; write records and verdicts")
-    )
-    add_papers_options(
-        add("papers", help="list and check the claims of papers and their verdicts, and write their pages")
-    )
-    add_artefact_options(add("artefact", help="bundle a paper's notebooks, claims, records and environment"))
-    add_demo_options(add("demo", help="execute the tour: three algorithms on four MPI engines; print its table"))
-
-    add_kernels_options(add("kernels", help="list or install the package's Jupyter kernels"))
-
-    for title in ("algorithms", "collectives", "codecs"):
-        listing = commands.add_parser(title, help=f"list the {title}, or describe one")
-        listing.add_argument("name", nargs="?", help="describe this one")
-        listing.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-        listing.add_argument("--json", action="store_true", help="print a JSON array; with a name, an object")
-        listing.set_defaults(command=_catalogue, what=title)
-    add_doctor_options(add("doctor", help="try what works on this machine, and say how to fix the rest"))
-    add_bench_options(
-        add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit")
-    )
-    problems = commands.add_parser("problems", help="list the problems, or describe one")
-    problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
-    problems.set_defaults(command=_problems)
-    return parser
 
 
 def _show(options: argparse.Namespace) -> int:
