@@ -22,6 +22,7 @@ nb_execution_mode = "off"  # notebooks carry their answers and figures as text; 
 html_theme = "furo"
 html_title = "workbench"
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 html_math_renderer = "mathml"
