@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -79,3 +80,37 @@ def test_code_is_python(path: Path) -> None:
     for text in blocks(path, "python"):
         plain = "\n".join("pass" if line.lstrip().startswith(("%", "!")) else line for line in text.splitlines())
         compile(plain, str(path), "exec")
+
+
+MEASURED = re.compile(r"([-+]?\d+(?:\.\d+)?) \[([-+]?\d+(?:\.\d+)?), ([-+]?\d+(?:\.\d+)?)\]")
+Triple = tuple[float, float, float]
+
+
+def known_values() -> Iterator[Triple]:
+    """Means with their intervals: of claims, of notebooks' answers, of decisions and of the benchmarks' records."""
+    sources = [ROOT / "papers" / "README.md", ROOT / "records" / "README.md", *(ROOT / "decisions").glob("*.md")]
+    texts = [path.read_text(encoding="utf-8") for path in sources]
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        texts += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+    for text in texts:
+        for mean, low, high in MEASURED.findall(" ".join(text.split())):
+            yield float(mean), float(low), float(high)
+    for path in (ROOT / "records").glob("bench-*.json"):
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            if {"ratio", "low", "high"} <= row.keys():
+                yield row["ratio"], row["low"], row["high"]
+
+
+def test_measured_numbers_are_those_of_the_records() -> None:
+    """Rounded, or with the other sign ("loses 7.7 points")."""
+    known = list(known_values())
+    known += [(-mean, -high, -low) for mean, low, high in known]
+    for path in PAGES:
+        text = re.sub(r"`[^`\n]*`", "", BLOCK.sub("", path.read_text(encoding="utf-8")))
+        for words in MEASURED.findall(" ".join(text.split())):
+            places = max(len(word.partition(".")[2]) for word in words)
+            shown = tuple(map(float, words))
+            assert any(tuple(round(value, places) for value in one) == shown for one in known), (
+                f"{path.relative_to(ROOT)}: {words[0]} [{words[1]}, {words[2]}] is in no record"
+            )
