@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OUTPUT = re.compile(r"^print\(.*\)\n(?:\w+\.close\(\)\n)?```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_HERE = ("# needs ", "# in JupyterLab", "# on ")  # first words of blocks that need what a test lacks
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 README = """
@@ -45,6 +46,9 @@ def test_code_runs(path: Path, tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=220, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    for shown in OUTPUT.findall(path.read_text(encoding="utf-8")):
+        for line in shown.splitlines():  # "..." at its end: it was longer
+            assert line.removesuffix("...").rstrip() in done.stdout, f"{line!r} is not what the page prints"
 
 
 @pytest.mark.notebooks
