@@ -204,7 +204,7 @@ def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
     [
         ("wb.StaleSGD()", {}, "algorithms/stale.py", "algorithms/partial.py"),
         ("wb.algorithms.get(name)", {"name": "partial-all-reduce"}, "algorithms/partial.py", "algorithms/stale.py"),
-        ("wb.OnlineBackupSGD()", {}, "algorithms/parameter_server.py", "algorithms/diloco.py"),
+        ("wb.StreamingDiLoCo()", {}, "algorithms/outer_optimizer.py", "algorithms/stale.py"),
         (
             "from workbench.papers.studies import compare_with_ddp",
             {},

@@ -794,6 +794,21 @@ def test_a_page_holds_plotly_once_and_fetches_nothing(tmp_path: Path) -> None:
     assert len(page) < 5_500_000
 
 
+def test_a_page_begins_with_the_outputs_of_tagged_cells(tmp_path: Path) -> None:
+    """In the order of the tags, without their code; they stay at their place, too."""
+    content = notebook(plots.curves([make_run()]))
+    for words in ("the numbers", "the answer"):
+        cell = nbformat.v4.new_code_cell(f"# code of {words}", metadata={"tags": [words.split()[-1]]})
+        cell.outputs = [nbformat.v4.new_output("stream", text=f"here is {words}")]
+        content.cells.append(cell)
+    nbformat.write(content, tmp_path / "a.ipynb")
+    page = plots.export_html(tmp_path / "a.ipynb", tmp_path / "a.html", first=("answer", "numbers")).read_text()
+    body = page[page.index("<body") :]
+    found = [match[1] for match in re.finditer(r"here is the (answer|numbers)|Plotly\.newPlot", body)]
+    assert found == ["answer", "numbers", None, "numbers", "answer"]
+    assert body.count("# code of the answer") == 1
+
+
 def test_a_page_without_figures_is_small_and_formulas_are_kept(tmp_path: Path) -> None:
     content = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("plain")])
     nbformat.write(content, tmp_path / "a.ipynb")
