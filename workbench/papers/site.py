@@ -21,7 +21,7 @@ ASK_S = 10.0
 
 
 def site_name(given: str | None = None) -> str:
-    """Return the site's name in records: the given one, else $WORKBENCH_SITE, that of `workbench config`, the Slurm cluster's name, or "N-cores".
+    """Return the site's name in records: the given one, else that of `workbench config`, the Slurm cluster's, or "N-cores".
 
     Raises:
         ConfigError: the name cannot be part of a file's name.
