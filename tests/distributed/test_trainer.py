@@ -844,6 +844,8 @@ def test_a_late_rank_misses_rounds_and_each_gradient_is_used_once(
     assert len(found[2][1]) < ROUNDS, "the slow rank is late, and does not compute what it missed"
     unused = {}
     for step in range(ROUNDS):
+        if resumed and step == ROUNDS // 2:
+            unused.clear()  # a checkpoint does not hold gradients that wait for a round
         unused |= {(rank, step): line_gradient(rank, step, w[step]) for rank in range(3) if step in found[rank][1]}
         mean = (w[step] - w[step + 1]) / LR
         chosen = [

@@ -72,7 +72,7 @@ class PartialAllReduce(CollectiveAlgorithm):
     not exceed the number of remaining ranks. A process that takes the rank's place begins with the next round.
 
     In a `Trainer` every rank calls `step` once for each round. A late rank's calls for the rounds that it missed return
-    at once: they apply the round, and do not call the closure.
+    at once: they apply the round, and do not call the closure. A checkpoint does not hold gradients that wait for a round.
 
     Paper: li2020eager, Alg. 1 and 2 (solo and majority).
     """
