@@ -26,6 +26,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from tests.leftovers import Definitions
 
+os.environ["WORKBENCH_CONFIG"] = os.devnull  # the user's defaults do not count in tests
+
 # torch is imported where tests run: the workers start when this file is loaded, and it takes two seconds.
 
 # The limit is pytest's own. In continuous integration the examples are always the same, so that a failure is that of the change.

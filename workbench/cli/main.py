@@ -16,6 +16,7 @@ from typing import NoReturn, final
 
 from workbench.cli.bench import add_bench_options
 from workbench.cli.cluster import add_cluster_options
+from workbench.cli.config import add_config_options
 from workbench.cli.doctor import add_doctor_options
 from workbench.cli.emulate import add_emulate_options
 from workbench.cli.kernels import add_kernels_options
@@ -188,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     problems = add("problems", help="list the problems, or describe one")
     problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
     problems.set_defaults(command=_problems)
+    add_config_options(add("config", help="show the defaults of this machine, and where they are from"))
     add_doctor_options(add("doctor", help="try what works on this machine, and say how to fix the rest"))
     add_bench_options(
         add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit")

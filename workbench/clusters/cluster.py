@@ -21,6 +21,7 @@ from workbench.clusters.start import Start, detached_on_error, end_engines
 from workbench.clusters.status import status_table
 from workbench.clusters.supervision import registry
 from workbench.clusters.supervision.start_progress import Progress, count
+from workbench.config import value_of
 from workbench.errors import ConfigError, LaunchError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
@@ -42,7 +43,7 @@ class Cluster:
         n: number of ranks. It may exceed the number of cores.
         runtime: library that carries the bytes of `train`: "mpi" (mpi4py) or "torch" (torch.distributed: gloo, NCCL).
             None: MPI if the launcher has it.
-        launcher: where the ranks run.
+        launcher: where the ranks run. None: as `workbench config` says, "local" by default.
             "local": on this machine, in one MPI world. "torch": on this machine, without MPI.
             "ssh:hostA:2,hostB:2": on hosts that share the folder of runs.
             "slurm:partition=debug,time=00:30:00" or a `Slurm`: in a Slurm job.
@@ -70,7 +71,7 @@ class Cluster:
         n: int,
         *,
         runtime: RuntimeName | None = None,
-        launcher: Where = "local",
+        launcher: Where | None = None,
         name: str = "cluster",
         mpi: str | Path | MPIInstall | None = None,
         oversubscribe: bool = True,
@@ -80,7 +81,7 @@ class Cluster:
     ) -> None:
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ConfigError(f"name={name!r}: letters, digits, - and _ only")
-        starts = choose_launcher(launcher, n, mpi, oversubscribe=oversubscribe)
+        starts = choose_launcher(launcher or value_of("launcher") or "local", n, mpi, oversubscribe=oversubscribe)
         self._hold(Engines(starts, n, name), choose_runtime(runtime, starts), quiet, timeout_s)
         about = {"runtime": self.runtime, "reachable": starts.reachable}
         self._launch(lambda engines, progress: engines.start(timeout_s, progress, about), wait=wait)

@@ -11,6 +11,7 @@ from typing import Any, final
 from IPython.core.inputtransformer2 import cell_magic
 
 from workbench.clusters.waiting import Waiting
+from workbench.config import value_of
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 from workbench.kernel.cells import COMMANDS, INSTALLERS, Cell, parse_cell, parse_ranks
 from workbench.kernel.execution import Execution, stuck_message
@@ -38,7 +39,12 @@ class Ranks:
         self.shell = shell
         self.cluster: Any = None
         self.num_ranks = _from_environment()
-        self.launcher = os.environ.get("WORKBENCH_LAUNCHER") or os.environ.get("WORKBENCH_KERNEL_LAUNCHER") or "local"
+        self.launcher = (
+            os.environ.get("WORKBENCH_LAUNCHER")
+            or os.environ.get("WORKBENCH_KERNEL_LAUNCHER")
+            or value_of("launcher")
+            or "local"
+        )
         self._last: Execution | None = None
         self._owns = True
 

@@ -12,21 +12,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from workbench.config import value_of
 from workbench.errors import ConfigError
 from workbench.machine import num_cores
 
 SITE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-VARIABLE = "WORKBENCH_SITE"
 ASK_S = 10.0
 
 
 def site_name(given: str | None = None) -> str:
-    """Return the site's name in records: the given one, else $WORKBENCH_SITE, the Slurm cluster's name, or "N-cores".
+    """Return the site's name in records: the given one, else that of `workbench config`, the Slurm cluster's, or "N-cores".
 
     Raises:
         ConfigError: the name cannot be part of a file's name.
     """
-    name = given or os.environ.get(VARIABLE)
+    name = given or value_of("site")
     if name:
         if not SITE.fullmatch(name):
             raise ConfigError(f"site {name!r}: use a-z, 0-9 and hyphens, such as lab-8-gpus")

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
 
+from workbench.config import value_of
 from workbench.errors import ConfigError, RunNotFound, WorkbenchError
 from workbench.naming import did_you_mean
 from workbench.trace.files.append import cannot_write
@@ -72,8 +73,8 @@ class RunListing:
 
 
 def runs_root() -> Path:
-    """Return the folder of the run store: $WORKBENCH_RUNS, or `runs` in the current folder."""
-    return Path(os.environ.get("WORKBENCH_RUNS") or "runs")
+    """Return the folder of the run store: $WORKBENCH_RUNS, that of `workbench config`, or `runs` in the current folder."""
+    return Path(value_of("runs") or "runs")
 
 
 def new_run(info: dict[str, Any], root: Path | None = None) -> Path:

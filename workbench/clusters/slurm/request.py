@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final, get_args
 
+from workbench.config import value_of
 from workbench.errors import ConfigError
 from workbench.naming import did_you_mean
 
@@ -41,7 +42,7 @@ NUMBERS = ("nodes", "gpus_per_rank")
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slurm:
-    """A job for a cluster's ranks. Options that are not given have the site's defaults.
+    """A job for a cluster's ranks. Options that are not given have the defaults of `workbench config`, or the site's.
 
     One minute before the time limit, the training is asked to stop, so that it ends with a checkpoint.
     extra=["--signal=B:USR1@300"] makes it five minutes. There is no warning in a job that existed before (`salloc`):
@@ -156,8 +157,8 @@ class Slurm:
         """
         self.check_num_ranks(num_ranks)
         resources = {
-            "partition": self.partition,
-            "account": self.account,
+            "partition": self.partition or value_of("slurm.partition"),
+            "account": self.account or value_of("slurm.account"),
             "time": self.time_limit,
             "nodes": self.nodes,
             "ntasks": num_ranks,
