@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,6 +84,7 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
     shown.get_by_role("button", name="Resume").wait_for()
     shown.locator("td", has_text="paused").first.wait_for()
     held = lab.reach(LIVE)
+    shown.get_by_text(re.compile(r"paused.*step \d+ of \d+")).first.wait_for()
     shown.locator("td", has_text=" ago").first.wait_for()  # a second and more without a word of it
     assert lab.reach(LIVE) == held > 0
     lab.picture("paused")
@@ -97,8 +99,11 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
         outputs = lab.save()[LIVE]
         return outputs if not any(WIDGET in data for data in outputs) else None
 
-    curves, timeline = lab.until(kept, "plain figures in the live views' places")
+    header, curves, timeline = lab.until(kept, "plain figures in the live views' places")
     assert curves[PLOTLY]["data"] and timeline[PLOTLY]["data"]
+    said = "".join(header["text/html"])
+    assert "<b>stopped</b>" in said and re.search(r"step \d+ of \d+", said) and re.search("accuracy|loss", said), said
+    assert " left" not in said and str(lab.server.folder / "runs") in said, "how it ended, and where it is"
     assert lab.errors == []
 
 
