@@ -34,4 +34,5 @@ def _warn_of_foreign_files() -> None:
         import_module("workbench.installation").warn_if_mixed()
 
 
+import_module("workbench.logs")  # the logger has a handler from the beginning
 _warn_of_foreign_files()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -142,15 +142,19 @@ def algorithm_in(words: Sequence[str]) -> str | None:
     return next((word for word in words if word.lower().replace("_", "-") in algorithms.names()), None)
 
 
-def expand_settings(words: Sequence[str]) -> list[str]:
+def expand_settings(words: Sequence[str], known: Iterable[str] = ()) -> list[str]:
     """Return the words of `workbench train`, with options that it does not have as settings of the algorithm.
 
     Algorithms are not loaded here: the fork server of the ranks begins before torch is loaded.
 
+    Args:
+        words: of the command line.
+        known: options that are no settings either.
+
     >>> expand_settings(["pipe-sgd", "--width", "3", "--workers", "4", "--warmup-steps=8"])
     ['pipe-sgd', '--set', 'width=3', '--workers', '4', '--set', 'warmup_steps=8']
     """
-    found, known = list(words), [*_parser()._option_string_actions, "-h", "--help"]
+    found, known = list(words), [*_parser()._option_string_actions, "-h", "--help", *known]
     for place in reversed(range(len(found))):
         option, is_one, value = found[place].partition("=")
         if not option.startswith("--") or any(one.startswith(option) for one in known):
