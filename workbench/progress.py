@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from shutil import get_terminal_size
 from typing import Any, final
 
 from workbench.logs import LOG
@@ -44,6 +45,6 @@ def progress_line(total: int | None, what: str, *, done: int = 0, shown: bool = 
     about: dict[str, Any] = {"total": total, "unit": f" {what}", "initial": done, "leave": False, "miniters": 1}
     about["disable"] = not shown or not LOG.isEnabledFor(logging.INFO)
     if sys.stderr.isatty():
-        return tqdm(**about, file=sys.stderr, dynamic_ncols=True)
+        return tqdm(**about, file=sys.stderr, ncols=get_terminal_size().columns)
     text = WITHOUT_TOTAL if total is None else LOG_LINE
     return tqdm(**about, file=_LogFile(), mininterval=LINE_S, delay=LINE_S, bar_format=text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -31,9 +30,9 @@ def add_completion_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _completion(options: argparse.Namespace) -> int:
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
 
-    print(argcomplete.shellcode(["workbench"], shell=options.shell))  # type: ignore[no-untyped-call]
+    print(shellcode(["workbench"], shell=options.shell))
     return 0
 
 
