@@ -82,7 +82,7 @@ class Recorder(ABC):
         """End the record. Closing twice is allowed."""
 
 
-_WATCH: ContextVar[Callable[[dict[str, Any]], None] | None] = ContextVar("watch", default=None)
+_WATCH: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("watch")
 
 
 @contextmanager
@@ -121,7 +121,7 @@ class MemoryRecorder(Recorder):
     def __init__(self, rank: int = 0, trace_steps: int | None = None) -> None:
         self.rank = rank
         self._traced = inf if trace_steps is None else trace_steps
-        watch = _WATCH.get()
+        watch = _WATCH.get(None)
         self.rows: list[dict[str, Any]] = [] if watch is None else _WatchedRows(watch)
         self.spans: list[SpanRow] = []
         self.clocks: list[tuple[float, float]] = []
