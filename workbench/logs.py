@@ -48,6 +48,11 @@ class _TerminalHandler(logging.StreamHandler):  # type: ignore[type-arg]  # gene
         return f"workbench: {text}" if record.levelno >= logging.WARNING else text
 
 
+def is_quiet() -> bool:
+    """Return True if no progress is to be shown: `--quiet`, or the program has set a level above INFO."""
+    return LOG.level > logging.INFO
+
+
 @contextmanager
 def shown_on_stderr(level: int) -> Iterator[None]:
     """Within the block, print the logger's messages from this level on, and nothing twice."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from shutil import get_terminal_size
 from typing import Any, final
 
-from workbench.logs import LOG
+from workbench.logs import LOG, is_quiet
 
 LINE_S = 30.0  # seconds between two lines of a log
 LOG_LINE = "{n_fmt} of {total_fmt}{unit} after {elapsed}, {remaining} left{postfix}"
@@ -38,12 +37,12 @@ def progress_line(total: int | None, what: str, *, done: int = 0, shown: bool = 
         total: how many there are; None if it is not known.
         what: what is counted, in the plural, such as "steps".
         done: how many of them were done before.
-        shown: False: print nothing, as if the logger were quiet.
+        shown: False: print nothing, as with `--quiet`.
     """
     from tqdm import tqdm
 
     about: dict[str, Any] = {"total": total, "unit": f" {what}", "initial": done, "leave": False, "miniters": 1}
-    about["disable"] = not shown or not LOG.isEnabledFor(logging.INFO)
+    about["disable"] = not shown or is_quiet()
     if sys.stderr.isatty():
         return tqdm(**about, file=sys.stderr, ncols=get_terminal_size().columns)
     text = WITHOUT_TOTAL if total is None else LOG_LINE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
-from workbench.logs import LOG
+from workbench.logs import LOG, is_quiet
 from workbench.run_spec import add_train_options, report, resolve, run_simulated
 
 
@@ -130,7 +129,7 @@ def _progress(folder: Path, options: argparse.Namespace) -> Iterator[Callable[[]
     from workbench.progress import progress_line
     from workbench.trace.follow import Follower
 
-    follower, shown, line = Follower(folder), LOG.isEnabledFor(logging.INFO) and not options.json, None
+    follower, shown, line = Follower(folder), not options.json and not is_quiet(), None
 
     def show() -> None:
         nonlocal line

@@ -43,7 +43,11 @@ class _Running:
 
 
 def run_side_by_side(
-    tasks: Sequence[Task], jobs: int, *, timeout_s: float | None = None, begin: Callable[[Task], object] = lambda _: None
+    tasks: Sequence[Task],
+    jobs: int,
+    *,
+    timeout_s: float | None = None,
+    begin: Callable[[Task], object] = lambda _: None,
 ) -> Iterator[tuple[Task, float, WorkbenchError | None]]:
     """Execute notebooks as `workbench notebook run` does, in the given order.
 
