@@ -146,7 +146,8 @@ class _Parser(argparse.ArgumentParser):
         given = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if given:
             meant = did_you_mean(given[1], re.findall(r"[\w.-]+", given[2]), most=2)
-            message += f". {meant[0].upper()}{meant[1:].rstrip()}" if meant else ""
+            if meant:  # instead of all choices
+                message = f"{message.partition(' (choose from ')[0]}. {meant[0].upper()}{meant[1:].rstrip()}"
         super().error(message)
 
 
