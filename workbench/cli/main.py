@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import select
@@ -12,10 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import NoReturn, final
+from typing import Any, NoReturn, final
 
 from workbench.cli.bench import add_bench_options
 from workbench.cli.cluster import add_cluster_options
+from workbench.cli.completion import ASKED, add_completion_options, complete
 from workbench.cli.config import add_config_options
 from workbench.cli.doctor import add_doctor_options
 from workbench.cli.emulate import add_emulate_options
@@ -32,6 +34,7 @@ from workbench.cli.submit import add_submit_options
 from workbench.cli.sweep import add_sweep_options
 from workbench.cli.train import add_train_command
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.logs import LOG, shown_on_stderr
 from workbench.naming import did_you_mean, parse_pairs
 from workbench.resources import version
 from workbench.run_spec import algorithm_in, expand_settings
@@ -42,6 +45,10 @@ HEADINGS = {  # first command of a group -> heading
     "study": "ask what would help",
     "demo": "notebooks and papers",
     "algorithms": "what there is, and what works here",
+}
+LEVELS = {  # option -> the least level of the messages that are printed
+    "--quiet": (logging.WARNING, "print no progress and no messages, only warnings and errors"),
+    "--verbose": (logging.DEBUG, "also print what helps to find a fault: commands, folders, tracebacks of errors"),
 }
 TERMINATED = 128 + signal.SIGTERM  # the exit status of `experiments.sigterm`, which is imported only when needed
 
@@ -57,8 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         130: interrupted. 143: terminated, for commands that clean up.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if ASKED in os.environ:
+        complete(_parser())
     try:
-        if given[:1] == ["train"]:
+        first = next((place for place, word in enumerate(given) if word not in LEVELS), 0)
+        if given[first : first + 1] == ["train"]:
             if {"-h", "--help"} & set(given) and (algorithm := algorithm_in(given)):
                 from workbench.catalogue import show
 
@@ -66,10 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{show('algorithms', algorithm)}\n\n`workbench train --help` lists the options of all trainings."
                 )
                 return 0
-            given[1:] = expand_settings(given[1:])
+            given[first + 1 :] = expand_settings(given[first + 1 :], known=LEVELS)
         options = _parser().parse_args(given)
         options.given = given  # ranks get the same command line
-        status = int(options.command(options) or 0)
+        with shown_on_stderr(options.level):
+            status = _run(options)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -88,6 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.code == TERMINATED:
             print("workbench: terminated", file=sys.stderr)
             return TERMINATED
+        raise
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        return int(options.command(options) or 0)
+    except WorkbenchError:
+        LOG.debug("the traceback of the error:", exc_info=True)
         raise
 
 
@@ -127,7 +146,8 @@ class _Parser(argparse.ArgumentParser):
         given = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if given:
             meant = did_you_mean(given[1], re.findall(r"[\w.-]+", given[2]), most=2)
-            message += f". {meant[0].upper()}{meant[1:].rstrip()}" if meant else ""
+            if meant:  # instead of all choices
+                message = f"{message.partition(' (choose from ')[0]}. {meant[0].upper()}{meant[1:].rstrip()}"
         super().error(message)
 
 
@@ -136,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="workbench", description="A research workbench for distributed SGD.", formatter_class=_Grouped
     )
     parser.add_argument("--version", action="version", version=f"workbench {version()}")
+    _add_levels(parser, default=logging.INFO)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add = commands.add_parser
     # train, and look at runs
@@ -190,11 +211,24 @@ def _parser() -> argparse.ArgumentParser:
     problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
     problems.set_defaults(command=_problems)
     add_config_options(add("config", help="show the defaults of this machine, and where they are from"))
+    add_completion_options(add("completion", help="print the script with which bash or zsh completes this command"))
     add_doctor_options(add("doctor", help="try what works on this machine, and say how to fix the rest"))
     add_bench_options(
         add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit")
     )
+    for command in commands.choices.values():
+        _add_levels(command, default=argparse.SUPPRESS)
     return parser
+
+
+def _add_levels(parser: argparse.ArgumentParser, default: Any) -> None:
+    """Add --quiet and --verbose, which may be given before or after a command."""
+    for option, (level, words) in LEVELS.items():
+        parser.add_argument(option, action="store_const", dest="level", const=level, default=default, help=words)
+    for action in parser._actions:
+        if default is argparse.SUPPRESS and isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _add_levels(inner, default)
 
 
 def _add_show(show: argparse.ArgumentParser) -> None:

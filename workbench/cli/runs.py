@@ -111,7 +111,8 @@ def _list(table: Any, options: argparse.Namespace) -> int:
         print(table.caption, file=sys.stderr)
     if not len(table):
         chosen = any((options.where, options.since, options.sweep))
-        print(f"no {'such ' if chosen else ''}runs in {runs_root()}", file=sys.stderr)
+        hint = "" if chosen else ". wb.simulate(..., save=True) and run.save() store simulated runs of Python"
+        print(f"no {'such ' if chosen else ''}runs in {runs_root()}{hint}", file=sys.stderr)
     return 0
 
 

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from workbench.errors import ConfigError
+from workbench.logs import is_quiet
 from workbench.naming import parse_pairs
 
 
@@ -63,6 +64,7 @@ def _study(options: argparse.Namespace) -> int:
         search=options.search,
         threads=options.threads,
         name=options.name,
+        quiet=is_quiet(),
         **({} if options.lr is None else {"lr": options.lr}),
     )
     if options.json:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
+from workbench.logs import LOG, is_quiet
 from workbench.run_spec import add_train_options, report, resolve, run_simulated
 
 
@@ -43,10 +45,11 @@ def _train(options: argparse.Namespace) -> int:
     problem.train_source()  # raises for a missing folder once, here, and not on every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
     resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # for ranks, `last` would be the new run
-    arguments, watch = [*options.given, *resolved], _progress(folder, options)
+    arguments = [*options.given, *resolved]
     try:
         how: dict[str, Any] = {"shrinks": options.on_failure == "shrink", "fork_server": fork_server}
-        spawn_ranks(options.runtime, options.workers, arguments, folder, watch, replaced, **how)
+        with _progress(folder, options) as watch:
+            spawn_ranks(options.runtime, options.workers, arguments, folder, watch, replaced, **how)
     except BaseException as error:
         if read_info(folder).get("status") == "starting":  # no rank has recorded the error
             update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
@@ -76,9 +79,8 @@ def _print_checkpoint(folder: Path) -> None:
     from workbench.runtimes.checkpoint.files import complete_checkpoints
 
     for checkpoint in complete_checkpoints(folder)[:1]:
-        print(
-            f"there is a checkpoint, {checkpoint}: the same command with --resume {folder.name} continues from it",
-            file=sys.stderr,
+        LOG.warning(
+            "there is a checkpoint, %s: the same command with --resume %s continues from it", checkpoint, folder.name
         )
 
 
@@ -121,20 +123,28 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
     return 0
 
 
-def _progress(folder: Path, options: argparse.Namespace) -> Any:
-    """Return a function that updates a progress line. It does nothing without a terminal or with --json."""
-    if options.json or not sys.stderr.isatty():
-        return lambda: None
+@contextmanager
+def _progress(folder: Path, options: argparse.Namespace) -> Iterator[Callable[[], None]]:
+    """Give a function that updates a progress line from the run's folder. It begins with the first step."""
+    from workbench.progress import progress_line
     from workbench.trace.follow import Follower
 
-    follower = Follower(folder)
+    follower, shown, line = Follower(folder), not options.json and not is_quiet(), None
 
     def show() -> None:
-        rows = follower.poll().metrics.get(0) or []
-        steps = [row for row in rows if "evaluation" not in row]
-        if steps:
-            last = steps[-1]
-            loss = "" if last["loss"] is None else f"  loss {last['loss']:.4f}"
-            print(f"\r  step {last['step'] + 1}  {last['seconds']:.1f} s{loss}   ", end="", file=sys.stderr, flush=True)
+        nonlocal line
+        run = follower.poll() if shown else None
+        rows = [row for rows in run.metrics.values() for row in rows[-2:] if "evaluation" not in row] if run else []
+        if run is None or not rows:
+            return
+        last = max(rows, key=lambda row: row["step"])
+        line = line or progress_line(run.info.get("num_steps"), "steps", done=min(row["step"] for row in rows))
+        if last["loss"] is not None:
+            line.set_postfix_str(f"loss {last['loss']:.4f}", refresh=False)
+        line.update(max(0, last["step"] + 1 - line.n))
 
-    return show
+    try:
+        yield show
+    finally:
+        if line is not None:
+            line.close()

@@ -285,7 +285,7 @@ class RunHandle(Views):
     def __str__(self) -> str:
         run = self._follower.poll()
         rows = run.steps()
-        progress = f", step {rows[-1]['step']}" if rows else ""
+        progress = f", {_progress(run, rows)}" if rows else ""
         loss = f", loss {rows[-1]['loss']:.4g}" if rows and rows[-1]["loss"] is not None else ""
         problem = (run.info.get("problem") or {}).get("name", "?")
         state = self._failure_summary(run) or f"{self.status}{progress}{loss}"
@@ -302,3 +302,15 @@ class RunHandle(Views):
 
     def __repr__(self) -> str:
         return f"<{self}>"
+
+
+def _progress(run: Run, steps: Sequence[dict[str, Any]]) -> str:
+    """Return the last of the steps of a run, and the time left if it is known."""
+    from tqdm import tqdm
+
+    first, last, total = steps[0], steps[-1], run.info.get("num_steps")
+    if total is None or len(steps) == 1 or run.info.get("status") != "running":
+        return f"step {last['step'] + 1}"
+    step_s = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
+    left_s = max(0, total - last["step"] - 1) * step_s
+    return f"step {last['step'] + 1} of {total}, {tqdm.format_interval(left_s)} left"

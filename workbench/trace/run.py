@@ -109,7 +109,8 @@ class Run(Views):
         rows = sum(map(len, self.metrics.values()))
         ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
         state = self.failure_summary or str(self.info.get("status", "unknown"))
-        return f"<Run {self.id}: {self.label}, {state}, {ranks}, {rows} rows of metrics>"
+        stored = "" if self.folder else ", in memory: save() stores it"
+        return f"<Run {self.id}: {self.label}, {state}, {ranks}, {rows} rows of metrics{stored}>"
 
     def _repr_html_(self) -> str:
         """Show the run's row in the table of runs, with its error if it failed."""

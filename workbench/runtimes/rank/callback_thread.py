@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Self, final
 
 from workbench.callbacks.base import Callback, Notifier
 from workbench.errors import RunNotFound, WorkbenchError
+from workbench.logs import LOG
 from workbench.runtimes.control.commands import STOP, write_command
 from workbench.trace.follow import Follower
 from workbench.trace.run import Run
@@ -78,4 +78,4 @@ class CallbackThread:
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
-        print(f"workbench: {text}", file=sys.stderr, flush=True)
+        LOG.warning("%s", text)
