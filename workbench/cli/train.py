@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +90,7 @@ def _print_checkpoint(folder: Path) -> None:
 def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any, resume: str | None) -> int:
     """Run as one rank, started by `workbench train` or by the user's own torchrun or mpiexec."""
     from workbench.clusters.local.spawn import FOLDER_VARIABLE, PLACE_VARIABLE
+    from workbench.experiments.sigterm import terminated_as_exit
     from workbench.replica.local_training import run_info
     from workbench.runtimes.control.job import record_run
     from workbench.runtimes.rank.join import rejoin
@@ -118,7 +122,10 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
         folder = transport.gather_texts(
             folder, Deadline("rank 0 to open the run", transport.peer_failure, options.timeout)
         )[0]
-    result = run_rank(Job(**how, folder=folder), transport)
+    with nullcontext() if spawned else terminated_as_exit(partial(signal.signal, signal.SIGTERM, signal.SIG_IGN)):
+        result = run_rank(
+            Job(**how, folder=folder), transport
+        )  # a batch system ends ranks by SIGTERM: recorded as such
     leave_world()
     if not spawned and result["rank"] == 0:
         return report(Path(folder), options)

@@ -142,6 +142,8 @@ def _report_failure(
     reason = f"rank {rank} failed {where}: {type(error).__name__}: {error}"
     if isinstance(error, KeyboardInterrupt):
         reason = f"rank {rank} was interrupted {where} (KeyboardInterrupt)"
+    if isinstance(error, SystemExit):
+        reason = f"rank {rank} was terminated {where}"
     if not isinstance(error, PeerFailed):
         transport.announce_failure(reason)
         record = {
