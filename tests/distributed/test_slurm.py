@@ -457,7 +457,7 @@ with wb.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), wb.PipeSGD(
     for step in range(first, first + 20 if first else 10**9):
         trainer.step(lambda: model(torch.ones(2, 3)).square().mean())
         (place / "steps").touch()
-        if trainer.stop_requested():
+        if wb.stop_requested(trainer):
             trainer.save(place / "saved")
             break
 (place / f"rank-{trainer.rank}-from-{bool(first)}").write_text(json.dumps([os.uname().nodename, first, step + 1]))

@@ -27,7 +27,7 @@ Ranks of your own command, and those of `train --runtime torch`, are started by 
 MASTER_ADDR and MASTER_PORT. Ranks of other trainings are started by mpiexec.
 
 Before the time limit (--warn) a training is asked to write a checkpoint and stop at the end of a step. In your own script,
-`Trainer.stop_requested()` becomes True, and each rank gets SIGUSR1, which it ignores unless it has a handler.
+`stop_requested(trainer)` becomes True, and each rank gets SIGUSR1, which it ignores unless it has a handler.
 
 With --requeue the job then goes back into the queue: a training if it has stopped with a checkpoint, from which it continues;
 your own command if it has ended with status 0, and it starts again as it is. Each start is a separate run in the run store.

@@ -104,7 +104,7 @@ class Job:
         if not self.asked_to_stop:
             self.asked_to_stop = True
             if how == "signal":
-                log("the time limit is near: all ranks get SIGUSR1, and Trainer.stop_requested() is True")
+                log("the time limit is near: all ranks get SIGUSR1, and stop_requested(trainer) is True")
                 with contextlib.suppress(OSError):  # the folder was removed
                     (self.folder / STOP).write_text("1")
                 ranks.send_signal(signal.SIGUSR1)

@@ -21,7 +21,6 @@ from workbench.program import LOOP_ENDED, Algorithm, Context, Replicas, complete
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
-from workbench.runtimes.control.job import in_job, job_stops
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.execution.progress import check_lanes
 from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute, gather_late_passes
@@ -328,28 +327,6 @@ class Trainer:
         self._check_usable()
         with translated_errors(self._fail):
             self._interpreter.complete_all(self._end.state)
-
-    def stop_requested(self) -> bool:
-        """Return True on all ranks if the job's time limit is near: then call `save`, and leave the loop.
-
-        `workbench submit` asks so `--warn` seconds before the limit. With `--requeue` the job starts again if the
-        script then ends without an error. Outside of such a job the answer is False, at no cost. Every rank must call
-        it, after the same step; it costs two small messages. With servers, a rank may call it alone.
-
-        Example:
-            for step in range(first, num_steps):
-                trainer.step(loss)
-                if step % 10 == 9 and trainer.stop_requested():
-                    trainer.save("checkpoints")
-                    break
-        """
-        self._check_usable()
-        if self._served or not in_job():
-            return job_stops()
-        with translated_errors(self._fail):
-            self._wait_for_all("stop_requested")
-            answers = self._transport.gather_texts(str(job_stops()), self._deadline("rank 0's answer"))
-        return answers[0] == str(True)
 
     def save(self, folder: str | Path, own: Any = None, *, keep: int = 2) -> None:
         """Write a checkpoint, with gradients in flight. Every rank must call it, after the same step.
