@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     # clusters and jobs
     add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
     add_submit_options(
-        add("submit", help="train in a Slurm job; it can continue from its checkpoint after the time limit")
+        add("submit", help="run a training or your own script in a Slurm job; it can continue after the time limit")
     )
     add_emulate_options(
         add("emulate", help="run a command on hosts of an emulated network of a known rate and latency")

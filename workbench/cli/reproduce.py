@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.notebook import add_run_options, given_parameters
-from workbench.cli.submit import add_job_options, submit_command
+from workbench.cli.submit import add_job_options, submit_command, workbench_command
 from workbench.errors import ConfigError
 from workbench.logs import LOG
 
@@ -133,7 +133,8 @@ def _submit(options: argparse.Namespace, num_ranks: int) -> int:
     argv += ["--add-session"] if options.add_session else []
     argv += [word for path in options.file for word in ("--file", str(Path(path).resolve()))]
     argv += [word for pair in options.parameter for word in ("--parameter", pair)]
-    return submit_command(options, num_ranks, argv, what="reproduce")
+    command = workbench_command(argv)
+    return submit_command(options, num_ranks, command, what="reproduce", on_warning="interrupt")
 
 
 def _output(given: Path | None, size: str, site: str) -> Path:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ def add_train_command(train: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     if "RANK" not in os.environ and options.runtime == "torch":
-        _check_ranks_here(options.workers)  # before the fork server starts
+        _check_ranks_here(options)  # before the fork server starts
     fork_server = _fork_server(options)
     here, algorithm, problem, settings = resolve(options)
     if options.runtime == "simulated":
@@ -30,13 +32,14 @@ def _train(options: argparse.Namespace) -> int:
 
     from workbench.clusters.local.spawn import spawn_ranks
     from workbench.replica.local_training import run_info
+    from workbench.runtimes.control.job import record_run
     from workbench.runtimes.elastic.policy import check_shrinks, ranks_to_replace
     from workbench.trace.store import find_run, new_run, read_info, update_run
 
     resume = str(find_run(options.resume)) if options.resume else None
     if here is not None:
         return _join(options, algorithm, problem, settings, resume)
-    _check_ranks_here(options.workers)
+    _check_ranks_here(options)
     algorithm.check(options.workers)
     check_shrinks(algorithm, settings.on_failure)
     replaced = (
@@ -44,6 +47,7 @@ def _train(options: argparse.Namespace) -> int:
     )
     problem.train_source()  # raises for a missing folder once, here, and not on every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
+    record_run(folder)
     resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # for ranks, `last` would be the new run
     arguments = [*options.given, *resolved]
     try:
@@ -58,11 +62,11 @@ def _train(options: argparse.Namespace) -> int:
     return report(folder, options)
 
 
-def _check_ranks_here(workers: int) -> None:
-    """Check that this machine can start this number of ranks, before anything is written."""
+def _check_ranks_here(options: argparse.Namespace) -> None:
+    """Check that this machine, or this job, can start this number of ranks, before anything is written."""
     from workbench.clusters.local.mpi_install import check_num_ranks
 
-    check_num_ranks(workers)
+    check_num_ranks(options.workers, by_mpiexec=options.runtime == "mpi")
 
 
 def _fork_server(options: argparse.Namespace) -> Any:
@@ -87,7 +91,9 @@ def _print_checkpoint(folder: Path) -> None:
 def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any, resume: str | None) -> int:
     """Run as one rank, started by `workbench train` or by the user's own torchrun or mpiexec."""
     from workbench.clusters.local.spawn import FOLDER_VARIABLE, PLACE_VARIABLE
+    from workbench.experiments.sigterm import terminated_as_exit
     from workbench.replica.local_training import run_info
+    from workbench.runtimes.control.job import record_run
     from workbench.runtimes.rank.join import rejoin
     from workbench.runtimes.rank.main import Job, leave_world, make_transport, run_rank
     from workbench.runtimes.transport.base import Deadline
@@ -113,10 +119,14 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
             folder = str(
                 new_run(run_info(algorithm, problem, settings, options.runtime, transport.num_workers)).resolve()
             )
+            record_run(Path(folder))
         folder = transport.gather_texts(
             folder, Deadline("rank 0 to open the run", transport.peer_failure, options.timeout)
         )[0]
-    result = run_rank(Job(**how, folder=folder), transport)
+    with nullcontext() if spawned else terminated_as_exit(partial(signal.signal, signal.SIGTERM, signal.SIG_IGN)):
+        result = run_rank(
+            Job(**how, folder=folder), transport
+        )  # a batch system ends ranks by SIGTERM: recorded as such
     leave_world()
     if not spawned and result["rank"] == 0:
         return report(Path(folder), options)

@@ -43,7 +43,7 @@ def check_places(launcher: Launcher, n: int) -> None:
     Raises:
         ConfigError: it has fewer places; the message says how to get more.
     """
-    check_num_ranks(n, oversubscribe=launcher.oversubscribe, here=launcher.is_here)
+    check_num_ranks(n, oversubscribe=launcher.oversubscribe, here=launcher.is_here, by_mpiexec=launcher.is_mpi)
     launcher.check_num_ranks(n)
 
 

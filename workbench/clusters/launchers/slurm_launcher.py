@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
@@ -19,6 +20,7 @@ from workbench.clusters.launchers.base import LOOPBACK, Launcher
 from workbench.clusters.launchers.mpi import MPILauncher
 from workbench.clusters.local.mpi_install import MPIInstall, rank_environment
 from workbench.clusters.slurm import batch_job
+from workbench.clusters.slurm.gpus import gpu_warning
 from workbench.clusters.slurm.queue import (
     Allocation,
     Watched,
@@ -311,4 +313,8 @@ def slurm_launcher(given: str | Slurm, install: MPIInstall) -> Launcher:
     """
     options = given if isinstance(given, Slurm) else Slurm.parse(given)
     allocation = Allocation.here()
-    return SlurmLauncher(install, options) if allocation is None else StepLauncher(install, options, allocation)
+    if allocation is not None:
+        return StepLauncher(install, options, allocation)
+    if warning := gpu_warning(options, "gpus-per-task="):
+        warnings.warn(warning, RuntimeWarning, stacklevel=2)
+    return SlurmLauncher(install, options)

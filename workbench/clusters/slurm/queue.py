@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import final
 
 from workbench.errors import LaunchError
+from workbench.machine import parse_counts
 
 TOOL_S = 30.0
 SOONEST_S, LATEST_S = 0.5, 5.0  # time between two queries: the controller serves a whole site
@@ -197,16 +198,6 @@ class Allocation:
         nodes = tuple(parse_counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", "1")))
         places = int(os.environ.get("SLURM_NTASKS") or sum(parse_counts(os.environ.get("SLURM_TASKS_PER_NODE", "1"))))
         return cls(job, places, nodes)
-
-
-def parse_counts(text: str) -> list[int]:
-    """Parse Slurm's list of a number for each node.
-
-    >>> parse_counts("4(x2),1")
-    [4, 4, 1]
-    """
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return [int(number) for number, times in found for _ in range(int(times or 1))]
 
 
 def end_of_file(path: Path, num_bytes: int = 20_000) -> str:
