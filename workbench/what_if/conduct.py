@@ -64,7 +64,7 @@ def study(
     quiet: bool = False,
     **settings: Any,
 ) -> Study:
-    """Ask which algorithm reaches a target soonest, for your model, before you rent the machines.
+    """Ask which algorithm reaches a target first, for your model, before you rent the machines.
 
     The time to a target is the number of steps, from trainings with real gradients, times the seconds of a step, from a
     cost model. Both have intervals. What the minutes do not allow is left out, and the answer says so: first further
@@ -78,8 +78,8 @@ def study(
         networks: rates ("1gbit"), names in `workbench.costs` ("ethernet-10g") or networks, of which
             latency and bandwidth count.
         workers: numbers of workers, each on a host of its own.
-        target: ("loss", 3.2), ("accuracy", 0.9) or one of the problem's metrics, on the test data. None: no algorithm is
-            known to be sooner; all train equally long.
+        target: ("loss", 3.2), ("accuracy", 0.9) or one of the problem's metrics, on the test data. None: only step
+            times are compared; all train equally long.
         seeds: number of trainings of each kind, with the seeds 0, 1, ...; or the seeds.
         minutes: limit of the whole study.
         batch_size: samples of a worker in a step; None: the problem's.
