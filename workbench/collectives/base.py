@@ -77,7 +77,7 @@ class Collective(ABC):
 
     @property
     def uncorrected(self) -> str:
-        """What each sum loses permanently, if that is so much that training fails; otherwise "".
+        """What each sum loses permanently, if training fails because of it; otherwise "".
 
         Rounding does not count as a loss, nor does what error feedback adds to the next sum. `records/combinations.md`
         has the losses.

@@ -77,7 +77,7 @@ def study(
             its file. None: the problem's compute and the handling of messages are measured on this machine.
         networks: rates ("1gbit"), names in `workbench.costs` ("ethernet-10g") or networks, of which
             latency and bandwidth count.
-        workers: numbers of workers, each on a host of its own.
+        workers: numbers of workers, each on a separate host.
         target: ("loss", 3.2), ("accuracy", 0.9) or one of the problem's metrics, on the test data. None: only step
             times are compared; all train equally long.
         seeds: number of trainings of each kind, with the seeds 0, 1, ...; or the seeds.

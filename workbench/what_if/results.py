@@ -419,7 +419,7 @@ class Study:
     # -- against real ranks ----------------------------------------------------------------------------------------
 
     def check(self, cluster: Any, **options: Any) -> Check:
-        """Train the best few on real ranks, and put measured times beside predicted ones. See `what_if.check`."""
+        """Train the best few on real ranks, and compare measured times with predicted ones. See `what_if.check`."""
         from workbench.what_if.check import check
 
         return check(self, cluster, **options)
