@@ -141,7 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     # train, and look at runs
     add_train_command(add("train", help="train a problem with an algorithm on real or simulated ranks"))
     add_steer_options(add("steer", help="change settings of a running training, or pause, resume or stop it"))
-    add_sweep_options(add("sweep", help="run a grid of trainings from a YAML file; if interrupted, start it again to continue"))
+    add_sweep_options(
+        add("sweep", help="run a grid of trainings from a YAML file; if interrupted, start it again to continue")
+    )
     add_record_options(add("record", help="run a command, and record where its training loops spend their time"))
     add_runs_options(add("runs", help="list, export or remove runs of the run store"))
     _add_show(add("show", help="compare the numbers of runs"))
@@ -159,7 +161,9 @@ def _parser() -> argparse.ArgumentParser:
     add_kernels_options(add("kernels", help="list or install the package's Jupyter kernels"))
 
     # ask what would help
-    add_study_options(add("study", help="predict which algorithm reaches a target first, for other workers and networks"))
+    add_study_options(
+        add("study", help="predict which algorithm reaches a target first, for other workers and networks")
+    )
     add_calibrate_options(add("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(add("predict", help="predict the time of a step for other workers, networks and algorithms"))
     add_recommend_options(

@@ -428,7 +428,9 @@ class RankSource(Source):
 
     def reader(self, reading: Reading) -> Reader:
         if reading.num_micro > 1:
-            raise ConfigError("train= returns whole batches, which accumulation cannot divide: use smaller batches")
+            raise ConfigError(
+                "train= returns whole batches, which cannot be divided into micro-batches: use smaller batches"
+            )
         made = self._make(reading.rank, reading.num_ranks)
         return _ReadsStream(lambda: _checked(made, reading.batch_size), reading)
 

@@ -236,7 +236,7 @@ def _check_algorithms(algorithms: Any) -> None:
     names = [name_of(one) for one in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"algorithms=: two are called {twice}: ask about them one at a time")
+        raise ConfigError(f"algorithms=: two have the name {twice}: give one of them")
 
 
 def _networks(networks: Any) -> list[Network | str]:
