@@ -30,7 +30,11 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     """
     add = train.add_argument
     add("algorithm", help="such as pipe-sgd; `workbench algorithms` lists them")
-    add("--problem", default="digits-mlp", help="`workbench problems` lists them; file.py:name for your own")
+    add(
+        "--problem",
+        default="digits-mlp",
+        help="model and data; `workbench problems` lists them; file.py:name for your own",
+    )
     add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
     add("--workers", type=int, default=2, help="number of ranks; 2 by default")
     add("--epochs", type=int, help="length of the training; 5 by default")
@@ -73,7 +77,12 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     )
     add("--precision", default="fp32", help="fp32, bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")
-    add("--evaluate-every", type=int, metavar="STEPS", help="0: only at the end; default: once per epoch")
+    add(
+        "--evaluate-every",
+        type=int,
+        metavar="STEPS",
+        help="steps between evaluations; 0: only at the end; default: once per epoch",
+    )
     add("--seed", type=int, default=0, help="seed of data order, initial weights and dropout; 0 by default")
     add("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest wait of a rank for the others")
     add(

@@ -42,9 +42,9 @@ from workbench.run_spec import algorithm_in, expand_settings
 HEADINGS = {  # first command of a group -> heading
     "train": "train, and look at runs",
     "cluster": "clusters and jobs",
-    "study": "ask what would help",
+    "study": "find out which algorithm would help",
     "demo": "notebooks and papers",
-    "algorithms": "what there is, and what works here",
+    "algorithms": "what is available, and what works here",
 }
 LEVELS = {  # option -> the least level of the messages that are printed
     "--quiet": (logging.WARNING, "print no progress and no messages, only warnings and errors"),
@@ -161,13 +161,15 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser
     # train, and look at runs
     add_train_command(add("train", help="train a problem with an algorithm on real or simulated ranks"))
-    add_steer_options(add("steer", help="change settings of a running training; or pause, resume or stop it"))
-    add_sweep_options(add("sweep", help="run a grid of runs from a YAML file; continues where it stopped"))
-    add_record_options(add("record", help="run a command, and record its training loops: where does the time go?"))
+    add_steer_options(add("steer", help="change settings of a running training, or pause, resume or stop it"))
+    add_sweep_options(
+        add("sweep", help="run a grid of trainings from a YAML file; if interrupted, start it again to continue")
+    )
+    add_record_options(add("record", help="run a command, and record where its training loops spend their time"))
     add_runs_options(add("runs", help="list, export or remove runs of the run store"))
     _add_show(add("show", help="compare the numbers of runs"))
     _add_export(add("export", help="write a run's trace for ui.perfetto.dev, or as a graph for ASTRA-sim"))
-    _add_evaluate(add("evaluate", help="make the evaluations that a failed or killed run did not make"))
+    _add_evaluate(add("evaluate", help="make the evaluations that a failed or killed run lacks"))
 
     # clusters and jobs
     add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
@@ -180,7 +182,9 @@ def _parser() -> argparse.ArgumentParser:
     add_kernels_options(add("kernels", help="list or install the package's Jupyter kernels"))
 
     # ask what would help
-    add_study_options(add("study", help="ask which algorithm reaches a target soonest, for other workers and networks"))
+    add_study_options(
+        add("study", help="predict which algorithm reaches a target first, for other workers and networks")
+    )
     add_calibrate_options(add("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(add("predict", help="predict the time of a step for other workers, networks and algorithms"))
     add_recommend_options(
@@ -190,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     # notebooks and papers
-    add_demo_options(add("demo", help="execute the tour: three algorithms on four MPI ranks; print its answer"))
+    add_demo_options(add("demo", help="execute the tour: three algorithms on four MPI ranks; print its result"))
     add_notebook_options(add("notebook", help="execute a notebook, or list those of the package"))
     add_reproduce_options(
         add("reproduce", help="execute the notebooks about one paper or all; write records and verdicts")
@@ -210,9 +214,9 @@ def _parser() -> argparse.ArgumentParser:
     problems = add("problems", help="list the problems, or describe one")
     problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
     problems.set_defaults(command=_problems)
-    add_config_options(add("config", help="show the defaults of this machine, and where they are from"))
+    add_config_options(add("config", help="show the defaults of this machine, and where they come from"))
     add_completion_options(add("completion", help="print the script with which bash or zsh completes this command"))
-    add_doctor_options(add("doctor", help="try what works on this machine, and say how to fix the rest"))
+    add_doctor_options(add("doctor", help="check what works on this machine, and say how to fix the rest"))
     add_bench_options(
         add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit")
     )

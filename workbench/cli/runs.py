@@ -141,7 +141,7 @@ def _remove(table: Any, options: argparse.Namespace) -> int:
     alive = [row["run"] for row in table if row["status"] not in ENDED and row["status"] not in named]
     if alive:
         raise ConfigError(
-            f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, select it with --where "
+            f"{', '.join(alive)}: still running; stop it first. If its processes have ended, select it with --where "
             "status=running"
         )
     if not options.yes:
