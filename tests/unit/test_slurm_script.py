@@ -10,8 +10,9 @@ import pytest
 import workbench.clusters
 from workbench.cli.main import main
 from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall
+from workbench.clusters.schedulers.job import State
 from workbench.clusters.slurm.batch_job import for_steps
-from workbench.clusters.slurm.queue import Allocation, State, address_for_nodes, parse_counts, submit
+from workbench.clusters.slurm.queue import Allocation, address_for_nodes, parse_counts, submit
 from workbench.clusters.slurm.request import Slurm
 from workbench.errors import ConfigError, LaunchError
 from workbench.trace import new_run

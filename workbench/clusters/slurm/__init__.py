@@ -4,6 +4,6 @@
 - `batch_job`: the program that a batch job runs on its first node.
 - `queue`: submits, watches and cancels jobs by Slurm's own commands.
 
-`launchers.slurm_launcher` starts engines in such a job, and `workbench submit` a run. May import `local` and below.
+`launchers.slurm_launcher` starts engines in such a job, and `workbench submit` a run. May import `schedulers` and below.
 Begin with `request`.
 """

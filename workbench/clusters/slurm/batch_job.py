@@ -1,8 +1,8 @@
-"""The program of a Slurm job, on its first node: it starts the ranks and ends with them.
+"""The program of a batch job, on its first node: it starts the ranks and ends with them.
 
     batch_job.py JOB.json
 
-At Slurm's warning before the time limit, it asks the training to stop with a checkpoint. It ends the ranks when the
+At the warning before the time limit, it asks the training to stop with a checkpoint. It ends the ranks when the
 cluster's folder is removed, because then no process controls them. On request, it puts the job back into the queue.
 It imports nothing of the package, so it is small and starts quickly.
 
@@ -14,6 +14,7 @@ JOB.json:
     connection: file that the controller writes, or null.
     on_warning: "command": write a command into the control file of the run that the record names.
         "interrupt": interrupt the process that starts the ranks.
+    warn_after_s: seconds after which the job warns itself, if its scheduler does not; null or missing for never.
     requeue: whether the job goes back into the queue.
 """
 
@@ -37,6 +38,7 @@ GRACE_S = 5.0
 REQUEUE_S = 60.0  # limit for `scontrol requeue`
 MISSED = 12  # consecutive failed checks of a shared folder before it counts as removed
 CONTROLLER_S = 60.0
+JOB_NUMBERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")  # the last is SGE's
 RECORD, RESUME = "cluster.json", "resume"
 RUN = re.compile(r"run: +(.+)")
 
@@ -50,13 +52,16 @@ class Job:
         self.folder = Path(self.spec["folder"])
         self.env = {**os.environ, **for_steps(os.environ, self.spec["command"]), **self.spec["environment"]}
         self.processes: list[subprocess.Popen[str]] = []
-        self.warned = False  # Slurm has sent its warning
+        self.warned = False  # the time limit is near
         self.asked_to_stop = False  # the training was asked to stop
-        self.ended = False  # Slurm ends the job
+        self.ended = False  # the scheduler ends the job
         self.run: Path | None = None  # the run that the command line printed
         self.stopped: str | None = None  # the cluster's run that was asked to stop
-        for number, handler in ((signal.SIGUSR1, self._warn), (signal.SIGTERM, self._end), (signal.SIGINT, self._end)):
-            signal.signal(number, handler)
+        for number in (signal.SIGUSR1, signal.SIGALRM):
+            signal.signal(number, self._warn)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):  # the last is SGE's, before its SIGKILL
+            signal.signal(number, self._end)
+        signal.setitimer(signal.ITIMER_REAL, self.spec.get("warn_after_s") or 0)
 
     def _warn(self, *_: object) -> None:
         self.warned = True
@@ -186,7 +191,8 @@ def for_steps(environment: Mapping[str, str], command: Sequence[str]) -> dict[st
 
 def log(message: str) -> None:
     """Print a line of the job's output."""
-    print(f"[job {os.environ.get('SLURM_JOB_ID', '?')}] {message}", flush=True)
+    number = next((os.environ[name] for name in JOB_NUMBERS if name in os.environ), "?")
+    print(f"[job {number}] {message}", flush=True)
 
 
 if __name__ == "__main__":
