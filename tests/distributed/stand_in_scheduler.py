@@ -79,7 +79,7 @@ def start(folder: Path, scheduler: str, job: str) -> None:
         chunks, cores, ranks = map(int, re.findall(r"^#PBS -l select=(\d+):ncpus=(\d+):mpiprocs=(\d+)$", text, re.M)[0])
         assert cores == ranks
         (folder / "nodes").write_text("".join(f"{host}\n" * ranks for host in hosts[:chunks]))
-        env |= {"PBS_JOBID": f"{job}.stand-in", "PBS_NODEFILE": str(folder / "nodes")}
+        env |= {"PBS_JOBID": f"{job}.stand-in", "PBS_NODEFILE": str(folder / "nodes"), "PBS_O_WORKDIR": os.getcwd()}
     elif scheduler == "lsf":
         (folder / "nodes").write_text(f"{hosts[0]}\n" * int(re.findall(r"^#BSUB -n (\d+)$", text, re.M)[0]))
         env |= {"LSB_JOBID": job, "LSB_DJOB_HOSTFILE": str(folder / "nodes")}
@@ -93,7 +93,13 @@ def start(folder: Path, scheduler: str, job: str) -> None:
         command, output = [values["executable"], *shlex.split(values["arguments"][1:-1])], values["output"]
     with open(output, "ab") as out:
         process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            cwd="/" if scheduler == "pbs" else None,
         )
     (folder / f"{job}.pid").write_text(str(process.pid))
 

@@ -54,17 +54,21 @@ def trained(cluster: Cluster) -> tuple[str, int]:
 
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_cluster_trains_in_a_job_and_its_stop_cancels_the_job(scheduler: Callable[[str], Path], name: str) -> None:
-    folder, submit, cancel = scheduler(name), DIALECTS[name].submit_with, DIALECTS[name].cancel_with[0]
+    folder = scheduler(name)
+    submit, _, cancel = stand_in_scheduler.COMMANDS[name]
     with Cluster(2, launcher=f"{name}{OPTIONS[name]}{HERE},walltime=01:00:00", quiet=True) as cluster:
         assert [(rank["rank"], rank["size"]) for rank in cluster.ranks] == [(0, 2), (1, 2)]
         assert trained(cluster) == ("finished", 5)
         assert cluster.state == "ready" and stand_in_scheduler.alive(folder, "1")
-        at_end = json.loads((state_folder() / cluster.id / "at-end.json").read_text())
+        assert cluster.client[:].apply_sync(os.getcwd) == [os.getcwd()] * 2
+        state = state_folder() / cluster.id
+        assert json.loads((state / "job.json").read_text())["warn_after_s"] == 3540
+        at_end = json.loads((state / "at-end.json").read_text())
         job = at_end[1]
         assert (at_end, job.partition(".")[0]) == ([cancel, job], "1"), "a killed notebook's job is cancelled, too"
     assert within(10, lambda: not stand_in_scheduler.alive(folder, "1"))
     calls = (folder / "calls").read_text().splitlines()
-    assert calls[0] == " ".join(submit) and f"{cancel} {job}" in calls
+    assert calls[0].split()[0] == submit and f"{cancel} {job}" in calls
 
 
 def test_a_job_that_waits_is_told_and_starts_later(scheduler: Callable[[str], Path]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ FULL = {
 #PBS -W group_list=lab
 #PBS -m n
 exec >> /state/job.log 2>&1
+cd "$PBS_O_WORKDIR"
 exec /env/bin/python -P '/src/my job.py' /state/job.json
 """,
     "lsf": """\
@@ -99,6 +102,7 @@ SHORT = {
 #PBS -l select=1:ncpus=8:mpiprocs=8
 #PBS -l place=scatter
 exec >> /state/job.log 2>&1
+cd "$PBS_O_WORKDIR"
 exec /env/bin/python -P '/src/my job.py' /state/job.json
 """,
     "lsf": """\
@@ -295,6 +299,26 @@ def test_ranks_start_on_the_nodes_of_the_job() -> None:
         *("mpiexec", "-n", "8"),
     ]
     assert BatchJob("htcondor").start_command(8, mpich, []) == ["mpiexec", "-n", "8"]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "variable", "given", "expected"),
+    [
+        ("pbs", "PBS_NODEFILE", "a\na\nb\n", "a\na\nb\n"),
+        ("lsf", "LSB_DJOB_HOSTFILE", "a\na\nb\n", "a\na\nb\n"),
+        ("sge", "PE_HOSTFILE", "a 2 all.q@a UNDEFINED\nb 1 all.q@b UNDEFINED\n", "a\na\nb\n"),
+    ],
+)
+def test_mpiexec_gets_a_line_for_each_ranks_host(
+    tmp_path: Path, scheduler: str, variable: str, given: str, expected: str
+) -> None:
+    (tmp_path / "given").write_text(given)
+    echo = MPIInstall(name=OPEN_MPI, version="5", mpiexec="echo")
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), variable: str(tmp_path / "given")}
+    command = own(scheduler).start_command(3, echo, [])
+    done = subprocess.run([*command, "engine"], env=env, capture_output=True, text=True, timeout=30, check=True)
+    option, path, *rest = done.stdout.split()
+    assert (option, Path(path).read_text(), rest) == ("--hostfile", expected, ["-n", "3", "engine"])
 
 
 def test_more_nodes_than_ranks_are_refused() -> None:

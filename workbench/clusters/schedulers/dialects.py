@@ -115,6 +115,7 @@ PBS = Dialect(
 #PBS -l place=scatter
 #PBS {extra}
 exec >> {log} 2>&1
+cd "$PBS_O_WORKDIR"
 exec {command}
 """,
     nodes=1,

@@ -108,7 +108,7 @@ class BatchJob:
             name, equals, value = (part.strip() for part in pair.partition("="))
             if name not in known or not equals or not value:
                 raise ConfigError(
-                    f"launcher={text!r}: {pair!r} is no option of it: {did_you_mean(name, known, cutoff=0.6)}there are "
+                    f"launcher={text!r}: {pair!r} is no option of it: {did_you_mean(name, known, cutoff=0.6)}There are "
                     f"{', '.join(known)}; write it like {FORM}"
                 )
             if name in values:
@@ -150,7 +150,7 @@ class BatchJob:
         where = f"the {self.dialect.name} script" if self.template is None else f"template {str(self.template)!r}"
         for name in sorted(used - set(PLACEHOLDERS)):
             raise ConfigError(
-                f"{where}: {{{name}}} is no placeholder: {did_you_mean(name, PLACEHOLDERS)}there are "
+                f"{where}: {{{name}}} is no placeholder: {did_you_mean(name, PLACEHOLDERS)}There are "
                 f"{', '.join(PLACEHOLDERS)}. In braces of the shell, add blanks: {{ {name} }}"
             )
         if "command" not in used:
