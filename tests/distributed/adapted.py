@@ -123,9 +123,98 @@ def accelerate(folder: Path) -> dict[str, Any]:
 
 
 def huggingface(folder: Path) -> dict[str, Any]:
+    import safetensors.torch
     import transformers
 
-    from workbench.adapters.huggingface import add_hook
+    from workbench.adapters.huggingface import AlgorithmTrainer, add_hook
+
+    class Seeing(AlgorithmTrainer):
+        """Keeps its batches, and its weights during evaluations."""
+
+        def __init__(self, *given: Any, **more: Any) -> None:
+            self.seen: list[dict[str, Tensor]] = []
+            self.evaluated: list[list[float]] = []
+            self.training: list[bool] = []
+            super().__init__(*given, **more)
+
+        def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], **more: Any) -> Any:
+            if torch.is_grad_enabled():
+                self.seen.append(inputs)
+                self.training.append(model.training)
+            elif not self.evaluated or self.evaluated[-1] != weights(model):
+                self.evaluated.append(weights(model))
+            return super().compute_loss(model, inputs, **more)
+
+    def whole(
+        name: str,
+        algorithm: Algorithm,
+        model: nn.Module | None = None,
+        options: dict[str, Any] | None = None,
+        **changed: Any,
+    ) -> Seeing:
+        model = model or Net()
+        data = Samples()
+        given: dict[str, Any] = {
+            "output_dir": str(folder / name),
+            "per_device_train_batch_size": BATCH,
+            "per_device_eval_batch_size": BATCH,
+            "num_train_epochs": 1,
+            "lr_scheduler_type": "constant",
+            "max_grad_norm": 0.0,
+            "use_cpu": True,
+            "report_to": [],
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "remove_unused_columns": False,
+            **changed,
+        }
+        trainer = Seeing(
+            model,
+            transformers.TrainingArguments(**given),
+            train_dataset=data,
+            eval_dataset=data,
+            optimizers=(sgd(model), None),
+            algorithm=algorithm,
+            options=options,
+        )
+        trainer.train()
+        return trainer
+
+    def against_by_hand(name: str, algorithm: Algorithm) -> tuple[list[float], list[float]]:
+        trainer = whole(name, algorithm)
+        return weights(trainer.model), train_by_hand(algorithm, trainer.seen)
+
+    def shown(name: str, algorithm: Algorithm) -> dict[str, Any]:
+        """Two epochs, each with an evaluation and a checkpoint, against one."""
+        one = whole(f"{name}-one", algorithm)
+        two = whole(f"{name}-two", algorithm, num_train_epochs=2, eval_strategy="epoch", save_strategy="epoch")
+        saved = Net()
+        state = safetensors.torch.load_file(folder / f"{name}-two" / f"checkpoint-{one.state.global_step}" / "model.safetensors")
+        saved.load_state_dict(state)
+        return {
+            "one epoch": weights(one.model),
+            "in evaluation": two.evaluated[0],
+            "kept": weights(saved),
+            "training": all(two.training),
+            "undisturbed": (weights(two.model), train_by_hand(algorithm, two.seen)),
+        }
+
+    def best_kept(algorithm: Algorithm) -> tuple[list[float], list[float]]:
+        """The model after the training, and the checkpoint of the best model."""
+        options = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
+        model = Net()
+        trainer = whole("best", algorithm, model, num_train_epochs=2, metric_for_best_model="loss", **options)
+        best = safetensors.torch.load_file(Path(trainer.state.best_model_checkpoint or "") / "model.safetensors")
+        kept = Net()
+        kept.load_state_dict(best)
+        return weights(model), weights(kept)
+
+    def refusal(algorithm: Algorithm = ALGORITHMS["synchronous"], **changed: Any) -> str:
+        try:
+            whole("refused", algorithm, **changed)
+        except ConfigError as error:
+            return str(error)
+        return ""
 
     def train(name: str, options: dict[str, Any] | None, **arguments: Any) -> tuple[list[float], float]:
         model = Net()
@@ -183,6 +272,23 @@ def huggingface(folder: Path) -> dict[str, Any]:
         "codec": train("codec", {"codec": Truncate16()}),
         "bert plain": train_bert(None),
         "bert hook": train_bert({}),
+        "whole": {name: against_by_hand(name, algorithm) for name, algorithm in ALGORITHMS.items()},
+        "clipped": weights(
+            whole(
+                "clipped",
+                ALGORITHMS["synchronous"],
+                options={"keep_gradients": True},  # which no other code may apply again
+                max_grad_norm=0.5,
+                lr_scheduler_type="linear",
+            ).model
+        ),
+        "validated": {name: shown(name, ALGORITHMS[name]) for name in ("pipe", "local")},
+        "best": best_kept(ALGORITHMS["pipe"]),
+        "refused": {
+            "accumulation": refusal(gradient_accumulation_steps=2),
+            "clipping": refusal(ALGORITHMS["servers"], max_grad_norm=1.0),
+            "dedicated": refusal(AsyncSGD(dedicated=True)),
+        },
     }
 
 

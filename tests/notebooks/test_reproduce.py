@@ -30,6 +30,13 @@ with papers.ranks(2) as cluster:
         pass"""
 
 
+MEETS = """import pathlib, time
+folder, mine = pathlib.Path({folder!r}), {name!r}
+(folder / mine).touch()
+while len(list(folder.iterdir())) < {number}:
+    time.sleep(0.05)"""
+
+
 def environment(share: Path) -> dict[str, str]:
     return {
         **os.environ,
@@ -184,3 +191,66 @@ def test_a_session_is_added_and_the_answer_is_kept(tmp_path: Path) -> None:
     commit(share)
     _, said = reproduce(share, *words, status=2)
     assert "20-one has a record of other code, parameters or expectations" in said
+
+
+def share_that_meets(folder: Path, number: int, *names: str) -> Path:
+    """Notebooks that measure nothing on a real clock. Each waits until `number` of them run."""
+    share = make_share(folder / "share")
+    (folder / "there").mkdir()
+    for name in names:
+        meets = MEETS.format(folder=str(folder / "there"), name=name, number=number)
+        write_notebook(share, name, ("", meets), finding(name))
+        with (share / "notebooks" / "sizes" / f"{name}.yaml").open("a") as file:
+            file.write("clock: virtual\n")
+        write_claims(share, name)
+    return share
+
+
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
+def test_notebooks_that_only_simulate_run_side_by_side_after_the_others(tmp_path: Path) -> None:
+    share = share_that_meets(tmp_path, 2, "20-one", "21-two")
+    write_notebook(share, "22-fails", ("", "1 / 0"), finding("22-fails"))
+    sizes = share / "notebooks" / "sizes" / "22-fails.yaml"
+    sizes.write_text(sizes.read_text() + "clock: virtual\n")
+    write_notebook(share, "30-real", finding("30-real"))
+    for name in ("22-fails", "30-real"):
+        write_claims(share, name)
+    _, told = reproduce(share, KEY, "-o", str(tmp_path / "out"), "--jobs", "2", "--timeout", "200", status=1)
+    order = re.findall(r"^\[\d of 4\] (\S+)", told, re.MULTILINE)
+    assert order == ["30-real", "20-one", "21-two", "22-fails"], "what may be measured runs alone, and first"
+    records = sorted(path.name for path in (tmp_path / "out" / "papers" / KEY / "records").iterdir())
+    assert records == [f"{name}.smoke.here.json" for name in ("20-one", "21-two", "30-real")]
+    assert "22-fails failed after" in told and "ZeroDivisionError: division by zero" in told
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "division by zero" in page and 'href="21-two.html"' in page
+    _, again = reproduce(share, KEY, "-o", str(tmp_path / "out"), "--jobs", "2", status=1)
+    assert again.count("already recorded") == 3
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.usefixtures("no_process_left")
+def test_no_notebook_that_runs_beside_others_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
+    share = share_that_meets(tmp_path, 3, "20-one", "21-two")
+    command = [sys.executable, "-m", "workbench", "reproduce", KEY, "--jobs", "2"]
+    running = subprocess.Popen(command, env=environment(share), stderr=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 300
+        while len(list((tmp_path / "there").iterdir())) < 2:
+            assert running.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        children = [process for process in psutil.process_iter() if _has_share(process, share)]
+        assert len(children) >= 4, "two commands and two kernels, at least"
+        running.send_signal(how)
+        running.wait(120)
+        _gone, alive = psutil.wait_procs(children, 30)
+        assert not alive
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def _has_share(process: psutil.Process, share: Path) -> bool:
+    try:
+        return process.environ().get("WORKBENCH_SHARE") == str(share) and process.ppid() != os.getpid()
+    except psutil.Error:
+        return False

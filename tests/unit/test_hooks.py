@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,3 +57,21 @@ def test_a_codec_goes_into_the_hops_of_a_ring_unless_another_collective_is_named
     ]
     for state in found:
         state.close()
+
+
+LAST = """
+import atexit, threading
+atexit.register(lambda: print([one.name for one in threading.enumerate() if one.name == "workbench-lane"]))
+import torch.distributed as dist
+from workbench.runtimes.user_loop.ddp_hook import ddp_hook
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+kept, dropped = ddp_hook()[0], ddp_hook()[0]
+print(sum(one.name == "workbench-lane" for one in threading.enumerate()))
+del dropped
+"""
+
+
+def test_no_thread_of_a_hook_is_left_when_the_interpreter_ends() -> None:
+    """One that releases a process group while the interpreter ends would abort the process."""
+    done = subprocess.run([sys.executable, "-c", LAST], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.split("\n")[:2] == ["2", "[]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import nbformat
@@ -11,7 +12,7 @@ from workbench import resources
 from workbench.experiments.catalogue import parameters_of
 from workbench.papers.check import cell_tags, check_papers
 from workbench.papers.claims import SIZES, read_claims
-from workbench.papers.plan import claimed_notebooks, keys_with_claims
+from workbench.papers.plan import claimed_notebooks, keys_with_claims, plan
 from workbench.papers.sizes import values_at
 
 pytestmark = pytest.mark.notebooks
@@ -52,6 +53,15 @@ def test_a_notebook_with_claims_has_the_form(name: str) -> None:
         if question.notebook == name
     }
     assert asked <= cell_tags(path)
+
+
+@pytest.mark.parametrize("name", [name for name in claimed_notebooks() if plan(name, "ci")[0].is_virtual])
+def test_a_notebook_with_a_virtual_clock_measures_nothing_on_a_real_one(name: str) -> None:
+    """So it may run beside others."""
+    for key in claimed_notebooks()[name]:
+        for path in (resources.shared("papers") / key / "records").glob(f"{name}.*.json"):
+            where = {found["where"] for found in json.loads(path.read_text())["findings"].values()}
+            assert where <= {"simulated cluster", "formula", "one process"}
 
 
 def test_every_experiment_of_the_three_papers_has_its_notebook() -> None:

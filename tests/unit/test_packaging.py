@@ -65,6 +65,19 @@ def test_environment_yml_is_in_step_with_pyproject() -> None:
     assert {name: str(requirement.specifier) for name, requirement in conda.items()} == ours
 
 
+def test_conda_recipe_is_in_step_with_pyproject() -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    conda = {one.name: str(one.specifier) for one in map(Requirement, recipe["requirements"]["run"])}
+    assert conda.pop("python") == PROJECT["requires-python"]
+    extras = PROJECT["optional-dependencies"]
+    lines = [*PROJECT["dependencies"], *extras["mpi"], *extras["notebooks"]]
+    assert conda == {CONDA_NAMES.get(one.name, one.name): str(one.specifier) for one in map(Requirement, lines)}
+    assert recipe["context"]["version"] == PROJECT["version"]
+    assert recipe["about"]["summary"] == PROJECT["description"]
+    name, target = recipe["build"]["python"]["entry_points"][0].split(" = ")
+    assert PROJECT["scripts"] == {name: target}
+
+
 def test_constraints_pin_every_dependency_within_its_range() -> None:
     pins = pinned()
     assert {

@@ -61,6 +61,8 @@ def test_sizes_are_read(share: Path) -> None:
         ("smoke: {}\nci: {size: ci}\nfull: {}", "`size` is set automatically"),
         ("smoke: {}\nci: {}\nfull: {}\nranks: [local]", "write LAUNCHER:NUMBER"),
         ("smoke: {}\nci: {}\nfull: {}\nranks: local:4", "must be a list of texts"),
+        ("smoke: {}\nci: {}\nfull: {}\nclock: virtuel", "write real or virtual"),
+        ("smoke: {}\nci: {}\nfull: {}\nranks: [local:4]\nclock: virtual", "ranks have a real clock"),
     ],
 )
 def test_what_is_no_size_is_refused(share: Path, text: str, says: str) -> None:

@@ -1,14 +1,24 @@
-"""Collectives and codecs in a Hugging Face `Trainer`, which keeps its loop."""
+"""The workbench in a Hugging Face `Trainer`, which keeps its loop.
+
+- `add_hook`: DDP, with collectives and codecs as its communication hook.
+- `AlgorithmTrainer`: any algorithm that a `workbench.Trainer` runs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from workbench.adapters.hooks import register_hook_on
+from workbench.adapters.hooks import check_whole_model, register_hook_on
 from workbench.errors import ConfigError
+from workbench.program import Algorithm
 from workbench.runtimes.user_loop.ddp_hook import DDPHook
+from workbench.runtimes.user_loop.trainer import Trainer
 
 try:
     import transformers
@@ -59,3 +69,149 @@ class HookCallback(transformers.TrainerCallback):
         model = self._trainer.model_wrapped
         if model is not self._model:
             self._model, self.state = model, register_hook_on(model, self._options)
+
+
+class AlgorithmTrainer(transformers.Trainer):  # type: ignore[misc] # transformers may have no types
+    """A Hugging Face Trainer that trains by an algorithm of the workbench, in place of DDP.
+
+    A `workbench.Trainer` takes each step: forward, backward, communication and the optimizer's update. `evaluate` and
+    checkpoints have the model as the end of training would leave it (`Trainer.evaluating`). A checkpoint has no
+    gradients in flight, no replicas of other ranks and no state of servers: training continues from it as from weights.
+    The mean gradient is clipped to `args.max_grad_norm`, as usual.
+
+    Refused are `gradient_accumulation_steps` above 1, `fp16` (use `bf16`, or `options={"precision": "fp16"}`), DeepSpeed
+    and FSDP, and dedicated servers. A subclass may override `compute_loss`, but not `training_step`.
+
+    Args:
+        arguments: those of `transformers.Trainer`.
+        algorithm: the algorithm, such as `PipeSGD(width=2)`.
+        options: those of `workbench.Trainer`, such as `{"record": True}`.
+
+    Attributes:
+        loop: the `workbench.Trainer`, during training.
+
+    Example:
+        >>> from workbench.algorithms import PipeSGD
+        >>> def train(model, args, data):
+        ...     AlgorithmTrainer(model, args, train_dataset=data, algorithm=PipeSGD(width=2)).train()
+    """
+
+    def __init__(
+        self, *arguments: Any, algorithm: Algorithm, options: Mapping[str, Any] | None = None, **more: Any
+    ) -> None:
+        self._algorithm, self._of_trainer = algorithm, dict(options or {})
+        self._last_loss = torch.zeros(())
+        self._is_shown = False  # the model as the end would leave it
+        self.loop: Trainer | None = None
+        super().__init__(*arguments, **more)
+        self.callback_handler.callbacks.insert(0, _Loop(self))  # so that the other callbacks see the finished model
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As usual, but without DDP, and without clipping after the update."""
+        super().create_accelerator_and_postprocess()
+        self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
+        self.accelerator.clip_grad_norm_ = self._norm
+
+    def train(self, *arguments: Any, **more: Any) -> Any:
+        """As usual. An error ends the training on the other ranks too."""
+        self._check()
+        try:
+            return super().train(*arguments, **more)
+        except BaseException as error:
+            if self.loop is not None:
+                self.loop.__exit__(type(error), error, error.__traceback__)
+            raise
+        finally:
+            self.loop = None
+
+    def _check(self) -> None:
+        """Raise `ConfigError` for what the library would do between a gradient and its update."""
+        fix = ""
+        if self.args.gradient_accumulation_steps != 1:
+            fix = "use gradient_accumulation_steps=1 and larger batches, or add_hook"
+        elif self.args.fp16:
+            fix = "use bf16=True, or options={'precision': 'fp16'}, in place of fp16=True"
+        elif self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            fix = "turn DeepSpeed and FSDP off: each rank has the whole model"
+        elif getattr(self._algorithm, "dedicated", False):
+            fix = "all ranks train here: use dedicated=False"
+        elif self._algorithm.requires.servers and self.args.max_grad_norm:
+            fix = "only a server has the mean gradient: use max_grad_norm=0, and the algorithm's own clip_norm if it has one"
+        if fix:
+            raise ConfigError(f"AlgorithmTrainer({self._algorithm}) takes the step itself: {fix}")
+
+    def begin(self) -> None:
+        """Make the loop, when model and optimizer are prepared."""
+        check_whole_model(self.model)
+        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate has wrapped it
+        self.optimizer.step = lambda *_: None  # the loop has taken the step
+        clipped = {"clip_norm": self.args.max_grad_norm} if self.args.max_grad_norm else {}
+        self.loop = Trainer(self.model, optimizer, self._algorithm, **{**clipped, **self._of_trainer})
+
+    def finish(self) -> None:
+        """Apply gradients in flight, and make the replicas equal."""
+        if self.loop is not None:
+            self.loop.finish()
+            self.loop = None
+            del self.optimizer.step
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Take a step of the algorithm with the loss of `compute_loss`."""
+        assert self.loop is not None
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+
+        def loss() -> Tensor:
+            with self.compute_loss_context_manager():
+                return self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+
+        found = self.loop.step(loss)
+        if found is not None:  # else this rank was too late for the step
+            self._last_loss = found
+        return self._last_loss.to(self.args.device)
+
+    def evaluate(self, *arguments: Any, **more: Any) -> Any:
+        with self._as_the_end_leaves_it():
+            return super().evaluate(*arguments, **more)
+
+    def save_model(self, *arguments: Any, **more: Any) -> None:
+        with self._as_the_end_leaves_it():
+            super().save_model(*arguments, **more)
+
+    def _load_best_model(self) -> None:
+        self.finish()  # else the updates in flight would go to the best model
+        super()._load_best_model()
+
+    @contextmanager
+    def _as_the_end_leaves_it(self) -> Iterator[None]:
+        if self.loop is None or self._is_shown:
+            yield
+            return
+        self._is_shown = True
+        try:
+            with self.loop.evaluating():
+                yield
+        finally:
+            self._is_shown = False
+
+    def _norm(self, *_: Any, **__: Any) -> Tensor | None:
+        """The norm of the mean gradient before the loop clipped it; None if it is not measured."""
+        measured = self.args.max_grad_norm or {"clip_norm", "keep_gradients"} & set(self._of_trainer)
+        if self.loop is None or not measured:
+            return None
+        norm = self.loop.grad_norm
+        return None if norm is None else torch.tensor(norm)
+
+
+@final
+class _Loop(transformers.TrainerCallback):
+    """Begins and ends the loop of an `AlgorithmTrainer`."""
+
+    def __init__(self, trainer: AlgorithmTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.begin()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.finish()

@@ -46,6 +46,13 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="execute notebooks with a record again with other seeds, and add the values as those of another session",
     )
+    add(
+        "--jobs",
+        "-j",
+        type=int,
+        metavar="N",
+        help="number of notebooks at a time, of those that measure nothing on a real clock; the cores by default",
+    )
     add("--output", "-o", type=Path, metavar="FOLDER", help="folder to write to; under the run store by default")
     add("--site", help="name of this machine in records; $WORKBENCH_SITE, the Slurm cluster, or N-cores by default")
     where = parser.add_mutually_exclusive_group()
@@ -73,6 +80,7 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 def _execute(options: argparse.Namespace) -> int:
     from workbench import resources
+    from workbench.machine import num_cores
     from workbench.papers.page import write_page
     from workbench.papers.pictures import draw_pictures
     from workbench.papers.plan import plan
@@ -86,6 +94,8 @@ def _execute(options: argparse.Namespace) -> int:
     jobs = plan(options.name, size, claim=options.claim, parameters=parameters)
     if options.submit:
         return _submit(options, max([1, *(parse_ranks(key)[0] for job in jobs for key in job.ranks)]))
+    if options.jobs is not None and options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs}: give the number of notebooks at a time, 1 or more")
     output = _output(options.output, size, site)
     records = resources.shared("papers") if options.update else (options.records or output / "papers").resolve()
     how = Reproduction(
@@ -96,6 +106,7 @@ def _execute(options: argparse.Namespace) -> int:
         options=_reproducing_options(options, size, parameters),
         again=options.again,
         add_session=options.add_session,
+        jobs=options.jobs or num_cores(),
         timeout_s=options.timeout,
         say=lambda message: print(message, file=sys.stderr, flush=True),
     )
@@ -114,7 +125,7 @@ def _execute(options: argparse.Namespace) -> int:
 def _submit(options: argparse.Namespace, num_ranks: int) -> int:
     """Run the same command in a job. The default of --site is set there, from Slurm's variables."""
     argv = ["reproduce", options.name, "--size", options.size]
-    for name in ("claim", "site", "timeout"):
+    for name in ("claim", "site", "timeout", "jobs"):
         argv += [f"--{name}", str(getattr(options, name))] if getattr(options, name) is not None else []
     for name in ("output", "records"):
         argv += [f"--{name}", str(getattr(options, name).resolve())] if getattr(options, name) is not None else []

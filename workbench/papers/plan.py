@@ -28,12 +28,14 @@ class Job:
         papers: keys of the papers whose claims it tests.
         parameters: those of its size, overridden by the given ones.
         ranks: keys of ranks that a pool can lend to it, such as "local:4".
+        is_virtual: whether it may run beside others: see `sizes.Sizes`.
     """
 
     notebook: Path
     papers: tuple[str, ...]
     parameters: Mapping[str, Any]
     ranks: tuple[str, ...]
+    is_virtual: bool = False
 
     @property
     def name(self) -> str:
@@ -93,7 +95,13 @@ def plan(
         sizes = read_sizes(path)
         values = {**values_at(path, size), **own}
         jobs.append(
-            Job(notebook=path, papers=claimed.get(path.stem, ()), parameters=values, ranks=sizes.ranks if sizes else ())
+            Job(
+                notebook=path,
+                papers=claimed.get(path.stem, ()),
+                parameters=values,
+                ranks=sizes.ranks if sizes else (),
+                is_virtual=sizes is not None and sizes.is_virtual,
+            )
         )
     return tuple(sorted(jobs, key=lambda job: (job.ranks, job.name)))
 

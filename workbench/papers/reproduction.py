@@ -1,12 +1,16 @@
-"""`workbench reproduce`: executes notebooks one after the other, and writes a record of each."""
+"""`workbench reproduce`: executes notebooks, and writes a record of each.
+
+Notebooks that measure on a real clock are executed alone, one after the other. The others, whose time is virtual, are
+then executed several at a time.
+"""
 
 from __future__ import annotations
 
 import platform
 import time
 from ast import literal_eval
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +21,7 @@ from workbench.errors import ConfigError
 from workbench.experiments.catalogue import parameters_of
 from workbench.experiments.notebooks import run_notebook
 from workbench.experiments.record import versions
+from workbench.experiments.side_by_side import Task, run_side_by_side
 from workbench.papers import history
 from workbench.papers.claims import Claim, Size, read_claims
 from workbench.papers.experiment import experiment_digest
@@ -37,6 +42,7 @@ from workbench.papers.sizes import sizes_file
 from workbench.plots.html import export_html
 
 Status = Literal["finished", "failed", "recorded"]
+_Claims = Mapping[str, Mapping[str, Claim]]  # key of a paper -> id -> claim
 SEED_STEP = 100  # between the seeds of two sessions
 
 
@@ -79,6 +85,7 @@ class Reproduction:
         again: whether to also execute notebooks that have a record.
         add_session: whether to execute notebooks with a record again and to add the values to the record, as those of
             another session.
+        jobs: number of notebooks at a time, of those that measure nothing on a real clock.
         timeout_s: limit for each notebook, in seconds.
         say: called with each line of progress.
     """
@@ -90,6 +97,7 @@ class Reproduction:
     options: str = ""
     again: bool = False
     add_session: bool = False
+    jobs: int = 1
     timeout_s: float | None = None
     say: Callable[[str], None] = print
 
@@ -108,20 +116,31 @@ class Reproduction:
         if self.add_session:
             for job in jobs:
                 self._refuse_other_experiment(job)
-        outcomes: list[Outcome] = []
+        beside = [job for job, seconds in zip(jobs, before, strict=True) if job.is_virtual and seconds is None]
+        if self.jobs == 1 or len(beside) == 1:
+            beside = []
+        alone = [job for job in jobs if job not in beside]
+        recorded_s = {job.name: seconds for job, seconds in zip(jobs, before, strict=True)}
+        outcomes: dict[str, Outcome] = {}
         pool = RankPool(lambda message: self.say(f"  {message}"))
         apart = self.records.resolve() != self.output.resolve()
+
+        def announce(job: Job, place: int) -> None:
+            todo = [
+                one for one in (*alone, *beside)[place:] if one.name not in outcomes and recorded_s[one.name] is None
+            ]
+            self.say(f"[{place + 1} of {len(jobs)}] {job.name} ({self.size}){_left(todo, outcomes, self)}")
+
         with only_writer(self.output), only_writer(self.records) if apart else nullcontext():
             try:
-                for place, job in enumerate(jobs):
-                    todo = [
-                        other for other, seconds in zip(jobs[place:], before[place:], strict=True) if seconds is None
-                    ]
-                    self.say(f"[{place + 1} of {len(jobs)}] {job.name} ({self.size}){_left(todo, outcomes, self)}")
-                    outcomes.append(self.one(job, commit, pool, before[place]))
+                for place, job in enumerate(alone):
+                    announce(job, place)
+                    outcomes[job.name] = self.one(job, commit, pool, recorded_s[job.name])
             finally:
                 pool.close()
-        return outcomes
+            for outcome in self._side_by_side(beside, commit, lambda job, place: announce(job, len(alone) + place)):
+                outcomes[outcome.name] = outcome
+        return [outcomes[job.name] for job in jobs]
 
     def one(
         self, job: Job, commit: Mapping[str, Any] | None, pool: RankPool, recorded_s: float | None = None
@@ -134,44 +153,86 @@ class Reproduction:
             pool: the pool of ranks.
             recorded_s: duration of a recorded execution, in seconds; then nothing is executed.
         """
-        executed = self.output / job.notebook.name
-        about: dict[str, Any] = {
-            "name": job.name,
-            "papers": job.papers,
-            "executed": executed,
-            "parameters": job.parameters,
-        }
         if recorded_s is not None:
             self.say(f"  already recorded ({recorded_s:.0f} s); --again executes it again")
-            return Outcome(status="recorded", seconds=recorded_s, **about)
-        for path in (executed, executed.with_suffix(".html")):
-            path.unlink(missing_ok=True)  # files of an earlier execution
+            return Outcome(status="recorded", seconds=recorded_s, **self._about(job))
         began = time.monotonic()
+        error: Exception | None = None
+        claims: _Claims = {}
         try:
-            claims = {key: {claim.id: claim for claim in read_claims(key).claims} for key in job.papers}
+            claims = self._prepare(job)
             with pool.lend(job.ranks):
-                parameters = {**job.parameters, **self._seeds_of_session(job)}
-                run_notebook(job.notebook, executed, parameters, timeout_s=self.timeout_s)
-            seconds = round(time.monotonic() - began, 1)
-            export_html(executed, executed.with_suffix(".html"))
-            facts = {
-                **self._identity(job),
-                "commit": commit,
-                "seconds": seconds,
-                "command": f"workbench reproduce {job.name} {self.options}".strip(),
-            }
-            notes = self._record(job, facts, claims, executed)
-        except Exception as error:  # noqa: BLE001 - any error of one notebook must not stop the others
-            seconds = round(time.monotonic() - began, 1)
+                run_notebook(job.notebook, self._executed(job), self._parameters(job), timeout_s=self.timeout_s)
+        except Exception as raised:  # noqa: BLE001 - any error of one notebook must not stop the others
+            error = raised
+        return self._conclude(job, commit, claims, time.monotonic() - began, error)
+
+    def _side_by_side(
+        self, jobs: Sequence[Job], commit: Mapping[str, Any] | None, announce: Callable[[Job, int], None]
+    ) -> Iterator[Outcome]:
+        """Execute notebooks several at a time, and write the records of each when it has ended."""
+        claims: dict[str, _Claims] = {}
+        tasks = [
+            Task(notebook=job.notebook, output=self._executed(job), parameters=self._parameters(job)) for job in jobs
+        ]
+        by_notebook = {job.notebook: job for job in jobs}
+
+        def begin(task: Task) -> None:
+            job = by_notebook[task.notebook]
+            announce(job, len(claims))
+            claims[job.name] = self._prepare(job)
+
+        with closing(run_side_by_side(tasks, self.jobs, timeout_s=self.timeout_s, begin=begin)) as ended:
+            for task, seconds, error in ended:
+                job = by_notebook[task.notebook]
+                yield self._conclude(job, commit, claims[job.name], seconds, error)
+
+    def _prepare(self, job: Job) -> _Claims:
+        """Remove the files of an earlier execution. Return the claims as they are before the measurement."""
+        for path in (self._executed(job), self._executed(job).with_suffix(".html")):
+            path.unlink(missing_ok=True)
+        return {key: {claim.id: claim for claim in read_claims(key).claims} for key in job.papers}
+
+    def _conclude(
+        self, job: Job, commit: Mapping[str, Any] | None, claims: _Claims, seconds: float, error: Exception | None
+    ) -> Outcome:
+        """Write the page and the records of a notebook that has ended."""
+        seconds, executed, notes = round(seconds, 1), self._executed(job), list[str]()
+        try:
             if executed.exists():
                 export_html(executed, executed.with_suffix(".html"))
-            self.say(f"  failed after {seconds:.0f} s: {error or type(error).__name__}")
+            if error is None:
+                facts = {
+                    **self._identity(job),
+                    "commit": commit,
+                    "seconds": seconds,
+                    "command": f"workbench reproduce {job.name} {self.options}".strip(),
+                }
+                notes = self._record(job, facts, claims, executed)
+        except Exception as raised:  # noqa: BLE001 - as above
+            error = raised
+        if error is not None:
+            self.say(f"  {job.name} failed after {seconds:.0f} s: {error or type(error).__name__}")
             message = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
-            return Outcome(status="failed", seconds=seconds, error=message, **about)
-        self.say(f"  finished in {seconds:.0f} s")
+            return Outcome(status="failed", seconds=seconds, error=message, **self._about(job))
+        self.say(f"  {job.name} finished in {seconds:.0f} s")
         for note in notes:
             self.say(f"  {note}")
-        return Outcome(status="finished", seconds=seconds, notes=tuple(notes), **about)
+        return Outcome(status="finished", seconds=seconds, notes=tuple(notes), **self._about(job))
+
+    def _executed(self, job: Job) -> Path:
+        return self.output / job.notebook.name
+
+    def _about(self, job: Job) -> dict[str, Any]:
+        return {
+            "name": job.name,
+            "papers": job.papers,
+            "executed": self._executed(job),
+            "parameters": job.parameters,
+        }
+
+    def _parameters(self, job: Job) -> dict[str, Any]:
+        return {**job.parameters, **self._seeds_of_session(job)}
 
     def _identity(self, job: Job) -> dict[str, Any]:
         """Return what identifies an execution, in addition to its code: parameters, size and site."""
@@ -233,7 +294,7 @@ class Reproduction:
         return {"seeds": [seed + SEED_STEP * num_earlier for seed in given]}
 
     def _record(
-        self, job: Job, facts: dict[str, Any], claims: Mapping[str, Mapping[str, Claim]], executed: Path
+        self, job: Job, facts: dict[str, Any], claims: _Claims, executed: Path
     ) -> list[str]:
         """Write the records of a notebook's findings. Return notes: verdicts, and claims without a finding."""
         findings, answer = read_findings(executed)
@@ -302,9 +363,9 @@ def refuse_uncommitted(jobs: Sequence[Job], papers: Path) -> None:
                 )
 
 
-def _left(jobs: Sequence[Job], outcomes: Sequence[Outcome], how: Reproduction) -> str:
+def _left(jobs: Sequence[Job], outcomes: Mapping[str, Outcome], how: Reproduction) -> str:
     """An estimate of the remaining time: each notebook's recorded time, else the mean of this session."""
-    ran = [outcome.seconds for outcome in outcomes if outcome.status == "finished"]
+    ran = [outcome.seconds for outcome in outcomes.values() if outcome.status == "finished"]
     usual = sum(ran) / len(ran) if ran else None
     total = 0.0
     for job in jobs:
@@ -312,7 +373,7 @@ def _left(jobs: Sequence[Job], outcomes: Sequence[Outcome], how: Reproduction) -
         known = next((seconds for seconds in before if seconds is not None), usual)
         if known is None:
             return ""
-        total += known
+        total += known / (how.jobs if job.is_virtual else 1)
     return f", about {total:.0f} s left" if total < 120 else f", about {total / 60:.0f} min left"
 
 

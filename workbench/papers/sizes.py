@@ -14,20 +14,24 @@ from workbench.naming import unknown
 from workbench.papers.claims import SIZES, Size
 
 RANKS = "ranks"
+CLOCK = "clock"
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A notebook's parameters at each size, and the ranks that a pool can lend to it.
+    """A notebook's parameters at each size, and how it is executed.
 
     Attributes:
         parameters: size -> values that replace the notebook's defaults.
-        ranks: keys such as "local:4": see `pool_client.pool_key`.
+        ranks: ranks that a pool can lend to it: keys such as "local:4", see `pool_client.pool_key`.
+        is_virtual: whether its results are the same on a busy machine, because it measures nothing on a real clock.
+            The file says so by `clock: virtual`.
     """
 
     parameters: Mapping[Size, Mapping[str, Any]]
     ranks: tuple[str, ...]
+    is_virtual: bool = False
 
 
 def sizes_file(notebook: Path) -> Path:
@@ -72,8 +76,8 @@ def read_sizes(notebook: Path) -> Sizes | None:
         return None
     content = read_yaml(path)
     for name in content:
-        if name not in (*SIZES, RANKS):
-            raise ConfigError(f"{path}: {unknown('size', name, (*SIZES, RANKS))}")
+        if name not in (*SIZES, RANKS, CLOCK):
+            raise ConfigError(f"{path}: {unknown('size', name, (*SIZES, RANKS, CLOCK))}")
     known = {parameter.name for parameter in parameters_of(notebook)}
     parameters: dict[Size, Mapping[str, Any]] = {}
     for size in SIZES:
@@ -98,7 +102,12 @@ def read_sizes(notebook: Path) -> Sizes | None:
             parse_ranks(item)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-    return Sizes(parameters, tuple(ranks))
+    clock = content.get(CLOCK, "real")
+    if clock not in ("real", "virtual"):
+        raise ConfigError(f"{path}: {CLOCK}: {clock!r}: write real or virtual")
+    if clock == "virtual" and ranks:
+        raise ConfigError(f"{path}: ranks have a real clock: leave out `{CLOCK}: virtual`, or `{RANKS}`")
+    return Sizes(parameters, tuple(ranks), clock == "virtual")
 
 
 def values_at(notebook: Path, size: Size) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations` here: DDP compares the annotations of a hook with the types themselves.
 
+import atexit
 import weakref
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from workbench.runtimes.user_loop.peers import stop_watching, translated_errors,
 from workbench.trace.recorder import NullRecorder
 
 Signature = tuple[tuple[int, ...], ...]  # for each parameter of a bucket: its number and its shape
+_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()  # of all hooks, as long as their threads run
 
 
 @final
@@ -67,6 +69,7 @@ class DDPHook:
         self._clock = RankClock(self._transport, NullRecorder(), timeout_s)
         self._link = measure_link(self._transport, self._clock.deadline) if collective.needs_link else None
         self._mailbox, self._lane = Mailbox(self._transport), Lane(self._clock)
+        _lanes.add(self._lane)
         weakref.finalize(self, self._lane.leave).atexit = False
         self._numbers: dict[Tensor, int] = {}  # parameter -> its number, in the order of DDP's first buckets
         self._buckets: dict[int, Bucket] = {}
@@ -293,6 +296,13 @@ class DDPHook:
         self._lane.close()
         stop_watching(self._detector)
         self._transport.close()
+
+
+@atexit.register
+def _end_lanes() -> None:
+    """End the threads of all hooks. A thread that releases a process group while the interpreter ends would abort it."""
+    for lane in list(_lanes):
+        lane.close()
 
 
 def ddp_hook(
