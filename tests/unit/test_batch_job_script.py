@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -275,9 +276,13 @@ def test_a_template_needs_no_option_that_it_does_not_use(tmp_path: Path) -> None
     assert "exec /env" in script(BatchJob("sge", template=template(tmp_path, "exec {command}\n")))
 
 
-def test_all_placeholders_are_described() -> None:
+def test_the_page_has_all_placeholders_and_scripts_that_are_valid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "schedulers.md").read_text()
     assert [name for name in PLACEHOLDERS if f"`{{{name}}}`" not in page] == []
+    built_in, *_, example = re.findall(r"^```text\n(#!.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert built_in == DIALECTS["pbs"].template
+    text = script(BatchJob("pbs", queue="gpu", walltime="01:00:00", nodes=2, template=template(tmp_path, example)))
+    assert "#PBS -l nodes=2:ppn=4:gpus=4\n" in text and text.endswith("/state/job.json\n")
 
 
 # ---------------------------------------------------------------- the command that starts ranks

@@ -14,26 +14,30 @@ from typing import final
 from workbench.clusters.schedulers.job import UNKNOWN, Scheduler, State, run_command
 from workbench.errors import LaunchError
 
+NEVER = r"(?!)"  # a pattern that nothing matches
+
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Dialect(Scheduler):
     """How one scheduler writes and names jobs.
 
-    Patterns of `job` and `code` are searched line by line. "{job}" in a command or pattern stands for the job's number.
+    "{job}" in a command or pattern stands for the job's number. `job`, `code` and `reason` are searched line by line, and
+    their first group is what they find.
 
     Attributes:
         name: as in messages.
         template: the script of a job, with the placeholders of `request`.
         is_shell: whether the template is a shell script; otherwise it is a submit description.
-        required: options that have no default.
+        required: options that have no default, each with its meaning.
         nodes: number of nodes if none is given; None lets the scheduler choose.
-        submit: command that reads the template from its standard input.
-        job: pattern of the job's number in the output of `submit`.
-        status, code, reason: command, pattern of the state's code in its output, and pattern of the reason.
-        waiting, running: pattern of all codes of a job that waits or runs. A job with another code has ended.
-        gone: pattern in the error message of `status` for a job that has ended.
-        cancel: command.
+        submit_with: command that reads the script from its standard input.
+        job: pattern of the job's number in the output of `submit_with`.
+        query_with: command that prints the job's state.
+        code, reason: patterns of the state's code and of the reason in the output of `query_with`.
+        waiting, running: patterns of all codes of a job that waits or runs. A job with another code has ended.
+        gone: pattern in the error message of `query_with` for a job that has ended.
+        cancel_with: command.
         hosts: shell commands that set `hosts` to a file with one line for each rank's host; empty for one machine.
     """
 
@@ -46,10 +50,10 @@ class Dialect(Scheduler):
     job: str
     query_with: tuple[str, ...]
     code: str
-    reason: str
+    reason: str = NEVER
     waiting: str
     running: str
-    gone: str
+    gone: str = NEVER
     cancel_with: tuple[str, ...]
     hosts: str = ""
 
@@ -96,8 +100,6 @@ def _condor_argument(word: str) -> str:
     word = word.replace('"', '""')
     return "'" + word.replace("'", "''") + "'" if re.search(r"[\s']", word) or not word else word
 
-
-NEVER = r"(?!)"  # a pattern that nothing matches
 
 PBS = Dialect(
     name="PBS",
@@ -150,7 +152,6 @@ exec {command}
     job=r"^Job <(\d+)>",
     query_with=("bjobs", "-noheader", "-o", "stat", "{job}"),
     code=r"^\s*([A-Z]+)\s*$",
-    reason=NEVER,
     waiting="PEND|PROV|WAIT|PSUSP|USUSP|SSUSP",
     running="RUN|UNKWN",
     gone="is not found",
@@ -182,10 +183,8 @@ exec {command}
     job=r"^Your job (\d+) ",
     query_with=("qstat",),
     code=r"^\s*{job}\s+\S+\s+\S+\s+\S+\s+(\S+)",
-    reason=NEVER,
     waiting="[^E]*[wsST][^E]*",
     running="[^E]+",
-    gone=NEVER,
     cancel_with=("qdel", "{job}"),
     # each line of the file has a host, its number of ranks, a queue and processors
     hosts=(
@@ -218,7 +217,6 @@ queue
     reason=r"^\d (?!undefined)(.+)",
     waiting="[17]",
     running="[26]",
-    gone=NEVER,
     cancel_with=("condor_rm", "{job}"),
 )
 DIALECTS = {"pbs": PBS, "lsf": LSF, "sge": SGE, "htcondor": HTCONDOR}
