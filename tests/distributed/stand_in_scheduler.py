@@ -86,7 +86,7 @@ def start(folder: Path, scheduler: str, job: str) -> None:
     elif scheduler == "sge":
         slots = re.findall(r"^#\$ -pe mpi (\d+)$", text, re.M)[0]
         (folder / "nodes").write_text(f"{hosts[0]} {slots} all.q@{hosts[0]} UNDEFINED\n")
-        env |= {"JOB_ID": job, "PE_HOSTFILE": str(folder / "nodes"), "TMPDIR": str(folder)}
+        env |= {"JOB_ID": job, "PE_HOSTFILE": str(folder / "nodes")}
     else:
         values = dict(line.split(" = ", 1) for line in text.splitlines() if " = " in line)
         assert text.endswith("\nqueue\n") and values["getenv"] == "True" and int(values["request_cpus"]) > 0

@@ -319,7 +319,7 @@ def test_mpiexec_gets_a_line_for_each_ranks_host(
 ) -> None:
     (tmp_path / "given").write_text(given)
     echo = MPIInstall(name=OPEN_MPI, version="5", mpiexec="echo")
-    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path), variable: str(tmp_path / "given")}
+    env = {"PATH": os.environ["PATH"], "IPP_PROFILE_DIR": str(tmp_path), variable: str(tmp_path / "given")}
     command = own(scheduler).start_command(3, echo, [])
     done = subprocess.run([*command, "engine"], env=env, capture_output=True, text=True, timeout=30, check=True)
     option, path, *rest = done.stdout.split()
@@ -436,5 +436,5 @@ def test_doctor_names_the_commands_that_it_finds(monkeypatch: pytest.MonkeyPatch
     assert list(machine.schedulers()) == []
     (tmp_path / "qsub").touch(0o755)
     assert [(found.state, found.found) for found in machine.schedulers()] == [
-        ("ok", "qsub: launcher='pbs:...' or 'sge:...', tested with stand-ins only")
+        ("ok", "qsub: launcher='pbs:...' or 'sge:...'; docs/how-to/schedulers.md says what was tested")
     ]

@@ -1,6 +1,7 @@
 """PBS, LSF, SGE and HTCondor: their scripts, commands and states, in one table.
 
-The scripts and commands follow the schedulers' manuals. They were run against stand-ins only, never on a real scheduler.
+The scripts and commands follow the schedulers' manuals. The tests run them against stand-ins. PBS, LSF and HTCondor never
+ran on a real scheduler; SGE was tried by hand on Grid Engine 8.1.9.
 """
 
 from __future__ import annotations
@@ -186,10 +187,8 @@ exec {command}
     waiting="[^E]*[wsST][^E]*",
     running="[^E]+",
     cancel_with=("qdel", "{job}"),
-    # each line of the file has a host, its number of ranks, a queue and processors
-    hosts=(
-        'hosts="${TMPDIR:-/tmp}/hosts.$$"; awk "{ for (i = 0; i < \\$2; i++) print \\$1 }" "$PE_HOSTFILE" > "$hosts"'
-    ),
+    # a line of SGE's file has a host, its number of ranks, a queue and processors
+    hosts=('hosts="$IPP_PROFILE_DIR/hosts"; awk "{ for (i = 0; i < \\$2; i++) print \\$1 }" "$PE_HOSTFILE" > "$hosts"'),
 )
 HTCONDOR = Dialect(
     name="HTCondor",

@@ -36,7 +36,8 @@ PLACEHOLDERS = ("command", "name", "log", "num_ranks", *(name for names in USES.
 class BatchJob:
     """A job for a cluster's ranks under PBS, LSF, SGE or HTCondor. Options that are not given have the site's defaults.
 
-    These schedulers were tested with stand-ins for their commands, never with a real one. Slurm has `Slurm`.
+    The tests run stand-ins for the schedulers' commands. PBS, LSF and HTCondor never ran on a real scheduler; SGE was
+    tried by hand on Grid Engine 8.1.9. Slurm has `Slurm`.
 
     One minute before `walltime`, the training is asked to stop, so that it ends with a checkpoint.
 
