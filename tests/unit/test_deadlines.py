@@ -51,6 +51,7 @@ ENDLESS = {
     ),
     "doctor/ranks.py": (1, "processes that were killed"),
     "experiments/papermill_engine.py": (1, "a reaper that was killed"),
+    "experiments/side_by_side.py": (1, "a reaper that was killed"),
     "experiments/sweeper.py": (1, "a cell's process, and a reaper, that were killed"),
     "papers/rank_pool.py": (2, "reapers that were killed"),
     "papers/studies/paired_runs.py": (2, "as `papers/studies/training.py`"),

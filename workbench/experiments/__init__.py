@@ -3,7 +3,7 @@
 - Grids: `yaml_file` and `grid` read one. `sweeper` runs its cells, `fork_cells` starts simulated ones, `attempts`
   keeps their states, `outcome` shows them.
 - Notebooks: `catalogue` lists them. `notebooks` executes one by `papermill_engine`, and `record` describes the
-  execution. papermill finds the engine through `papermill_entry`.
+  execution. papermill finds the engine through `papermill_entry`. `side_by_side` executes several at a time.
 - `sigterm`: a terminated process runs its `finally:` clauses.
 
 Imports `run_spec`, `clusters` and what lies below. Used by `papers`, `bench` and `cli`. Begin with `grid` and
