@@ -82,8 +82,8 @@ def _make_launcher(given: Where, num_ranks: int, install: MPIInstall | None) -> 
         if kind == "ssh":
             return SSHLauncher(install, parse_hosts(given))
         if kind == "slurm":
-            given = Slurm.parse(given)
-        elif kind in DIALECTS:
+            return slurm_launcher(given, install)
+        if kind in DIALECTS:
             given = BatchJob.parse(given)
     if isinstance(given, Slurm):
         return slurm_launcher(given, install)

@@ -113,7 +113,12 @@ class StepLauncher(MPILauncher):
         config.MPIEngineSetLauncher.environment = {**environment, **ranks, **batch_job.for_steps(os.environ, command)}
 
 
-def slurm_launcher(options: Slurm, install: MPIInstall) -> Launcher:
-    """Make the launcher of a Slurm job: a new job, or a step of the job that this process runs in."""
+def slurm_launcher(given: str | Slurm, install: MPIInstall) -> Launcher:
+    """Make the launcher for `launcher="slurm:..."`: a new job, or a step of the job that this process runs in.
+
+    Raises:
+        ConfigError: there is no such option.
+    """
+    options = given if isinstance(given, Slurm) else Slurm.parse(given)
     allocation = Allocation.here()
     return SlurmLauncher(install, options) if allocation is None else StepLauncher(install, options, allocation)

@@ -2,7 +2,7 @@
 
     batch_job.py JOB.json
 
-At the warning before the time limit, it asks the training to stop with a checkpoint. It ends the ranks when the
+At Slurm's warning before the time limit, it asks the training to stop with a checkpoint. It ends the ranks when the
 cluster's folder is removed, because then no process controls them. On request, it puts the job back into the queue.
 It imports nothing of the package, so it is small and starts quickly.
 
@@ -11,10 +11,10 @@ JOB.json:
     environment: variables to add to the job's environment.
     folder: the cluster's folder, with its record.
     controller: command of a controller that runs in the job, or null.
+    warn_after_s: seconds after which the job warns itself, if its scheduler does not; null or missing for never.
     connection: file that the controller writes, or null.
     on_warning: "command": write a command into the control file of the run that the record names.
         "interrupt": interrupt the process that starts the ranks.
-    warn_after_s: seconds after which the job warns itself, if its scheduler does not; null or missing for never.
     requeue: whether the job goes back into the queue.
 """
 
@@ -33,12 +33,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+JOB_NUMBERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")  # the last is SGE's
 POLL_S = 0.25
 GRACE_S = 5.0
 REQUEUE_S = 60.0  # limit for `scontrol requeue`
 MISSED = 12  # consecutive failed checks of a shared folder before it counts as removed
 CONTROLLER_S = 60.0
-JOB_NUMBERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")  # the last is SGE's
 RECORD, RESUME = "cluster.json", "resume"
 RUN = re.compile(r"run: +(.+)")
 
@@ -52,15 +52,15 @@ class Job:
         self.folder = Path(self.spec["folder"])
         self.env = {**os.environ, **for_steps(os.environ, self.spec["command"]), **self.spec["environment"]}
         self.processes: list[subprocess.Popen[str]] = []
-        self.warned = False  # the time limit is near
+        self.warned = False  # Slurm has sent its warning
         self.asked_to_stop = False  # the training was asked to stop
-        self.ended = False  # the scheduler ends the job
+        self.ended = False  # Slurm ends the job
         self.run: Path | None = None  # the run that the command line printed
         self.stopped: str | None = None  # the cluster's run that was asked to stop
-        for number in (signal.SIGUSR1, signal.SIGALRM):
-            signal.signal(number, self._warn)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):  # the last is SGE's, before its SIGKILL
-            signal.signal(number, self._end)
+        for number, handler in ((signal.SIGUSR1, self._warn), (signal.SIGTERM, self._end), (signal.SIGINT, self._end)):
+            signal.signal(number, handler)
+        signal.signal(signal.SIGUSR2, self._end)  # SGE's, before its SIGKILL
+        signal.signal(signal.SIGALRM, self._warn)
         signal.setitimer(signal.ITIMER_REAL, self.spec.get("warn_after_s") or 0)
 
     def _warn(self, *_: object) -> None:
