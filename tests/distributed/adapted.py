@@ -189,7 +189,9 @@ def huggingface(folder: Path) -> dict[str, Any]:
         one = whole(f"{name}-one", algorithm)
         two = whole(f"{name}-two", algorithm, num_train_epochs=2, eval_strategy="epoch", save_strategy="epoch")
         saved = Net()
-        state = safetensors.torch.load_file(folder / f"{name}-two" / f"checkpoint-{one.state.global_step}" / "model.safetensors")
+        state = safetensors.torch.load_file(
+            folder / f"{name}-two" / f"checkpoint-{one.state.global_step}" / "model.safetensors"
+        )
         saved.load_state_dict(state)
         return {
             "one epoch": weights(one.model),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ class HookCallback(transformers.TrainerCallback):
             self._model, self.state = model, register_hook_on(model, self._options)
 
 
-class AlgorithmTrainer(transformers.Trainer):  # type: ignore[misc] # transformers may have no types
+class AlgorithmTrainer(transformers.Trainer):
     """A Hugging Face Trainer that trains by an algorithm of the workbench, in place of DDP.
 
     A `workbench.Trainer` takes each step: forward, backward, communication and the optimizer's update. `evaluate` and
@@ -142,18 +142,20 @@ class AlgorithmTrainer(transformers.Trainer):  # type: ignore[misc] # transforme
 
     def begin(self) -> None:
         """Make the loop, when model and optimizer are prepared."""
-        check_whole_model(self.model)
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate has wrapped it
-        self.optimizer.step = lambda *_: None  # the loop has taken the step
+        model, prepared = self.model, cast("Any", self.optimizer)
+        assert isinstance(model, nn.Module)
+        check_whole_model(model)
+        optimizer = getattr(prepared, "optimizer", prepared)  # accelerate has wrapped it
+        prepared.step = lambda *_: None  # the loop has taken the step
         clipped = {"clip_norm": self.args.max_grad_norm} if self.args.max_grad_norm else {}
-        self.loop = Trainer(self.model, optimizer, self._algorithm, **{**clipped, **self._of_trainer})
+        self.loop = Trainer(model, optimizer, self._algorithm, **{**clipped, **self._of_trainer})
 
     def finish(self) -> None:
         """Apply gradients in flight, and make the replicas equal."""
         if self.loop is not None:
             self.loop.finish()
             self.loop = None
-            del self.optimizer.step
+            del cast("Any", self.optimizer).step
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Take a step of the algorithm with the loss of `compute_loss`."""
@@ -163,7 +165,7 @@ class AlgorithmTrainer(transformers.Trainer):  # type: ignore[misc] # transforme
 
         def loss() -> Tensor:
             with self.compute_loss_context_manager():
-                return self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+                return cast("Tensor", self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch))
 
         found = self.loop.step(loss)
         if found is not None:  # else this rank was too late for the step

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +43,15 @@ class _Running:
 
 
 def run_side_by_side(
-    tasks: Sequence[Task], jobs: int, *, timeout_s: float | None = None, begin: Callable[[Task], object] = lambda _: None
-) -> Iterator[tuple[Task, float, WorkbenchError | None]]:
+    tasks: Sequence[Task],
+    jobs: int,
+    *,
+    timeout_s: float | None = None,
+    begin: Callable[[Task], object] = lambda _: None,
+) -> Generator[tuple[Task, float, WorkbenchError | None]]:
     """Execute notebooks as `workbench notebook run` does, in the given order.
 
-    Close the iterator if you leave it early. No process remains then, nor after a kill of this process.
+    Close the generator if you leave it early. No process remains then, nor after a kill of this process.
 
     Args:
         tasks: the notebooks.

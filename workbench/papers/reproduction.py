@@ -293,9 +293,7 @@ class Reproduction:
             return {}
         return {"seeds": [seed + SEED_STEP * num_earlier for seed in given]}
 
-    def _record(
-        self, job: Job, facts: dict[str, Any], claims: _Claims, executed: Path
-    ) -> list[str]:
+    def _record(self, job: Job, facts: dict[str, Any], claims: _Claims, executed: Path) -> list[str]:
         """Write the records of a notebook's findings. Return notes: verdicts, and claims without a finding."""
         findings, answer = read_findings(executed)
         notes = []
