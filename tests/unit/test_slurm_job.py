@@ -40,9 +40,9 @@ def job(folder: Path, command: list[str], **words: Any) -> Iterator[subprocess.P
 
 
 def test_what_is_submitted_exists() -> None:
-    from workbench.clusters.launchers import slurm_launcher
+    from workbench.clusters.launchers import job_launcher
 
-    assert Path(slurm_launcher.SCRIPT).samefile(slurm_job.__file__)
+    assert Path(job_launcher.SCRIPT).samefile(slurm_job.__file__)
 
 
 def ranks_that_wait(folder: Path) -> list[str]:
@@ -65,7 +65,7 @@ def test_a_job_whose_cluster_is_gone_ends_its_ranks(tmp_path: Path, no_process_l
         assert process.returncode == 1
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
 def test_a_job_that_is_ended_leaves_nothing(tmp_path: Path, no_process_left: None, sign: signal.Signals) -> None:
     with job(tmp_path / "cluster", ranks_that_wait(tmp_path)) as process:
         assert within(20, (tmp_path / "runs").exists)
@@ -90,6 +90,16 @@ def test_the_warning_becomes_a_stop_word_of_the_training_that_runs(tmp_path: Pat
         )
         time.sleep(3 * slurm_job.POLL_S)
     assert [(run / "control.jsonl").read_text().count("stop") for run in (run, late)] == [1, 1]
+
+
+def test_a_job_warns_itself_before_its_time_limit(tmp_path: Path) -> None:
+    folder, run = tmp_path / "cluster", tmp_path / "run"
+    run.mkdir()
+    folder.mkdir()
+    (folder / "cluster.json").write_text(json.dumps({"run": str(run)}))
+    with job(folder, ranks_that_wait(tmp_path), warn_after_s=0.1) as process:
+        assert within(20, (run / "control.jsonl").exists)
+        assert process.poll() is None
 
 
 def test_a_warning_before_any_training_does_no_harm(tmp_path: Path) -> None:

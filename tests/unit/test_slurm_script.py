@@ -15,8 +15,9 @@ import pytest
 import workbench.clusters
 from workbench.cli.main import main
 from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall, check_num_ranks
+from workbench.clusters.schedulers.job import State
 from workbench.clusters.slurm.batch_job import for_steps
-from workbench.clusters.slurm.queue import Allocation, State, address_for_nodes, submit
+from workbench.clusters.slurm.queue import Allocation, address_for_nodes, submit
 from workbench.clusters.slurm.request import Slurm
 from workbench.errors import ConfigError, LaunchError
 from workbench.machine import num_cores, num_cores_of_job, parse_counts

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from workbench.clusters.emulated import EmulatedNetwork
+from workbench.clusters.schedulers.dialects import DIALECTS
 from workbench.doctor.finding import Finding
 from workbench.errors import WorkbenchError
 from workbench.machine import num_cores
@@ -117,6 +118,18 @@ def slurm() -> Finding:
         return Finding("slurm", "warning", "it answers, but there is no sbatch", "put Slurm's bin folder on PATH")
     partitions = "; ".join(f"partition {line}" for line in done.stdout.split("\n") if line)
     return Finding("slurm", "ok", f"{partitions} nodes")
+
+
+def schedulers() -> Iterator[Finding]:
+    """Name the other schedulers whose commands are on this machine."""
+    for command in dict.fromkeys(dialect.submit_with[0] for dialect in DIALECTS.values()):
+        if shutil.which(command):
+            names = [f"'{name}:...'" for name, dialect in DIALECTS.items() if dialect.submit_with[0] == command]
+            yield Finding(
+                "scheduler",
+                "ok",
+                f"{command}: launcher={' or '.join(names)}; docs/how-to/schedulers.md says what was tested",
+            )
 
 
 def gpu(torch_devices: list[str] | None) -> Finding:

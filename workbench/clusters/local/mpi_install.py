@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -35,6 +35,8 @@ RANKS_PER_CORE = 4  # more on one machine are a mistake, or a case for the simul
 SPARE_RANKS = 8
 QUERY_S = 60.0
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
+EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MPI4PY_LIBMPI", "WORKBENCH_RUNS", "OMP_NUM_THREADS")
+EXPORTED_PREFIXES = ("GLOO_", "NCCL_", "TP_")
 HYDRA_FAMILY = frozenset({MPICH, "MVAPICH", "MVAPICH2", "Intel MPI", "Cray MPI"})  # MPICH's mpiexec starts their ranks
 LIBRARY_NAMES = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", "libmpi.dylib")
 LAUNCHER_BANNERS = (
@@ -268,6 +270,19 @@ def rank_environment(install: MPIInstall, num_ranks: int, *, emulated: bool = Fa
         chosen = TWO_CONNECTIONS | (ASLEEP if emulated else {})
         env |= {name: value for name, value in chosen.items() if name not in os.environ}
     return env
+
+
+def export_arguments(install: MPIInstall, variables: Iterable[str]) -> list[str]:
+    """Return arguments of mpiexec that give variables to ranks on other hosts, and those of the user in `EXPORTED`.
+
+    Args:
+        install: the MPI. The mpiexec of MPICH gives the whole environment, without arguments.
+        variables: names in the environment of mpiexec.
+    """
+    if install.name != OPEN_MPI:
+        return []
+    exported = [name for name in os.environ if name in EXPORTED or name.startswith(EXPORTED_PREFIXES)]
+    return [word for name in sorted({*exported, *variables}) for word in ("-x", name)]
 
 
 def mpiexec_command(

@@ -1,4 +1,4 @@
-"""The program of a Slurm job, on its first node: it starts the ranks and ends with them.
+"""The program of a batch job, on its first node: it starts the ranks and ends with them.
 
     batch_job.py JOB.json
 
@@ -11,6 +11,7 @@ JOB.json:
     environment: variables to add to the job's environment.
     folder: the job's or cluster's folder. Its record, cluster.json, names the training that runs.
     controller: command of a controller that runs in the job, or null.
+    warn_after_s: seconds after which the job warns itself, if its scheduler does not; null or missing for never.
     connection: file that the controller writes, or null.
     on_warning: "command": write a command into the control file of the run that the record names.
         "interrupt": interrupt the process that starts the ranks.
@@ -34,6 +35,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+JOB_NUMBERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")  # the last is SGE's
 POLL_S = 0.25
 GRACE_S = 5.0
 REQUEUE_S = 60.0  # limit for `scontrol requeue`
@@ -64,6 +66,9 @@ class Job:
         self.stopped: str | None = None  # the run that was asked to stop
         for number, handler in ((signal.SIGUSR1, self._warn), (signal.SIGTERM, self._end), (signal.SIGINT, self._end)):
             signal.signal(number, handler)
+        signal.signal(signal.SIGUSR2, self._end)  # SGE's, before its SIGKILL
+        signal.signal(signal.SIGALRM, self._warn)
+        signal.setitimer(signal.ITIMER_REAL, self.spec.get("warn_after_s") or 0)
 
     def _warn(self, *_: object) -> None:
         self.warned = True
@@ -225,7 +230,8 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
 
 def log(message: str) -> None:
     """Print a line of the job's output."""
-    print(f"[job {os.environ.get('SLURM_JOB_ID', '?')}] {message}", flush=True)
+    number = next((os.environ[name] for name in JOB_NUMBERS if name in os.environ), "?")
+    print(f"[job {number}] {message}", flush=True)
 
 
 if __name__ == "__main__":
