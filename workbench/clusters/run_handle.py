@@ -21,6 +21,7 @@ from workbench.problems.base import Problem
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_command
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
+from workbench.trace.progress import progress_of
 from workbench.trace.store import ENDED, read_info
 from workbench.trace.views import Views
 
@@ -285,7 +286,7 @@ class RunHandle(Views):
     def __str__(self) -> str:
         run = self._follower.poll()
         rows = run.steps()
-        progress = f", {_progress(run, rows)}" if rows else ""
+        progress = f", {_progress(run)}" if rows else ""
         loss = f", loss {rows[-1]['loss']:.4g}" if rows and rows[-1]["loss"] is not None else ""
         problem = (run.info.get("problem") or {}).get("name", "?")
         state = self._failure_summary(run) or f"{self.status}{progress}{loss}"
@@ -304,13 +305,12 @@ class RunHandle(Views):
         return f"<{self}>"
 
 
-def _progress(run: Run, steps: Sequence[dict[str, Any]]) -> str:
-    """Return the last of the steps of a run, and the time left if it is known."""
+def _progress(run: Run) -> str:
+    """Return the last step, of how many, and the time left; as far as they are known."""
     from tqdm import tqdm
 
-    first, last, total = steps[0], steps[-1], run.info.get("num_steps")
-    if total is None or len(steps) == 1 or run.info.get("status") != "running":
-        return f"step {last['step'] + 1}"
-    step_s = (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])
-    left_s = max(0, total - last["step"] - 1) * step_s
-    return f"step {last['step'] + 1} of {total}, {tqdm.format_interval(left_s)} left"
+    done = progress_of(run)
+    of, left = "" if done.total is None else f" of {done.total}", ""
+    if done.left_s is not None:
+        left = f", {tqdm.format_interval(done.left_s)} left"
+    return f"step {done.taken}{of}{left}"
