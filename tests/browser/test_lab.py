@@ -88,6 +88,19 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
     shown.locator("td", has_text=" ago").first.wait_for()  # a second and more without a word of it
     assert lab.reach(LIVE) == held > 0
     lab.picture("paused")
+    with lab.page.expect_download() as saved:
+        shown.locator(".js-plotly-plot").first.hover()
+        shown.locator('[data-title="Save the data as CSV"]').first.click()
+    rows = saved.value.path().read_text().splitlines()
+    assert rows[0] == "curve,panel,x,y" and len(rows) > 20 and rows[1].startswith("PipeSGD"), rows[:3]
+    with lab.page.expect_download() as saved:
+        shown.locator('[data-title="Save as SVG"]').first.click()
+    assert saved.value.path().read_text().startswith("<svg")
+    lab.theme("JupyterLab Dark")
+    ground = "() => getComputedStyle(document.querySelector('.jp-CodeCell .js-plotly-plot .main-svg')).backgroundColor"
+    lab.until(lambda: sum(map(int, re.findall(r"\d+", lab.page.evaluate(ground))[:3])) < 150, "a dark figure")
+    lab.picture("paused-dark")
+    lab.theme("JupyterLab Light")
     shown.get_by_role("button", name="Resume").click()
     lab.until(lambda: lab.reach(LIVE) > held, "a curve that moves again")
     assert not lab.has_run(WAIT)
