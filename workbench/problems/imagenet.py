@@ -61,11 +61,16 @@ def imagenet_googlenet(
 ) -> Problem:
     """GoogLeNet: 13.0 million parameters, with its two auxiliary classifiers in training.
 
-    Further arguments: `imagenet_alexnet`.
-
     Args:
+        folder: holds `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`.
+        synthetic: use random images of the network's shape, `samples` for training and a quarter as many for tests.
+        classes: number of classes of synthetic images; in a folder, the number of folders in `train`.
+        samples: number of synthetic training images.
         auxiliary: train with the auxiliary classifiers. Their losses have weight 0.3 each, in training only. Without
             them, the network has 6.6 million parameters.
+
+    Raises:
+        DataMissing: the folder does not exist, or has another layout; the message says what is expected.
     """
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=2e-4)
     return _imagenet("googlenet", folder, synthetic, classes, samples, optimizer, auxiliary=auxiliary)
@@ -74,7 +79,17 @@ def imagenet_googlenet(
 def imagenet_resnet18(
     *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES
 ) -> Problem:
-    """ResNet-18, 11.7 million parameters. Arguments: `imagenet_alexnet`."""
+    """ResNet-18, 11.7 million parameters. Its ranks read photographs themselves, without loader processes.
+
+    Args:
+        folder: holds `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`.
+        synthetic: use random images of the network's shape, `samples` for training and a quarter as many for tests.
+        classes: number of classes of synthetic images; in a folder, the number of folders in `train`.
+        samples: number of synthetic training images.
+
+    Raises:
+        DataMissing: the folder does not exist, or has another layout; the message says what is expected.
+    """
     return _imagenet(
         "resnet18",
         folder,
@@ -88,7 +103,17 @@ def imagenet_resnet18(
 def imagenet_resnet50(
     *, folder: Folder = None, synthetic: bool = False, classes: int = CLASSES, samples: int = SAMPLES
 ) -> Problem:
-    """ResNet-50, 25.6 million parameters. Arguments: `imagenet_alexnet`."""
+    """ResNet-50, 25.6 million parameters. Its ranks read photographs themselves, without loader processes.
+
+    Args:
+        folder: holds `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`.
+        synthetic: use random images of the network's shape, `samples` for training and a quarter as many for tests.
+        classes: number of classes of synthetic images; in a folder, the number of folders in `train`.
+        samples: number of synthetic training images.
+
+    Raises:
+        DataMissing: the folder does not exist, or has another layout; the message says what is expected.
+    """
     return _imagenet(
         "resnet50",
         folder,
@@ -113,8 +138,15 @@ def imagenet_inception_v3(
     the paper.
 
     Args:
+        folder: holds `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`.
+        synthetic: use random images of the network's shape, `samples` for training and a quarter as many for tests.
+        classes: number of classes of synthetic images; in a folder, the number of folders in `train`.
+        samples: number of synthetic training images.
         auxiliary: train with the auxiliary classifier. Its loss has weight 0.4, in training only. Without it, the
             network has 23.8 million parameters.
+
+    Raises:
+        DataMissing: the folder does not exist, or has another layout; the message says what is expected.
     """
     optimizer = partial(torch.optim.RMSprop, lr=0.045, alpha=0.9, momentum=0.9, eps=1.0)
     return _imagenet("inception_v3", folder, synthetic, classes, samples, optimizer, side=299, auxiliary=auxiliary)
