@@ -675,6 +675,7 @@ def test_importing_plots_loads_nothing_and_knows_its_names() -> None:
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert process.stdout.strip() == "set()" and "has no attribute 'nothing'" in process.stderr
     assert all(callable(getattr(plots, name)) for name in plots.__all__)
+    assert dir(plots) == sorted(plots.__all__)
 
 
 def test_without_plotly_the_message_names_the_extra() -> None:

@@ -118,7 +118,7 @@ def appendix(paper: Paper, names: list[str]) -> str:
     commit = history.commit_of(resources.shared("papers"))
     at = f", at commit {commit['sha'][:12]}" if commit else ""
     abstract = (
-        f"{len(names)} notebooks test {len(paper.rows)} claims of {key} or of its reviewers. Each claim has expected "
+        f"{len(names)} notebook{'s test' if len(names) != 1 else ' tests'} {len(paper.rows)} claims of {key} or of its reviewers. Each claim has expected "
         "values. "
         f"There are {len(paper.records)} records of earlier executions. One rule turns measured values into a verdict."
     )

@@ -43,7 +43,8 @@ def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str
         if keys
         else []
     )
-    head = f"{len(outcomes)} notebooks at size {size} on {site}, {seconds / 60:.1f} min" + (
+    plural = "s" * (len(outcomes) != 1)
+    head = f"{len(outcomes)} notebook{plural} at size {size} on {site}, {seconds / 60:.1f} min" + (
         f"; failed: {', '.join(failed)}" if failed else ""
     )
     body = [

@@ -84,3 +84,7 @@ def __getattr__(name: str) -> Any:
             raise
         raise ConfigError(f"figures need {error.name}: pip install 'sgd-workbench[notebooks]'") from error
     return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
