@@ -1,0 +1,117 @@
+// The plugin: the side panel, the panes and the commands.
+
+import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ICommandPalette, WidgetTracker } from '@jupyterlab/apputils';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { IStateDB } from '@jupyterlab/statedb';
+import { LabIcon } from '@jupyterlab/ui-components';
+import { Widget } from '@lumino/widgets';
+
+import { insertCode, stopCluster } from './actions';
+import { Api } from './api';
+import { LogPane } from './logPane';
+import { PanelModel } from './model';
+import { Actions, WorkbenchPanel } from './panel';
+import { RunPane } from './runPane';
+import { RunTable } from './runTable';
+
+const ICON = new LabIcon({
+  name: 'sgd-workbench:icon',
+  svgstr: `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><g class="jp-icon3" fill="#616161">
+    <circle cx="4.5" cy="5" r="2.5"/><circle cx="4.5" cy="12" r="2.5"/><circle cx="4.5" cy="19" r="2.5"/>
+    <path d="M9 4.2c6 .6 4.2 13 13 13.600v1.700c-11 0-8-13-13-13.600zM9 11.200h3.300v1.700H9zM9 18.200h6v1.700H9z"/></g></svg>`
+});
+
+namespace CommandIDs {
+  export const clusters = 'workbench:show-clusters';
+  export const runs = 'workbench:show-runs';
+  export const table = 'workbench:run-table';
+  export const insert = 'workbench:insert-cluster';
+  export const openRun = 'workbench:open-run';
+  export const openLog = 'workbench:open-log';
+}
+
+const plugin: JupyterFrontEndPlugin<void> = {
+  id: 'sgd-workbench:plugin',
+  description: 'Clusters, runs and live curves of sgd-workbench.',
+  autoStart: true,
+  optional: [INotebookTracker, ICommandPalette, ILayoutRestorer, IStateDB],
+  activate: (
+    app: JupyterFrontEnd,
+    notebooks: INotebookTracker | null,
+    palette: ICommandPalette | null,
+    restorer: ILayoutRestorer | null,
+    state: IStateDB | null
+  ) => {
+    const { commands, shell } = app;
+    const api = new Api(app.serviceManager.serverSettings);
+    const model = new PanelModel(api);
+    const actions: Actions = {
+      insert: code => void insertCode(app, notebooks, code),
+      openRun: name => void commands.execute(CommandIDs.openRun, { name }),
+      openTable: () => void commands.execute(CommandIDs.table),
+      openLog: id => void commands.execute(CommandIDs.openLog, { id }),
+      stopCluster: cluster => void stopCluster(api, cluster).then(() => model.refresh())
+    };
+    const panel = new WorkbenchPanel(model, ICON, actions);
+    shell.add(panel, 'left', { rank: 350 });
+
+    const tracker = new WidgetTracker<Widget>({ namespace: 'sgd-workbench' });
+    // Notebook 7 has one widget in its main area, the notebook; its panes go below.
+    const area = app.name === 'JupyterLab' ? 'main' : 'down';
+    const show = (id: string, make: () => Widget) => {
+      let widget = tracker.find(one => one.id === id) ?? null;
+      if (!widget) {
+        widget = make();
+        const beside = area === 'main' && shell.currentWidget && notebooks?.currentWidget === shell.currentWidget;
+        shell.add(widget, area, beside ? { mode: 'split-right', ref: shell.currentWidget!.id } : {});
+        void tracker.add(widget);
+      }
+      shell.activateById(id);
+      return widget;
+    };
+    const reveal = (index: number) => {
+      shell.activateById(panel.id);
+      panel.expandSection(index);
+    };
+
+    commands.addCommand(CommandIDs.clusters, { label: 'Show Clusters', execute: () => reveal(0) });
+    commands.addCommand(CommandIDs.runs, { label: 'Show Runs', execute: () => reveal(1) });
+    commands.addCommand(CommandIDs.table, {
+      label: 'Run Table',
+      execute: () => show('workbench-run-table', () => new RunTable(api, actions.openRun, state, ICON))
+    });
+    commands.addCommand(CommandIDs.insert, {
+      label: 'Insert Cluster',
+      execute: () => actions.insert('cluster = wb.Cluster(4)')
+    });
+    commands.addCommand(CommandIDs.openRun, {
+      label: args => `Open Run ${args.name ?? ''}`,
+      execute: args => {
+        const name = String(args.name);
+        return show(`workbench-run-${name}`, () => new RunPane(name, api, model, ICON));
+      }
+    });
+    commands.addCommand(CommandIDs.openLog, {
+      label: args => `Logs of Cluster ${args.id ?? ''}`,
+      execute: args => {
+        const id = String(args.id);
+        return show(`workbench-log-${id}`, () => new LogPane(id, api, ICON));
+      }
+    });
+    for (const command of [CommandIDs.clusters, CommandIDs.runs, CommandIDs.table, CommandIDs.insert]) {
+      palette?.addItem({ command, category: 'Workbench' });
+    }
+
+    if (restorer) {
+      restorer.add(panel, panel.id);
+      void restorer.restore(tracker, {
+        command: CommandIDs.openRun,
+        name: widget => widget.id,
+        args: widget => ({ name: widget instanceof RunPane ? widget.run : '' })
+      });
+    }
+  }
+};
+
+export default plugin;

@@ -1,0 +1,126 @@
+"""The registered clusters as rows, their logs, and how one is stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.clusters.supervision.rank_output import output_name
+from workbench.clusters.supervision.registry import Entry, entries
+from workbench.errors import ConfigError, LaunchError, RunNotFound
+from workbench.lab.snippets import attach_code
+from workbench.trace.files.text import open_file
+from workbench.trace.processes import with_true_status
+from workbench.trace.store import read_info
+
+LOG_BYTES = 64 * 1024  # from the end of each file
+MAX_LOGS = 16
+STOP_S = 90.0
+
+
+def cluster_rows(notebooks: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return all clusters of this user, newest first.
+
+    Args:
+        notebooks: process of a kernel -> path of its notebook.
+    """
+    return [_row(entry, notebooks) for entry in reversed(entries())]
+
+
+def _row(entry: Entry, notebooks: Mapping[int, str]) -> dict[str, Any]:
+    state, owner = entry.state, entry.owner
+    if owner in notebooks:
+        state = f"owned by {notebooks[owner]}"
+    folder = entry.record.get("run")
+    attachable = entry.detached is not None and state == "detached"
+    if not entry.is_here and entry.detached is not None:
+        attachable = bool(entry.record.get("reachable"))
+    return {
+        "id": entry.id,
+        "num_ranks": entry.record.get("num_ranks"),
+        "launcher": entry.record.get("title"),
+        "host": entry.record.get("host"),
+        "state": state,
+        "alive": state not in ("lost", "left over"),
+        "owned": owner is not None,
+        "since_s": (entry.detached or {}).get("at_s", entry.record["started_s"]),
+        "run": Path(folder).name if folder else None,
+        "run_status": _status(Path(folder)) if folder else None,
+        "attach": attach_code(entry.id) if attachable else None,
+    }
+
+
+def _status(folder: Path) -> str | None:
+    try:
+        return str(with_true_status(folder, read_info(folder)).get("status"))
+    except RunNotFound:
+        return None
+
+
+def runs_of_clusters() -> list[Path]:
+    """Return the folders of the trainings that clusters run, or ran last."""
+    return [Path(entry.record["run"]) for entry in entries() if entry.record.get("run")]
+
+
+def exact_entry(name: str) -> Entry:
+    """Return a cluster by its full id.
+
+    Raises:
+        ConfigError: no cluster has this id; the message names those that exist.
+    """
+    known = {entry.id: entry for entry in entries()}
+    if name not in known:
+        raise ConfigError(f"there is no cluster {name}: it has ended. There are {', '.join(known) or 'none'}")
+    return known[name]
+
+
+def cluster_log(name: str) -> list[dict[str, str]]:
+    """Return the ends of a cluster's logs, and of the output of the ranks of its training: name and text.
+
+    Raises:
+        ConfigError: no cluster has this id.
+    """
+    entry = exact_entry(name)
+    files = [path for path in (entry.folder / "log").glob("*") if path.is_file()]
+    folder = entry.record.get("run")
+    if folder:
+        files += [Path(folder) / output_name(rank) for rank in range(int(entry.record["num_ranks"]))]
+    found = []
+    for path in files[:MAX_LOGS]:
+        try:
+            with open_file(path) as file:
+                file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
+                text = file.read(LOG_BYTES).decode(errors="replace")
+        except OSError:  # the rank printed nothing
+            continue
+        if text.strip():
+            found.append({"name": path.name, "text": text})
+    return found
+
+
+def stop_cluster(name: str) -> str:
+    """Stop a cluster as `workbench cluster stop` does, in a process of its own: it may need ipyparallel's event loop.
+
+    The cluster of a notebook ends too, and its training fails.
+
+    Returns:
+        What the command printed.
+
+    Raises:
+        ConfigError: no cluster has this id.
+        LaunchError: it cannot be stopped from here; the message says why.
+    """
+    entry = exact_entry(name)
+    force = ["--force"] if entry.owner is not None else []
+    # -P: a folder `workbench` in the server's current folder is not the package
+    command = [sys.executable, "-P", "-m", "workbench", "cluster", "stop", entry.id, *force]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=STOP_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"cluster {name} did not end within {STOP_S:.0f} s: `workbench cluster stop {name}`") from None
+    if done.returncode:
+        raise LaunchError(done.stderr.strip().removeprefix("workbench: ") or f"cluster {name} cannot be stopped")
+    return done.stdout.strip()
