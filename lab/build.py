@@ -27,7 +27,9 @@ def main() -> None:
     """Install the compilers if they are missing, then build."""
     npm, builder = shutil.which("npm"), Path(sys.executable).with_name("jupyter-builder")
     if npm is None:
-        sys.exit("lab/build.py needs Node.js 20.19 or newer, with npm. Users of the package do not: the bundle is committed")
+        sys.exit(
+            "lab/build.py needs Node.js 20.19 or newer, with npm. Users of the package do not: the bundle is committed"
+        )
     if not (FOLDER / "node_modules").is_dir():
         subprocess.run([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], cwd=FOLDER, check=True)
     shutil.rmtree(FOLDER / "lib", ignore_errors=True)

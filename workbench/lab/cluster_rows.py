@@ -32,7 +32,7 @@ def cluster_rows(notebooks: Mapping[int, str]) -> list[dict[str, Any]]:
 
 def _row(entry: Entry, notebooks: Mapping[int, str]) -> dict[str, Any]:
     state, owner = entry.state, entry.owner
-    if owner in notebooks:
+    if owner is not None and owner in notebooks:
         state = f"owned by {notebooks[owner]}"
     folder = entry.record.get("run")
     attachable = entry.detached is not None and state == "detached"
@@ -120,7 +120,9 @@ def stop_cluster(name: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=STOP_S, check=False)
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"cluster {name} did not end within {STOP_S:.0f} s: `workbench cluster stop {name}`") from None
+        raise LaunchError(
+            f"cluster {name} did not end within {STOP_S:.0f} s: `workbench cluster stop {name}`"
+        ) from None
     if done.returncode:
         raise LaunchError(done.stderr.strip().removeprefix("workbench: ") or f"cluster {name} cannot be stopped")
     return done.stdout.strip()

@@ -118,8 +118,9 @@ class Handler(APIHandler):
 
     async def notebooks(self) -> dict[int, str]:
         """Return the process of each kernel -> path of its notebook."""
-        found = {}
-        for session in await ensure_async(self.session_manager.list_sessions()):
+        found: dict[int, str] = {}
+        sessions: Any = self.session_manager
+        for session in await ensure_async(sessions.list_sessions()):
             try:
                 manager = self.kernel_manager.get_kernel(session["kernel"]["id"])
             except KeyError:  # ended meanwhile
@@ -208,12 +209,12 @@ class Runs(Handler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """Answer the rows: see `RunRows.list`."""
+        """Answer the rows: see `RunRows.select`."""
         limit, after = self.whole("limit", None, 1, 10**6), self.whole("after", 0, 0, 10**15)
         curves = self.get_query_argument("curves", "0") == "1"
         stores = await self.stores()
         self.answer(
-            await self.in_thread(lambda: self.state.rows.list(stores, limit=limit, after=after or 0, curves=curves))
+            await self.in_thread(lambda: self.state.rows.select(stores, limit=limit, after=after or 0, curves=curves))
         )
 
 

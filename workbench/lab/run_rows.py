@@ -58,7 +58,9 @@ class RunRows:
         self._curves: OrderedDict[Path, LiveCurve] = OrderedDict()
         self._version = 0
 
-    def list(self, roots: Iterable[Path], *, limit: int | None = None, after: int = 0, curves: bool = False) -> Any:
+    def select(
+        self, roots: Iterable[Path], *, limit: int | None = None, after: int = 0, curves: bool = False
+    ) -> dict[str, Any]:
         """Return {"runs": rows, newest first, "num_runs", "version", "stores", "pending"}.
 
         Args:
@@ -108,6 +110,7 @@ class RunRows:
         """
         with self._lock:
             kept = self._read(folder, state_of(folder / "run.json") or [])
+            self._add_results([kept], folder.parent)
             curve = self._curve(folder)
             curve.poll()
             evaluations = curve.evaluations(kept.info)
@@ -139,30 +142,32 @@ class RunRows:
     def _refresh(self, roots: Iterable[Path]) -> None:
         present: set[Path] = set()
         for root in roots:
-            ended = []
+            read = []
             for name in _names(root):
                 folder = root / name
                 state = state_of(folder / "run.json")
                 if state is None:
                     continue
                 kept = self._kept.get(folder)
-                if kept is not None and kept.state == state and kept.is_fresh:
-                    present.add(folder)
-                    continue
-                try:
-                    kept = self._read(folder, state)
-                except RunNotFound:  # damaged, or just removed
-                    continue
+                if kept is None or kept.state != state or not kept.is_fresh:
+                    try:
+                        kept = self._read(folder, state)
+                    except RunNotFound:  # damaged, or just removed
+                        continue
+                    read.append(kept)
                 present.add(folder)
-                if kept.row["status"] in ENDED and "train_loss" not in kept.row:
-                    ended.append(kept)
-            for kept, row in zip(ended, add_results([kept.row for kept in ended], root) if ended else (), strict=True):
-                self._version += 1
-                kept.version = self._version
-                kept.row = {**row, "steps": kept.row["steps"] or row["steps"] or 0}
+            self._add_results(read, root)
         for folder in self._kept.keys() - present:
             del self._kept[folder]
             self._version += 1
+
+    def _add_results(self, read: Iterable[_Kept], root: Path) -> None:
+        """Add the values computed from metrics to the rows of runs that have ended."""
+        ended = [kept for kept in read if kept.row["status"] in ENDED and "train_loss" not in kept.row]
+        for kept, row in zip(ended, add_results([kept.row for kept in ended], root) if ended else (), strict=True):
+            self._version += 1
+            kept.version = self._version
+            kept.row = {**row, "steps": kept.row["steps"] or row["steps"] or 0}
 
     def _read(self, folder: Path, state: list[int]) -> _Kept:
         """Read a run that is new, changed or alive."""

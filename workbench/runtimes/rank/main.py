@@ -323,6 +323,7 @@ def _train(
                 model=model_info(replica.layout),
                 library=transport.library,
                 num_workers=num_workers,
+                num_steps=worker.num_steps,
                 notes=notes,
             )
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)
