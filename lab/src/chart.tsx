@@ -141,9 +141,12 @@ export function Chart(props: {
     return text;
   };
   const format = props.format || ((value: number) => short(value, log ? value : yHigh - yLow));
+  const xTicks = ticks(xLow, xHigh, Math.max(2, Math.floor(width / 110))).filter(
+    value => props.xTitle !== 'steps' || Number.isInteger(value)
+  );
   const yTicks = log
-    ? ticks(yLow, yHigh, 4).map(value => Math.pow(10, value))
-    : ticks(yLow, yHigh, 4);
+    ? ticks(yLow, yHigh, 6).map(value => Math.pow(10, value))
+    : ticks(yLow, yHigh, 6);
   const nearest = (line: Line) => {
     let best = -1;
     line.x.forEach((x, index) => {
@@ -184,7 +187,7 @@ export function Chart(props: {
             </text>
           </g>
         ))}
-        {ticks(xLow, xHigh, Math.max(2, Math.floor(width / 110))).map(value => (
+        {xTicks.map(value => (
           <text key={value} className="wb-Chart-tick" x={placeX(value)} y={bottom + 14} textAnchor="middle">
             {short(value, xHigh - xLow)}
           </text>

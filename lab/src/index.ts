@@ -1,11 +1,11 @@
 // The plugin: the side panel, the panes and the commands.
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { ICommandPalette, WidgetTracker } from '@jupyterlab/apputils';
+import { ICommandPalette, ReactWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { DocumentRegistry } from '@jupyterlab/docregistry';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IStateDB } from '@jupyterlab/statedb';
 import { LabIcon } from '@jupyterlab/ui-components';
-import { Widget } from '@lumino/widgets';
 
 import { insertCode, stopCluster } from './actions';
 import { Api } from './api';
@@ -22,13 +22,15 @@ const ICON = new LabIcon({
     <path d="M9 4.2c6 .6 4.2 13 13 13.600v1.700c-11 0-8-13-13-13.600zM9 11.200h3.300v1.700H9zM9 18.200h6v1.700H9z"/></g></svg>`
 });
 
+/** A widget of the main area, with what opens it again after a reload. */
+type Pane = ReactWidget & { args?: { kind: string; name: string } };
+
 namespace CommandIDs {
   export const clusters = 'workbench:show-clusters';
   export const runs = 'workbench:show-runs';
   export const table = 'workbench:run-table';
   export const insert = 'workbench:insert-cluster';
-  export const openRun = 'workbench:open-run';
-  export const openLog = 'workbench:open-log';
+  export const open = 'workbench:open';
 }
 
 const plugin: JupyterFrontEndPlugin<void> = {
@@ -48,27 +50,41 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const model = new PanelModel(api);
     const actions: Actions = {
       insert: code => void insertCode(app, notebooks, code),
-      openRun: name => void commands.execute(CommandIDs.openRun, { name }),
-      openTable: () => void commands.execute(CommandIDs.table),
-      openLog: id => void commands.execute(CommandIDs.openLog, { id }),
+      openRun: name => void open('run', name),
+      openTable: () => void open('table', ''),
+      openLog: id => void open('log', id),
       stopCluster: cluster => void stopCluster(api, cluster).then(() => model.refresh())
     };
     const panel = new WorkbenchPanel(model, ICON, actions);
     shell.add(panel, 'left', { rank: 350 });
 
-    const tracker = new WidgetTracker<Widget>({ namespace: 'sgd-workbench' });
+    const tracker = new WidgetTracker<Pane>({ namespace: 'sgd-workbench' });
     // Notebook 7 has one widget in its main area, the notebook; its panes go below.
     const area = app.name === 'JupyterLab' ? 'main' : 'down';
-    const show = (id: string, make: () => Widget) => {
-      let widget = tracker.find(one => one.id === id) ?? null;
-      if (!widget) {
-        widget = make();
-        const beside = area === 'main' && shell.currentWidget && notebooks?.currentWidget === shell.currentWidget;
-        shell.add(widget, area, beside ? { mode: 'split-right', ref: shell.currentWidget!.id } : {});
-        void tracker.add(widget);
+    const makers: Record<string, (name: string) => Pane> = {
+      run: name => new RunPane(name, api, model, ICON),
+      log: name => new LogPane(name, api, ICON),
+      table: () => new RunTable(api, actions.openRun, state, ICON)
+    };
+    const open = (kind: string, name: string) => {
+      const id = `workbench-${kind}-${name}`;
+      let pane = tracker.find(one => one.id === id);
+      if (!pane) {
+        pane = makers[kind](name);
+        pane.id = id;
+        pane.args = { kind, name };
+        const other = tracker.find(one => one.isAttached);
+        const notebook = notebooks?.currentWidget === shell.currentWidget ? shell.currentWidget : null;
+        const place: DocumentRegistry.IOpenOptions = other
+          ? { mode: 'tab-after', ref: other.id }
+          : notebook
+            ? { mode: 'split-right', ref: notebook.id }
+            : {};
+        shell.add(pane, area, area === 'main' ? place : {});
+        void tracker.add(pane);
       }
       shell.activateById(id);
-      return widget;
+      return pane;
     };
     const reveal = (index: number) => {
       shell.activateById(panel.id);
@@ -77,27 +93,14 @@ const plugin: JupyterFrontEndPlugin<void> = {
 
     commands.addCommand(CommandIDs.clusters, { label: 'Show Clusters', execute: () => reveal(0) });
     commands.addCommand(CommandIDs.runs, { label: 'Show Runs', execute: () => reveal(1) });
-    commands.addCommand(CommandIDs.table, {
-      label: 'Run Table',
-      execute: () => show('workbench-run-table', () => new RunTable(api, actions.openRun, state, ICON))
-    });
+    commands.addCommand(CommandIDs.table, { label: 'Run Table', execute: () => open('table', '') });
     commands.addCommand(CommandIDs.insert, {
       label: 'Insert Cluster',
       execute: () => actions.insert('cluster = wb.Cluster(4)')
     });
-    commands.addCommand(CommandIDs.openRun, {
-      label: args => `Open Run ${args.name ?? ''}`,
-      execute: args => {
-        const name = String(args.name);
-        return show(`workbench-run-${name}`, () => new RunPane(name, api, model, ICON));
-      }
-    });
-    commands.addCommand(CommandIDs.openLog, {
-      label: args => `Logs of Cluster ${args.id ?? ''}`,
-      execute: args => {
-        const id = String(args.id);
-        return show(`workbench-log-${id}`, () => new LogPane(id, api, ICON));
-      }
+    commands.addCommand(CommandIDs.open, {
+      label: 'Open a Run, the Run Table or Logs',
+      execute: args => (String(args.kind) in makers ? open(String(args.kind), String(args.name)) : undefined)
     });
     for (const command of [CommandIDs.clusters, CommandIDs.runs, CommandIDs.table, CommandIDs.insert]) {
       palette?.addItem({ command, category: 'Workbench' });
@@ -106,9 +109,9 @@ const plugin: JupyterFrontEndPlugin<void> = {
     if (restorer) {
       restorer.add(panel, panel.id);
       void restorer.restore(tracker, {
-        command: CommandIDs.openRun,
-        name: widget => widget.id,
-        args: widget => ({ name: widget instanceof RunPane ? widget.run : '' })
+        command: CommandIDs.open,
+        name: pane => pane.id,
+        args: pane => pane.args ?? {}
       });
     }
   }

@@ -19,7 +19,6 @@ export class LogPane extends ReactWidget {
     icon: LabIcon
   ) {
     super();
-    this.id = `workbench-log-${cluster}`;
     this.addClass('wb-Pane');
     this.title.label = `Logs of ${cluster}`;
     this.title.icon = icon;

@@ -89,6 +89,23 @@ export function stateOf(run: Run, asked: Command | null): string {
   return asked ? words[asked] : run.status;
 }
 
+/** Facts in a line, which breaks between them. */
+function Facts(props: { facts: React.ReactNode[] }): JSX.Element {
+  const facts = props.facts.filter(Boolean);
+  return (
+    <div>
+      {facts.map((fact, index) => (
+        <React.Fragment key={index}>
+          <span className="wb-Fact">
+            {fact}
+            {index < facts.length - 1 && ' ·'}
+          </span>{' '}
+        </React.Fragment>
+      ))}
+    </div>
+  );
+}
+
 function ClusterRow(props: { cluster: Cluster; actions: Actions }): JSX.Element {
   const { cluster, actions } = props;
   const training = cluster.run_status && ['running', 'paused', 'starting'].includes(cluster.run_status);
@@ -113,14 +130,14 @@ function ClusterRow(props: { cluster: Cluster; actions: Actions }): JSX.Element 
         </span>
       </div>
       <div className="wb-Row-facts">
-        {[
-          cluster.num_ranks === null ? null : plural(cluster.num_ranks, 'rank'),
-          cluster.launcher,
-          cluster.state,
-          age(1000 * cluster.since_s)
-        ]
-          .filter(Boolean)
-          .join(' · ')}
+        <Facts
+          facts={[
+            cluster.num_ranks === null ? null : plural(cluster.num_ranks, 'rank'),
+            cluster.launcher,
+            cluster.state,
+            age(1000 * cluster.since_s)
+          ]}
+        />
       </div>
       {cluster.run && (
         <div className="wb-Row-facts">
@@ -174,7 +191,7 @@ function RunRow(props: { run: Run; model: PanelModel; actions: Actions }): JSX.E
         ? `loss ${digits(run.train_loss)}`
         : null,
     run.left_s !== null && run.status === 'running' ? `${duration(run.left_s)} left` : null
-  ].filter(Boolean);
+  ];
   const last = run.curve?.length ? run.curve[run.curve.length - 1] : null;
   const share = run.num_steps ? Math.min(1, run.steps / run.num_steps) : null;
   return (
@@ -193,27 +210,18 @@ function RunRow(props: { run: Run; model: PanelModel; actions: Actions }): JSX.E
           <SteerButtons run={run} model={model} />
         </span>
       </div>
-      <div className="wb-Row-body">
-        <div className="wb-Row-facts">
-          <div>
-            {facts.map((fact, index) => (
-              <React.Fragment key={index}>
-                {index > 0 && ' · '}
-                {fact}
-              </React.Fragment>
-            ))}
-          </div>
-          <div title={run.run}>
-            {[
+      <div className="wb-Row-facts">
+        <Facts facts={facts} />
+        <div className="wb-Row-body">
+          <Facts
+            facts={[
               run.problem,
               run.workers === null ? null : plural(run.workers, 'rank'),
               run.created ? age(Date.parse(run.created)) : null
-            ]
-              .filter(Boolean)
-              .join(' · ')}
-          </div>
+            ]}
+          />
+          <Sparkline values={run.curve} label={`training loss${last === null ? '' : `, now ${digits(last)}`}`} />
         </div>
-        <Sparkline values={run.curve} label={`training loss${last === null ? '' : `, now ${digits(last)}`}`} />
       </div>
       {run.error && ['failed', 'killed', 'lost'].includes(run.status) && (
         <div className="wb-Row-error" title={run.error}>

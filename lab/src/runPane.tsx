@@ -32,7 +32,6 @@ export class RunPane extends ReactWidget {
     icon: LabIcon
   ) {
     super();
-    this.id = `workbench-run-${run}`;
     this.addClass('wb-Pane');
     this.title.label = run.replace(/^\d{8}-\d{6}-/, '');
     this.title.caption = run;
@@ -121,7 +120,7 @@ function View(props: { data: OneRun; code: Record<string, string>; model: PanelM
     ['accuracy', run.accuracy === null || run.accuracy === undefined ? null : percent(run.accuracy)],
     ['test loss', run.loss === null || run.loss === undefined ? null : digits(run.loss)],
     ['training loss', run.train_loss === null || run.train_loss === undefined ? null : digits(run.train_loss)],
-    ['training', run.seconds === null || run.seconds === undefined ? null : duration(run.seconds)],
+    ['training time', run.seconds === null || run.seconds === undefined ? null : duration(run.seconds)],
     ['problem', run.problem],
     ['ranks', run.workers],
     ['runtime', run.runtime],
@@ -178,11 +177,13 @@ function View(props: { data: OneRun; code: Record<string, string>; model: PanelM
           logarithmic loss
         </button>
         <span className="wb-Spacer" />
-        {PURPOSES.filter(([purpose]) => code[purpose]).map(([purpose, label, title]) => (
-          <button key={purpose} type="button" className="wb-Button" title={title} onClick={() => copy(purpose)}>
-            {label}
-          </button>
-        ))}
+        <span className="wb-Copy">
+          {PURPOSES.filter(([purpose]) => code[purpose]).map(([purpose, label, title]) => (
+            <button key={purpose} type="button" className="wb-Button" title={title} onClick={() => copy(purpose)}>
+              {label}
+            </button>
+          ))}
+        </span>
       </div>
       <Chart title="Loss" xTitle={xTitle} range={range} lines={lossLines} log={log} />
       {evaluations.accuracy && (

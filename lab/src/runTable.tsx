@@ -12,7 +12,7 @@ import { Dot, Trouble } from './panel';
 
 const ROW_PX = 26;
 const EXTRA_ROWS = 12;
-const STATE_KEY = 'sgd-workbench:run-table';
+const STATE_KEY = 'sgd-workbench-table:columns'; // in no tracker's namespace: a restorer removes unknown keys there
 const BASE = ['status', 'label', 'problem', 'workers', 'steps', 'accuracy', 'loss', 'train_loss', 'seconds', 'created', 'run'];
 const MAX_DIFFERING = 6; // settings that are shown because they differ
 const TITLES: Record<string, string> = {
@@ -21,7 +21,7 @@ const TITLES: Record<string, string> = {
   workers: 'ranks',
   loss: 'test loss',
   train_loss: 'training loss',
-  seconds: 'training',
+  seconds: 'training time',
   bytes_sent: 'sent',
   batch_size: 'batch size',
   algorithm: 'class',
@@ -117,7 +117,7 @@ function usual(rows: Run[], keys: string[]): string[] {
   const base = BASE.filter(key => rows.some(row => row[key] !== null && row[key] !== undefined));
   const differing = keys
     .filter(key => !RESULTS.has(key))
-    .filter(key => new Set(rows.map(row => String(row[key] ?? ''))).size > 1)
+    .filter(key => new Set(rows.map(row => row[key]).filter(value => value !== null && value !== undefined)).size > 1)
     .sort((a, b) => Number(b === 'lr') - Number(a === 'lr'))
     .slice(0, MAX_DIFFERING);
   const place = base.indexOf('workers') + 1;
@@ -139,7 +139,6 @@ export class RunTable extends ReactWidget {
     icon: LabIcon
   ) {
     super();
-    this.id = 'workbench-run-table';
     this.addClass('wb-Pane');
     this.addClass('wb-TablePane');
     this.title.label = 'Runs';
@@ -302,7 +301,7 @@ function View(props: {
         <input
           className="wb-Filter"
           type="search"
-          placeholder="Filter: words, or accuracy=9"
+          placeholder="Filter, such as pipesgd lr=0.1"
           aria-label="Filter the runs"
           value={text}
           onChange={event => {

@@ -84,19 +84,18 @@ def cluster_log(name: str) -> list[dict[str, str]]:
         ConfigError: no cluster has this id.
     """
     entry = exact_entry(name)
-    files = [path for path in (entry.folder / "log").glob("*") if path.is_file()]
     folder = entry.record.get("run")
-    if folder:
-        files += [Path(folder) / output_name(rank) for rank in range(int(entry.record["num_ranks"]))]
+    files = [Path(folder) / output_name(rank) for rank in range(int(entry.record["num_ranks"]))] if folder else []
+    files += sorted((entry.folder / "log").glob("*.log"), reverse=True)
     found = []
-    for path in files[:MAX_LOGS]:
+    for path in files:
         try:
             with open_file(path) as file:
                 file.seek(max(0, file.seek(0, 2) - LOG_BYTES))
                 text = file.read(LOG_BYTES).decode(errors="replace")
         except OSError:  # the rank printed nothing
             continue
-        if text.strip():
+        if text.strip() and len(found) < MAX_LOGS:
             found.append({"name": path.name, "text": text})
     return found
 
