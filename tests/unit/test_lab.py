@@ -83,6 +83,19 @@ def test_it_answers_below_the_base_url_only(served: Served) -> None:
     assert missing.value.code == 404
 
 
+def test_polling_is_no_activity(served: Served) -> None:
+    """A hub ends servers without activity, and the panel polls while it is shown."""
+
+    def last() -> str:
+        with urllib.request.urlopen(f"{served.url}api/status?token={TOKEN}", timeout=30) as answer:
+            return str(json.loads(answer.read())["last_activity"])
+
+    before = last()
+    served.ask("runs")
+    served.ask("clusters")
+    assert last() == before
+
+
 @pytest.mark.parametrize(
     "name", ["..%2Foutside", "..%2F..%2Fetc", "%2e%2e", ".index.jsonl", "a%00b", "%2Fetc%2Fpasswd", "."]
 )
@@ -242,6 +255,7 @@ def test_clusters_are_listed_with_their_code_logs_and_end(served: Served) -> Non
     away = write_cluster(served, "cluster-away", detached=True, host="elsewhere")
     lost = write_cluster(served, "cluster-lost", detached=False, host=socket.gethostname())
     (lost / "log" / "engines.log").write_text("x" * 100_000 + "\nthe last line\n")
+    assert within(10, lambda: len(served.ask("clusters")[1]["clusters"]) == 2)
     rows = {row["id"]: row for row in served.ask("clusters")[1]["clusters"]}
     assert rows["cluster-away"]["attach"] == 'cluster = wb.Cluster.attach("cluster-away")'
     assert (rows["cluster-away"]["state"], rows["cluster-away"]["num_ranks"]) == ("on host elsewhere", 2)
@@ -255,6 +269,7 @@ def test_clusters_are_listed_with_their_code_logs_and_end(served: Served) -> Non
     status, answer = served.ask("clusters/cluster-lost/stop", "POST")
     assert (status, answer) == (200, {"message": "stopped cluster-lost"})
     assert not lost.exists() and away.exists()
+    assert [row["id"] for row in served.ask("clusters")[1]["clusters"]] == ["cluster-away"], "at once"
     status, answer = served.ask("clusters/cluster-los/stop", "POST")
     assert status == 404, "the beginning of an id is no id here: a button has the whole one"
 

@@ -7,7 +7,7 @@
 - `snippets`: Python that attaches to a cluster, opens a run, or continues it.
 
 The sources of the front end are in `lab/`, and `make lab-extension` builds them. The Jupyter server imports this
-package when it starts, so its modules are imported at the first request. May import `catalogue` and the layers below
+package when it starts, so no module here may import torch or ipyparallel. May import `catalogue` and the layers below
 it. Begin with `handlers`.
 """
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, final
 
 from workbench.clusters.supervision.rank_output import output_name
 from workbench.clusters.supervision.registry import Entry, entries
@@ -16,18 +18,44 @@ from workbench.trace.files.text import open_file
 from workbench.trace.processes import with_true_status
 from workbench.trace.store import read_info
 
+YOUNG_S = 1.0
 LOG_BYTES = 64 * 1024  # from the end of each file
 MAX_LOGS = 16
 STOP_S = 90.0
 
 
-def cluster_rows(notebooks: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return all clusters of this user, newest first.
+@final
+class ClusterRows:
+    """Rows of all clusters of this user. To find their processes takes a look at every process of the machine.
 
-    Args:
-        notebooks: process of a kernel -> path of its notebook.
+    So the rows are read at most every `YOUNG_S`, and this takes at most a tenth of a core.
     """
-    return [_row(entry, notebooks) for entry in reversed(entries())]
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._rows: list[dict[str, Any]] = []
+        self._valid_until_s = float("-inf")
+
+    def rows(self, notebooks: Mapping[int, str]) -> list[dict[str, Any]]:
+        """Return the clusters, newest first.
+
+        Args:
+            notebooks: process of a kernel -> path of its notebook.
+        """
+        with self._lock:
+            begin_s = time.monotonic()
+            if begin_s > self._valid_until_s:
+                self._rows = [_row(entry, notebooks) for entry in reversed(entries())]
+                now_s = time.monotonic()
+                self._valid_until_s = now_s + max(YOUNG_S, 10 * (now_s - begin_s))
+            return self._rows
+
+    def stop(self, name: str) -> str:
+        """Stop a cluster: see `stop_cluster`. The next rows are read anew."""
+        try:
+            return stop_cluster(name)
+        finally:
+            self._valid_until_s = float("-inf")
 
 
 def _row(entry: Entry, notebooks: Mapping[int, str]) -> dict[str, Any]:
@@ -87,7 +115,7 @@ def cluster_log(name: str) -> list[dict[str, str]]:
     folder = entry.record.get("run")
     files = [Path(folder) / output_name(rank) for rank in range(int(entry.record["num_ranks"]))] if folder else []
     files += sorted((entry.folder / "log").glob("*.log"), reverse=True)
-    found = []
+    found = list[dict[str, str]]()
     for path in files:
         try:
             with open_file(path) as file:

@@ -32,7 +32,7 @@ from tornado import web
 from workbench.clusters.commands import send_command
 from workbench.config import value_of
 from workbench.errors import ConfigError, RunNotFound, WorkbenchError
-from workbench.lab.cluster_rows import cluster_log, cluster_rows, runs_of_clusters, stop_cluster
+from workbench.lab.cluster_rows import ClusterRows, cluster_log, runs_of_clusters
 from workbench.lab.run_rows import RunRows
 from workbench.lab.snippets import run_code
 from workbench.trace.store import runs_root
@@ -70,7 +70,7 @@ class State:
     """
 
     def __init__(self, root: Path) -> None:
-        self.rows = RunRows()
+        self.rows, self.clusters = RunRows(), ClusterRows()
         self._root = root
         self._seen: dict[Path, None] = {}
         self.threads = ThreadPoolExecutor(4, thread_name_prefix="workbench")
@@ -146,13 +146,18 @@ class Handler(APIHandler):
         """Send an error that says what is wrong; tornado has doubled its percent signs."""
         error = kwargs.get("exc_info", (None, None))[1]
         if isinstance(error, web.HTTPError) and error.log_message:
-            self.answer({"message": error.log_message.replace("%%", "%")})
+            self.finish(_encoded({"message": error.log_message.replace("%%", "%")}))
         else:
             super().write_error(status_code, **kwargs)
 
-    def answer(self, content: Any) -> None:
-        """Send JSON. What is no finite number becomes null, because a browser's JSON has no NaN."""
-        self.finish(json.dumps(_finite(content), default=str))
+    async def answer(self, work: Callable[[], Any]) -> None:
+        """Send what `work` returns as JSON; both are done in a thread."""
+        self.finish(await self.in_thread(lambda: _encoded(work())))
+
+
+def _encoded(content: Any) -> str:
+    """Return JSON. What is no finite number becomes null, because a browser's JSON has no NaN."""
+    return json.dumps(_finite(content), default=str)
 
 
 def _finite(value: Any) -> Any:
@@ -172,7 +177,8 @@ class Clusters(Handler):
     @authorized
     async def get(self) -> None:
         """Answer {"clusters": rows}."""
-        self.answer({"clusters": await self.in_thread(cluster_rows, await self.notebooks())})
+        notebooks = await self.notebooks()
+        await self.answer(lambda: {"clusters": self.state.clusters.rows(notebooks)})
 
 
 class ClusterLog(Handler):
@@ -182,7 +188,7 @@ class ClusterLog(Handler):
     @authorized
     async def get(self, name: str) -> None:
         """Answer {"files": name and text of each}."""
-        self.answer({"files": await self.in_thread(_known, cluster_log, name)})
+        await self.answer(lambda: {"files": _known(cluster_log, name)})
 
 
 class ClusterStop(Handler):
@@ -192,7 +198,7 @@ class ClusterStop(Handler):
     @authorized
     async def post(self, name: str) -> None:
         """Answer {"message": what was ended}."""
-        self.answer({"message": await self.in_thread(_known, stop_cluster, name)})
+        await self.answer(lambda: {"message": _known(self.state.clusters.stop, name)})
 
 
 def _known(work: Callable[[str], T], name: str) -> T:
@@ -213,9 +219,7 @@ class Runs(Handler):
         limit, after = self.whole("limit", None, 1, 10**6), self.whole("after", 0, 0, 10**15)
         curves = self.get_query_argument("curves", "0") == "1"
         stores = await self.stores()
-        self.answer(
-            await self.in_thread(lambda: self.state.rows.select(stores, limit=limit, after=after or 0, curves=curves))
-        )
+        await self.answer(lambda: self.state.rows.select(stores, limit=limit, after=after or 0, curves=curves))
 
 
 class OneRun(Handler):
@@ -226,7 +230,7 @@ class OneRun(Handler):
     async def get(self, name: str) -> None:
         """Answer the run: see `RunRows.one`."""
         points, stores, rows = self.whole("points", 400, 10, MAX_POINTS), await self.stores(), self.state.rows
-        self.answer(await self.in_thread(lambda: rows.one(rows.find(stores, name), points or 400)))
+        await self.answer(lambda: rows.one(rows.find(stores, name), points or 400))
 
 
 class RunCode(Handler):
@@ -242,7 +246,7 @@ class RunCode(Handler):
             folder = rows.find(stores, name)
             return run_code(folder, rows.info(folder))
 
-        self.answer(await self.in_thread(code))
+        await self.answer(code)
 
 
 class Steer(Handler):
@@ -256,5 +260,9 @@ class Steer(Handler):
             hint = "; `stop` writes a checkpoint" if command == "checkpoint" else ""
             raise web.HTTPError(400, f"there is no command {command}: give {', '.join(COMMANDS)}{hint}")
         stores, rows = await self.stores(), self.state.rows
-        await self.in_thread(lambda: send_command(rows.find(stores, name), {command: True}))
-        self.answer({"message": f"{name}: asked to {command} at the end of a step"})
+
+        def give() -> dict[str, str]:
+            send_command(rows.find(stores, name), {command: True})
+            return {"message": f"{name}: asked to {command} at the end of a step"}
+
+        await self.answer(give)
