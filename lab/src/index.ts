@@ -59,8 +59,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     shell.add(panel, 'left', { rank: 350 });
 
     const tracker = new WidgetTracker<Pane>({ namespace: 'sgd-workbench' });
-    // Notebook 7 has one widget in its main area, the notebook; its panes go below.
-    const area = app.name === 'JupyterLab' ? 'main' : 'down';
+    // Notebook 7 has one widget in its main area, the notebook.
+    const area = app.name === 'JupyterLab' ? 'main' : 'right';
     const makers: Record<string, (name: string) => Pane> = {
       run: name => new RunPane(name, api, model, ICON),
       log: name => new LogPane(name, api, ICON),

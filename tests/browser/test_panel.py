@@ -262,3 +262,14 @@ def test_columns_are_chosen_and_kept(lab: Lab) -> None:
     chosen.get_by_role("button", name="Usual columns").click()
     lab.until(lambda: "problem" in heads.all_inner_texts(), "the usual columns")
     assert lab.errors == []
+
+
+def test_without_a_notebook_code_goes_into_a_new_one(lab: Lab) -> None:
+    execute(lab, "application:close-all")
+    lab.page.locator(".jp-NotebookPanel").wait_for(state="detached")
+    execute(lab, "workbench:show-clusters")
+    lab.page.locator("#workbench-panel").get_by_role("button", name="Start a cluster").click()
+    cell = lab.page.locator(".jp-NotebookPanel .jp-CodeCell .cm-content")
+    lab.until(lambda: cell.count() and "wb.Cluster(4)" in cell.first.inner_text(), "a notebook with the code")
+    assert cell.first.inner_text().split() == ["import", "workbench", "as", "wb", "cluster", "=", "wb.Cluster(4)"]
+    assert lab.errors == []
