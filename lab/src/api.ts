@@ -72,9 +72,14 @@ export type Command = 'pause' | 'resume' | 'stop';
 
 export const ENDED = ['finished', 'failed', 'stopped', 'killed', 'lost'];
 
-/** Whether a run accepts commands. */
+/** Whether a run has not ended. */
 export function isLive(run: Run): boolean {
-  return !ENDED.includes(run.status) && run.runtime !== 'simulated';
+  return !ENDED.includes(run.status);
+}
+
+/** Whether a run accepts commands: simulated runs and the user's own loops do not. */
+export function isSteerable(run: Run): boolean {
+  return isLive(run) && ['mpi', 'torch'].includes(run.runtime ?? '');
 }
 
 /** The server's answers; the settings carry its base URL, token and XSRF cookie. */

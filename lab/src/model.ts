@@ -9,6 +9,7 @@ import { complain } from './actions';
 const LIVE_MS = 1000;
 const IDLE_MS = 4000;
 const PENDING_MS = 400;
+const WAIT_MS = 60000; // a step may be long; then the buttons can be used again
 export const SHOWN_RUNS = 30;
 
 export class PanelModel {
@@ -19,7 +20,7 @@ export class PanelModel {
   error = '';
   /** Whether something shows the model; set by the panel. */
   visible = false;
-  private asked = new Map<string, { command: Command; status: string }>();
+  private asked = new Map<string, { command: Command; status: string; untilMs: number }>();
   private signal = new Signal<this, void>(this);
   private poll: Poll;
 
@@ -45,7 +46,7 @@ export class PanelModel {
   /** The command that a run was given and has not carried out yet. */
   waits(run: Run): Command | null {
     const asked = this.asked.get(run.run);
-    if (asked && (asked.status !== run.status || !isLive(run))) {
+    if (asked && (asked.status !== run.status || Date.now() > asked.untilMs)) {
       this.asked.delete(run.run);
       return null;
     }
@@ -54,7 +55,7 @@ export class PanelModel {
 
   /** Give a command to a run. It takes effect at the end of a step. */
   async steer(run: Run, command: Command): Promise<void> {
-    this.asked.set(run.run, { command, status: run.status });
+    this.asked.set(run.run, { command, status: run.status, untilMs: Date.now() + WAIT_MS });
     this.signal.emit();
     try {
       await this.api.steer(run.run, command);
@@ -76,6 +77,7 @@ export class PanelModel {
       this.numRuns = runs.num_runs;
       this.stores = runs.stores;
       this.error = '';
+      this.asked.forEach((asked, name) => Date.now() > asked.untilMs && this.asked.delete(name));
       const live = this.runs.some(isLive);
       const interval = this.asked.size || runs.pending ? PENDING_MS : live ? LIVE_MS : IDLE_MS;
       if (interval !== this.poll.frequency.interval) {

@@ -18,7 +18,7 @@ import {
 import { AccordionPanel } from '@lumino/widgets';
 import * as React from 'react';
 
-import { Cluster, Command, isLive, Run } from './api';
+import { Cluster, Command, isLive, isSteerable, Run } from './api';
 import { Sparkline } from './chart';
 import { age, digits, duration, percent, plural, progress } from './format';
 import { PanelModel, SHOWN_RUNS } from './model';
@@ -60,7 +60,7 @@ export function Dot(props: { state: string }): JSX.Element {
 /** Pause or resume, and stop. */
 export function SteerButtons(props: { run: Run; model: PanelModel }): JSX.Element | null {
   const { run, model } = props;
-  if (!isLive(run)) {
+  if (!isSteerable(run)) {
     return null;
   }
   const asked = model.waits(run);

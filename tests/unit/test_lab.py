@@ -25,11 +25,13 @@ pytest.importorskip("jupyter_server", reason="needs the notebooks extra: pip ins
 from tests.unit.lab_server import BASE, ROOT, TOKEN, Served, serving, write_run
 from tests.waiting import within
 from workbench.errors import RunNotFound
+from workbench.lab import run_rows
 from workbench.lab.live_curve import MAX_BINS, LiveCurve
 from workbench.lab.run_rows import RunRows
 from workbench.lab.snippets import DEFAULTS, run_code
 from workbench.settings import Settings
 from workbench.trace.run import Run
+from workbench.trace.store import read_info
 
 pytestmark = pytest.mark.notebooks
 
@@ -52,6 +54,8 @@ def test_without_a_token_nothing_is_read(served: Served, path: str) -> None:
 @pytest.mark.parametrize("path", ["runs/any/stop", "clusters/any/stop"])
 def test_without_a_token_nothing_is_changed(served: Served, path: str) -> None:
     assert served.ask(path, "POST", token=None)[0] == 403
+    forged = {"Cookie": f"_xsrf={'a' * 32}", "X-XSRFToken": "a" * 32}
+    assert served.ask(path, "POST", token=None, headers=forged)[0] == 403
 
 
 def test_a_cookie_alone_changes_nothing(served: Served) -> None:
@@ -135,6 +139,15 @@ def test_a_run_that_ended_takes_no_command(served: Served) -> None:
     assert not (folder / "control.jsonl").exists()
 
 
+def test_a_loop_of_the_user_takes_no_command(served: Served) -> None:
+    """It would wait for ever: such a loop does not read the file of commands."""
+    own = {"status": "running", "runtime": "torch.distributed gloo"}
+    folder = write_run(served.runs, "loop", created="2026-01-01T00:00:00+00:00", **own)
+    status, answer = served.ask("runs/loop/pause", "POST")
+    assert status == 400 and "your own loop" in answer["message"]
+    assert not (folder / "control.jsonl").exists()
+
+
 def test_a_run_is_answered_with_its_curves_and_code(served: Served) -> None:
     write_run(
         served.runs, "one", created="2026-01-01T00:00:00+00:00", losses=(2.0, float("nan"), 0.5), notes=["careful"]
@@ -178,13 +191,21 @@ def test_a_thousand_runs_are_listed_at_once_the_second_time(served: Served) -> N
     assert served.ask("runs?limit=1&curves=1")[1]["runs"][0]["curve"] == [2.0, 1.0, 0.5]
 
 
-def test_only_rows_that_changed_are_sent_again(tmp_path: Path) -> None:
+def test_only_rows_that_changed_are_read_and_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[str]()
+
+    def counted(folder: Path) -> dict[str, Any]:
+        read.append(folder.name)
+        return read_info(folder)
+
+    monkeypatch.setattr(run_rows, "read_info", counted)
     rows = RunRows()
     for name in "ab":
         write_run(tmp_path, name, created=f"2026-01-0{1 + (name == 'b')}T00:00:00+00:00")
     first = rows.select([tmp_path])
     assert [row["run"] for row in first["runs"]] == ["b", "a"]
     assert rows.select([tmp_path], after=first["version"])["runs"] == []
+    assert sorted(read) == ["a", "b"], "once each"
     info = json.loads((tmp_path / "a" / "run.json").read_text())
     (tmp_path / "a" / "run.json").write_text(json.dumps({**info, "status": "stopped"}))
     changed = rows.select([tmp_path], after=first["version"])

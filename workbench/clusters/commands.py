@@ -26,7 +26,7 @@ def check_steerable(folder: Path, what: str) -> dict[str, Any]:
         what: name of the command, for the message.
 
     Raises:
-        ConfigError: the run has ended, or it is simulated.
+        ConfigError: the run has ended, it is simulated, or it is a loop that the user wrote.
     """
     info = with_true_status(folder, read_info(folder))
     if info.get("status") in ENDED:
@@ -35,6 +35,11 @@ def check_steerable(folder: Path, what: str) -> dict[str, Any]:
         raise ConfigError(
             f"{what}: the run {folder.name} is simulated, and its settings are its inputs: simulate again with other "
             "settings"
+        )
+    if info.get("runtime") not in (None, "mpi", "torch"):
+        raise ConfigError(
+            f"{what}: the run {folder.name} is the record of your own loop, which reads no commands: change or end the "
+            "loop itself"
         )
     return info
 
