@@ -331,8 +331,7 @@ function View(props: {
         </button>
       </div>
       {choosing && (
-        <fieldset className="wb-Columns">
-          <legend>Columns</legend>
+        <div className="wb-Columns" role="group" aria-label="Columns">
           {keys.map(key => (
             <label key={key} title={key}>
               <input
@@ -351,7 +350,7 @@ function View(props: {
           <button type="button" className="wb-Button" onClick={() => props.keep({ ...kept, columns: null })}>
             Usual columns
           </button>
-        </fieldset>
+        </div>
       )}
       {props.error && <Trouble text={props.error} />}
       <div
