@@ -34,6 +34,7 @@ NETWORKS = (
     "tests/distributed/test_emulated_faults.py",
     "tests/distributed/test_slurm.py",
     "tests/distributed/test_cluster_ssh.py",
+    "tests/distributed/test_batch_jobs.py",
     "tests/distributed/test_doctor.py",
 )
 

@@ -17,9 +17,9 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _FILES = frozenset(
     """
     __pycache__ _share __init__.py __init__.pyi __main__.py adapters algorithms analysis arguments.py bench calibration callbacks
-    catalogue.py cli clusters codecs collectives config.py costs dashboard doctor errors.py experiments gradients.py installation.py
-    kernel lab machine.py naming.py ops.py papers plots problems program.py py.typed replica resources.py rng.py run_spec.py
-    runtimes schedules.py settings.py streams.py theory trace units.py what_if
+    catalogue.py cli clusters codecs collectives config.py costs dashboard doctor errors.py experiments gradients.py installation.py kernel
+    lab logs.py machine.py naming.py ops.py papers plots problems program.py progress.py py.typed replica resources.py rng.py run_spec.py
+    runtimes schedules.py settings.py simulated.py streams.py theory trace units.py what_if
     """.split()  # noqa: SIM905 - a list of strings would take a line each
 )
 
@@ -34,4 +34,5 @@ def _warn_of_foreign_files() -> None:
         import_module("workbench.installation").warn_if_mixed()
 
 
+import_module("workbench.logs")  # the logger has a handler from the beginning
 _warn_of_foreign_files()

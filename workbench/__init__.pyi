@@ -35,10 +35,11 @@ from .settings import Settings as Settings
 
 # where
 from .clusters import Cluster as Cluster, attach as attach
-from .runtimes.simulator.simulate import simulate as simulate
+from .simulated import simulate as simulate
 from . import costs as costs
 from .runtimes.simulator.replay import replay as replay
 from .runtimes.user_loop.trainer import Trainer as Trainer, serve as serve
+from .runtimes.user_loop.stop_request import stop_requested as stop_requested
 from .runtimes.user_loop.ddp_hook import ddp_hook as ddp_hook
 from .runtimes.user_loop.record import record as record
 from .dashboard import Dashboard as Dashboard

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import psutil
@@ -11,6 +12,21 @@ import psutil
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_cores_of_job() -> int:
+    """Return the number of cores on all nodes of the Slurm job that this process runs in; else those of this machine."""
+    return max(num_cores(), sum(parse_counts(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""))))
+
+
+def parse_counts(text: str) -> list[int]:
+    """Parse Slurm's list of a number for each node.
+
+    >>> parse_counts("4(x2),1")
+    [4, 4, 1]
+    """
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(number) for number, times in found for _ in range(int(times or 1))]
 
 
 def is_running(process: psutil.Process | int) -> bool:

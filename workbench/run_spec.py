@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from workbench.errors import ConfigError
+from workbench.logs import LOG
 from workbench.naming import call_checked, parse_pairs, unknown
 
 LAUNCHERS = {"torch": "torchrun", "mpi": "mpiexec"}
@@ -29,7 +30,11 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     """
     add = train.add_argument
     add("algorithm", help="such as pipe-sgd; `workbench algorithms` lists them")
-    add("--problem", default="digits-mlp", help="`workbench problems` lists them; file.py:name for your own")
+    add(
+        "--problem",
+        default="digits-mlp",
+        help="model and data; `workbench problems` lists them; file.py:name for your own",
+    )
     add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
     add("--workers", type=int, default=2, help="number of ranks; 2 by default")
     add("--epochs", type=int, help="length of the training; 5 by default")
@@ -72,7 +77,12 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     )
     add("--precision", default="fp32", help="fp32, bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")
-    add("--evaluate-every", type=int, metavar="STEPS", help="0: only at the end; default: once per epoch")
+    add(
+        "--evaluate-every",
+        type=int,
+        metavar="STEPS",
+        help="steps between evaluations; 0: only at the end; default: once per epoch",
+    )
     add("--seed", type=int, default=0, help="seed of data order, initial weights and dropout; 0 by default")
     add("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest wait of a rank for the others")
     add(
@@ -142,15 +152,19 @@ def algorithm_in(words: Sequence[str]) -> str | None:
     return next((word for word in words if word.lower().replace("_", "-") in algorithms.names()), None)
 
 
-def expand_settings(words: Sequence[str]) -> list[str]:
+def expand_settings(words: Sequence[str], known: Iterable[str] = ()) -> list[str]:
     """Return the words of `workbench train`, with options that it does not have as settings of the algorithm.
 
     Algorithms are not loaded here: the fork server of the ranks begins before torch is loaded.
 
+    Args:
+        words: of the command line.
+        known: options that are no settings either.
+
     >>> expand_settings(["pipe-sgd", "--width", "3", "--workers", "4", "--warmup-steps=8"])
     ['pipe-sgd', '--set', 'width=3', '--workers', '4', '--set', 'warmup_steps=8']
     """
-    found, known = list(words), [*_parser()._option_string_actions, "-h", "--help"]
+    found, known = list(words), [*_parser()._option_string_actions, "-h", "--help", *known]
     for place in reversed(range(len(found))):
         option, is_one, value = found[place].partition("=")
         if not option.startswith("--") or any(one.startswith(option) for one in known):
@@ -326,8 +340,6 @@ def _optimizer(options: argparse.Namespace) -> Any:
         if arguments:
             raise ConfigError("--optimizer-set needs --optimizer, such as --optimizer SGD --optimizer-set momentum=0.9")
         return None
-    from functools import partial
-
     import torch
 
     from workbench.replica.optimizer_step import uncompiled
@@ -350,10 +362,12 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
     """
     from workbench import costs
     from workbench.callbacks.base import Notifier
+    from workbench.progress import progress_line
     from workbench.replica.local_training import run_info
     from workbench.runtimes.simulator.simulate import run_simulation
+    from workbench.trace.recorder import watched_rows
     from workbench.trace.run import Run
-    from workbench.trace.store import new_run, update_run
+    from workbench.trace.store import new_run, remove_run, update_run
 
     if options.resume:
         raise ConfigError("--resume is for real ranks: repeat a simulated run from its seed")
@@ -364,25 +378,43 @@ def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, set
         threads = settings.threads or 1
         compute = costs.measure_compute(problem, settings.batch_size, optimizer=settings.optimizer, threads=threads)
         compute = replace(compute, stragglers=distributions)
+    num_steps = settings.steps or _steps_of_epochs(algorithm, problem, settings, options.workers)
     folder = new_run(run_info(algorithm, problem, settings, "simulated", options.workers))
     try:
-        run = run_simulation(
-            algorithm,
-            problem,
-            settings,
-            options.workers,
-            network=network,
-            compute=compute,
-            timing_only=options.timing_only,
-            detail=options.detail,
-        )
+        with progress_line(num_steps, "steps", shown=not options.json) as line, watched_rows(partial(_show_row, line)):
+            run = run_simulation(
+                algorithm,
+                problem,
+                settings,
+                options.workers,
+                network=network,
+                compute=compute,
+                timing_only=options.timing_only,
+                detail=options.detail,
+            )
+    except ConfigError:
+        remove_run(folder)  # refused: no step was simulated
+        raise
     except BaseException as error:
         update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
         raise
     run.save(folder)
-    notifier = Notifier(settings.callbacks, lambda text: print(f"workbench: {text}", file=sys.stderr))
+    notifier = Notifier(settings.callbacks, LOG.warning)
     notifier.update(Run.load(folder), ended=True)
     return folder
+
+
+def _steps_of_epochs(algorithm: Any, problem: Any, settings: Any, workers: int) -> int:
+    from workbench.replica.local_training import num_steps_of, sampler_of
+
+    batch_size, num_computing = settings.batch_size or problem.batch_size, algorithm.roles(workers).num_computing
+    return num_steps_of(settings, sampler_of(problem.train_source(), batch_size, num_computing, settings.seed))
+
+
+def _show_row(line: Any, row: dict[str, Any]) -> None:
+    """Show the furthest step of any worker."""
+    if row["step"] >= line.n:
+        line.update(row["step"] + 1 - line.n)
 
 
 def report(folder: Path, options: argparse.Namespace) -> int:
@@ -394,8 +426,6 @@ def report(folder: Path, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(summary(run)))
         return 0
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
     print(compare([run]))
     for note in run.info.get("notes", ()):
         if note != run.info["problem"].get("note"):  # the table shows the problem's note

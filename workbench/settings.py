@@ -97,7 +97,7 @@ class Settings:
             the gradient and sleep for the rest of these seconds, so that many ranks can share few cores. At the same
             seed, the stragglers are those of a simulation. Stragglers that depend on the clock also advance during
             evaluations and pauses. None: ranks do not sleep.
-        callbacks: objects that are told of each step and evaluation: see `workbench.callbacks`.
+        callbacks: objects that are called after each step and evaluation: see `workbench.callbacks`.
     """
 
     epochs: int | None = None

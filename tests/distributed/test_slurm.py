@@ -375,10 +375,12 @@ def test_a_detached_cluster_is_taken_up_elsewhere_and_warned_before_its_time_end
     assert (seen["state"], seen["again"], seen["client"]) == ("ready", ["host1", "host2"], "host2")
 
 
-def test_a_submitted_training_goes_on_from_its_checkpoint(world: SlurmWorld, runs: Path) -> None:
+@pytest.mark.parametrize("runtime", ["mpi", "torch"])
+def test_a_submitted_training_goes_on_from_its_checkpoint(world: SlurmWorld, runs: Path, runtime: str) -> None:
     env = {"WORKBENCH_RUNS": str(runs)}
-    train = "train synchronous-sgd --workers 2 --steps 1000000 --evaluate-every 0"
-    said = world.sh(f"{sys.executable} -m workbench submit --nodes 2 --time 30 --requeue -- {train}", env=env)
+    train = f"train synchronous-sgd --runtime {runtime} --workers 2 --steps 1000000 --evaluate-every 0"
+    submit = f"{sys.executable} -m workbench submit --nodes 2 --gpus-per-rank 0 --time 30 --requeue"
+    said = world.sh(f"{submit} -- {train}", env=env)
     assert said.startswith("job "), said
     job, log = said.split()[1].rstrip(":"), Path(said.split("output: ")[1].strip())
 
@@ -396,9 +398,7 @@ def test_a_submitted_training_goes_on_from_its_checkpoint(world: SlurmWorld, run
     assert (
         within(60, lambda: world.sh(f"squeue -h -j {job} -o %T").strip(), lambda state: state == "PENDING") == "PENDING"
     ), told()
-    # Slurm lets a job that was put back rest for two minutes. Without any rest, slurmd takes the new start for the old one: it
-    # has revoked the credentials made up to the second of the old one's end, and the job is over ("Job credential revoked").
-    world.sh(f"scontrol update JobId={job} StartTime=now+2")
+    begin_soon(world, job)
     assert within(120, lambda: started(2)), told()
     world.sh(f"scancel {job}")
     assert within(60, world.jobs, lambda jobs: jobs == []) == [], told()
@@ -406,7 +406,98 @@ def test_a_submitted_training_goes_on_from_its_checkpoint(world: SlurmWorld, run
     assert (first.status, second.status) == ("stopped", "failed"), told()
     assert Path(second.info["resumed"]).name == first.id
     assert Run.load(second.folder).steps()[0]["step"] == Run.load(first.folder).steps()[-1]["step"] + 1
-    assert second.info["error"] == "terminated"
+    headers = Run.load(second.folder).headers
+    assert [headers[rank]["host"] for rank in (0, 1)] == ["host1", "host2"]
+    assert "terminated" in second.info["error"]
+
+
+# ---------------------------------------------------------------- an own script in a submitted job
+
+WARNED = """
+import json, os, signal, sys, time
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"]
+facts = [os.uname().nodename, *(os.environ.get(name) for name in names)]
+def warned(*_):
+    with open(f"{sys.argv[1]}/rank-{os.environ['RANK']}", "w") as file:
+        json.dump(facts, file)
+    sys.exit(0)
+signal.signal(signal.SIGUSR1, warned)
+open(f"{sys.argv[1]}/ready-{os.environ['RANK']}", "w").close()
+time.sleep(60)
+"""
+
+
+def test_each_rank_of_an_own_script_has_its_variables_and_is_warned(world: SlurmWorld, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(WARNED)
+    submit = f"{sys.executable} -m workbench submit --nodes 2 --ranks 4 --gpus-per-rank 1 --time 5"
+    said = world.sh(f"{submit} -- {sys.executable} {tmp_path / 'own.py'} {tmp_path}")
+    assert said.startswith("job "), said
+    job, log = said.split()[1].rstrip(":"), Path(said.split("output: ")[1].strip())
+    assert within(60, lambda: len(list(tmp_path.glob("ready-*"))), lambda count: count == 4) == 4, world.told(job)
+    world.sh(f"scancel --batch --signal=USR1 {job}")
+    assert within(60, world.jobs, lambda jobs: jobs == []) == [], world.told(job)
+    facts = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*"))]
+    port = facts[0][5] if facts else ""
+    assert facts == [
+        ["host1", "0", "4", "0", "host1", port, "0,1"],
+        ["host1", "1", "4", "1", "host1", port, "0,1"],
+        ["host2", "2", "4", "0", "host1", port, "0,1"],
+        ["host2", "3", "4", "1", "host1", port, "0,1"],
+    ], log.read_text()
+    assert 10_000 <= int(port) < 30_000 and "the time limit is near: all ranks get SIGUSR1" in log.read_text()
+
+
+OWN = """
+import json, os, sys
+from pathlib import Path
+import torch, workbench as wb
+model, place = torch.nn.Linear(3, 1), Path(sys.argv[1])
+with wb.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), wb.PipeSGD(), timeout_s=60) as trainer:
+    first = trainer.load(place / "saved")[0] if (place / "saved").exists() else 0
+    for step in range(first, first + 20 if first else 10**9):
+        trainer.step(lambda: model(torch.ones(2, 3)).square().mean())
+        (place / "steps").touch()
+        if wb.stop_requested(trainer):
+            trainer.save(place / "saved")
+            break
+(place / f"rank-{trainer.rank}-from-{bool(first)}").write_text(json.dumps([os.uname().nodename, first, step + 1]))
+"""
+
+
+def test_an_own_script_with_a_trainer_stops_saves_and_goes_on(world: SlurmWorld, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    submit = f"{sys.executable} -m workbench submit --nodes 2 --ranks 2 --gpus-per-rank 0 --time 30 --requeue"
+    said = world.sh(f"{submit} -- {sys.executable} {tmp_path / 'own.py'} {tmp_path}")
+    assert said.startswith("job "), said
+    job, log = said.split()[1].rstrip(":"), Path(said.split("output: ")[1].strip())
+
+    def told() -> str:
+        return f"{log.read_text() if log.exists() else 'no output'}\n{world.told(job)}"
+
+    def written(whether: bool) -> list[list[Any]]:
+        return [json.loads(path.read_text()) for path in sorted(tmp_path.glob(f"rank-*-from-{whether}"))]
+
+    assert within(60, (tmp_path / "steps").exists), told()
+    world.sh(f"scancel --batch --signal=USR1 {job}")
+    assert (
+        within(60, lambda: world.sh(f"squeue -h -j {job} -o %T").strip(), lambda state: state == "PENDING") == "PENDING"
+    ), told()
+    before = written(False)
+    assert [host for host, *_ in before] == ["host1", "host2"], told()
+    done = before[0][2]
+    assert done > 0 and before == [["host1", 0, done], ["host2", 0, done]], told()
+    begin_soon(world, job)
+    assert within(120, world.jobs, lambda jobs: jobs == []) == [], told()
+    assert written(True) == [["host1", done, done + 20], ["host2", done, done + 20]], told()
+
+
+def begin_soon(world: SlurmWorld, job: str) -> None:
+    """Let a requeued job begin in two seconds: Slurm lets it rest for two minutes.
+
+    Without any rest, slurmd takes the new start for the old one: it has revoked the credentials made up to the second
+    of the old one's end, and the job is over ("Job credential revoked").
+    """
+    world.sh(f"scontrol update JobId={job} StartTime=now+2")
 
 
 HOSTS = """from workbench import papers
@@ -420,7 +511,7 @@ def test_a_paper_is_reproduced_in_a_job_with_ranks_on_its_nodes(world: SlurmWorl
     write_claims(share, "20-one")
     env = {"WORKBENCH_SHARE": str(share)}
     reproduce = f"{sys.executable} -m workbench reproduce {KEY} --submit slurm --output {tmp_path / 'out'}"
-    said = world.sh(f"{reproduce} --nodes 2 --time 30", env=env)
+    said = world.sh(f"{reproduce} --nodes 2 --gpus-per-rank 0 --time 30", env=env)
     assert said.startswith("job "), said
     log = Path(said.split("output: ")[1].strip())
     assert within(200, world.jobs, lambda jobs: jobs == []) == [], log.read_text()

@@ -176,7 +176,7 @@ class Clock:
 
 
 def test_a_wait_says_so_after_ten_seconds_and_then_ever_more_rarely(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("workbench.runtimes.liveness.deadline.time", clock)
@@ -188,7 +188,7 @@ def test_a_wait_says_so_after_ten_seconds_and_then_ever_more_rarely(
 
     with pytest.raises(Stalled, match="waited 100 s for the barrier: a rank has ended"):
         wait()
-    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["10", "20", "40", "80"]
+    assert [line.split()[1] for line in caplog.messages] == ["10", "20", "40", "80"]
 
 
 def test_a_short_wait_does_not_look_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -349,7 +349,7 @@ def test_members_of_different_groups_draw_different_noise() -> None:
 
 
 def test_what_has_no_hops_or_no_numbers_to_encode_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"no hops.*Ring\(codec"):
+    with pytest.raises(ConfigError, match=r"takes no codec.*Ring\(codec"):
         with_codec(Native(), Half())
     with pytest.raises(ConfigError, match="floating-point"):
         world(Ring(codec=Half()), [torch.zeros(3, dtype=torch.int64)] * 2, 0).run()

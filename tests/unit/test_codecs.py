@@ -458,11 +458,11 @@ def test_more_ranks_than_levels_are_refused_with_the_width_that_suits() -> None:
         (lambda: TopK(k=0), "1 or more"),
         (lambda: Sign(group=True), "1 or more, or None"),
         (lambda: SharedInt(bits=7), "8, 16, 32"),  # type: ignore[arg-type]
-        (lambda: ErrorFeedback(codec=ErrorFeedback(codec=Sign())), "has no error"),  # type: ignore[arg-type]
+        (lambda: ErrorFeedback(codec=ErrorFeedback(codec=Sign())), "without feedback, such as TopK"),  # type: ignore[arg-type]
         (lambda: ErrorFeedback(codec="sign"), "goes around a codec"),  # type: ignore[arg-type]
         (lambda: ErrorFeedback(codec=QSGD(levels=1, group=512)), "would grow"),
         (lambda: ErrorFeedback(codec=Linear8(rounding="stochastic")), "would grow"),
-        (lambda: check_codec(ErrorFeedback(codec=Sign())), "once around the sum"),
+        (lambda: check_codec(ErrorFeedback(codec=Sign())), "use Once"),
         (lambda: check_codec("sign"), "give one of truncate16, linear8"),
         (lambda: codecs.get("linear-8"), "did you mean linear8"),
         (lambda: codecs.get("top-k", fracton=0.1), "did you mean fraction"),

@@ -178,7 +178,7 @@ def test_a_timed_law_leaves_factors_alone() -> None:
         ({"forward_shares": (0.5, 0.6)}, "sum to 1"),
         ({"backward_shares": (-0.5, 1.5)}, "0 or more"),
         ({"stragglers": ("lognormal:0.3",)}, "costs.stragglers.get"),
-        ({"stragglers": (Failures(mean_between_s=1), Failures(mean_between_s=2))}, "put both in one"),
+        ({"stragglers": (Failures(mean_between_s=1), Failures(mean_between_s=2))}, "combine them into one"),
     ],
 )
 def test_what_cannot_be_right_is_refused_with_the_fix(wrong: dict[str, Any], fix: str) -> None:

@@ -163,6 +163,20 @@ def test_a_distribution_is_there_if_its_files_are_whatever_its_module_is_called(
     assert found[0].startswith("pyzmq") and not missing
 
 
+def test_a_record_of_another_folder_or_none_is_no_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a distribution whose modules were moved, and of Debian's packages, which have no RECORD."""
+    distribution(tmp_path / "info", "pymoved", ["moved/__init__.py", "moved.libs/a.so"], written=False)
+    (tmp_path / "modules" / "moved").mkdir(parents=True)
+    (tmp_path / "modules" / "moved" / "__init__.py").touch()
+    debian = tmp_path / "info" / "pydebian-1.0.egg-info"
+    debian.mkdir()
+    (debian / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: pydebian\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "info"))
+    assert software._versions(["pymoved", "pydebian"]) == (["pydebian 1.0"], ["pymoved (its files are gone)"])
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    assert software._versions(["pymoved"]) == (["pymoved 1.0"], [])
+
+
 def test_the_last_line_of_doctor_contradicts_none_above_it() -> None:
     missing, fault = (
         Finding("extra notebooks", "missing", "not there: pyzmq"),

@@ -20,6 +20,7 @@ from workbench.cli.main import _parser, main
 from workbench.clusters.emulated.launcher import network_of
 from workbench.clusters.emulated.rates import parse_rate, parse_seconds
 from workbench.clusters.launchers.ssh import parse_hosts
+from workbench.clusters.schedulers.request import BatchJob
 from workbench.clusters.slurm.request import Slurm
 from workbench.clusters.supervision.registry import find_entry
 from workbench.errors import ConfigError
@@ -77,6 +78,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "rate": parse_rate,
     "latency": parse_seconds,
     "slurm": lambda text: Slurm.parse(f"slurm:{text}"),
+    "pbs": lambda text: BatchJob.parse(f"pbs:{text}"),
     "ssh": lambda text: parse_hosts(f"ssh:{text}"),
     "algorithm": algorithms.get,
     "problem": problems.get,

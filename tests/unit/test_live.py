@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -16,8 +18,10 @@ from workbench import plots
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.plots.html import PLOTLY
 from workbench.plots.live import curves, timeline
-from workbench.plots.live.buttons import RunButtons
+from workbench.plots.live.buttons import RunButtons, parts_of
 from workbench.plots.live.curves import status_table
+from workbench.plots.live.header import header
+from workbench.plots.live.moving_figure import MovingFigure
 from workbench.trace import FileRecorder, Run, new_run, update_run
 from workbench.trace.tail import read_tail
 
@@ -77,8 +81,8 @@ class Display:
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
 
-    def update(self, data: dict[str, Any], raw: bool) -> None:
-        self.sent.append(data)
+    def update(self, data: Any, raw: bool = False) -> None:
+        self.sent.append(data if raw else data.data)
 
 
 # ---------------------------------------------------------------- buttons
@@ -223,6 +227,49 @@ def test_why_curves_are_no_longer_drawn_stays_where_they_were(tmp_path: Path, mo
     monkeypatch.setattr(curves, "convergence", broken)
     view.follow(lambda: [Run.load(writer.folder)]).join(20)
     assert view._ended.is_set() and "<b>ValueError:</b> no room" in shown.sent[-1]["text/html"]
+
+
+def test_the_header_says_how_far_a_run_is_and_how_it_ended(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, num_steps=40, settings={"epochs": 4}).steps(10)
+    running = plain(header([Run.load(writer.folder)]))
+    assert "running" in running and "step 10 of 40" in running and "epoch 1.0 of 4" in running
+    assert "00:00 left" in running, "30 steps of 10 ms"
+    assert "loss 0.1" in running and str(writer.folder) in running
+    slow = Run(
+        {"status": "running", "num_steps": 200}, {0: [{"step": n, "seconds": 2.0 * n, "loss": 1.0} for n in (9, 19)]}
+    )
+    assert "step 20 of 200" in plain(header([slow])) and "06:00 left" in plain(header([slow]))
+    for recorder in writer.recorders:
+        recorder.close()
+    for rank, error in enumerate(("PeerFailed: rank 1 failed", "ValueError: <no> room")):
+        (writer.folder / f"failed-{rank}.json").write_text(json.dumps({"rank": rank, "error": error}))
+    update_run(writer.folder, status="failed", error="PeerFailed: rank 1 failed")
+    failed = header([Run.load(writer.folder)])
+    assert "rank 1: ValueError: &lt;no&gt; room" in failed and "left" not in plain(failed), "the rank with the cause"
+    many = plain(header([Run.load(writer.folder)] * 15))
+    assert many.count("step 10 of 40") == 12 and "and 3 more runs" in many
+
+
+def plain(text: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", text))
+
+
+def test_a_notebook_keeps_the_header_and_no_plotly_js(tmp_path: Path) -> None:
+    writer = Writer(tmp_path, num_steps=40).steps(10)
+    view = plots.watch(Run.load(writer.folder))
+    view._header, view._handle = first, second = Display(), Display()
+    writer.steps(1).end()
+    view.settle()
+    view.finish()
+    assert "step 11 of 40" in first.sent[-1] and "finished" in first.sent[-1]
+    assert PLOTLY in second.sent[-1]
+    figure = MovingFigure(view.static())
+    states = [len(json.dumps(part.get_state(), default=str)) for part in parts_of(figure.widget)]
+    assert sum(states) < 20_000, "what papermill would save for each figure"
+    asked: list[tuple[Any, Any]] = []
+    object.__setattr__(figure.widget, "send", lambda content, buffers: asked.append((content, buffers)))
+    figure.widget._answer(None, {"want": "plotly"}, [])
+    assert asked[0][0] == {"plotly": True} and b"Plotly" in asked[0][1][0] and len(asked[0][1][0]) > 1_000_000
 
 
 def test_there_must_be_something_to_watch() -> None:

@@ -199,7 +199,7 @@ def test_a_function_of_the_rank_gives_its_batches() -> None:
 
     rank = reading(batches, rank=1, batch_size=4)
     assert [numbers(rank.read(step)) for step in range(3)] == [[10] * 4, [11] * 4, [10] * 4]
-    with pytest.raises(ConfigError, match="accumulation cannot divide"):
+    with pytest.raises(ConfigError, match="cannot be divided into micro-batches"):
         reading(batches, num_micro=2)
     with pytest.raises(ConfigError, match="batches of 4 samples, and batch_size is 3: give batch_size=4"):
         reading(batches).read(0)

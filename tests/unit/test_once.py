@@ -325,7 +325,7 @@ def test_a_residual_of_another_layout_is_refused() -> None:
     layout = layout_of()
     world(way, [ctx], gradients(layout, flats(layout, 1, 0))).run()
     other = layout_of(200)
-    with pytest.raises(ConfigError, match="keep the layout"):
+    with pytest.raises(ConfigError, match="must have the same layout"):
         world(way, [ctx], gradients(other, flats(other, 1, 0))).run()
 
 

@@ -555,7 +555,7 @@ def test_a_prediction_may_be_of_another_calibration_and_needs_to_know_the_algori
     with pytest.raises(ConfigError, match="give algorithm="):
         plots.compare_with_prediction(unknown, calibration)
     assert plots.compare_with_prediction(unknown, calibration, algorithm=wb.PipeSGD(width=2)).data
-    with pytest.raises(ConfigError, match="traced no step"):
+    with pytest.raises(ConfigError, match="has no traced step"):
         plots.compare_with_prediction(empty_run(num_workers=2))
 
 

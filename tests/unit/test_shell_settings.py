@@ -187,5 +187,8 @@ def test_the_help_groups_all_commands(capsys: pytest.CaptureFixture[str]) -> Non
     for heading in HEADINGS.values():
         assert f"\n{heading}:\n" in shown
     assert (
-        shown.index("  train ") < shown.index("ask what would help") < shown.index("  study ") < shown.index("  bench ")
+        shown.index("  train ")
+        < shown.index("find out which algorithm would help")
+        < shown.index("  study ")
+        < shown.index("  bench ")
     )

@@ -297,8 +297,8 @@ def test_remove_asks_and_leaves_what_runs(some: list[Path], runs: Path, capsys: 
     shutil.copytree(some[0], runs.parent / "elsewhere" / some[0].name)
     assert "is not in the store" in remove(str(runs.parent / "elsewhere" / some[0].name), "--yes", status=2)
     assert "no such runs" in remove("--where", "status=finished", "workers=77", "--yes", status=2)
-    assert "not ended" in remove("--where", "status!=finished", "--yes", status=2), "no word that it is meant"
-    assert "not ended" in remove(some[0].name, some[1].name, "--yes", status=2)
+    assert "still running" in remove("--where", "status!=finished", "--yes", status=2), "no word that it is meant"
+    assert "still running" in remove(some[0].name, some[1].name, "--yes", status=2)
     assert "--yes" in remove("--where", "status=failed", status=2)
     assert len(list_runs()) == 4
     remove("--where", "status=failed", "--yes", status=0)

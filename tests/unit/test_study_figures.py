@@ -73,9 +73,9 @@ def test_speed_ups_of_more_than_one_worker_at_the_least() -> None:
 
 @pytest.mark.parametrize("nothing", [{}, {"none": {}}])
 def test_no_rates_and_no_runs_are_refused(nothing: dict[str, dict[int, float]]) -> None:
-    with pytest.raises(ConfigError, match="workers -> samples a second"):
+    with pytest.raises(ConfigError, match="workers: samples per second"):
         plots.scaling(nothing)
-    with pytest.raises(ConfigError, match="group -> entry -> run"):
+    with pytest.raises(ConfigError, match=r"group: \{entry: run\}"):
         plots.step_bars(nothing)
 
 

@@ -588,3 +588,22 @@ def test_selecting_spans() -> None:
     assert len(spans.select(ranks=[1])) == 0 and len(spans.of_rank(0)) == 12
     with pytest.raises(ValueError, match="a range of step numbers"):
         spans.select(steps=slice(-3, None))
+
+
+def test_an_evaluation_by_one_rank_has_the_bytes_that_all_had_sent_by_then() -> None:
+    def step(number: int, seconds: float, sent: int) -> dict[str, Any]:
+        row = {"step": number, "seconds": seconds, "samples": 8, "bytes_sent": sent, "loss": 1.0, "num_samples": 4}
+        return {**row, "staleness": 0, "lr": 0.1}
+
+    judged = {"loss_sum": 4.0, "count": 4, "correct": 2, "judged": 4, "shares": 1}
+    seen = {"step": 1, "seconds": 2.0, "samples": 16, "bytes_sent": 200, "evaluation": judged}
+    metrics = {
+        0: [step(0, 1.0, 100), step(1, 2.0, 200), seen, step(2, 3.0, 300)],
+        1: [step(0, 0.5, 50), step(1, 1.0, 60), step(2, 1.5, 70), step(3, 2.5, 80)],
+        2: [step(0, 2.2, 900)],  # its first step was later
+    }
+    info = {"status": "running", "algorithm": {"name": "AsyncSGD"}}
+    (real,) = Run({**info, "clock": "wall"}, metrics).evaluations()
+    assert real["bytes_sent"] == 200 + 70 and real["accuracy"] == 0.5
+    (simulated,) = Run({**info, "clock": "virtual"}, metrics).evaluations()
+    assert simulated["bytes_sent"] == 200, "the simulator has summed"

@@ -15,6 +15,8 @@ from torch.nn.parallel import DataParallel
 from workbench.algorithms import DeAR, EagerDiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, StreamingDiLoCo, SynchronousSGD
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
+from workbench.runtimes.control.job import JOB_VARIABLE, STOP_NAME
+from workbench.runtimes.user_loop.stop_request import stop_requested
 from workbench.runtimes.user_loop.trainer import Trainer
 
 X = torch.tensor([[1.0, 10.0], [3.0, 30.0]], dtype=torch.float64)
@@ -375,3 +377,22 @@ def test_dear_trains_a_compiled_model_or_says_how_to_give_it() -> None:
         torch.testing.assert_close(train_compiled(DeAR(bucket_bytes=0), how), expected, rtol=1e-12, atol=1e-14, msg=how)
     with pytest.raises(ConfigError, match=r"ran no hook in the forward pass.*Trainer\(torch\.compile\(model\), "):
         train_compiled(DeAR(bucket_bytes=0), "wrapper, ran before")
+
+
+# -- the end of a job's time --------------------------------------------------------------------------------------
+
+
+def test_a_loop_asks_whether_its_job_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Line()
+    monkeypatch.delenv(JOB_VARIABLE, raising=False)
+    with Trainer(model, sgd(model), PipeSGD()) as trainer:
+        assert not stop_requested(trainer), "outside of a job"
+        monkeypatch.setenv(JOB_VARIABLE, str(tmp_path))
+        assert not stop_requested(trainer), "before the job writes its file"
+        (tmp_path / STOP_NAME).touch()
+        trainer.step(lambda: model(X))
+        assert not stop_requested(trainer)
+        (tmp_path / STOP_NAME).write_text("1")
+        assert stop_requested(trainer)
+    with pytest.raises(ConfigError, match="this Trainer is finished"):
+        stop_requested(trainer)

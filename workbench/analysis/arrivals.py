@@ -42,7 +42,9 @@ def arrivals(run: Run, bucket: int = 0) -> NDArray[np.float64]:
     rows = [heard[(heard > begin) & (heard <= end)][:most] - begin for begin, end in ends]
     whole = [row for row in rows if len(row) == most]
     if not whole:
-        raise ConfigError("no update has as many messages as gradients: trace all steps, with dedicated=True")
+        raise ConfigError(
+            "the trace lacks messages of gradients: use trace_steps=None, and an algorithm with dedicated=True"
+        )
     return np.array(whole)
 
 

@@ -82,7 +82,7 @@ def metrics_rows(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, type]:
-    """Return the columns of the metrics of these runs, which may have metrics of their own."""
+    """Return the columns of the metrics of these runs, which may have different metrics."""
     runs = [Run(info=read_info(Path(row["folder"])), metrics={}) for row in rows]
     return {**METRICS, **{name: float for run in runs for name in run.metric_names}}
 

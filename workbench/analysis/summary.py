@@ -129,7 +129,7 @@ def mean_step_s(run: Run, skip: int) -> float:
     """
     ends_s = [row["seconds"] for row in run.steps()][skip:]
     if len(ends_s) < 2:
-        raise ConfigError(f"{len(run.steps())} steps: give at least {skip + 2}")
+        raise ConfigError(f"the run has {len(run.steps())} steps, and at least {skip + 2} are needed: train longer")
     return float((ends_s[-1] - ends_s[0]) / (len(ends_s) - 1))
 
 
@@ -139,7 +139,9 @@ def typical_window(run: Run, count: int) -> slice:
     first = num_warm_up(len(ends_s))
     lengths_s = {step: ends_s[step + count - 1] - ends_s[step - 1] for step in range(first, len(ends_s) - count + 1)}
     if not lengths_s or count < 1 or first < 1:
-        raise ConfigError(f"{len(ends_s)} steps: no {count} after the first one")
+        raise ConfigError(
+            f"the run has {len(ends_s)} steps, fewer than {count} after the warm-up: train longer, or ask for fewer"
+        )
     begin = sorted(lengths_s, key=lambda step: lengths_s[step])[(len(lengths_s) - 1) // 2]
     return slice(begin, begin + count)
 

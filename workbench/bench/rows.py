@@ -28,7 +28,7 @@ class Row:
         over: what it is compared with, the peer or the limit.
         kind: whether `over` is another program or a physical limit.
         unit: of `ours` and `theirs`, which are medians.
-        ratio, low, high: median over rounds of ours divided by theirs, with its 95 % bootstrap interval. With one
+        ratio, low, high: median over rounds of our time divided by theirs, with its 95 % bootstrap interval. With one
             round, all three are equal.
         below, above: the required range of the ratio, if any.
     """

@@ -80,7 +80,7 @@ def fit(
 
 
 def _busy(compute: Compute, origin: Origin) -> list[str]:
-    """Return a note if compute varies so much that other load is the likeliest cause.
+    """Return a note if other load is the likeliest cause of the variation of compute.
 
     The record has only wall time, which does not show the cause.
     """

@@ -1,4 +1,4 @@
-"""Objects that are told what happens in a run: after each step and evaluation, and at the end.
+"""Objects that are called with what happens in a run: after each step and evaluation, and at the end.
 
 - `base`: `Callback`, to write your own, and `Notifier`, which calls them from a run's records.
 - Loggers: `tensorboard`, `wandb`, `mlflow`. `scalars` names what they log.

@@ -27,9 +27,7 @@ def add_cluster_options(cluster: argparse.ArgumentParser) -> None:
     cluster.formatter_class = argparse.RawDescriptionHelpFormatter
     cluster.epilog = EXAMPLES
     actions = cluster.add_subparsers(title="actions", required=True, metavar="ACTION")
-    listing = actions.add_parser(
-        "list", help="list all clusters: owned by a process, detached, or left over by a crash"
-    )
+    listing = actions.add_parser("list", help="list all clusters: owned by a process, detached, or left by a crash")
     listing.add_argument("--json", action="store_true", help="print one JSON object per line")
     listing.set_defaults(command=_list)
     status = actions.add_parser("status", help="show the ranks of a cluster and their states")

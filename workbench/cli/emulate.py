@@ -47,7 +47,7 @@ def add_emulate_options(emulate: argparse.ArgumentParser) -> None:
     add(
         "--check",
         action="store_true",
-        help="first measure rates and round trips, and print them next to the requested ones",
+        help="first measure rates and round-trip times, and print them next to the requested ones",
     )
     add("argv", nargs="*", metavar="COMMAND", help="command to run, after --")
     emulate.set_defaults(command=_emulate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import select
@@ -12,10 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import NoReturn, final
+from typing import Any, NoReturn, final
 
 from workbench.cli.bench import add_bench_options
 from workbench.cli.cluster import add_cluster_options
+from workbench.cli.completion import ASKED, add_completion_options, complete
 from workbench.cli.config import add_config_options
 from workbench.cli.doctor import add_doctor_options
 from workbench.cli.emulate import add_emulate_options
@@ -32,6 +34,7 @@ from workbench.cli.submit import add_submit_options
 from workbench.cli.sweep import add_sweep_options
 from workbench.cli.train import add_train_command
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.logs import LOG, shown_on_stderr
 from workbench.naming import did_you_mean, parse_pairs
 from workbench.resources import version
 from workbench.run_spec import algorithm_in, expand_settings
@@ -39,9 +42,13 @@ from workbench.run_spec import algorithm_in, expand_settings
 HEADINGS = {  # first command of a group -> heading
     "train": "train, and look at runs",
     "cluster": "clusters and jobs",
-    "study": "ask what would help",
+    "study": "find out which algorithm would help",
     "demo": "notebooks and papers",
-    "algorithms": "what there is, and what works here",
+    "algorithms": "what is available, and what works here",
+}
+LEVELS = {  # option -> the least level of the messages that are printed
+    "--quiet": (logging.WARNING, "print no progress and no messages, only warnings and errors"),
+    "--verbose": (logging.DEBUG, "also print what helps to find a fault: commands, folders, tracebacks of errors"),
 }
 TERMINATED = 128 + signal.SIGTERM  # the exit status of `experiments.sigterm`, which is imported only when needed
 
@@ -57,8 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         130: interrupted. 143: terminated, for commands that clean up.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if ASKED in os.environ:
+        complete(_parser())
     try:
-        if given[:1] == ["train"]:
+        first = next((place for place, word in enumerate(given) if word not in LEVELS), 0)
+        if given[first : first + 1] == ["train"]:
             if {"-h", "--help"} & set(given) and (algorithm := algorithm_in(given)):
                 from workbench.catalogue import show
 
@@ -66,10 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{show('algorithms', algorithm)}\n\n`workbench train --help` lists the options of all trainings."
                 )
                 return 0
-            given[1:] = expand_settings(given[1:])
+            given[first + 1 :] = expand_settings(given[first + 1 :], known=LEVELS)
         options = _parser().parse_args(given)
         options.given = given  # ranks get the same command line
-        status = int(options.command(options) or 0)
+        with shown_on_stderr(options.level):
+            status = _run(options)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -88,6 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.code == TERMINATED:
             print("workbench: terminated", file=sys.stderr)
             return TERMINATED
+        raise
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        return int(options.command(options) or 0)
+    except WorkbenchError:
+        LOG.debug("the traceback of the error:", exc_info=True)
         raise
 
 
@@ -127,7 +146,8 @@ class _Parser(argparse.ArgumentParser):
         given = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if given:
             meant = did_you_mean(given[1], re.findall(r"[\w.-]+", given[2]), most=2)
-            message += f". {meant[0].upper()}{meant[1:].rstrip()}" if meant else ""
+            if meant:  # instead of all choices
+                message = f"{message.partition(' (choose from ')[0]}. {meant[0].upper()}{meant[1:].rstrip()}"
         super().error(message)
 
 
@@ -136,22 +156,25 @@ def _parser() -> argparse.ArgumentParser:
         prog="workbench", description="A research workbench for distributed SGD.", formatter_class=_Grouped
     )
     parser.add_argument("--version", action="version", version=f"workbench {version()}")
+    _add_levels(parser, default=logging.INFO)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add = commands.add_parser
     # train, and look at runs
     add_train_command(add("train", help="train a problem with an algorithm on real or simulated ranks"))
-    add_steer_options(add("steer", help="change settings of a running training; or pause, resume or stop it"))
-    add_sweep_options(add("sweep", help="run a grid of runs from a YAML file; continues where it stopped"))
-    add_record_options(add("record", help="run a command, and record its training loops: where does the time go?"))
+    add_steer_options(add("steer", help="change settings of a running training, or pause, resume or stop it"))
+    add_sweep_options(
+        add("sweep", help="run a grid of trainings from a YAML file; if interrupted, start it again to continue")
+    )
+    add_record_options(add("record", help="run a command, and record where its training loops spend their time"))
     add_runs_options(add("runs", help="list, export or remove runs of the run store"))
     _add_show(add("show", help="compare the numbers of runs"))
     _add_export(add("export", help="write a run's trace for ui.perfetto.dev, or as a graph for ASTRA-sim"))
-    _add_evaluate(add("evaluate", help="make the evaluations that a failed or killed run did not make"))
+    _add_evaluate(add("evaluate", help="make the evaluations that a failed or killed run lacks"))
 
     # clusters and jobs
     add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
     add_submit_options(
-        add("submit", help="train in a Slurm job; it can continue from its checkpoint after the time limit")
+        add("submit", help="run a training or your own script in a Slurm job; it can continue after the time limit")
     )
     add_emulate_options(
         add("emulate", help="run a command on hosts of an emulated network of a known rate and latency")
@@ -159,7 +182,9 @@ def _parser() -> argparse.ArgumentParser:
     add_kernels_options(add("kernels", help="list or install the package's Jupyter kernels"))
 
     # ask what would help
-    add_study_options(add("study", help="ask which algorithm reaches a target soonest, for other workers and networks"))
+    add_study_options(
+        add("study", help="predict which algorithm reaches a target first, for other workers and networks")
+    )
     add_calibrate_options(add("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
     add_predict_options(add("predict", help="predict the time of a step for other workers, networks and algorithms"))
     add_recommend_options(
@@ -169,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     # notebooks and papers
-    add_demo_options(add("demo", help="execute the tour: three algorithms on four MPI ranks; print its answer"))
+    add_demo_options(add("demo", help="execute the tour: three algorithms on four MPI ranks; print its result"))
     add_notebook_options(add("notebook", help="execute a notebook, or list those of the package"))
     add_reproduce_options(
         add("reproduce", help="execute the notebooks about one paper or all; write records and verdicts")
@@ -189,12 +214,25 @@ def _parser() -> argparse.ArgumentParser:
     problems = add("problems", help="list the problems, or describe one")
     problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
     problems.set_defaults(command=_problems)
-    add_config_options(add("config", help="show the defaults of this machine, and where they are from"))
-    add_doctor_options(add("doctor", help="try what works on this machine, and say how to fix the rest"))
+    add_config_options(add("config", help="show the defaults of this machine, and where they come from"))
+    add_completion_options(add("completion", help="print the script with which bash or zsh completes this command"))
+    add_doctor_options(add("doctor", help="check what works on this machine, and say how to fix the rest"))
     add_bench_options(
         add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit")
     )
+    for command in commands.choices.values():
+        _add_levels(command, default=argparse.SUPPRESS)
     return parser
+
+
+def _add_levels(parser: argparse.ArgumentParser, default: Any) -> None:
+    """Add --quiet and --verbose, which may be given before or after a command."""
+    for option, (level, words) in LEVELS.items():
+        parser.add_argument(option, action="store_const", dest="level", const=level, default=default, help=words)
+    for action in parser._actions:
+        if default is argparse.SUPPRESS and isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _add_levels(inner, default)
 
 
 def _add_show(show: argparse.ArgumentParser) -> None:

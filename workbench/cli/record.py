@@ -24,7 +24,7 @@ optimizer takes a step. Ranks of one process group are one run.
   workbench record --name baseline --steps 200 -- mpiexec -n 2 python mine.py
 
 On several hosts, the launcher must pass PYTHONPATH, WORKBENCH_RUNS and WORKBENCH_RECORD to the ranks, such as
-`mpiexec -x PYTHONPATH -x WORKBENCH_RUNS -x WORKBENCH_RECORD`. Clocks of several hosts are compared once, at the begin.
+`mpiexec -x PYTHONPATH -x WORKBENCH_RUNS -x WORKBENCH_RECORD`. Clocks of several hosts are compared once, at the beginning.
 """
 
 

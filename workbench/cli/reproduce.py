@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.notebook import add_run_options, given_parameters
-from workbench.cli.submit import add_job_options, submit_command
+from workbench.cli.submit import add_job_options, submit_command, workbench_command
 from workbench.errors import ConfigError
+from workbench.logs import LOG
 
 if TYPE_CHECKING:
     from workbench.papers.claims import Size
@@ -108,11 +108,11 @@ def _execute(options: argparse.Namespace) -> int:
         add_session=options.add_session,
         jobs=options.jobs or num_cores(),
         timeout_s=options.timeout,
-        say=lambda message: print(message, file=sys.stderr, flush=True),
+        say=LOG.info,
     )
     outcomes = how.run(jobs)
     for message in draw_pictures(outcomes, records, size, site):
-        print(message, file=sys.stderr)
+        LOG.info(message)
     if options.update:
         from workbench.papers.table import update_pages
 
@@ -133,7 +133,8 @@ def _submit(options: argparse.Namespace, num_ranks: int) -> int:
     argv += ["--add-session"] if options.add_session else []
     argv += [word for path in options.file for word in ("--file", str(Path(path).resolve()))]
     argv += [word for pair in options.parameter for word in ("--parameter", pair)]
-    return submit_command(options, num_ranks, argv, what="reproduce")
+    command = workbench_command(argv)
+    return submit_command(options, num_ranks, command, what="reproduce", on_warning="interrupt")
 
 
 def _output(given: Path | None, size: str, site: str) -> Path:

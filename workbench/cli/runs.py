@@ -111,7 +111,8 @@ def _list(table: Any, options: argparse.Namespace) -> int:
         print(table.caption, file=sys.stderr)
     if not len(table):
         chosen = any((options.where, options.since, options.sweep))
-        print(f"no {'such ' if chosen else ''}runs in {runs_root()}", file=sys.stderr)
+        hint = "" if chosen else ". wb.simulate(..., save=True) and run.save() store simulated runs of Python"
+        print(f"no {'such ' if chosen else ''}runs in {runs_root()}{hint}", file=sys.stderr)
     return 0
 
 
@@ -140,7 +141,7 @@ def _remove(table: Any, options: argparse.Namespace) -> int:
     alive = [row["run"] for row in table if row["status"] not in ENDED and row["status"] not in named]
     if alive:
         raise ConfigError(
-            f"{', '.join(alive)}: not ended; stop it first, or, if its processes are gone, select it with --where "
+            f"{', '.join(alive)}: still running; stop it first. If its processes have ended, select it with --where "
             "status=running"
         )
     if not options.yes:

@@ -1,4 +1,4 @@
-"""`workbench study`: which algorithm reaches a target soonest."""
+"""`workbench study`: which algorithm reaches a target first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from workbench.errors import ConfigError
+from workbench.logs import is_quiet
 from workbench.naming import parse_pairs
 
 
@@ -38,8 +39,8 @@ def add_study_options(study: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, help="samples of a worker in a step; the problem's by default")
     add("--lr", type=float, help="learning rate of exact gradients; the optimizer's by default")
     add("--search", type=int, default=0, help="trainings that search each learning rate (needs Optuna); 0 by default")
-    add("--threads", type=int, help="of a worker, for costs measured here")
-    add("--name", help="keep the study in the folder study-NAME of the store of runs, and continue it")
+    add("--threads", type=int, help="compute threads of a worker, if costs are measured here")
+    add("--name", help="keep the study in the folder study-NAME of the run store; the same name continues it")
     add("--json", action="store_true", help="print one JSON object for each algorithm, number of workers and network")
     study.set_defaults(command=_study)
 
@@ -63,6 +64,7 @@ def _study(options: argparse.Namespace) -> int:
         search=options.search,
         threads=options.threads,
         name=options.name,
+        quiet=is_quiet(),
         **({} if options.lr is None else {"lr": options.lr}),
     )
     if options.json:

@@ -1,42 +1,57 @@
-"""`workbench submit`: runs a training in a Slurm job."""
+"""`workbench submit`: runs a training, or your own script, in a Slurm job."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import secrets
 import shutil
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from workbench.errors import ConfigError, LaunchError
-from workbench.run_spec import add_train_options, check_train
+from workbench.errors import ConfigError, DataMissing, LaunchError
+from workbench.naming import did_you_mean
+from workbench.run_spec import check_train, parse_train
 
 EXAMPLES = """
-The job runs `workbench` with the arguments after --. Its --workers are the job's tasks:
+The job runs what stands after --: a training of the package, or your own command as each rank.
 
-  workbench submit --partition gpu --time 02:00:00 --nodes 2 --gpus-per-rank 1 -- train pipe-sgd --workers 4 --epochs 50
+  workbench submit --partition gpu --time 02:00:00 --nodes 2 --gpus-per-rank 1 -- train pipe-sgd --runtime torch --workers 8
   workbench submit --time 04:00:00 --requeue -- train synchronous-sgd --workers 8 --steps 200000
+  workbench submit --nodes 2 --ranks 8 --gpus-per-rank 1 -- python mine.py --lr 0.1
 
-Before the time limit (--warn) the training is asked to write a checkpoint and stop at the end of a step. With --requeue the
-job then goes back into the queue. When it starts again, it continues from the checkpoint. Each start of the job is a
-separate run in the run store.
+Ranks of your own command, and those of `train --runtime torch`, are started by srun. Each has RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR and MASTER_PORT. Ranks of other trainings are started by mpiexec.
+
+Before the time limit (--warn) a training is asked to write a checkpoint and stop at the end of a step. In your own script,
+`stop_requested(trainer)` becomes True, and each rank gets SIGUSR1, which it ignores unless it has a handler.
+
+With --requeue the job then goes back into the queue: a training if it has stopped with a checkpoint, from which it continues;
+your own command if it has ended with status 0, and it starts again as it is. Each start is a separate run in the run store.
 """
 SLURM_OPTIONS = ("partition", "account", "time_limit", "nodes", "gpus_per_rank")
 SBATCH_OPTIONS = {"qos": "qos", "constraint": "constraint", "cpus_per_rank": "cpus-per-task", "memory": "mem"}
+STARTERS = ("srun", "mpiexec", "mpirun", "torchrun")
+BOTH = "a training (-- train pipe-sgd --workers 8) or your own command (--ranks 8 -- python mine.py)"
 
 
 def add_submit_options(submit: argparse.ArgumentParser) -> None:
     """Add the options of `workbench submit`, and set its function."""
     submit.formatter_class = argparse.RawDescriptionHelpFormatter
     submit.epilog = EXAMPLES
+    submit.add_argument(
+        "--ranks", "-n", type=int, help="number of ranks of your own command; a training has its --workers"
+    )
     add_job_options(submit, short=True)
     submit.add_argument(
         "--requeue",
         action="store_true",
-        help="put the job back into the queue, where it continues from the checkpoint, until the training has ended",
+        help="put the job back into the queue after the warning, until its command has ended by itself",
     )
-    submit.add_argument("argv", nargs="*", metavar="train ...", help="command to run, after --")
+    submit.add_argument("argv", nargs="*", metavar="COMMAND", help="`train ...`, or your own command; after --")
     submit.set_defaults(command=_submit)
 
 
@@ -58,7 +73,7 @@ def add_job_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *
     add("--time", "-t", dest="time_limit", metavar="HH:MM:SS", help="limit of the job; also minutes, or D-HH:MM")
     add("--nodes", "-N", type=int, help="number of nodes")
     more = parser.add_argument
-    more("--gpus-per-rank", type=int, default=0, help="GPUs of each rank; 0 by default")
+    more("--gpus-per-rank", type=int, help="GPUs of each rank; none by default. 0: none, and no warning about it")
     more("--cpus-per-rank", type=int, help="cores of each rank")
     more("--memory", help="memory of each node, such as 16G")
     more(
@@ -66,7 +81,7 @@ def add_job_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *
         type=int,
         default=60,
         metavar="SECONDS",
-        help="stop the training this time before the limit (60 by default); a step and a checkpoint must fit into it",
+        help="warn the ranks this time before the limit (60 by default); a step and a checkpoint must fit into it",
     )
     more(
         "--extra",
@@ -79,20 +94,55 @@ def add_job_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *
 
 
 def _submit(options: argparse.Namespace) -> int:
-    return submit_command(options, _checked(options.argv), options.argv, what="train", requeue=options.requeue)
+    if not options.argv:
+        raise ConfigError(f"there is no command after --: give {BOTH}")
+    if options.argv[0] == "train":
+        return _submit_training(options, options.argv)
+    command = _checked_command(options.ranks, options.argv)
+    named = next((word for word in command if word.endswith(".py")), command[0])
+    what = re.sub(r"[^\w.-]", "-", Path(named).stem)
+    how: dict[str, Any] = {"by_srun": True, "requeue": "again" if options.requeue else False}
+    return submit_command(options, options.ranks, command, what=what, on_warning="signal", **how)
+
+
+def _submit_training(options: argparse.Namespace, argv: list[str]) -> int:
+    if options.ranks is not None:
+        raise ConfigError("--ranks is for your own command: the ranks of a training are its --workers; leave it out")
+    train = _checked_training(argv[1:], dry_run=options.dry_run)
+    by_srun = train.runtime == "torch"
+    if by_srun and train.threads is None and options.cpus_per_rank:
+        argv = [*argv, "--threads", str(options.cpus_per_rank)]  # a rank sees only its own cores
+    checkpoint = "checkpoint" if options.requeue else False
+    how: dict[str, Any] = {"by_srun": by_srun, "outlives": train.on_failure == "shrink", "requeue": checkpoint}
+    return submit_command(options, train.workers, workbench_command(argv), what="train", on_warning="command", **how)
+
+
+def workbench_command(argv: Sequence[str]) -> list[str]:
+    """Return the command line of `workbench ARGV`, by this interpreter."""
+    return [sys.executable, "-m", "workbench", *argv]
 
 
 def submit_command(
-    options: argparse.Namespace, num_ranks: int, argv: list[str], *, what: str, requeue: bool = False
+    options: argparse.Namespace,
+    num_ranks: int,
+    command: list[str],
+    *,
+    what: str,
+    on_warning: str,
+    by_srun: bool = False,
+    outlives: bool = False,
+    requeue: str | bool = False,
 ) -> int:
-    """Run `workbench ARGV` in a job that is interrupted before its time limit.
+    """Run a command in a job that is warned before its time limit.
 
     Args:
         options: those of `add_job_options`.
         num_ranks: number of ranks.
-        argv: arguments of `workbench`.
+        command: the command line.
         what: beginning of the job's name.
-        requeue: put the job back into the queue after the warning.
+        on_warning, requeue: as in `clusters.slurm.batch_job`.
+        by_srun: srun runs the command as each rank. Otherwise the command starts its ranks itself.
+        outlives: with `by_srun`, whether the other ranks continue when one fails.
 
     Returns:
         The exit status.
@@ -102,9 +152,11 @@ def submit_command(
         LaunchError: Slurm refuses the job.
     """
     from workbench.clusters.slurm import batch_job
+    from workbench.clusters.slurm.gpus import gpu_warning
     from workbench.clusters.slurm.queue import Allocation, submit
     from workbench.clusters.slurm.request import WITHOUT_TASK_GPUS, Slurm
     from workbench.clusters.supervision.registry import state_folder
+    from workbench.runtimes.control.job import JOB_VARIABLE
 
     given = {word: getattr(options, name) for name, word in SBATCH_OPTIONS.items()}
     extra = [f"--{word}={value}" for word, value in given.items() if value is not None]
@@ -112,22 +164,26 @@ def submit_command(
     slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in SLURM_OPTIONS})
     name = f"{what}-{secrets.token_hex(4)}"
     folder = state_folder("jobs") / name
-    command = [sys.executable, "-P", batch_job.__file__, str(folder / "job.json")]
-    script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=command, requeue=requeue)
+    program = [sys.executable, "-P", batch_job.__file__, str(folder / "job.json")]
+    script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=program, requeue=bool(requeue))
+    if warning := gpu_warning(slurm, "--gpus-per-rank ", command):
+        print(f"workbench: {warning}", file=sys.stderr)
     if options.dry_run:
         print(script, end="")
         return 0
     if Allocation.here() is not None:
         raise ConfigError(
-            f"this shell runs in a Slurm job: use `workbench {what}` in it, on all its nodes; or submit outside of it"
+            "this shell runs in a Slurm job: run the command in it, with srun for your own script; or submit outside of it"
         )
+    starts = slurm.srun_command(num_ranks, command, outlives=outlives) if by_srun else [*WITHOUT_TASK_GPUS, *command]
     spec: dict[str, Any] = {
-        "command": [*WITHOUT_TASK_GPUS, sys.executable, "-m", "workbench", *argv],
-        "environment": {"PYTHONUNBUFFERED": "1"},  # the job's output appears at once
+        "command": starts,
+        "environment": {"PYTHONUNBUFFERED": "1", JOB_VARIABLE: str(folder)},  # the job's output appears at once
         "folder": str(folder),
         "controller": None,
         "connection": None,
-        "on_warning": "interrupt",
+        "on_warning": on_warning,
+        "rendezvous": by_srun,
         "requeue": requeue,
     }
     folder.mkdir(parents=True, mode=0o700)
@@ -141,24 +197,51 @@ def submit_command(
     return 0
 
 
-def _checked(argv: list[str]) -> int:
-    """Check the command, so that it does not fail after hours in a queue. Return the number of ranks."""
+def _checked_training(arguments: list[str], *, dry_run: bool) -> argparse.Namespace:
+    """Check a training, so that it does not fail after hours in a queue. Return its options.
+
+    Args:
+        arguments: those of `workbench train`.
+        dry_run: whether its data may be missing on this machine.
+    """
     from workbench.clusters.jobs import checkpoint_of
 
-    if argv[:1] != ["train"]:
-        raise ConfigError("give a training after --: workbench submit --time 01:00:00 -- train pipe-sgd --workers 4")
-    parser = argparse.ArgumentParser(prog="workbench submit ... -- train")
-    add_train_options(parser)
-    train = parser.parse_args(argv[1:])
+    train = parse_train(arguments)
     if train.runtime == "simulated":
         raise ConfigError(
             "a simulation is one process and needs no job: use `workbench train`, or `srun workbench train`"
         )
-    if train.runtime == "torch":
-        raise ConfigError("mpiexec starts the ranks of a Slurm job: leave --runtime out, or use --runtime mpi")
     if train.json:
         raise ConfigError("--json prints to the job's output: leave it out, and use `workbench show last --json`")
-    check_train(argv[1:])
+    if train.runtime == "torch" and train.replace:
+        raise ConfigError("--replace starts new processes, but srun starts the ranks of this job: leave it out")
+    try:
+        check_train(arguments)
+    except DataMissing as error:
+        if not dry_run:
+            raise
+        print(f"workbench: not on this machine: {error}. The job's nodes need these files", file=sys.stderr)
     if train.resume:
         checkpoint_of(train.resume)
-    return int(train.workers)
+    return train
+
+
+def _checked_command(num_ranks: int | None, argv: list[str]) -> list[str]:
+    """Check the user's own command. Return it with the absolute path of its program."""
+    name = Path(argv[0]).name
+    if name == "workbench":
+        raise ConfigError("leave `workbench` out after --: workbench submit ... -- train pipe-sgd --workers 8")
+    if name in STARTERS:
+        raise ConfigError(
+            f"srun starts the command as each rank: leave {name} and its options out, as in -- python mine.py"
+        )
+    program = shutil.which(argv[0])
+    if program is None:
+        meant = did_you_mean(argv[0], ["train"], cutoff=0.6)
+        raise ConfigError(f"there is no program {argv[0]!r} here{f': {meant.strip()}' if meant else ''}. Give {BOTH}")
+    script = next((word for word in argv[1:2] if word.endswith(".py")), None)
+    if script is not None and not Path(script).is_file():
+        raise ConfigError(f"there is no file {script} in {Path.cwd()}: give its path from this folder")
+    if num_ranks is None:
+        raise ConfigError(f"give the number of ranks: workbench submit --ranks 8 ... -- {' '.join(argv[:2])}")
+    return [str(Path(program).absolute()), *argv[1:]]

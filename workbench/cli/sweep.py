@@ -8,6 +8,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from workbench.logs import is_quiet
+
 if TYPE_CHECKING:
     from workbench.experiments import Progress, SweepResult
 
@@ -59,7 +61,7 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.dry_run:
         _print(SweepResult(grid.name, states(grid), runs_root()), options.json)
         return 0
-    show = None if options.json else _Line().show
+    show = _Line().show if not options.json and not is_quiet() else None
     result = sweep(grid, jobs=options.jobs, retry_failed=options.retry_failed, watch=show)
     _print(result, options.json)
     for item in result.failed:

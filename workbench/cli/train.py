@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError
+from workbench.logs import LOG, is_quiet
 from workbench.run_spec import add_train_options, report, resolve, run_simulated
 
 
@@ -20,7 +24,7 @@ def add_train_command(train: argparse.ArgumentParser) -> None:
 
 def _train(options: argparse.Namespace) -> int:
     if "RANK" not in os.environ and options.runtime == "torch":
-        _check_ranks_here(options.workers)  # before the fork server starts
+        _check_ranks_here(options)  # before the fork server starts
     fork_server = _fork_server(options)
     here, algorithm, problem, settings = resolve(options)
     if options.runtime == "simulated":
@@ -28,13 +32,14 @@ def _train(options: argparse.Namespace) -> int:
 
     from workbench.clusters.local.spawn import spawn_ranks
     from workbench.replica.local_training import run_info
+    from workbench.runtimes.control.job import record_run
     from workbench.runtimes.elastic.policy import check_shrinks, ranks_to_replace
     from workbench.trace.store import find_run, new_run, read_info, update_run
 
     resume = str(find_run(options.resume)) if options.resume else None
     if here is not None:
         return _join(options, algorithm, problem, settings, resume)
-    _check_ranks_here(options.workers)
+    _check_ranks_here(options)
     algorithm.check(options.workers)
     check_shrinks(algorithm, settings.on_failure)
     replaced = (
@@ -42,11 +47,13 @@ def _train(options: argparse.Namespace) -> int:
     )
     problem.train_source()  # raises for a missing folder once, here, and not on every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
+    record_run(folder)
     resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # for ranks, `last` would be the new run
-    arguments, watch = [*options.given, *resolved], _progress(folder, options)
+    arguments = [*options.given, *resolved]
     try:
         how: dict[str, Any] = {"shrinks": options.on_failure == "shrink", "fork_server": fork_server}
-        spawn_ranks(options.runtime, options.workers, arguments, folder, watch, replaced, **how)
+        with _progress(folder, options) as watch:
+            spawn_ranks(options.runtime, options.workers, arguments, folder, watch, replaced, **how)
     except BaseException as error:
         if read_info(folder).get("status") == "starting":  # no rank has recorded the error
             update_run(folder, status="failed", error=f"{type(error).__name__}: {error}")
@@ -55,11 +62,11 @@ def _train(options: argparse.Namespace) -> int:
     return report(folder, options)
 
 
-def _check_ranks_here(workers: int) -> None:
-    """Check that this machine can start this number of ranks, before anything is written."""
+def _check_ranks_here(options: argparse.Namespace) -> None:
+    """Check that this machine, or this job, can start this number of ranks, before anything is written."""
     from workbench.clusters.local.mpi_install import check_num_ranks
 
-    check_num_ranks(workers)
+    check_num_ranks(options.workers, by_mpiexec=options.runtime == "mpi")
 
 
 def _fork_server(options: argparse.Namespace) -> Any:
@@ -76,16 +83,17 @@ def _print_checkpoint(folder: Path) -> None:
     from workbench.runtimes.checkpoint.files import complete_checkpoints
 
     for checkpoint in complete_checkpoints(folder)[:1]:
-        print(
-            f"there is a checkpoint, {checkpoint}: the same command with --resume {folder.name} continues from it",
-            file=sys.stderr,
+        LOG.warning(
+            "there is a checkpoint, %s: the same command with --resume %s continues from it", checkpoint, folder.name
         )
 
 
 def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any, resume: str | None) -> int:
     """Run as one rank, started by `workbench train` or by the user's own torchrun or mpiexec."""
     from workbench.clusters.local.spawn import FOLDER_VARIABLE, PLACE_VARIABLE
+    from workbench.experiments.sigterm import terminated_as_exit
     from workbench.replica.local_training import run_info
+    from workbench.runtimes.control.job import record_run
     from workbench.runtimes.rank.join import rejoin
     from workbench.runtimes.rank.main import Job, leave_world, make_transport, run_rank
     from workbench.runtimes.transport.base import Deadline
@@ -111,30 +119,42 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
             folder = str(
                 new_run(run_info(algorithm, problem, settings, options.runtime, transport.num_workers)).resolve()
             )
+            record_run(Path(folder))
         folder = transport.gather_texts(
             folder, Deadline("rank 0 to open the run", transport.peer_failure, options.timeout)
         )[0]
-    result = run_rank(Job(**how, folder=folder), transport)
+    with nullcontext() if spawned else terminated_as_exit(partial(signal.signal, signal.SIGTERM, signal.SIG_IGN)):
+        result = run_rank(
+            Job(**how, folder=folder), transport
+        )  # a batch system ends ranks by SIGTERM: recorded as such
     leave_world()
     if not spawned and result["rank"] == 0:
         return report(Path(folder), options)
     return 0
 
 
-def _progress(folder: Path, options: argparse.Namespace) -> Any:
-    """Return a function that updates a progress line. It does nothing without a terminal or with --json."""
-    if options.json or not sys.stderr.isatty():
-        return lambda: None
+@contextmanager
+def _progress(folder: Path, options: argparse.Namespace) -> Iterator[Callable[[], None]]:
+    """Give a function that updates a progress line from the run's folder. It begins with the first step."""
+    from workbench.progress import progress_line
     from workbench.trace.follow import Follower
 
-    follower = Follower(folder)
+    follower, shown, line = Follower(folder), not options.json and not is_quiet(), None
 
     def show() -> None:
-        rows = follower.poll().metrics.get(0) or []
-        steps = [row for row in rows if "evaluation" not in row]
-        if steps:
-            last = steps[-1]
-            loss = "" if last["loss"] is None else f"  loss {last['loss']:.4f}"
-            print(f"\r  step {last['step'] + 1}  {last['seconds']:.1f} s{loss}   ", end="", file=sys.stderr, flush=True)
+        nonlocal line
+        run = follower.poll() if shown else None
+        rows = [row for rows in run.metrics.values() for row in rows[-2:] if "evaluation" not in row] if run else []
+        if run is None or not rows:
+            return
+        last = max(rows, key=lambda row: row["step"])
+        line = line or progress_line(run.info.get("num_steps"), "steps", done=min(row["step"] for row in rows))
+        if last["loss"] is not None:
+            line.set_postfix_str(f"loss {last['loss']:.4f}", refresh=False)
+        line.update(max(0, last["step"] + 1 - line.n))
 
-    return show
+    try:
+        yield show
+    finally:
+        if line is not None:
+            line.close()

@@ -7,7 +7,7 @@ Imports point down in this order:
 - `jobs`, `commands`, `waiting`, `output`, `failures`, `folder_results`: a run's arguments, commands, long waits, output
   of ranks, errors and results.
 - `engines`: talks to ranks.
-- `launchers`: start engines. `slurm`, `local` and `emulated`: the places where engines run.
+- `launchers`: start engines. `slurm`, `schedulers`, `local` and `emulated`: the places where engines run.
 - `supervision`: which clusters and ranks exist; ends processes that remain.
 
 `Cluster` needs ipyparallel, and `local/mpi_install` does not, so each name is imported when it is first used. May
@@ -24,11 +24,13 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     from workbench.clusters.cluster import Cluster, attach
     from workbench.clusters.run_handle import RunHandle
+    from workbench.clusters.schedulers.request import BatchJob
     from workbench.clusters.slurm.request import Slurm
 
-__all__ = ["Cluster", "RunHandle", "Slurm", "attach"]
+__all__ = ["BatchJob", "Cluster", "RunHandle", "Slurm", "attach"]
 
 _HOMES = {  # no module may have one of these names: its import would hide the name
+    "BatchJob": "schedulers.request",
     "Cluster": "cluster",
     "RunHandle": "run_handle",
     "Slurm": "slurm.request",

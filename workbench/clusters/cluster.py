@@ -47,6 +47,8 @@ class Cluster:
             "local": on this machine, in one MPI world. "torch": on this machine, without MPI.
             "ssh:hostA:2,hostB:2": on hosts that share the folder of runs.
             "slurm:partition=debug,time=00:30:00" or a `Slurm`: in a Slurm job.
+            "pbs:queue=gpu,walltime=01:00:00,nodes=2", "lsf:...", "sge:...", "htcondor:..." or a `BatchJob`: in a job of
+            that scheduler. Tested with stand-ins for their commands; PBS, LSF and HTCondor never ran on a real scheduler.
             "emulated:1gbit": on an emulated network, which ends with the cluster. An `EmulatedNetwork`: you close it.
             Or a `Launcher`.
         name: the cluster's id begins with it.

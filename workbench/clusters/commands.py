@@ -33,8 +33,7 @@ def check_steerable(folder: Path, what: str) -> dict[str, Any]:
         raise ConfigError(f"{what}: the run {folder.name} has ended ({info['status']}): start another one")
     if info.get("runtime") == "simulated":
         raise ConfigError(
-            f"{what}: the run {folder.name} is simulated, and its settings are its inputs: simulate again with other "
-            "settings"
+            f"{what}: the run {folder.name} is simulated, so its settings are fixed: simulate again with other settings"
         )
     if info.get("runtime") not in (None, "mpi", "torch"):
         raise ConfigError(

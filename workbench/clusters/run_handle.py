@@ -21,6 +21,7 @@ from workbench.problems.base import Problem
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, write_command
 from workbench.trace import Run, update_run
 from workbench.trace.follow import Follower
+from workbench.trace.progress import progress_of
 from workbench.trace.store import ENDED, read_info
 from workbench.trace.views import Views
 
@@ -285,7 +286,7 @@ class RunHandle(Views):
     def __str__(self) -> str:
         run = self._follower.poll()
         rows = run.steps()
-        progress = f", step {rows[-1]['step']}" if rows else ""
+        progress = f", {_progress(run)}" if rows else ""
         loss = f", loss {rows[-1]['loss']:.4g}" if rows and rows[-1]["loss"] is not None else ""
         problem = (run.info.get("problem") or {}).get("name", "?")
         state = self._failure_summary(run) or f"{self.status}{progress}{loss}"
@@ -302,3 +303,14 @@ class RunHandle(Views):
 
     def __repr__(self) -> str:
         return f"<{self}>"
+
+
+def _progress(run: Run) -> str:
+    """Return the last step, of how many, and the time left; as far as they are known."""
+    from tqdm import tqdm
+
+    done = progress_of(run)
+    of, left = "" if done.total is None else f" of {done.total}", ""
+    if done.left_s is not None:
+        left = f", {tqdm.format_interval(done.left_s)} left"
+    return f"step {done.taken}{of}{left}"

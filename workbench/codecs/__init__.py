@@ -52,7 +52,7 @@ def check_codec(codec: object) -> None:
     """Raise `ConfigError` unless it is a codec without memory, which may be used in a collective's hops."""
     if isinstance(codec, ErrorFeedback):
         raise ConfigError(
-            "error feedback needs a next step; a partial sum has none: put it once around the sum, "
+            "error feedback does not work in the hops of a collective, because a partial sum has no next step: use "
             f"Once(codec={codec!r})"
         )
     if not isinstance(codec, Codec):

@@ -39,7 +39,7 @@ class ErrorFeedback:
         given: object = self.codec
         if isinstance(given, ErrorFeedback):
             raise ConfigError(
-                "error feedback around error feedback: the inner one has no error; give ErrorFeedback the codec itself"
+                "codec=ErrorFeedback(...): give ErrorFeedback a codec without feedback, such as TopK(fraction=0.01)"
             )
         if not isinstance(given, Codec):
             raise ConfigError(
@@ -47,9 +47,8 @@ class ErrorFeedback:
             )
         if not given.contracts:
             raise ConfigError(
-                f"{given!r} may have errors larger than the values, and with feedback the error would grow: use it "
-                "without "
-                f"feedback, or with a smaller group, more levels, or rounding to nearest"
+                f"errors of {given!r} can be larger than the values, so with feedback they would grow: use it without "
+                "feedback, or with a smaller group, more levels, or rounding to nearest"
             )
 
     def encode(self, values: Tensor, residual: Tensor, noise: Generator | None = None) -> Tensor:

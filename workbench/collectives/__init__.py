@@ -91,7 +91,7 @@ def with_codec(collective: Collective, codec: Codec) -> Collective:
         return Auto(candidates=tuple(with_codec(candidate, codec) for candidate in given.candidates))
     if not hasattr(given, "codec"):
         raise ConfigError(
-            f"{collective} has no hops in which to encode: use a collective of messages, such as Ring(codec=...)"
+            f"{collective} takes no codec: use a collective that sends messages itself, such as Ring(codec=...)"
         )
     with_it: Collective = replace(given, codec=codec)
     return with_it

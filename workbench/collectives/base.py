@@ -77,7 +77,7 @@ class Collective(ABC):
 
     @property
     def uncorrected(self) -> str:
-        """What each sum loses permanently, if that is so much that training fails; otherwise "".
+        """What each sum loses permanently, if training fails because of it; otherwise "".
 
         Rounding does not count as a loss, nor does what error feedback adds to the next sum. `records/combinations.md`
         has the losses.
@@ -164,7 +164,7 @@ class Collective(ABC):
 
         Paper: thakur2005optimization (the cost model).
         """
-        raise ConfigError(f"{self} has no formula of its time: it cannot be a candidate of Auto")
+        raise ConfigError(f"no formula predicts the time of {self}: it cannot be a candidate of Auto")
 
     def check(self, num_workers: int) -> None:  # noqa: B027 - most run on any number
         """Raise `ConfigError` unless it can sum over this many ranks."""

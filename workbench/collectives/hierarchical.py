@@ -43,17 +43,16 @@ class Hierarchical(Collective):
         ranks = "the number of ranks of a group, 1 or more, such as those of one machine"
         check_whole("group", self.group, 1, ranks)
         if not isinstance(self.inner, Rooted):
-            raise ConfigError(f"inner={self.inner}: a group sums at its first rank: use Linear() or Tree()")
+            raise ConfigError(f"inner={self.inner} does not sum at the first rank of a group: use Linear() or Tree()")
         if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
             raise ConfigError(
-                f"outer={self.outer}: leaders sum by messages among themselves: use Ring(), Tree() or HalvingDoubling()"
+                f"outer={self.outer} does not sum over the first ranks of the groups: use Ring(), Tree() or HalvingDoubling()"
             )
         if isinstance(getattr(self.outer, "inner", None), Native) and isinstance(
             getattr(self.outer, "plain", None), SummableCodec | None
         ):
             raise ConfigError(
-                f"outer={self.outer} has the library's own sum, over all ranks and not only leaders: use it with "
-                "inner=Ring()"
+                f"outer={self.outer} sums over all ranks, not only the first ranks of the groups: use it with inner=Ring()"
             )
         if self.codec is not None:
             for name, level in (("inner", self.inner), ("outer", self.outer)):

@@ -64,8 +64,8 @@ class Compute:
         kinds = [type(distribution) for distribution in self.stragglers if distribution.timed]
         if len(set(kinds)) < len(kinds):
             raise ConfigError(
-                f"Compute: two timed distributions of one kind ({', '.join(kind.__name__ for kind in kinds)}): put "
-                "both in one"
+                f"Compute: two distributions of one kind depend on time ({', '.join(kind.__name__ for kind in kinds)}): "
+                "combine them into one"
             )
 
     def __str__(self) -> str:

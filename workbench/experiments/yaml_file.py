@@ -48,7 +48,7 @@ def _value(text: str) -> Any:
             return None
         if _size(node, {}) > MAX_VALUES:
             raise yaml.constructor.ConstructorError(
-                None, None, f"more than {MAX_VALUES} values, by aliases of aliases", node.start_mark
+                None, None, f"its aliases expand to more than {MAX_VALUES} values", node.start_mark
             )
         return loader.construct_document(node)
     finally:

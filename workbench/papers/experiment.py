@@ -115,7 +115,7 @@ def _paths(where: Collection[str]) -> set[str]:
 
 
 def _named_modules(text: str) -> set[str]:
-    """The modules of algorithms that code and parameters name, with those that they import, and of loops of one's own.
+    """The modules of algorithms that code and parameters name, with those that they import, and of user-written loops.
 
     >>> sorted(_named_modules("wb.AsyncSGD()") - _named_modules(""))
     ['algorithms/async_sgd.py']

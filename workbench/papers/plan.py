@@ -28,7 +28,7 @@ class Job:
         papers: keys of the papers whose claims it tests.
         parameters: those of its size, overridden by the given ones.
         ranks: keys of ranks that a pool can lend to it, such as "local:4".
-        is_virtual: whether it may run beside others: see `sizes.Sizes`.
+        is_virtual: whether it may run at the same time as others: see `sizes.Sizes`.
     """
 
     notebook: Path

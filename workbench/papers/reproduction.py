@@ -284,7 +284,7 @@ class Reproduction:
     def _seeds_of_session(self, job: Job) -> dict[str, Any]:
         """The parameter `seeds` of a session that is added: those of the first session, plus 100 for each one before.
 
-        So no session repeats seeds, and none has those from 10 on with which the parameters of sizes are tuned.
+        So no session repeats seeds, and none has the seeds 10 to 99, with which the parameters of sizes are tuned.
         """
         records = [self._record_of(job, key) for key in job.papers] if self.add_session else []
         num_earlier = max((len(record.facts["sessions"]) for record in records if record), default=0)

@@ -31,7 +31,7 @@ def compare_with_limits(
         ConfigError: there are no panels.
     """
     if not panels:
-        raise ConfigError("nothing to show: give panel -> name -> x -> y")
+        raise ConfigError("no data to draw: give a mapping {panel: {name: {x: y}}}")
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     rows = -(-len(panels) // 2)
     inner = PANEL_PIXELS * rows + GAP_PIXELS * (rows - 1)

@@ -54,7 +54,7 @@ def scaling(curves: Mapping[str, Series], *, title: str = "Scaling") -> go.Figur
     """
     known = [series for series in curves.values() if series]
     if not known:
-        raise ConfigError("no rates to show: give name -> workers -> samples a second")
+        raise ConfigError("no data to draw: give a mapping {name: {workers: samples per second}}")
     fewest, most = min(map(min, known)), max(map(max, known))
     alone = max(float(np.mean(series[fewest])) for series in known if fewest in series) / fewest
     speedups = {name: {p: np.asarray(rate) / alone for p, rate in series.items()} for name, series in curves.items()}
@@ -141,7 +141,7 @@ def step_bars(
         ConfigError: there are no runs.
     """
     if not groups or not all(groups.values()):
-        raise ConfigError("no steps to show: give group -> entry -> run")
+        raise ConfigError("no runs to draw: give a mapping {group: {entry: run}}")
     all_slept = all(run.slept for group in groups.values() for run in group.values())
 
     def entry_name(entry: str, run: Run) -> str:
@@ -179,7 +179,7 @@ def stacked_bars(
         ConfigError: there are no entries.
     """
     if not groups or not all(groups.values()):
-        raise ConfigError("nothing to show: give group -> entry -> part -> seconds")
+        raise ConfigError("no data to draw: give a mapping {group: {entry: {part: seconds}}}")
     found = groups
     entries = list(dict.fromkeys(entry for group in found.values() for entry in group))
     parts = list(next(iter(next(iter(found.values())).values())))

@@ -109,7 +109,7 @@ def _order_of(loader: DataLoader[Any]) -> Any:
         )
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not torch.utils.data.BatchSampler:
         raise ConfigError(
-            "train=: a DataLoader with a batch_sampler of your own has no samples to divide among ranks: give a "
+            "train=: a DataLoader with your own batch_sampler has no samples to divide among ranks: give a "
             "function of (rank, num_ranks) that returns each rank's loader"
         )
     if isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(loader.dataset):  # type: ignore[arg-type]
@@ -428,7 +428,9 @@ class RankSource(Source):
 
     def reader(self, reading: Reading) -> Reader:
         if reading.num_micro > 1:
-            raise ConfigError("train= returns whole batches, which accumulation cannot divide: use smaller batches")
+            raise ConfigError(
+                "train= returns whole batches, which cannot be divided into micro-batches: use smaller batches"
+            )
         made = self._make(reading.rank, reading.num_ranks)
         return _ReadsStream(lambda: _checked(made, reading.batch_size), reading)
 

@@ -30,7 +30,7 @@ TAKEN = frozenset(
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """A number that tells how good a model is.
+    """A number that measures how good a model is.
 
     Attributes:
         function: `function(outputs, targets)` -> mean over the batch, for data of (input, target) pairs; with

@@ -106,7 +106,7 @@ class LocalTraining:
         return loss
 
     def close_readers(self) -> None:
-        """End the loader processes. A later minibatch begins anew."""
+        """End the loader processes. A later minibatch starts them again."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()

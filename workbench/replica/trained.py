@@ -57,7 +57,9 @@ def trained_model(run: Run, problem: Problem | None = None, *, average: bool = F
     if problem is None:
         name = str(run.info.get("problem", {}).get("name", ""))
         if name not in names():
-            raise ConfigError(f"run {run.id} trained {name or 'a problem'} of your own: give it, as run.model(problem)")
+            raise ConfigError(
+                f"run {run.id} trained {name or 'a problem'}, which the package lacks: give it, as run.model(problem)"
+            )
         problem = get(name)
     with torch.random.fork_rng(devices=[]):
         model = problem.model()

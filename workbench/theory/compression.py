@@ -31,7 +31,7 @@ def ring_break_even_bandwidth(
         ratio: r, bytes of the values divided by bytes on the wire.
         encode_s_per_byte, decode_s_per_byte: e and d, for a byte of uncompressed values.
 
-    >>> ring_break_even_bandwidth(4, 2.0, 1e-9, 1e-9) / 1e6  # a codec of 1 GB/s either way pays below 3 Gbit/s
+    >>> ring_break_even_bandwidth(4, 2.0, 1e-9, 1e-9) / 1e6  # a codec of 1 GB/s either way helps below 3 Gbit/s
     375.0...
 
     Raises:

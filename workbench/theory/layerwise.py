@@ -98,7 +98,7 @@ def layerwise(
     r_l = t_f + sum of b_j up to l;  then `lane`;  then `apply_times`.
 
     Communication hides under the rest of backward and, with "backward" and "any", under updates, but never under
-    forward. Compared with one all-reduce after backward, it saves at most t_b - b_L and pays L - 1 more start costs.
+    forward. Compared with one all-reduce after backward, it saves at most t_b - b_L and costs L - 1 more starts.
 
     Args:
         forward_s: t_f.

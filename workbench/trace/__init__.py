@@ -4,7 +4,8 @@
 - The store has a folder for each run: `store`, `info` (run.json), `index`, and `processes` (whether a writer is
   alive).
 - A reader reads: `run`, from `read`, `columns`, `spans` and `row_checks`. `links` pairs related spans. `rows` assigns
-  rows of a figure to overlapping spans. `tail` and `follow` read a running training.
+  rows of a figure to overlapping spans. `tail` and `follow` read a running training, and
+  `progress` says how far it is.
 - Other formats: `chrome` writes Chrome's and reads it back; `chakra` writes graphs for other simulators;
   `from_profiler` and `profile` read torch.profiler's.
 - `weights`: the trained weights in a folder. `views`: the methods of a run that call `analysis`, `plots` and

@@ -297,7 +297,7 @@ class _Graph:
         return found
 
     def _without_instants(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """Return the nodes without those that take no time of their own: what follows one depends on what led to it.
+        """Return the nodes without those that take no time themselves: what follows one depends on what led to it.
 
         These are messages between programs of the rank, whose receive depends on what the send depends on, and work
         of less than a microsecond on lanes of communication. All dependencies of a node come before it in the result.
@@ -412,7 +412,7 @@ _REPEATED = ("attr", "data_deps")
 
 
 def _schema() -> dict[str, Any]:
-    """Return the classes of the messages of et_def.proto, from a pool of their own.
+    """Return the classes of the messages of et_def.proto, from a separate pool.
 
     Raises:
         ConfigError: protobuf is not installed.

@@ -7,6 +7,9 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import inf
 from pathlib import Path
 from threading import Lock
@@ -79,6 +82,32 @@ class Recorder(ABC):
         """End the record. Closing twice is allowed."""
 
 
+_WATCH: ContextVar[Callable[[dict[str, Any]], None]] = ContextVar("watch")
+
+
+@contextmanager
+def watched_rows(watch: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Within the block, call `watch` with each row of metrics that is kept in memory: the progress of a simulation."""
+    token = _WATCH.set(watch)
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+@final
+class _WatchedRows(list[dict[str, Any]]):
+    """Rows that are shown to a function when they are appended."""
+
+    def __init__(self, watch: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def append(self, row: dict[str, Any]) -> None:
+        super().append(row)
+        self._watch(row)
+
+
 @final
 class MemoryRecorder(Recorder):
     """Keeps everything in lists (simulated runs, notebooks, tests).
@@ -92,7 +121,8 @@ class MemoryRecorder(Recorder):
     def __init__(self, rank: int = 0, trace_steps: int | None = None) -> None:
         self.rank = rank
         self._traced = inf if trace_steps is None else trace_steps
-        self.rows: list[dict[str, Any]] = []
+        watch = _WATCH.get(None)
+        self.rows: list[dict[str, Any]] = [] if watch is None else _WatchedRows(watch)
         self.spans: list[SpanRow] = []
         self.clocks: list[tuple[float, float]] = []
         self.events: list[dict[str, Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,7 +110,8 @@ class Run(Views):
         rows = sum(map(len, self.metrics.values()))
         ranks = f"{self.num_ranks} rank{'s' * (self.num_ranks != 1)}"
         state = self.failure_summary or str(self.info.get("status", "unknown"))
-        return f"<Run {self.id}: {self.label}, {state}, {ranks}, {rows} rows of metrics>"
+        stored = "" if self.folder else ", in memory: save() stores it"
+        return f"<Run {self.id}: {self.label}, {state}, {ranks}, {rows} rows of metrics{stored}>"
 
     def _repr_html_(self) -> str:
         """Show the run's row in the table of runs, with its error if it failed."""
@@ -319,19 +321,28 @@ class Run(Views):
         An evaluation by one rank for all ranks is complete when that rank has reported. Otherwise an evaluation is
         complete when every rank has reported its share. If a run continued with fewer ranks, only the shares of the
         remaining ranks are needed, and the bytes of the other ranks are included. In a finished run, ranks that never
-        evaluate are not needed.
+        evaluate are not needed. If one rank evaluated for all, the other ranks' bytes are those that they had sent by
+        the time of the evaluation.
         """
         table = self.rows(evaluations=True)
         everyone = expected = {rank for rank, rows in self.metrics.items() if rows}
         if self.info.get("status") == "finished":
             expected = {rank for shares in table.values() for rank in shares}
         found, steps = [], self.rows()
+        sent: dict[int, tuple[list[float], list[int]]] = {}
         for step, shares in table.items():
             there = self.ranks_at(step, everyone)
             whole = any(row["evaluation"].get("shares") == 1 for row in shares.values())  # one rank evaluated for all
             if not whole and not expected & there <= set(shares):
                 continue
-            gone = {} if whole else _latest(steps, step, everyone - there - set(shares))
+            bytes_sent = sum(row["bytes_sent"] for row in shares.values())
+            if not whole:
+                gone = _latest(steps, step, everyone - there - set(shares))
+                bytes_sent += sum(row["bytes_sent"] for row in gone.values())
+            elif self.info.get("clock") != "virtual":  # a simulated evaluation has the bytes of all workers
+                sent = sent or {rank: _bytes_by_time(rows) for rank, rows in self.metrics.items()}
+                at_s = max(row["seconds"] for row in shares.values())
+                bytes_sent += sum(_bytes_at(sent[rank], at_s) for rank in everyone - set(shares))
             parts = [row["evaluation"] for row in shares.values()]
             count = sum(part["count"] for part in parts)
             judged = sum(part["judged"] or 0 for part in parts)
@@ -340,8 +351,7 @@ class Run(Views):
                     "step": step,
                     "seconds": max(row["seconds"] for row in shares.values()),
                     "samples": max(row["samples"] for row in shares.values()),
-                    "bytes_sent": sum(row["bytes_sent"] for row in shares.values())
-                    + sum(row["bytes_sent"] for row in gone.values()),
+                    "bytes_sent": bytes_sent,
                     "test_loss": sum(part["loss_sum"] for part in parts) / count if count else None,
                     "accuracy": sum(part["correct"] or 0 for part in parts) / judged if judged else None,
                     **dict.fromkeys(self.metric_names),
@@ -425,6 +435,17 @@ def _merged(parts: list[dict[str, list[float]]]) -> dict[str, float]:
             total[0] += value
             total[1] += number
     return {name: value / number for name, (value, number) in totals.items() if number}
+
+
+def _bytes_by_time(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[int]]:
+    """Return the times of a rank's steps, and the bytes that it had sent by then."""
+    steps = sorted((row["seconds"], row["bytes_sent"]) for row in rows if "evaluation" not in row)
+    return [seconds for seconds, _ in steps], [num_bytes for _, num_bytes in steps]
+
+
+def _bytes_at(sent: tuple[list[float], list[int]], seconds: float) -> int:
+    place = bisect_right(sent[0], seconds)
+    return sent[1][place - 1] if place else 0
 
 
 def _latest(steps: dict[int, dict[int, dict[str, Any]]], last: int, ranks: set[int]) -> dict[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The function `study`: which algorithm reaches a target soonest, for your problem, numbers of workers and networks.
+"""The function `study`: which algorithm reaches a target first, for your problem, numbers of workers and networks.
 
 - `conduct` holds it: it measures, times, trains and keeps to its minutes (`budget`).
 - `here` measures the compute of a problem and the handling of messages on this machine.

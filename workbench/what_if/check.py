@@ -121,7 +121,7 @@ def check(
     """Train the best few of a study on the ranks of a cluster, in turn, and compare with predictions for these ranks.
 
     The predictions are made before the trainings that they predict, and for the conditions of the cluster. On ranks that
-    have machines of their own the costs are those of the study. Ranks of this machine, also those on an emulated network,
+    have separate machines the costs are those of the study. Ranks of this machine, also those on an emulated network,
     share its cores, which the study's hosts do not; so the costs are fitted to a run of synchronous SGD on them, and the
     others are predicted.
 

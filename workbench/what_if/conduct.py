@@ -64,7 +64,7 @@ def study(
     quiet: bool = False,
     **settings: Any,
 ) -> Study:
-    """Ask which algorithm reaches a target soonest, for your model, before you rent the machines.
+    """Ask which algorithm reaches a target first, for your model, before you rent the machines.
 
     The time to a target is the number of steps, from trainings with real gradients, times the seconds of a step, from a
     cost model. Both have intervals. What the minutes do not allow is left out, and the answer says so: first further
@@ -77,9 +77,9 @@ def study(
             its file. None: the problem's compute and the handling of messages are measured on this machine.
         networks: rates ("1gbit"), names in `workbench.costs` ("ethernet-10g") or networks, of which
             latency and bandwidth count.
-        workers: numbers of workers, each on a host of its own.
-        target: ("loss", 3.2), ("accuracy", 0.9) or one of the problem's metrics, on the test data. None: no algorithm is
-            known to be sooner; all train equally long.
+        workers: numbers of workers, each on a separate host.
+        target: ("loss", 3.2), ("accuracy", 0.9) or one of the problem's metrics, on the test data. None: only step
+            times are compared; all train equally long.
         seeds: number of trainings of each kind, with the seeds 0, 1, ...; or the seeds.
         minutes: limit of the whole study.
         batch_size: samples of a worker in a step; None: the problem's.
@@ -236,7 +236,7 @@ def _check_algorithms(algorithms: Any) -> None:
     names = [name_of(one) for one in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"algorithms=: two are called {twice}: ask about them one at a time")
+        raise ConfigError(f"algorithms=: two have the name {twice}: give one of them")
 
 
 def _networks(networks: Any) -> list[Network | str]:

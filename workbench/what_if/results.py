@@ -202,7 +202,7 @@ class Study:
         return _best(self.at(workers, network))
 
     def speedup(self, workers: int | None = None, network: str | None = None) -> float:
-        """Return how many times as soon as plain synchronous SGD the best is; in steps if no time is known."""
+        """Return how many times as fast as plain synchronous SGD the best one reaches the target; a step, if no time is known."""
         cells = self.at(workers, network)
         return ratio_of(plain_of(cells), _best(cells))[0]
 
@@ -225,7 +225,7 @@ class Study:
             if plain is not best and plain.target_s is not None:
                 ratio, low, high = ratio_of(plain, best)
                 words[0] += (
-                    f", {ratio:.2f} [{low:.2f}, {high:.2f}] times as soon as {plain.name} ({seconds(plain.target_s)})"
+                    f", {ratio:.2f} [{low:.2f}, {high:.2f}] times as fast as {plain.name} ({seconds(plain.target_s)})"
                 )
                 if low <= 1:
                     words.append("The interval of this ratio contains 1: the two cannot be told apart")
@@ -419,7 +419,7 @@ class Study:
     # -- against real ranks ----------------------------------------------------------------------------------------
 
     def check(self, cluster: Any, **options: Any) -> Check:
-        """Train the best few on real ranks, and put measured times beside predicted ones. See `what_if.check`."""
+        """Train the best few on real ranks, and compare measured times with predicted ones. See `what_if.check`."""
         from workbench.what_if.check import check
 
         return check(self, cluster, **options)
@@ -483,7 +483,7 @@ def plain_of(cells: Sequence[Cell]) -> Cell:
 
 
 def _untrained(cells: Sequence[Cell], best: Cell, plain: Cell) -> list[str]:
-    """Say which algorithm without a known number of steps has the shortest step, and until when it would be sooner."""
+    """Say which algorithm without a known number of steps has the shortest step, and how many steps it may need."""
     steps = 1.0 if best.target_s is None else plain.steps or math.inf
     limit_s = best.target_s or best.time.step_s
     unknown = [cell for cell in cells if cell.steps is None and (cell.trained is None or best.target_s is None)]
@@ -492,12 +492,12 @@ def _untrained(cells: Sequence[Cell], best: Cell, plain: Cell) -> list[str]:
         return []
     one = left[_plainest(range(len(left)), {number: cell.time.step_s for number, cell in enumerate(left)})]
     ratio, gradients = limit_s / (one.time.step_s * steps), f"its gradients ({one.recipe.name})"
-    words = f"A step of {one.name} takes {seconds(one.time.step_s)}: it is sooner if {gradients} need less than "
+    words = f"A step of {one.name} takes {seconds(one.time.step_s)}: it reaches the target first if {gradients} need less than "
     return [f"{words}{ratio:.2f} times as many steps as exact ones, which is not known"]
 
 
 def ratio_of(plain: Cell, best: Cell) -> tuple[float, float, float]:
-    """Return how many times as soon `best` is, with the 10 % and 90 % quantiles: paired by seed, with both predictions' errors.
+    """Return how many times as fast `best` is, with the 10 % and 90 % quantiles: paired by seed, with both predictions' errors.
 
     Without known steps, it is the ratio of the times of a step.
     """

@@ -26,8 +26,8 @@ def network_of(launcher: str | EmulatedNetwork, num_ranks: int) -> EmulatedNetwo
     kind, colon, text = str(launcher).partition(":")
     if kind != EMULATED or not colon:
         raise ConfigError(
-            f"launcher={launcher!r}: give 'local', 'torch', 'ssh:hostA:2,hostB:2', 'slurm:partition=debug', {FORM}, or "
-            "an EmulatedNetwork"
+            f"launcher={launcher!r}: give 'local', 'torch', 'ssh:hostA:2,hostB:2', 'slurm:partition=debug', "
+            f"'pbs:queue=gpu', 'lsf:...', 'sge:...', 'htcondor:...', {FORM}, or an EmulatedNetwork"
         )
     rate, *pairs = text.split(",")
     options: dict[str, Any] = {}

@@ -8,16 +8,19 @@ from typing import Literal, get_args
 from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.emulated.launcher import network_of
 from workbench.clusters.launchers.base import Launcher
+from workbench.clusters.launchers.batch_launcher import BatchLauncher
 from workbench.clusters.launchers.mpi import EmulatedLauncher, MPILauncher
 from workbench.clusters.launchers.processes import ProcessLauncher
 from workbench.clusters.launchers.slurm_launcher import slurm_launcher
 from workbench.clusters.launchers.ssh import SSHLauncher, parse_hosts
 from workbench.clusters.local.mpi_install import MPIInstall, check_num_ranks, find_mpi
+from workbench.clusters.schedulers.dialects import DIALECTS
+from workbench.clusters.schedulers.request import BatchJob
 from workbench.clusters.slurm.request import Slurm
 from workbench.errors import ConfigError
 
 RuntimeName = Literal["mpi", "torch"]
-Where = str | EmulatedNetwork | Slurm | Launcher
+Where = str | EmulatedNetwork | Slurm | BatchJob | Launcher
 
 
 def choose_launcher(given: Where, n: int, mpi: str | Path | MPIInstall | None, *, oversubscribe: bool) -> Launcher:
@@ -43,7 +46,7 @@ def check_places(launcher: Launcher, n: int) -> None:
     Raises:
         ConfigError: it has fewer places; the message says how to get more.
     """
-    check_num_ranks(n, oversubscribe=launcher.oversubscribe, here=launcher.is_here)
+    check_num_ranks(n, oversubscribe=launcher.oversubscribe, here=launcher.is_here, by_mpiexec=launcher.is_mpi)
     launcher.check_num_ranks(n)
 
 
@@ -74,10 +77,18 @@ def _make_launcher(given: Where, num_ranks: int, install: MPIInstall | None) -> 
         return given
     if install is None:
         return ProcessLauncher()
-    if isinstance(given, Slurm) or (isinstance(given, str) and given.partition(":")[0].strip() == "slurm"):
+    if isinstance(given, str):
+        kind = given.partition(":")[0].strip()
+        if kind == "ssh":
+            return SSHLauncher(install, parse_hosts(given))
+        if kind == "slurm":
+            return slurm_launcher(given, install)
+        if kind in DIALECTS:
+            given = BatchJob.parse(given)
+    if isinstance(given, Slurm):
         return slurm_launcher(given, install)
-    if str(given).partition(":")[0].strip() == "ssh":
-        return SSHLauncher(install, parse_hosts(str(given)))
+    if isinstance(given, BatchJob):
+        return BatchLauncher(install, given)
     network = network_of(given, num_ranks)
     if network is None:
         return MPILauncher(install)

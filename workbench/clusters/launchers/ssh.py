@@ -7,7 +7,6 @@ it. All hosts must see the folder of runs.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from pathlib import Path
@@ -17,13 +16,11 @@ from traitlets.config import Config
 
 from workbench.clusters.launchers.base import LOOPBACK
 from workbench.clusters.launchers.mpi import MPILauncher
-from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall, rank_environment
+from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall, export_arguments, rank_environment
 from workbench.errors import ConfigError, LaunchError
 
 FORM = "'ssh:hostA:2,hostB:2', each host with its number of ranks"
 HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MPI4PY_LIBMPI", "WORKBENCH_RUNS", "OMP_NUM_THREADS")
-EXPORTED_PREFIXES = ("GLOO_", "NCCL_", "TP_")
 FROM_IPYPARALLEL = ("IPP_CLUSTER_ID", "IPP_PROFILE_DIR", "IPP_CONNECTION_INFO")
 
 
@@ -96,7 +93,6 @@ class SSHLauncher(MPILauncher):
         if self.install.name != OPEN_MPI:
             config.MPIEngineSetLauncher.mpi_args = ["-hosts", names]  # this mpiexec exports its whole environment
             return
-        exported = [name for name in os.environ if name in EXPORTED or name.startswith(EXPORTED_PREFIXES)]
-        exports = [word for name in sorted({*exported, *variables, *FROM_IPYPARALLEL}) for word in ("-x", name)]
+        exports = export_arguments(self.install, [*variables, *FROM_IPYPARALLEL])
         placement = ["--host", names, "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
         config.MPIEngineSetLauncher.mpi_args = [*placement, *exports]

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import final
 
 from workbench.clusters.emulated.placement import Placement
 from workbench.errors import ConfigError, LaunchError
-from workbench.machine import num_cores
+from workbench.machine import num_cores, num_cores_of_job
 from workbench.runtimes.liveness.membership import FAULT_TOLERANT
 
 FIRST_FAULT_TOLERANT = 5  # first major version of Open MPI that tolerates lost ranks
@@ -35,6 +35,8 @@ RANKS_PER_CORE = 4  # more on one machine are a mistake, or a case for the simul
 SPARE_RANKS = 8
 QUERY_S = 60.0
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
+EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "MPI4PY_LIBMPI", "WORKBENCH_RUNS", "OMP_NUM_THREADS")
+EXPORTED_PREFIXES = ("GLOO_", "NCCL_", "TP_")
 HYDRA_FAMILY = frozenset({MPICH, "MVAPICH", "MVAPICH2", "Intel MPI", "Cray MPI"})  # MPICH's mpiexec starts their ranks
 LIBRARY_NAMES = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi.so", "libmpi.dylib")
 LAUNCHER_BANNERS = (
@@ -224,18 +226,19 @@ def _install(mpiexec: Path, loaded: MPIVersion, libmpi: str | None, *, own: bool
     )
 
 
-def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = True) -> None:
+def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = True, by_mpiexec: bool = False) -> None:
     """Check a number of ranks.
 
     Args:
         num_ranks: number of ranks.
         oversubscribe: allow more ranks than cores.
         here: whether they run on this machine, whose cores then limit their number.
+        by_mpiexec: whether mpiexec starts them. In a Slurm job it starts them on all nodes of the job.
 
     Raises:
         ConfigError: it is not a whole number from 1 to the limit.
     """
-    cores = num_cores()
+    cores = num_cores_of_job() if by_mpiexec else num_cores()
     limit = RANKS_PER_CORE * cores + SPARE_RANKS if oversubscribe else cores
     if not isinstance(num_ranks, int) or isinstance(num_ranks, bool) or num_ranks < 1:
         raise ConfigError(f"{num_ranks!r} ranks: give a whole number, 1 or more")
@@ -252,14 +255,14 @@ def check_num_ranks(num_ranks: int, *, oversubscribe: bool = True, here: bool = 
 
 
 def rank_environment(install: MPIInstall, num_ranks: int, *, emulated: bool = False) -> dict[str, str]:
-    """Return the variables to add to the environment of an mpiexec that starts ranks on this machine.
+    """Return the variables to add to the environment of an mpiexec, on this machine or in a Slurm job.
 
     Args:
         install: the MPI.
         num_ranks: number of ranks.
         emulated: whether they run on hosts of an emulated network.
     """
-    cores = num_cores()
+    cores = num_cores_of_job()
     env = {**install.env, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // num_ranks))}
     if install.name == OPEN_MPI and num_ranks >= cores:  # a waiting rank that spins takes the core of another rank
         env["OMPI_MCA_mpi_yield_when_idle"] = "1"
@@ -267,6 +270,19 @@ def rank_environment(install: MPIInstall, num_ranks: int, *, emulated: bool = Fa
         chosen = TWO_CONNECTIONS | (ASLEEP if emulated else {})
         env |= {name: value for name, value in chosen.items() if name not in os.environ}
     return env
+
+
+def export_arguments(install: MPIInstall, variables: Iterable[str]) -> list[str]:
+    """Return arguments of mpiexec that give variables to ranks on other hosts, and those of the user in `EXPORTED`.
+
+    Args:
+        install: the MPI. The mpiexec of MPICH gives the whole environment, without arguments.
+        variables: names in the environment of mpiexec.
+    """
+    if install.name != OPEN_MPI:
+        return []
+    exported = [name for name in os.environ if name in EXPORTED or name.startswith(EXPORTED_PREFIXES)]
+    return [word for name in sorted({*exported, *variables}) for word in ("-x", name)]
 
 
 def mpiexec_command(
@@ -283,7 +299,7 @@ def mpiexec_command(
     Raises:
         ConfigError: this machine cannot run that number of ranks, or the MPI does not tolerate the loss of a rank.
     """
-    check_num_ranks(num_ranks, oversubscribe=install.oversubscribe)
+    check_num_ranks(num_ranks, oversubscribe=install.oversubscribe, by_mpiexec=True)
     if outlives and not (install.name == OPEN_MPI and int(install.version.split(".")[0]) >= FIRST_FAULT_TOLERANT):
         raise ConfigError(
             f"{install} ends all ranks when one ends. To continue without one, use Open MPI {FIRST_FAULT_TOLERANT} "

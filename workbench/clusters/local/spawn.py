@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import runpy
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from workbench.clusters.local.fork_server import Forked, RankForkServer, die_wit
 from workbench.clusters.local.mpi_install import check_num_ranks, find_mpi, mpiexec_command
 from workbench.clusters.supervision.exit_status import describe_exit, parse_exit_statuses, ranks_by_pid, signal_of
 from workbench.errors import LaunchError, WorkbenchError
+from workbench.logs import LOG
 from workbench.machine import num_cores
 from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.liveness.failure_detector import CONNECTION
@@ -169,6 +171,7 @@ def _starter(
 
 
 def _start(command: Sequence[str], env: dict[str, str], log: Any) -> subprocess.Popen[bytes]:
+    LOG.debug("starts: %s", shlex.join(command))
     return subprocess.Popen(
         command,
         env=env,
@@ -227,7 +230,7 @@ def _wait(
                 raise
             stopping = True
             write_command(folder, STOP)
-            print("\nstopping at the end of a step, with a checkpoint (Ctrl-C again: at once)", file=sys.stderr)
+            LOG.warning("stopping at the end of a step, with a checkpoint (Ctrl-C again: at once)")
     watch()
 
 

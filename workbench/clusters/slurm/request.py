@@ -52,7 +52,7 @@ class Slurm:
         partition, account: as for sbatch.
         time_limit: in sbatch's forms: "30" minutes, "00:30:00", "1-12".
         nodes: number of nodes; the ranks are spread evenly over them.
-        gpus_per_rank: number of GPUs of each rank.
+        gpus_per_rank: number of GPUs of each rank. None: no GPU, with a warning if the ranks seem to need some. 0: no GPU.
         mpi: how the ranks start inside the job: "mpiexec", the MPI's own, or "pmix" or "pmi2", `srun --mpi=`.
         controller: where the controller of the ranks runs. "here": on the notebook's machine. "job": in the job;
             then a detached cluster outlives the notebook's machine.
@@ -69,7 +69,7 @@ class Slurm:
     account: str | None = None
     time_limit: str | None = None
     nodes: int | None = None
-    gpus_per_rank: int = 0
+    gpus_per_rank: int | None = None
     mpi: Starter = "mpiexec"
     controller: Place = "here"
     extra: tuple[str, ...] = ()
@@ -192,8 +192,24 @@ class Slurm:
             return [*WITHOUT_TASK_GPUS, mpiexec, "-n", str(num_ranks), *args]
         return [*WITHOUT_TASK_GPUS, "srun", f"--mpi={self.mpi}", "-n", str(num_ranks), "--kill-on-bad-exit=1"]
 
+    def srun_command(self, num_ranks: int, argv: Sequence[str], *, outlives: bool = False) -> list[str]:
+        """Return the command that runs `argv` in the job as each rank of torch.distributed.
+
+        Each rank has RANK, WORLD_SIZE and LOCAL_RANK, and sees all GPUs of its node. It ignores SIGUSR1 at first, so
+        that Slurm's warning only reaches a program that handles it.
+
+        Args:
+            num_ranks: number of ranks.
+            argv: command line of each rank.
+            outlives: whether the other ranks continue when one fails.
+        """
+        end = f"--kill-on-bad-exit={0 if outlives else 1}"
+        return [*WITHOUT_TASK_GPUS, "srun", "--export=ALL", "-n", str(num_ranks), end, *AS_RANK, *argv]
+
 
 WITHOUT_TASK_GPUS = ("env", "-u", "SLURM_GPUS_PER_TASK", "-u", "SLURM_TRES_PER_TASK", "-u", "SLURM_GPU_BIND")
+RANK_VARIABLES = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID"
+AS_RANK = ("sh", "-c", f"trap '' USR1; export {RANK_VARIABLES}; exec \"$@\"", "sh")
 
 
 def _nearest(name: str) -> str:

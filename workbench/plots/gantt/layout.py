@@ -133,7 +133,7 @@ def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tu
         ConfigError: the trace holds no step of the slice.
     """
     if not len(numbers):
-        raise ConfigError(f"run {name} traced no step")
+        raise ConfigError(f"run {name} has no traced step: train with trace_steps=None, or a larger number")
     lowest, highest = int(numbers.min()), int(numbers.max())
     if steps is None:
         first = int(numbers[max(0, min(len(numbers) // 2, len(numbers) - NUM_STEPS))])

@@ -19,6 +19,7 @@ from workbench.errors import ConfigError
 from workbench.plots.html import PLOTLY
 from workbench.plots.lines import X_TITLES, Y_TITLES, convergence, measured_axes
 from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line
+from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import MovingFigure
 from workbench.plots.live.pace import pause_after
 from workbench.trace.follow import Follower
@@ -27,6 +28,7 @@ from workbench.trace.run import Run, as_runs
 from workbench.trace.store import ENDED
 from workbench.trace.views import XAxis
 
+HEADER_S = 1.0  # between two texts of the header, which a notebook keeps
 INTERVAL_S = 0.2  # every update sends complete curves to the browser: five a second look continuous
 LIVE_POINTS = 500
 MAX_RANKS = 8  # up to this number, each rank has a row
@@ -46,7 +48,7 @@ STATUS_COLUMNS = (
 
 @final
 class LiveCurves:
-    """Curves, a table of the ranks, a choice of the x axis, and buttons. Show it as the last expression of a cell.
+    """A header, curves, a table of the ranks, a choice of the x axis, and buttons. Show it as a cell's last expression.
 
     Call `update` when there is new data, or let `follow` poll for it. Any thread may do so. Runs that differ only in
     their seed are one curve, their mean, in a band from the lowest to the highest.
@@ -73,6 +75,8 @@ class LiveCurves:
         self._ended = Event()
         self._problem = ""
         self._handle: Any = None
+        self._header: Any = None  # the handle of its output, which is there before, during and after the widget
+        self._header_text, self._header_s = "", 0.0
         self._curves = MovingFigure(convergence([], x))
         self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value=x, style={"button_width": "90px"})
         self._axis.observe(self._redraw, names="value")
@@ -111,6 +115,8 @@ class LiveCurves:
             if begin_s - self._drawn_s < self._pause_s and not force:
                 return False
             self._redraw()
+            if begin_s - self._header_s >= HEADER_S or force:
+                self._show_header()
             self._drawn_s = time.monotonic()
             self._pause_s = pause_after(self._drawn_s - begin_s, INTERVAL_S)
             return True
@@ -164,6 +170,7 @@ class LiveCurves:
             self._redraw()
         except Exception as error:  # noqa: BLE001 - as above
             self._problem = f"<p><b>Not drawn:</b> {error_line(error)}</p>"
+        self._show_header()
         if self._handle is not None:
             self._handle.update({"text/html": self._problem} if self._problem else as_data(self.static()), raw=True)
 
@@ -173,10 +180,17 @@ class LiveCurves:
 
     def _ipython_display_(self) -> None:
         with self._lock:
+            self._header = display(HTML(header(self._runs)), display_id=True)  # type: ignore[no-untyped-call]
             if self._ended.is_set():
                 display(HTML(self._problem) if self._problem else self.static())  # type: ignore[no-untyped-call]
             else:
                 self._handle = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
+
+    def _show_header(self) -> None:
+        text, self._header_s = header(self._runs), time.monotonic()
+        if self._header is not None and text != self._header_text:
+            self._header_text = text
+            self._header.update(HTML(text))  # type: ignore[no-untyped-call]
 
     def _redraw(self, _: Any = None) -> None:
         with self._lock:

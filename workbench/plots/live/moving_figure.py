@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from pathlib import Path
 from typing import Any, final
 
 import anywidget
@@ -12,45 +12,23 @@ import traitlets
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-# plotly.js as a separate module, apart from other copies; then the code of the widget.
-_SCRIPT = """
-const Plotly = (function () {
-  const module = { exports: {} }, exports = module.exports, define = undefined;
-  %s
-  return module.exports && module.exports.react ? module.exports : globalThis.Plotly;
-}).call(globalThis);
-
-async function render({ model, el }) {
-  const source = await model.widget_manager.get_model(model.get("source"));
-  const place = document.createElement("div");
-  el.appendChild(place);
-  const draw = () => {
-    const { data, layout } = JSON.parse(source.get("value"));
-    Plotly.react(place, data, layout, { responsive: true, displaylogo: false });
-  };
-  const fit = new ResizeObserver(() => place.data && Plotly.Plots.resize(place));
-  source.on("change:value", draw);
-  fit.observe(el);
-  draw();
-  return () => { source.off("change:value", draw); fit.disconnect(); Plotly.purge(place); };
-}
-export default { render };
-"""
+from workbench.plots.live.buttons import answer_while_busy
 
 
 @final
 class MovingFigure:
     """A Plotly figure as a widget: `draw` sends the complete figure, so a missed drawing does not matter.
 
-    The figure is sent as the text of a hidden label, which loads at once. Plotly's `FigureWidget` is not used: if the
-    browser takes more than two seconds to load its five megabytes, it ignores all later messages (anywidget). Any thread
-    may draw, one at a time.
+    The figure is sent as the text of a hidden label, which loads at once. Plotly's `FigureWidget` is not used: its state
+    holds the five megabytes of plotly.js, once for each figure; and if the browser takes more than two seconds to load
+    them, it ignores all later messages (anywidget). Any thread may draw, one at a time.
     """
 
     def __init__(self, figure: go.Figure | None = None) -> None:
         self.figure = figure if figure is not None else go.Figure()
         self._source = ipywidgets.Label(value=_as_text(self.figure))
-        self.widget: Any = _widget_class()(source=self._source.model_id)
+        self.widget = PlotlyState(source=self._source.model_id)
+        answer_while_busy(self.widget)
 
     def draw(self, figure: go.Figure) -> None:
         """Show this figure. The user's zoom stays."""
@@ -64,12 +42,23 @@ def _as_text(figure: go.Figure) -> str:
     return str(to_json_plotly(state))
 
 
-@cache
-def _widget_class() -> type:
-    """Make the class at first use: its text holds plotly.js."""
+@final
+class PlotlyState(anywidget.AnyWidget):
+    """Draws a figure. The page loads plotly.js once, from the Jupyter server, else from the kernel.
 
-    class PlotlyState(anywidget.AnyWidget):
-        _esm = _SCRIPT % get_plotlyjs()
-        source = traitlets.Unicode().tag(sync=True)  # id of the label's model
+    It travels in a message, so that no saved notebook holds it.
 
-    return PlotlyState
+    Attributes:
+        source: id of the label's model.
+    """
+
+    _esm = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+    source = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, **traits: Any) -> None:
+        super().__init__(**traits)
+        self.on_msg(self._answer)
+
+    def _answer(self, _: Any, content: dict[str, Any], _buffers: Any) -> None:
+        if content.get("want") == "plotly":
+            self.send({"plotly": True}, buffers=[get_plotlyjs().encode()])

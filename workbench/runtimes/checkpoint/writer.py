@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
+from workbench.logs import LOG
 from workbench.ops import EndStep
 from workbench.program import Algorithm
 from workbench.replica.local_training import LocalTraining
@@ -140,5 +140,5 @@ class CheckpointWriter:
             self._error = error
             note = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): earlier ones are valid"
             self._notes.append(note)
-            print(note, file=sys.stderr)
+            LOG.warning("%s", note)
         self._written_s = time.perf_counter() - begin

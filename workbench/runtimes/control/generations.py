@@ -325,7 +325,7 @@ class RetryJoin:
 @final
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """The program continues. The generation may end sooner than before."""
+    """The program continues. The generation may end earlier than before."""
 
     generation: Generation
 

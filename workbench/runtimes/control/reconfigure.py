@@ -58,7 +58,7 @@ def changed(
     _check_names(algorithm, values)
     lr = values.pop("lr", None)
     if "lr" in changes and (isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr <= float_info.max):
-        raise ConfigError(f"lr={lr!r}: a finite number above 0")
+        raise ConfigError(f"lr={lr!r}: give a finite number above 0")
     if not values:
         return algorithm, float(lr)
     new = _replaced(algorithm, values)
@@ -67,12 +67,12 @@ def changed(
     collective = getattr(new, "collective", None)
     if progress == "library" and collective is not None and not isinstance(collective, Native):
         raise ConfigError(
-            f"{collective} with progress={progress!r}, which is for the library's own sums: this run keeps Native()"
+            f"{collective}: with progress={progress!r} only Native() is possible; train again with progress='thread'"
         )
     if _laid_out(new, num_ranks) != _laid_out(algorithm, num_ranks):
         raise ConfigError(
-            f"{_format_changes(changes)} would change the layout of gradients, or how they are applied: start another "
-            "run"
+            f"{_format_changes(changes)} would change the layout of gradients, or how they are applied. This is not "
+            "possible during a run: start another run"
         )
     return new, None if lr is None else float(lr)
 
@@ -136,13 +136,13 @@ def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
         meant = did_you_mean(name, can, cutoff=0.6)
         if algorithm.restart != Restart.ANYWHERE:
             raise ConfigError(
-                f"{name} of {class_name}: only lr can change while it runs, because it has more than worker programs. "
-                "stop() it first"
+                f"{name} of {class_name}: only lr can change while it runs. To change other settings, stop() the run, and "
+                "train with resume="
             )
         why = (
             "cannot change while it runs: ranks began with it"
             if name in LAID_OUT
-            else "is no setting that can change while it runs"
+            else "is not a setting that can change while it runs"
         )
         raise ConfigError(f"{name} of {class_name} {why}: {meant}There are {', '.join(can)}")
 

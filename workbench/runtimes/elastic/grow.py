@@ -86,7 +86,8 @@ def begin_joined(
     """
     if saved["num_workers"] != interpreter.transport.num_workers:
         raise ConfigError(
-            f"this process expected {saved['num_workers']} ranks, and met {interpreter.transport.num_workers}"
+            f"this process expected a run of {saved['num_workers']} ranks, and found "
+            f"{interpreter.transport.num_workers}: start it again"
         )
     renumber_ranks(worker, ctx, interpreter.transport, saved["step"], saved["data"]["samples"])
     worker.loss_watch.begin(worker.rank, saved["first_loss"])

@@ -293,7 +293,7 @@ class Interpreter(Caller):
             self.slept.end_update(gradient.flat.numel(), begin, sleep, server=server)
 
     def _updating(self, task: int) -> AbstractContextManager[None]:
-        """Report an update by the program's thread. A server's task has a thread of its own, which reports nothing."""
+        """Report an update by the program's thread. A server's task has a separate thread, which reports nothing."""
         return self.clock.doing("in the update") if task == 0 else nullcontext()
 
     def _is_elsewhere(self) -> bool:

@@ -1,7 +1,7 @@
 """Slept compute: on real ranks, forward, backward and update take the seconds of a cost model.
 
-The gradient is real, of a small model. A rank computes it, then sleeps until the modelled pass would end. So many
-ranks can share few cores, and messages and clocks are real. A bucket is sent after its share of backward, as in the
+The gradient is real, of a small model. A rank computes it, then sleeps until the modelled pass would end. Many
+ranks can then share few cores. Messages and clocks are real. A bucket is sent after its share of backward, as in the
 simulator. The same seed gives each rank the seconds of the simulated worker in each step.
 
 Communication in the foreground interrupts the pass: the rest of the pass begins after the call.
@@ -48,7 +48,7 @@ class LatePasses:
 
     @property
     def loud(self) -> bool:
-        """Whether so many passes were late that the times of the run are wrong."""
+        """Whether enough passes were late that the times of the run are wrong."""
         return self.num_late > 0 and self.num_late >= WARN_SHARE * self.num_passes
 
     @property

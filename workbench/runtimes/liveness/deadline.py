@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from workbench import units
 from workbench.errors import PeerFailed, Stalled
+from workbench.logs import LOG
 
 T = TypeVar("T")
 SPINS = 200  # polls after which a waiting thread sleeps; before, it only yields its core
@@ -93,7 +93,7 @@ class Deadline:
         if waited_s >= self._report_after_s:
             while self._report_after_s <= waited_s:
                 self._report_after_s *= 2
-            print(f"waiting {waited_s:.0f} s for {self._whole}{self._absent()}", file=sys.stderr, flush=True)
+            LOG.warning("waiting %.0f s for %s%s", waited_s, self._whole, self._absent())
 
     def pause(self) -> None:
         """Pause between two polls: first yield the core, then sleep, longer as time passes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench import units
+from workbench.logs import LOG
 
 EXIT_STATUS = 75  # of a rank that ended itself because a library's call did not return: EX_TEMPFAIL
 
@@ -81,7 +81,7 @@ class Watchdog:
             )
         elif waited > self._report_after_s:
             self._report_after_s *= 2
-            print(f"waiting {waited:.0f} s for {what}{absent(None)}", file=sys.stderr, flush=True)
+            LOG.warning("waiting %.0f s for %s%s", waited, what, absent(None))
 
     def _leave(self, reason: str) -> None:
         """End the process. In an MPI world the launcher then ends the others."""

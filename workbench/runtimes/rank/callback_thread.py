@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Self, final
 
 from workbench.callbacks.base import Callback, Notifier
 from workbench.errors import RunNotFound, WorkbenchError
+from workbench.logs import LOG
 from workbench.runtimes.control.commands import STOP, write_command
 from workbench.trace.follow import Follower
 from workbench.trace.run import Run
@@ -25,7 +25,7 @@ class CallbackThread:
     """Calls callbacks while a run is written, on the rank that is rank 0 at the time. A context manager.
 
     If rank 0 leaves and another rank takes its number, that process calls its own copies, from the run's beginning on.
-    At its end the callbacks are told what is left, and how the run ended: after the last row and the status are written.
+    At the end, callbacks receive the remaining rows and how the run ended: after the last row and the status are written.
 
     Args:
         folder: the run's folder.
@@ -78,4 +78,4 @@ class CallbackThread:
 
     def _note(self, text: str) -> None:
         self._notes.append(text)
-        print(f"workbench: {text}", file=sys.stderr, flush=True)
+        LOG.warning("%s", text)

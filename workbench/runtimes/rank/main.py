@@ -142,6 +142,8 @@ def _report_failure(
     reason = f"rank {rank} failed {where}: {type(error).__name__}: {error}"
     if isinstance(error, KeyboardInterrupt):
         reason = f"rank {rank} was interrupted {where} (KeyboardInterrupt)"
+    if isinstance(error, SystemExit):
+        reason = f"rank {rank} was terminated {where}"
     if not isinstance(error, PeerFailed):
         transport.announce_failure(reason)
         record = {
@@ -225,6 +227,7 @@ def _refuse_plain_srun() -> None:
             f"On MPI: srun --mpi=pmix -n {num_tasks} python script.py (--mpi=pmi2 for MPICH). "
             "On gloo or NCCL: set MASTER_ADDR to the first node and MASTER_PORT to a free port of it, and "
             f"srun -n {num_tasks} bash -c '{ranks} exec python script.py'. "
+            f"In a new job: workbench submit --ranks {num_tasks} -- python script.py. "
             "If each is to train alone: unset SLURM_STEP_NUM_TASKS"
         )
 

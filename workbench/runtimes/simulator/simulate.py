@@ -1,4 +1,4 @@
-"""`wb.simulate`: chooses between a simulation message by message and one program for all workers."""
+"""Chooses between a simulation message by message and one program for all workers."""
 
 from __future__ import annotations
 
@@ -42,21 +42,7 @@ def simulate(
 ) -> Run:
     """Train on a simulated cluster and return the run.
 
-    Args:
-        algorithm, problem: the same objects as for real ranks.
-        workers: number of workers.
-        network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
-        compute: costs of one worker. None: they are measured (`workbench.costs.measure_compute`) and recorded with the
-            run.
-        timing_only: compute no gradients, only virtual time.
-        detail: "messages": every worker runs its program, and every message is an event. "formula": one program runs
-            for all workers. A collective begins when the last worker has arrived, and takes the seconds of its closed
-            form. Needs `timing_only`, unless the collective is `Native()`. "auto": one program if the result is the
-            same (a symmetric algorithm that sums with the library's all-reduce); otherwise messages.
-        failures: rank -> virtual seconds at which its process ends, such as `{3: 2.5}`. The algorithm must be able to
-            continue without that rank: a worker other than rank 0, of an algorithm with servers.
-            `run.info["departures"]` lists the ranks that ended.
-        settings: those of `workbench.settings.Settings`.
+    `workbench.simulated.simulate` describes the arguments; it can also store the run.
 
     Raises:
         ConfigError: this cannot be simulated; the message names the alternative.

@@ -22,6 +22,7 @@ MESSAGES = {
     "load": "calls load()",
     "finish": "calls finish()",
     "evaluating": "enters evaluating()",
+    "stop_requested": "calls stop_requested()",
     LEFT_EARLY: "has ended without finish()",
 }
 FIXES = {
@@ -29,6 +30,7 @@ FIXES = {
     "save": "call save() on every rank after the same step, and not under `if rank == 0`",
     "load": "call load() on every rank, before its first step",
     "evaluating": "enter evaluating() on every rank after the same step, and not under `if rank == 0`",
+    "stop_requested": "call stop_requested() on every rank after the same step, and not under `if rank == 0`",
     "finish": (
         "give every rank the same number of batches (DistributedSampler(drop_last=True)), or call step(None) on a rank "
         "that has no more"
@@ -58,7 +60,7 @@ class MonitoredBarrier:
         """Wait until all ranks have made the same call, after the same number of steps.
 
         Args:
-            what: "save", "load", "evaluating" or "finish".
+            what: "save", "load", "evaluating", "stop_requested" or "finish".
             tick: makes progress with operations if no thread does; returns whether anything moved.
             counted: whether the number of steps must be equal.
 

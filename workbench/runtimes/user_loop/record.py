@@ -67,7 +67,7 @@ class Recording:
         if _active:
             raise ConfigError(
                 "a recording is active in this process: leave its block first. Under `workbench record` the script "
-                "needs no record() of its own"
+                "does not need its own record()"
             )
         if hasattr(self, "folder"):
             raise ConfigError("this recording has ended: call record() again")
@@ -257,7 +257,7 @@ class Recording:
     # -- for the user --------------------------------------------------------------------------------------------------
 
     def span(self, kind: str, num_bytes: int = 0) -> _OwnSpan:
-        """Record the block as a span that torch does not show, such as a loader or a communication library of your own.
+        """Record the block as a span that torch does not show, such as a loader or your own communication library.
 
         Args:
             kind: "load" for reading data, or a kind of communication such as "all_reduce". The loop's thread waits

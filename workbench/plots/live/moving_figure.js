@@ -1,0 +1,125 @@
+// A Plotly figure whose data and layout are the text of another model. See moving_figure.py.
+
+const ASK_AGAIN_MS = 20000; // a busy kernel may take its time, and one that has ended does not answer
+const shared = (globalThis.workbenchPlotly ??= { library: null, text: null, fromServer: null, askedMs: -Infinity });
+
+async function textFromServer() {
+  const page = document.getElementById("jupyter-config-data");
+  const { baseUrl } = JSON.parse(page.textContent);
+  const answer = await fetch(new URL(`${baseUrl}workbench/api/plotly.js`, location.href));
+  if (!answer.ok) throw new Error(`${answer.status}: the server has no extension of the workbench`);
+  return answer.text();
+}
+
+// The text that any figure of the page receives. One of them asks its kernel.
+async function textFromKernel(model) {
+  const hear = (content, buffers) => {
+    if (content.plotly) shared.text ??= new TextDecoder().decode(buffers[0]);
+  };
+  model.on("msg:custom", hear);
+  while (!shared.text) {
+    if (Date.now() - shared.askedMs > ASK_AGAIN_MS) {
+      shared.askedMs = Date.now();
+      model.send({ want: "plotly" });
+    }
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+  model.off("msg:custom", hear);
+  return shared.text;
+}
+
+// plotly.js, once for the page, apart from other copies on it
+async function load(model) {
+  if (shared.library) return shared.library;
+  shared.fromServer ??= textFromServer();
+  const text = await shared.fromServer.catch(() => textFromKernel(model));
+  const module = new Blob(
+    [
+      "export default (function () { const module = { exports: {} }, exports = module.exports, define = undefined;\n",
+      text,
+      "\nreturn module.exports && module.exports.react ? module.exports : globalThis.Plotly; }).call(globalThis);",
+    ],
+    { type: "text/javascript" },
+  );
+  const url = URL.createObjectURL(module);
+  shared.library ??= (await import(url)).default;
+  URL.revokeObjectURL(url);
+  return shared.library;
+}
+
+// The colours of a dark theme of JupyterLab; a light one has those of the figure.
+function themed(layout) {
+  if (document.body.dataset.jpThemeLight !== "false") return layout;
+  const of = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
+  const [ink, ground, line] = ["--jp-content-font-color1", "--jp-layout-color0", "--jp-border-color2"].map(of);
+  const axes = Object.keys(layout).filter((name) => /^[xy]axis\d*$/.test(name));
+  const drawn = (axis) => ({ ...axis, gridcolor: line, linecolor: line, zerolinecolor: line, color: ink });
+  return {
+    ...layout,
+    ...Object.fromEntries(axes.map((name) => [name, drawn(layout[name])])),
+    annotations: (layout.annotations ?? []).map((one) => ({ ...one, font: { ...one.font, color: ink } })),
+    paper_bgcolor: ground,
+    plot_bgcolor: ground,
+    font: { ...layout.font, color: ink },
+  };
+}
+
+function asCsv(place) {
+  const cell = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+  const lines = ["curve,panel,x,y"];
+  for (const trace of place._fullData.filter((one) => one.visible === true)) {
+    for (let i = 0; i < (trace.x ?? []).length; i += 1) {
+      lines.push([trace.name ?? "", trace.yaxis ?? "y", trace.x[i], trace.y[i]].map((one) => cell(String(one))).join(","));
+    }
+  }
+  return lines.join("\n") + "\n";
+}
+
+function saveCsv(place) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([asCsv(place)], { type: "text/csv" }));
+  link.download = "figure.csv";
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+function settings(Plotly) {
+  const save = (format) => (place) => Plotly.downloadImage(place, { format, filename: "figure" });
+  const button = (title, icon, click) => ({ name: title, title, icon, click });
+  return {
+    responsive: true,
+    displaylogo: false,
+    modeBarButtonsToRemove: ["toImage"],
+    modeBarButtonsToAdd: [
+      button("Save as SVG", Plotly.Icons.camera, save("svg")),
+      button("Save as PNG", Plotly.Icons["camera-retro"], save("png")),
+      button("Save the data as CSV", Plotly.Icons.disk, saveCsv),
+    ],
+  };
+}
+
+async function render({ model, el }) {
+  const source = await model.widget_manager.get_model(model.get("source"));
+  const place = document.createElement("div");
+  place.style.minHeight = "450px"; // so that the page does not jump
+  el.appendChild(place);
+  const Plotly = await load(model);
+  place.style.minHeight = "";
+  const draw = () => {
+    const { data, layout } = JSON.parse(source.get("value"));
+    Plotly.react(place, data, themed(layout), settings(Plotly));
+  };
+  const theme = new MutationObserver(draw);
+  theme.observe(document.body, { attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
+  const fit = new ResizeObserver(() => place.data && Plotly.Plots.resize(place));
+  source.on("change:value", draw);
+  fit.observe(el);
+  draw();
+  return () => {
+    source.off("change:value", draw);
+    fit.disconnect();
+    theme.disconnect();
+    Plotly.purge(place);
+  };
+}
+export default { render };
