@@ -51,7 +51,7 @@ class ClusterRows:
             return self._rows
 
     def stop(self, name: str) -> str:
-        """Stop a cluster: see `stop_cluster`. The next rows are read anew."""
+        """Stop a cluster: see `stop_cluster`. The next call of `rows` reads the clusters again."""
         try:
             return stop_cluster(name)
         finally:
