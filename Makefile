@@ -69,6 +69,11 @@ lab: $(INSTALLED) ## open JupyterLab with the Workbench kernel
 	WORKBENCH_RUNS=$(CURDIR)/runs $(BIN)/jupyter lab --MultiKernelManager.default_kernel_name=workbench \
 	  $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00-tour.ipynb
 
+.PHONY: lab-extension
+lab-extension: $(INSTALLED) ## build the panel of JupyterLab from lab/ into workbench/lab/static (needs Node.js), and install it
+	$(BIN)/python lab/build.py
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --constraint constraints.txt --editable .
+
 # Types are checked while the tests run. tests/quick.txt lists tests that need one process, and a law of each family.
 .PHONY: check
 check: $(INSTALLED) ## before a commit: style, layers, types and the quick tests

@@ -74,6 +74,11 @@ class Server:
             path.write_text(json.dumps(content))
         for spec in ROOT.glob("kernels/*/kernel.json"):
             shutil.copytree(spec.parent, folder / "data" / "kernels" / spec.parent.name)
+        # As the wheel installs them, but those of this checkout
+        shutil.copytree(ROOT / "workbench" / "lab" / "static", folder / "data" / "labextensions" / "sgd-workbench")
+        enabled = folder / "config" / "jupyter_server_config.d" / "workbench.json"
+        enabled.parent.mkdir(parents=True)
+        shutil.copy(ROOT / "workbench" / "lab" / "jupyter_server_config.json", enabled)
         own = {
             "JUPYTER_CONFIG_DIR": folder / "config",
             "JUPYTER_DATA_DIR": folder / "data",
@@ -82,6 +87,7 @@ class Server:
             "JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces",
             "IPYTHONDIR": folder / "ipython",
             "WORKBENCH_RUNS": self.runs,
+            "XDG_CACHE_HOME": folder / "cache",  # other clusters of this user are not listed
         }
         environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
         environment |= {"JUPYTER_TOKEN": self.token, "WORKBENCH_TEST_MARK": self._mark, "OMP_NUM_THREADS": "1"}

@@ -116,7 +116,7 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
     assert curves[PLOTLY]["data"] and timeline[PLOTLY]["data"]
     said = "".join(header["text/html"])
     assert "<b>stopped</b>" in said and re.search(r"step \d+ of \d+", said) and re.search("accuracy|loss", said), said
-    assert " left" not in said and str(lab.server.folder / "runs") in said, "how it ended, and where it is"
+    assert " left" not in said and str(lab.server.runs) in said, "how it ended, and where it is"
     assert lab.errors == []
 
 

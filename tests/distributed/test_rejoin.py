@@ -388,8 +388,8 @@ def test_one_that_is_killed_while_links_are_measured_has_left_once_more() -> Non
     ("algorithm", "rank", "words"),
     [
         (AsyncSGD(), 2, "rank 2 of the run .* is alive"),
-        (AsyncSGD(), 0, "does not continue without rank 0"),
-        (SynchronousSGD(), 1, "does not continue without rank 1"),
+        (AsyncSGD(), 0, "cannot continue without rank 0"),
+        (SynchronousSGD(), 1, "cannot continue without rank 1"),
     ],
     ids=str,
 )

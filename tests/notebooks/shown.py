@@ -96,9 +96,9 @@ def with_check(notebook: Path, folder: Path) -> Path:
 def keep_runs() -> list[Kept]:
     """From now on every simulated run of this process, in order."""
     import workbench
+    from workbench.runtimes.simulator.simulate import simulate  # which `workbench.simulate` calls
 
     kept: list[Kept] = []
-    simulate = workbench.simulate
 
     def keeping(algorithm: Any, problem: Any, **how: Any) -> Any:
         kept.append(Kept(algorithm, problem, how, None))

@@ -184,6 +184,15 @@ def test_wheel_brings_the_kernel(installed: Path) -> None:
 
 
 @pytest.mark.notebooks
+def test_wheel_brings_the_panel_of_jupyterlab(installed: Path) -> None:
+    extension = installed / "share" / "jupyter" / "labextensions" / "sgd-workbench"
+    entry = json.loads((extension / "package.json").read_text())["jupyterlab"]["_build"]["load"]
+    assert (extension / entry).is_file()
+    listed = from_wheel(installed, "python", "-m", "jupyter_server.extension.serverextension", "list")
+    assert re.search(r"workbench\.lab .*OK", listed), listed
+
+
+@pytest.mark.notebooks
 def test_wheel_lets_plain_nbconvert_draw_figures(installed: Path) -> None:
     data = {"application/vnd.plotly.v1+json": {"data": [{"type": "scatter", "y": [1, 3]}], "layout": {}}}
     shown = nbformat.v4.new_output("display_data", data)

@@ -46,6 +46,7 @@ MPI_PICKLES = {
 
 FRAMES = "its connections carry frames of bytes between a process and its own child, and no objects: see `_call`"
 ALLOWED = {  # each with its reason
+    "cli/completion.py: a shell": "`shell=` is the name of the shell whose script argcomplete returns: nothing is run",
     "clusters/jobs.py: cloudpickle": "jobs travel to the engines over ipyparallel's own channel, which is authenticated",
     "clusters/engines/remote.py: cloudpickle": "the engine's end of that channel",
     "clusters/engines/engines.py: cloudpickle": "a detached cluster's launcher; only its owner can write there (`registry.check_trusted`)",

@@ -463,7 +463,7 @@ def test_costs_of_a_run_a_file_and_profiles(tmp_path: Path) -> None:
         ({"algorithms": []}, "at least one"),
         ({"algorithms": ["pipe"]}, "not an algorithm"),
         ({"algorithms": wb.PipeSGD()}, "give a list"),
-        ({"algorithms": [wb.PipeSGD(), wb.PipeSGD()]}, "two are called"),
+        ({"algorithms": [wb.PipeSGD(), wb.PipeSGD()]}, "two have the name"),
         ({"workers": []}, "workers"),
         ({"workers": 2.0}, "workers"),
         ({"networks": []}, "networks"),

@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn.parallel import DataParallel
 
 from workbench.algorithms import DeAR, EagerDiLoCo, LayerwiseSGD, LocalSGD, PipeSGD, StreamingDiLoCo, SynchronousSGD
+from workbench.codecs import Linear8
+from workbench.collectives import Ring
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.runtimes.control.job import JOB_VARIABLE, STOP_NAME
@@ -396,3 +398,29 @@ def test_a_loop_asks_whether_its_job_ends(tmp_path: Path, monkeypatch: pytest.Mo
         assert stop_requested(trainer)
     with pytest.raises(ConfigError, match="this Trainer is finished"):
         stop_requested(trainer)
+
+
+# -- the algorithm's settings ----------------------------------------------------------------------------------
+
+
+def test_the_record_and_the_checkpoint_know_the_algorithms_settings(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Codecs too: a training with one is not continued without it unnoticed."""
+    exact, small = LayerwiseSGD(), LayerwiseSGD(collective=Ring(codec=Linear8()))
+    for algorithm in (exact, small):
+        model = Line()
+        with Trainer(model, sgd(model), algorithm, record=True) as trainer:
+            trainer.step(lambda model=model: model(X))
+            trainer.save(tmp_path / type(algorithm.collective).__name__)
+            run = trainer.finish()
+        assert run is not None
+        assert run.info["algorithm"]["settings"]["collective"] == str(algorithm.collective)
+    capsys.readouterr()
+    for algorithm in (small, exact):
+        model = Line()
+        with Trainer(model, sgd(model), algorithm) as trainer:
+            trainer.load(tmp_path / "Ring")
+        said = capsys.readouterr().out
+        assert said.count("this checkpoint is of") == (algorithm is exact)
+    assert f"is of {small}, and the training continues with {exact}" in said

@@ -1,18 +1,21 @@
-"""Check commands to a running training, from a notebook or a shell, and write them."""
+"""Check commands to a running training, from a notebook or a shell, and write them.
+
+Pause, resume and stop need no algorithm. The Jupyter server gives them too, and must not load torch.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workbench import algorithms
 from workbench.errors import ConfigError
 from workbench.naming import did_you_mean
-from workbench.program import Algorithm
 from workbench.runtimes.control.commands import Command, read_commands, write_command
-from workbench.runtimes.control.reconfigure import changed, encoded
 from workbench.trace.processes import ENDED, with_true_status
 from workbench.trace.store import read_info
+
+if TYPE_CHECKING:
+    from workbench.program import Algorithm
 
 
 def check_steerable(folder: Path, what: str) -> dict[str, Any]:
@@ -23,7 +26,7 @@ def check_steerable(folder: Path, what: str) -> dict[str, Any]:
         what: name of the command, for the message.
 
     Raises:
-        ConfigError: the run has ended, or it is simulated.
+        ConfigError: the run has ended, it is simulated, or it is a loop that the user wrote.
     """
     info = with_true_status(folder, read_info(folder))
     if info.get("status") in ENDED:
@@ -31,6 +34,11 @@ def check_steerable(folder: Path, what: str) -> dict[str, Any]:
     if info.get("runtime") == "simulated":
         raise ConfigError(
             f"{what}: the run {folder.name} is simulated, so its settings are fixed: simulate again with other settings"
+        )
+    if info.get("runtime") not in (None, "mpi", "torch"):
+        raise ConfigError(
+            f"{what}: the run {folder.name} is the record of your own loop, which reads no commands: change or end the "
+            "loop itself"
         )
     return info
 
@@ -51,6 +59,9 @@ def send_settings(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a setting cannot be changed, and nothing is written; the message names the settings that can be.
     """
+    from workbench import algorithms
+    from workbench.runtimes.control.reconfigure import changed, encoded
+
     info = check_steerable(folder, "set")
     recorded, objects = info.get("algorithm") or {}, algorithms.named(changes)
     algorithm = algorithms.recorded(recorded)
@@ -69,6 +80,8 @@ def send_settings(folder: Path, changes: dict[str, Any]) -> dict[str, Any]:
 
 def _current_algorithm(algorithm: Algorithm, commands: list[Command], context: tuple[int, str]) -> Algorithm:
     """Return the algorithm with all earlier changes, even if the ranks have not applied them yet."""
+    from workbench.runtimes.control.reconfigure import changed
+
     for command in commands:
         try:
             algorithm, _ = changed(algorithm, command.get("set") or {}, *context)

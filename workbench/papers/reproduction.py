@@ -23,7 +23,7 @@ from workbench.experiments.notebooks import run_notebook
 from workbench.experiments.record import versions
 from workbench.experiments.side_by_side import Task, run_side_by_side
 from workbench.papers import history
-from workbench.papers.claims import Claim, Size, read_claims
+from workbench.papers.claims import SIZES, Claim, Size, read_claims
 from workbench.papers.experiment import experiment_digest
 from workbench.papers.plan import Job
 from workbench.papers.rank_pool import RankPool
@@ -31,6 +31,7 @@ from workbench.papers.records import (
     IDENTITY,
     Record,
     findings_of,
+    judge_finding,
     only_writer,
     read_findings,
     read_record,
@@ -312,9 +313,13 @@ class Reproduction:
                 )
             for name, claim in own.items():
                 if name in kept:
-                    notes.append(f"{claim.name}: {kept[name]['verdict']}")
+                    verdict = judge_finding(claim, kept[name], self.size)
+                    notes.append(f"{claim.name}: {verdict.word}, {verdict} {claim.unit}".rstrip())
                 elif claim.expectation_at(self.size) is not None:
                     notes.append(f"{claim.name}: the notebook has no finding of it")
+            if own and not any(claim.expectation_at(self.size) for claim in own.values()):
+                judged = [size for size in SIZES if any(claim.expectation_at(size) for claim in own.values())]
+                notes.append(f"{key}: its claims are judged at size {' and '.join(judged) or 'none'}: use --size")
             where = {found["where"] for found in kept.values()}
             own_facts = {
                 "paper": key,

@@ -19,6 +19,7 @@ KINDS: dict[str, type] = {
     "clock": str,
     "runtime": str,
     "num_workers": int,
+    "num_steps": int,
     "algorithm": dict,
     "problem": dict,
     "settings": dict,

@@ -125,6 +125,7 @@ COLUMNS = (
     Column("algorithm", "algorithm"),
     Column("step_s", "step", seconds),
     Column("step_interval_s", "10 to 90 %", lambda interval: _interval(*interval)),
+    Column("speedup", "speed-up", "{:.2f}".format),
     Column("overlap", "overlap", percent),
     Column("recipe", "gradients"),
 )
@@ -217,6 +218,11 @@ class Study:
     def _find_reasons(self, cells: Sequence[Cell]) -> list[str]:
         best, plain = _best(cells), plain_of(cells)
         words = [f"{_workers(best.workers)}, {best.network}: **{best.name}**"]
+        if len(cells) == 1:
+            words[0] += (
+                f" takes {seconds(best.time.step_s)} a step. Nothing was compared: give more minutes, or fewer places"
+            )
+            return [*words, self._bound(best)]
         if best.target_s is not None and self.target is not None and best.interval_s is not None:
             low_s, high_s = best.interval_s
             words[0] += (
@@ -230,14 +236,14 @@ class Study:
                 if low <= 1:
                     words.append("The interval of this ratio contains 1: the two cannot be told apart")
         else:
-            among = " of those with exact gradients" if best.recipe.name == "exact" else ""
+            among = " of those with exact, uncompressed gradients" if best.recipe.name == "exact" else ""
             words[0] += f" has the shortest step{among}, {seconds(best.time.step_s)}"
             if plain is not best:
                 ratio = plain.time.step_s / best.time.step_s
                 words[0] += f", {ratio:.2f} times as fast as {plain.name} ({seconds(plain.time.step_s)})"
             if not among:
                 words.append("How many steps it needs is not known")
-        words += _untrained(cells, best, plain)
+        words += _untrained(cells, best, plain, "is ahead" if self.target is None else "reaches the target first")
         words.append(self._bound(best))
         words += self._cost_of_staleness(best, plain)
         words += self._turning_points(cells, best)
@@ -247,7 +253,8 @@ class Study:
         saved = saved_seconds(self.calibration, cell.algorithm, cell.setting)
         cost = max(saved, key=lambda name: saved[name])
         rest = max(cell.time.step_s - saved[cost], 0.0)
-        return f"Its step takes {seconds(cell.time.step_s)} and is bound by {cost}: if {COSTS[cost]} took no time, {seconds(rest)}"
+        took = f"A step of {cell.name} takes {seconds(cell.time.step_s)} and is bound by {cost}"
+        return f"{took}: if {COSTS[cost]} took no time, {seconds(rest)}"
 
     def _cost_of_staleness(self, best: Cell, plain: Cell) -> list[str]:
         if best.steps is None or plain.steps is None or best.recipe == plain.recipe:
@@ -319,13 +326,17 @@ class Study:
         rows = []
         for place in places:
             cells = self.at(*place)
-            rows += [cell.as_record() for cell in sorted(cells, key=badness)]
+            plain = plain_of(cells)
+            rows += [
+                {**cell.as_record(), "speedup": plain.time.step_s / cell.time.step_s}
+                for cell in sorted(cells, key=badness)
+            ]
         columns = COLUMNS + (TARGET_COLUMNS if self.target is not None and self.trainings else ())
         return Table(rows, columns, caption=self._caption())
 
     def _caption(self) -> str:
         goal = "" if self.target is None else f"; target: {_words(*self.target)}"
-        return f"{self.problem}{goal}; predicted, intervals from 10 % to 90 %"
+        return f"{self.problem}{goal}; predicted, intervals from 10 % to 90 %; speed-up of a step over plain synchronous SGD"
 
     @property
     def answer(self) -> str:
@@ -482,7 +493,7 @@ def plain_of(cells: Sequence[Cell]) -> Cell:
     return next((cell for cell in exact if cell.name == "SynchronousSGD"), (exact or list(cells))[0])
 
 
-def _untrained(cells: Sequence[Cell], best: Cell, plain: Cell) -> list[str]:
+def _untrained(cells: Sequence[Cell], best: Cell, plain: Cell, wins: str) -> list[str]:
     """Say which algorithm without a known number of steps has the shortest step, and how many steps it may need."""
     steps = 1.0 if best.target_s is None else plain.steps or math.inf
     limit_s = best.target_s or best.time.step_s
@@ -492,7 +503,7 @@ def _untrained(cells: Sequence[Cell], best: Cell, plain: Cell) -> list[str]:
         return []
     one = left[_plainest(range(len(left)), {number: cell.time.step_s for number, cell in enumerate(left)})]
     ratio, gradients = limit_s / (one.time.step_s * steps), f"its gradients ({one.recipe.name})"
-    words = f"A step of {one.name} takes {seconds(one.time.step_s)}: it reaches the target first if {gradients} need less than "
+    words = f"A step of {one.name} takes {seconds(one.time.step_s)}: it {wins} if {gradients} need less than "
     return [f"{words}{ratio:.2f} times as many steps as exact ones, which is not known"]
 
 

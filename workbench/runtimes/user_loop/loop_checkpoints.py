@@ -24,7 +24,7 @@ from torch import Tensor
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import EndStep, State, Ticket
-from workbench.program import Algorithm, Context, Replicas, leaves, lower, map_leaves
+from workbench.program import Algorithm, Context, Replicas, defaults_of, leaves, lower, map_leaves, settings_of
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.local_training import slept_note
@@ -199,6 +199,7 @@ class LoopCheckpoints:
     def _write(self, folder: Path, place: int, end: EndStep, own: dict[str, Any]) -> None:
         rank, num_workers = self._ctx.rank, self._ctx.num_workers
         saved = take_checkpoint(self._algorithm, self._replica, num_workers, end, self._ctx.memory)
+        own = {**own, "algorithm": str(self._algorithm)}
         saved |= {"random": random_state(self._transport.device), LOOP_STATE: own}
         if rank and is_replicated(self._algorithm):
             saved = without_replicated(
@@ -219,10 +220,13 @@ class LoopCheckpoints:
             ConfigError: there is none, or it is of another algorithm, model or optimizer.
         """
         saved, words = restore_state(folder, self._algorithm, self._replica, self._ctx, self._interpreter)
+        own = saved.get(LOOP_STATE)
+        before, now = own.get("algorithm") if isinstance(own, dict) else None, str(self._algorithm)
+        if before not in (None, now):
+            words = [*words, f"this checkpoint is of {before}, and the training continues with {now}"]
         if self._ctx.rank == 0:
             for word in words:
                 print(f"{folder}: {word}")
-        own = saved.get(LOOP_STATE)
         if (
             not isinstance(own, dict)
             or not isinstance(own.get("samples"), int)
@@ -245,7 +249,14 @@ def open_record(
     if transport.rank == 0:
         info: dict[str, Any] = {
             "clock": "wall",
-            "algorithm": {"name": type(algorithm).__name__, "settings": {}},
+            "algorithm": {
+                "name": type(algorithm).__name__,
+                "defaults": defaults_of(algorithm),
+                "settings": {
+                    name: value if isinstance(value, int | float | None) else str(value)
+                    for name, value in settings_of(algorithm).items()
+                },
+            },
             "num_workers": transport.num_workers,
         }
         if (slept := interpreter.slept) is not None:

@@ -1,0 +1,137 @@
+// What the Jupyter server answers below workbench/api/ (workbench/lab/handlers.py).
+
+import { URLExt } from '@jupyterlab/coreutils';
+import { ServerConnection } from '@jupyterlab/services';
+
+export type Value = string | number | boolean | null | undefined;
+
+export interface Cluster {
+  id: string;
+  num_ranks: number | null;
+  launcher: string | null;
+  host: string | null;
+  state: string;
+  alive: boolean;
+  owned: boolean;
+  since_s: number;
+  run: string | null;
+  run_status: string | null;
+  attach: string | null;
+}
+
+// A row of `workbench runs`, with the entries that the panel uses by name.
+export interface Run {
+  run: string;
+  status: string;
+  created: string | null;
+  label: string;
+  problem: string | null;
+  workers: number | null;
+  runtime: string | null;
+  error: string | null;
+  folder: string;
+  steps: number;
+  num_steps: number | null;
+  left_s: number | null;
+  accuracy: number | null;
+  loss: number | null;
+  train_loss: number | null;
+  seconds: number | null;
+  epochs?: number | null;
+  curve?: (number | null)[] | null;
+  [name: string]: any;
+}
+
+export interface RunList {
+  runs: Run[];
+  num_runs: number;
+  version: number;
+  stores: string[];
+  pending: boolean;
+}
+
+export interface Curve {
+  steps: number[];
+  seconds: number[];
+  values: (number | null)[];
+}
+
+export interface OneRun {
+  run: Run;
+  loss: Curve;
+  evaluations: { steps: number[]; seconds: number[]; [metric: string]: (number | null)[] };
+  failures: { rank: number; error: string; traceback: string }[];
+  notes: string[];
+}
+
+export interface Log {
+  files: { name: string; text: string }[];
+}
+
+export type Command = 'pause' | 'resume' | 'stop';
+
+export const ENDED = ['finished', 'failed', 'stopped', 'killed', 'lost'];
+
+/** Whether a run has not ended. */
+export function isLive(run: Run): boolean {
+  return !ENDED.includes(run.status);
+}
+
+/** Whether a run accepts commands: simulated runs and the user's own loops do not. */
+export function isSteerable(run: Run): boolean {
+  return isLive(run) && ['mpi', 'torch'].includes(run.runtime ?? '');
+}
+
+/** The server's answers; the settings carry its base URL, token and XSRF cookie. */
+export class Api {
+  constructor(private settings: ServerConnection.ISettings) {}
+
+  clusters(): Promise<{ clusters: Cluster[] }> {
+    return this.request('clusters');
+  }
+
+  log(id: string): Promise<Log> {
+    return this.request(`clusters/${encodeURIComponent(id)}/log`);
+  }
+
+  stopCluster(id: string): Promise<{ message: string }> {
+    return this.request(`clusters/${encodeURIComponent(id)}/stop`, 'POST');
+  }
+
+  runs(query: string): Promise<RunList> {
+    return this.request(`runs?${query}`);
+  }
+
+  run(name: string): Promise<OneRun> {
+    return this.request(`runs/${encodeURIComponent(name)}`);
+  }
+
+  code(name: string): Promise<Record<string, string>> {
+    return this.request(`runs/${encodeURIComponent(name)}/code`);
+  }
+
+  steer(name: string, command: Command): Promise<{ message: string }> {
+    return this.request(`runs/${encodeURIComponent(name)}/${command}`, 'POST');
+  }
+
+  private async request<T>(path: string, method = 'GET'): Promise<T> {
+    const url = URLExt.join(this.settings.baseUrl, 'workbench/api/') + path;
+    const response = await ServerConnection.makeRequest(url, { method }, this.settings);
+    const text = await response.text();
+    let content: any = {};
+    try {
+      content = JSON.parse(text);
+    } catch {
+      // an answer of a proxy, say; the status tells
+    }
+    if (!response.ok) {
+      const missing = response.status === 404 && !content.message?.includes(' ');
+      throw new Error(
+        missing
+          ? 'The server extension does not answer: install sgd-workbench in the environment of JupyterLab, and restart it'
+          : content.message || `${response.status} ${response.statusText}`
+      );
+    }
+    return content;
+  }
+}

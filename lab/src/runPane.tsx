@@ -1,0 +1,219 @@
+// A run in the main area: its state, its curves, and code that uses it.
+
+import { Clipboard, Notification, ReactWidget } from '@jupyterlab/apputils';
+import { LabIcon } from '@jupyterlab/ui-components';
+import { Poll } from '@lumino/polling';
+import * as React from 'react';
+
+import { complain } from './actions';
+import { Api, isLive, OneRun } from './api';
+import { Chart, Line } from './chart';
+import { bytes, digits, duration, percent, plural, progress } from './format';
+import { PanelModel } from './model';
+import { Dot, stateOf, SteerButtons, Trouble } from './panel';
+
+const COLORS = ['var(--jp-brand-color1)', 'var(--jp-warn-color1)', 'var(--jp-success-color1)', 'var(--jp-accent-color1, var(--jp-info-color1))'];
+const PURPOSES: [string, string, string][] = [
+  ['open', 'Copy: open', 'Code that opens this run'],
+  ['continue', 'Copy: continue', 'Code that continues from the newest checkpoint'],
+  ['repeat', 'Copy: repeat', 'Code that trains again with these settings']
+];
+
+export class RunPane extends ReactWidget {
+  private data: OneRun | null = null;
+  private error = '';
+  private code: Record<string, string> = {};
+  private poll: Poll;
+
+  constructor(
+    readonly run: string,
+    private api: Api,
+    private model: PanelModel,
+    icon: LabIcon
+  ) {
+    super();
+    this.addClass('wb-Pane');
+    this.title.label = run.replace(/^\d{8}-\d{6}-/, '');
+    this.title.caption = run;
+    this.title.icon = icon;
+    this.title.closable = true;
+    this.poll = new Poll({
+      auto: true,
+      factory: () => this.fetch(),
+      frequency: { interval: 1000, backoff: true, max: 30000 },
+      name: `workbench:${run}`,
+      standby: () => !this.isVisible || document.hidden
+    });
+    model.changed.connect(this.update, this);
+  }
+
+  dispose(): void {
+    if (!this.isDisposed) {
+      this.model.changed.disconnect(this.update, this);
+      this.poll.dispose();
+      super.dispose();
+    }
+  }
+
+  protected onAfterShow(msg: any): void {
+    super.onAfterShow(msg);
+    void this.poll.refresh().catch(() => undefined);
+  }
+
+  private async fetch(): Promise<void> {
+    try {
+      const before = this.data?.run.status;
+      this.data = await this.api.run(this.run);
+      this.error = '';
+      this.title.label = this.data.run.label;
+      if (this.data.run.status !== before) {
+        this.code = await this.api.code(this.run);
+      }
+      const interval = isLive(this.data.run) ? 1000 : 10000;
+      if (interval !== this.poll.frequency.interval) {
+        this.poll.frequency = { interval, backoff: true, max: 30000 };
+      }
+    } catch (error) {
+      this.error = (error as Error).message;
+      throw error; // the poll backs off
+    } finally {
+      this.update();
+    }
+  }
+
+  protected render(): JSX.Element {
+    if (!this.data) {
+      return this.error ? <Trouble text={this.error} /> : <div className="wb-Empty">Reading {this.run}…</div>;
+    }
+    return (
+      <>
+        {this.error && <Trouble text={this.error} />}
+        <View data={this.data} code={this.code} model={this.model} />
+      </>
+    );
+  }
+}
+
+function View(props: { data: OneRun; code: Record<string, string>; model: PanelModel }): JSX.Element {
+  const { data, code, model } = props;
+  const { run, evaluations } = data;
+  const [axis, setAxis] = React.useState<'steps' | 'seconds'>('steps');
+  const [log, setLog] = React.useState(false);
+  const range = [0, Math.max(0, ...data.loss[axis], ...(evaluations[axis] as number[]))] as const;
+  const xTitle = axis === 'steps' ? 'steps' : 'seconds of training';
+  const lossLines: Line[] = [
+    { name: 'training', x: data.loss[axis], y: data.loss.values, color: COLORS[0] },
+    { name: 'test', x: evaluations[axis] as number[], y: evaluations.test_loss || [], color: COLORS[1], dashed: true }
+  ];
+  const metrics = Object.keys(evaluations).filter(name => !['steps', 'seconds', 'test_loss', 'accuracy'].includes(name));
+  const copy = (purpose: string) => {
+    try {
+      Clipboard.copyToSystem(code[purpose]);
+      Notification.success('The code was copied: paste it into a cell', { autoClose: 2500 });
+    } catch (error) {
+      complain(error);
+    }
+  };
+  const facts: [string, React.ReactNode][] = [
+    ['progress', progress(run)],
+    ['time left', run.left_s !== null && run.status === 'running' ? duration(run.left_s) : null],
+    ['accuracy', run.accuracy === null || run.accuracy === undefined ? null : percent(run.accuracy)],
+    ['test loss', run.loss === null || run.loss === undefined ? null : digits(run.loss)],
+    ['training loss', run.train_loss === null || run.train_loss === undefined ? null : digits(run.train_loss)],
+    ['training time', run.seconds === null || run.seconds === undefined ? null : duration(run.seconds)],
+    ['problem', run.problem],
+    ['ranks', run.workers],
+    ['runtime', run.runtime],
+    ['learning rate', run.lr],
+    ['batch size', run.batch_size],
+    ['seed', run.seed],
+    ['bytes sent', run.bytes_sent ? bytes(run.bytes_sent) : null],
+    ['sweep', run.sweep]
+  ];
+  return (
+    <div className="wb-Run">
+      <header className="wb-Run-header">
+        <Dot state={run.status} />
+        <h2 title={run.label}>{run.label}</h2>
+        <span className="wb-State" data-state={run.status} role="status">
+          {stateOf(run, model.waits(run))}
+        </span>
+        <SteerButtons run={run} model={model} />
+      </header>
+      <dl className="wb-Facts">
+        {facts
+          .filter(([, value]) => value !== null && value !== undefined && value !== '')
+          .map(([name, value]) => (
+            <div key={name}>
+              <dt>{name}</dt>
+              <dd>{value}</dd>
+            </div>
+          ))}
+        <div className="wb-Facts-wide">
+          <dt>folder</dt>
+          <dd>{run.folder}</dd>
+        </div>
+      </dl>
+      {run.error && ['failed', 'killed', 'lost'].includes(run.status) && <Trouble text={run.error} />}
+      {data.failures.map(failure => (
+        <details key={failure.rank} className="wb-Failure">
+          <summary>Traceback of rank {failure.rank}</summary>
+          <pre>{failure.traceback || failure.error}</pre>
+        </details>
+      ))}
+      <div className="wb-Axes" role="group" aria-label="Axes and code">
+        {(['steps', 'seconds'] as const).map(name => (
+          <button
+            key={name}
+            type="button"
+            className="wb-Toggle"
+            aria-pressed={axis === name}
+            onClick={() => setAxis(name)}
+          >
+            {name}
+          </button>
+        ))}
+        <button type="button" className="wb-Toggle" aria-pressed={log} onClick={() => setLog(!log)}>
+          logarithmic loss
+        </button>
+        <span className="wb-Spacer" />
+        <span className="wb-Copy">
+          {PURPOSES.filter(([purpose]) => code[purpose]).map(([purpose, label, title]) => (
+            <button key={purpose} type="button" className="wb-Button" title={title} onClick={() => copy(purpose)}>
+              {label}
+            </button>
+          ))}
+        </span>
+      </div>
+      <Chart title="Loss" xTitle={xTitle} range={range} lines={lossLines} log={log} />
+      {evaluations.accuracy && (
+        <Chart
+          title="Accuracy"
+          xTitle={xTitle}
+          range={range}
+          lines={[{ name: 'test', x: evaluations[axis] as number[], y: evaluations.accuracy, color: COLORS[2] }]}
+          format={value => `${Number((100 * value).toPrecision(4))} %`}
+        />
+      )}
+      {metrics.map((name, index) => (
+        <Chart
+          key={name}
+          title={name}
+          xTitle={xTitle}
+          range={range}
+          lines={[{ name, x: evaluations[axis] as number[], y: evaluations[name], color: COLORS[index % COLORS.length] }]}
+        />
+      ))}
+      {data.notes.length > 0 && (
+        <details className="wb-Notes">
+          <summary>{plural(data.notes.length, 'note')}</summary>
+          <ul>
+            {data.notes.map(note => (
+              <li key={note}>{note}</li>
+            ))}
+          </ul>
+        </details>
+      )}
+    </div>
+  );
+}

@@ -1,0 +1,268 @@
+"""What the Jupyter server answers below `workbench/api/`. Reads run in threads, so the server's event loop never waits.
+
+| request | answer |
+|---|---|
+| GET clusters | the registered clusters |
+| GET clusters/ID/log | the ends of its logs |
+| POST clusters/ID/stop | stop it |
+| GET runs?limit=&after=&curves= | rows of runs, newest first |
+| GET runs/NAME?points= | a run's row, curves and failures |
+| GET runs/NAME/code | Python that opens, repeats or continues it |
+| POST runs/NAME/pause, resume, stop | a command to the run, as `workbench steer` gives it |
+
+The server checks the token, the origin and, for POST, the XSRF cookie. An error is {"message": one sentence}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jupyter_core.utils import ensure_async
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.utils import url_path_join
+from tornado import web
+
+from workbench.clusters.commands import send_command
+from workbench.config import value_of
+from workbench.errors import ConfigError, RunNotFound, WorkbenchError
+from workbench.lab.cluster_rows import ClusterRows, cluster_log, runs_of_clusters
+from workbench.lab.run_rows import RunRows
+from workbench.lab.snippets import run_code
+from workbench.trace.store import runs_root
+
+COMMANDS = ("pause", "resume", "stop")
+MAX_POINTS = 2000
+
+T = TypeVar("T")
+
+
+def add_handlers(server: Any) -> None:
+    """Add the handlers to a Jupyter server, below its base URL."""
+    state = State(Path(getattr(server, "root_dir", None) or "."))
+    base = url_path_join(server.web_app.settings["base_url"], "workbench", "api")
+    given = {"state": state}
+    server.web_app.add_handlers(
+        ".*$",
+        [
+            (url_path_join(base, "clusters"), Clusters, given),
+            (url_path_join(base, "clusters", "([^/]+)", "log"), ClusterLog, given),
+            (url_path_join(base, "clusters", "([^/]+)", "stop"), ClusterStop, given),
+            (url_path_join(base, "runs"), Runs, given),
+            (url_path_join(base, "runs", "([^/]+)"), OneRun, given),
+            (url_path_join(base, "runs", "([^/]+)", "code"), RunCode, given),
+            (url_path_join(base, "runs", "([^/]+)", "([a-z]+)"), Steer, given),
+        ],
+    )
+
+
+class State:
+    """What the handlers share: the rows, the stores that were seen, and threads.
+
+    Args:
+        root: the server's folder of notebooks.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.rows, self.clusters = RunRows(), ClusterRows()
+        self._root = root
+        self._seen: dict[Path, None] = {}
+        self.threads = ThreadPoolExecutor(4, thread_name_prefix="workbench")
+
+    def stores(self, notebooks: list[str]) -> list[Path]:
+        """Return the run stores to show: the server's, those next to open notebooks, and those of clusters' trainings.
+
+        Without WORKBENCH_RUNS or a configuration file, a kernel's store is `runs` in its notebook's folder.
+
+        Args:
+            notebooks: paths of the notebooks with a kernel, from the server's folder.
+        """
+        found = [runs_root().absolute()]
+        if not Path(value_of("runs") or "runs").is_absolute():
+            found += [(self._root / path).parent.absolute() / "runs" for path in notebooks]
+        found += [folder.parent for folder in runs_of_clusters()]
+        for root in found:
+            if root not in self._seen and root.is_dir():
+                self._seen[root] = None
+        return list(self._seen)
+
+
+class Handler(APIHandler):
+    """Shared parts. Polling does not count as activity, so that a hub can end an idle server."""
+
+    auth_resource = "workbench"
+    _track_activity = False
+
+    def initialize(self, state: State) -> None:
+        """Called by tornado for each request."""
+        self.state = state
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what `work` returns, called in a thread; its errors become answers."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.state.threads, work, *arguments)
+        except RunNotFound as error:
+            raise web.HTTPError(404, str(error)) from None
+        except (WorkbenchError, ValueError) as error:
+            raise web.HTTPError(400, str(error)) from None
+
+    async def stores(self) -> list[Path]:
+        """Return the run stores to show."""
+        return await self.in_thread(self.state.stores, list((await self.notebooks()).values()))
+
+    async def notebooks(self) -> dict[int, str]:
+        """Return the process of each kernel -> path of its notebook."""
+        found: dict[int, str] = {}
+        sessions: Any = self.session_manager
+        for session in await ensure_async(sessions.list_sessions()):
+            try:
+                manager = self.kernel_manager.get_kernel(session["kernel"]["id"])
+            except KeyError:  # ended meanwhile
+                continue
+            process = getattr(getattr(manager, "provisioner", None), "pid", None)
+            found[process or -len(found) - 1] = str(session["path"])
+        return found
+
+    def whole(self, name: str, default: int | None, least: int, most: int) -> int | None:
+        """Return a query argument that is a whole number.
+
+        Raises:
+            HTTPError: it is none, or outside the range.
+        """
+        text = self.get_query_argument(name, None)
+        if text is None:
+            return default
+        if not text.isascii() or not text.isdigit() or not least <= int(text[:18]) <= most:
+            raise web.HTTPError(400, f"{name}={text[:20]!r}: give a whole number from {least} to {most}")
+        return int(text)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Send an error that says what is wrong; tornado has doubled its percent signs."""
+        error = kwargs.get("exc_info", (None, None))[1]
+        if isinstance(error, web.HTTPError) and error.log_message:
+            self.finish(_encoded({"message": error.log_message.replace("%%", "%")}))
+        else:
+            super().write_error(status_code, **kwargs)
+
+    async def answer(self, work: Callable[[], Any]) -> None:
+        """Send what `work` returns as JSON; both are done in a thread."""
+        self.finish(await self.in_thread(lambda: _encoded(work())))
+
+
+def _encoded(content: Any) -> str:
+    """Return JSON. What is no finite number becomes null, because a browser's JSON has no NaN."""
+    return json.dumps(_finite(content), default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+class Clusters(Handler):
+    """The registered clusters."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer {"clusters": rows}."""
+        notebooks = await self.notebooks()
+        await self.answer(lambda: {"clusters": self.state.clusters.rows(notebooks)})
+
+
+class ClusterLog(Handler):
+    """The logs of a cluster."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer {"files": name and text of each}."""
+        await self.answer(lambda: {"files": _known(cluster_log, name)})
+
+
+class ClusterStop(Handler):
+    """Ends a cluster."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, name: str) -> None:
+        """Answer {"message": what was ended}."""
+        await self.answer(lambda: {"message": _known(self.state.clusters.stop, name)})
+
+
+def _known(work: Callable[[str], T], name: str) -> T:
+    """Call `work` with a cluster's id; an unknown one is `RunNotFound`, which the browser gets as 404."""
+    try:
+        return work(name)
+    except ConfigError as error:
+        raise RunNotFound(str(error)) from None
+
+
+class Runs(Handler):
+    """The runs of the stores."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the rows: see `RunRows.select`."""
+        limit, after = self.whole("limit", None, 1, 10**6), self.whole("after", 0, 0, 10**15)
+        curves = self.get_query_argument("curves", "0") == "1"
+        stores = await self.stores()
+        await self.answer(lambda: self.state.rows.select(stores, limit=limit, after=after or 0, curves=curves))
+
+
+class OneRun(Handler):
+    """A run with its curves."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer the run: see `RunRows.one`."""
+        points, stores, rows = self.whole("points", 400, 10, MAX_POINTS), await self.stores(), self.state.rows
+        await self.answer(lambda: rows.one(rows.find(stores, name), points or 400))
+
+
+class RunCode(Handler):
+    """Python that uses a run."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer {"open", "repeat", "continue"}."""
+        stores, rows = await self.stores(), self.state.rows
+
+        def code() -> dict[str, str]:
+            folder = rows.find(stores, name)
+            return run_code(folder, rows.info(folder))
+
+        await self.answer(code)
+
+
+class Steer(Handler):
+    """Pauses, resumes or stops a run."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, name: str, command: str) -> None:
+        """Answer {"message"}. The command takes effect at the end of a step."""
+        if command not in COMMANDS:
+            hint = "; `stop` writes a checkpoint" if command == "checkpoint" else ""
+            raise web.HTTPError(400, f"there is no command {command}: give {', '.join(COMMANDS)}{hint}")
+        stores, rows = await self.stores(), self.state.rows
+
+        def give() -> dict[str, str]:
+            send_command(rows.find(stores, name), {command: True})
+            return {"message": f"{name}: asked to {command} at the end of a step"}
+
+        await self.answer(give)

@@ -1,0 +1,244 @@
+"""The runs of one or more stores as rows. A run that did not change since the last call is not read again."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, final
+
+from workbench.analysis.runs_table import add_results, row_of
+from workbench.errors import RunNotFound
+from workbench.lab.live_curve import LiveCurve
+from workbench.trace.index import state_of
+from workbench.trace.info import NAME
+from workbench.trace.processes import ENDED, with_true_status
+from workbench.trace.read import read_failures
+from workbench.trace.run import Run
+from workbench.trace.store import StoredRun, read_info
+
+RECHECK_S = 5.0  # a run whose processes ended without a report may still write, if they are on another machine
+SHOWN_POINTS = 48  # of a row's small curve
+BUDGET_S = 0.25  # per request, for curves of ended runs that were not read yet
+MAX_CURVES = 300
+
+
+@final
+@dataclass(slots=True)
+class _Kept:
+    """A row, and what it was read from."""
+
+    state: list[int]
+    info: dict[str, Any]
+    row: dict[str, Any]
+    version: int
+    recorded_end: bool  # the record itself says that the run has ended; that of a killed run does not
+    checked_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the row is right while `run.json` does not change."""
+        if self.row["status"] not in (*ENDED, "lost") or "train_loss" not in self.row:
+            return False
+        return self.recorded_end or time.monotonic() - self.checked_s < RECHECK_S
+
+
+@final
+class RunRows:
+    """Rows of runs by folder. Any thread may call it; one reads at a time."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: dict[Path, _Kept] = {}
+        self._curves: OrderedDict[Path, LiveCurve] = OrderedDict()
+        self._version = 0
+
+    def select(
+        self, roots: Iterable[Path], *, limit: int | None = None, after: int = 0, curves: bool = False
+    ) -> dict[str, Any]:
+        """Return {"runs": rows, newest first, "num_runs", "version", "stores", "pending"}.
+
+        Args:
+            roots: the stores. Those that do not exist are empty.
+            limit: only the newest runs.
+            after: only rows that changed after the call which returned this version.
+            curves: add "curve", the losses of a small curve. Those of ended runs are read within `BUDGET_S`; "pending"
+                says that some are missing, and a further call adds them.
+        """
+        roots = list(roots)
+        with self._lock:
+            self._refresh(roots)
+            found = sorted(self._kept.values(), key=lambda kept: str(kept.row["created"]), reverse=True)
+            chosen = [kept for kept in found[:limit] if kept.version > after]
+            rows, pending = [kept.row for kept in chosen], False
+            if curves:
+                deadline = time.monotonic() + BUDGET_S
+                rows = [{**row, "curve": self._small_curve(Path(row["folder"]), deadline)} for row in rows]
+                pending = any(row["curve"] is None for row in rows)
+            return {
+                "runs": rows,
+                "num_runs": len(found),
+                "version": self._version,
+                "stores": [str(root) for root in roots],
+                "pending": pending,
+            }
+
+    def find(self, roots: Iterable[Path], name: str) -> Path:
+        """Return the folder of a run by its exact name.
+
+        Raises:
+            ValueError: it cannot be the name of a run.
+            RunNotFound: no store has it.
+        """
+        if not NAME.fullmatch(name) or name.startswith("."):
+            raise ValueError(f"{name!r} cannot be the name of a run")
+        for root in roots:
+            if (root / name / "run.json").is_file():
+                return root / name
+        raise RunNotFound(f"there is no run {name}: it was removed, or it is in another run store")
+
+    def one(self, folder: Path, max_points: int) -> dict[str, Any]:
+        """Return the row of a run with its curves, its failed ranks and its notes.
+
+        Raises:
+            RunNotFound: the run was removed.
+        """
+        with self._lock:
+            kept = self._read(folder, state_of(folder / "run.json") or [])
+            self._add_results([kept], folder.parent)
+            curve = self._curve(folder)
+            curve.poll()
+            evaluations = curve.evaluations(kept.info)
+            failures = read_failures(folder)
+        size = max(1, -(-len(evaluations) // max_points))
+        # Decimated from the end, so that the last evaluation is always there
+        shown = evaluations[::-1][::size][::-1]
+        names = ("test_loss", "accuracy", *Run(info=kept.info, metrics={}).metric_names)
+        columns = {name: [row.get(name) for row in shown] for name in names}
+        return {
+            "run": kept.row,
+            "loss": curve.loss(max_points),
+            "evaluations": {
+                "steps": [row["step"] + 1 for row in shown],
+                "seconds": [row["seconds"] for row in shown],
+                **{name: values for name, values in columns.items() if any(value is not None for value in values)},
+            },
+            "failures": [
+                {"rank": rank, "error": str(one.get("error", "")), "traceback": str(one.get("traceback", ""))}
+                for rank, one in failures.items()
+            ],
+            "notes": [note for note in kept.info.get("notes") or () if isinstance(note, str)],
+        }
+
+    def info(self, folder: Path) -> dict[str, Any]:
+        """Return the run's `run.json`, with its true status."""
+        return with_true_status(folder, read_info(folder))
+
+    def _refresh(self, roots: Iterable[Path]) -> None:
+        present: set[Path] = set()
+        for root in roots:
+            read = []
+            for name in _names(root):
+                folder = root / name
+                state = state_of(folder / "run.json")
+                if state is None:
+                    continue
+                kept = self._kept.get(folder)
+                if kept is None or kept.state != state or not kept.is_fresh:
+                    try:
+                        kept = self._read(folder, state)
+                    except RunNotFound:  # damaged, or just removed
+                        continue
+                    read.append(kept)
+                present.add(folder)
+            self._add_results(read, root)
+        for folder in self._kept.keys() - present:
+            del self._kept[folder]
+            self._version += 1
+
+    def _add_results(self, read: Iterable[_Kept], root: Path) -> None:
+        """Add the values computed from metrics to the rows of runs that have ended."""
+        ended = [kept for kept in read if kept.row["status"] in ENDED and "train_loss" not in kept.row]
+        for kept, row in zip(ended, add_results([kept.row for kept in ended], root) if ended else (), strict=True):
+            self._version += 1
+            kept.version = self._version
+            kept.row = {**row, "steps": kept.row["steps"] or row["steps"] or 0}
+
+    def _read(self, folder: Path, state: list[int]) -> _Kept:
+        """Read a run that is new, changed or alive."""
+        recorded = read_info(folder)
+        info = with_true_status(folder, recorded)
+        row = {**row_of(StoredRun(folder, info)), "num_steps": _planned(info), "left_s": None, "steps": 0}
+        before = self._kept.get(folder)
+        if row["status"] in ENDED:
+            if before is not None and before.state == state and before.row["status"] == row["status"]:
+                before.checked_s = time.monotonic()
+                return before
+            row["steps"] = (info.get("result") or {}).get("steps") or 0
+        else:
+            row |= self._live(folder, info, row["num_steps"])
+        if before is not None and before.row == row:
+            before.state, before.checked_s = state, time.monotonic()
+            return before
+        self._version += 1
+        kept = self._kept[folder] = _Kept(state, info, row, self._version, recorded.get("status") in ENDED)
+        return kept
+
+    def _live(self, folder: Path, info: dict[str, Any], num_steps: int | None) -> dict[str, Any]:
+        """Return the results so far of a run that is alive."""
+        curve = self._curve(folder)
+        curve.poll()
+        evaluations = curve.evaluations(info)
+        last = evaluations[-1] if evaluations else {}
+        losses = curve.loss()["values"]
+        own = {name: last.get(name) for name in Run(info=info, metrics={}).metric_names}
+        return {
+            "steps": curve.num_steps,
+            "accuracy": last.get("accuracy"),
+            "loss": last.get("test_loss"),
+            **own,
+            "train_loss": losses[-1] if losses else None,
+            "seconds": curve.seconds,
+            "bytes_sent": curve.bytes_sent,
+            "left_s": curve.left_s(num_steps) if info.get("status") == "running" else None,
+        }
+
+    def _curve(self, folder: Path) -> LiveCurve:
+        curve = self._curves.pop(folder, None) or LiveCurve(folder)
+        self._curves[folder] = curve  # the newest use is last
+        while len(self._curves) > MAX_CURVES:
+            self._curves.popitem(last=False)
+        return curve
+
+    def _small_curve(self, folder: Path, deadline: float) -> list[float | None] | None:
+        known = folder in self._curves
+        if not known and time.monotonic() > deadline:
+            return None
+        curve = self._curve(folder)
+        if not known:
+            curve.poll()  # curves of live runs were polled before
+        values: list[float | None] = [
+            value if math.isfinite(value) else None for value in curve.loss(SHOWN_POINTS)["values"]
+        ]
+        return values
+
+
+def _names(root: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(root) if not name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _planned(info: dict[str, Any]) -> int | None:
+    """Return the number of steps that a run will have taken at its end; None if it is not known."""
+    settings, result = info.get("settings") or {}, info.get("result") or {}
+    for value in (info.get("num_steps"), settings.get("steps"), result.get("steps")):
+        if isinstance(value, int) and value > 0:
+            return value
+    return None

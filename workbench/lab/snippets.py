@@ -1,0 +1,84 @@
+"""Python for a notebook's cell: attach to a cluster, open a run, continue or repeat it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from workbench import problems
+from workbench.resources import PACKAGE
+
+# The defaults of `Settings`, which imports torch; a test compares them.
+DEFAULTS: dict[str, Any] = {
+    "num_micro": 1,
+    "precision": "fp32",
+    "compile": False,
+    "seed": 0,
+    "on_bad_gradient": "stop",
+    "timeout_s": 120.0,
+    "trace_steps": 2000,
+    "progress": "auto",
+    "on_failure": "stop",
+    "keep_checkpoints": 2,
+}
+OBJECTS = ("optimizer", "schedule", "compute")  # a record has only their description
+IMPORT = "import workbench as wb"
+
+
+def attach_code(cluster_id: str) -> str:
+    """Return the line that attaches to a detached cluster.
+
+    >>> attach_code("cluster-3f2a")
+    'cluster = wb.Cluster.attach("cluster-3f2a")'
+    """
+    return f'cluster = wb.Cluster.attach("{cluster_id}")'
+
+
+def run_code(folder: Path, info: dict[str, Any]) -> dict[str, str]:
+    """Return Python by purpose: "open", "repeat", and "continue" if the run has a checkpoint or can be stopped with one.
+
+    Args:
+        folder: the run's folder.
+        info: its `run.json`.
+    """
+    found = {"open": f"{IMPORT}\n\nrun = wb.open_run({str(folder)!r})\nwb.plots.watch(run)"}
+    if info.get("runtime") in ("mpi", "torch"):
+        found["repeat"] = _train(info, {})
+        if any(folder.glob("checkpoint*")):
+            found["continue"] = _train(info, {"resume": str(folder)})
+    return found
+
+
+def _train(info: dict[str, Any], more: dict[str, Any]) -> str:
+    algorithm, problem = info.get("algorithm") or {}, info.get("problem") or {}
+    unknown = []
+    arguments = []
+    for name, value in (algorithm.get("settings") or {}).items():
+        if name in (algorithm.get("defaults") or ()) or value is None:
+            continue
+        if isinstance(value, str) and "(" in value:  # the description of an object
+            unknown.append(f"{name}={value}")
+        else:
+            arguments.append(f"{name}={value!r}")
+    settings = []
+    for name, value in (info.get("settings") or {}).items():
+        if value is None or value == DEFAULTS.get(name):
+            continue
+        if name in OBJECTS:
+            unknown.append(f"{name}={value}")
+        else:
+            settings.append(f"{name}={value!r}")
+    settings += [f"{name}={value!r}" for name, value in more.items()]
+    name, title = str(algorithm.get("name")), str(problem.get("name"))
+    own = f"{name} as {name}" not in (PACKAGE / "__init__.pyi").read_text()  # to import algorithms would import torch
+    lines = [IMPORT, ""]
+    lines += [f"# The record describes these, set them too: {', '.join(unknown)}"] if unknown else []
+    lines += [f"# {name} is your own class: import it here"] if own else []
+    lines += [f"algorithm = {'' if own else 'wb.'}{name}({', '.join(arguments)})"]
+    if title in problems.names():
+        lines += [f"problem = wb.problems.get({title!r})"]
+    else:
+        lines += [f"problem = ...  # your own problem {title!r}"]
+    lines += [f"cluster = wb.Cluster({info.get('num_workers') or 2})"]
+    lines += [f"run = cluster.train(algorithm, problem, {', '.join(settings)})", "run"]
+    return "\n".join(lines)
