@@ -117,9 +117,9 @@ def appendix(paper: Paper, names: list[str]) -> str:
     key = paper.key
     commit = history.commit_of(resources.shared("papers"))
     at = f", at commit {commit['sha'][:12]}" if commit else ""
+    tested = "notebook tests" if len(names) == 1 else "notebooks test"
     abstract = (
-        f"{len(names)} notebook{'s test' if len(names) != 1 else ' tests'} {len(paper.rows)} claims of {key} or of its reviewers. Each claim has expected "
-        "values. "
+        f"{len(names)} {tested} {len(paper.rows)} claims of {key} or of its reviewers. Each claim has expected values. "
         f"There are {len(paper.records)} records of earlier executions. One rule turns measured values into a verdict."
     )
     parts = [
