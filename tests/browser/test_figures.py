@@ -98,7 +98,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     NotebookClient(content, timeout=60, kernel_name="python3", store_widget_state=False).execute()
     kept = [[list(output.data) for output in cell.outputs] for cell in content.cells[1:3]]
     kept[0] = [[kind for kind in kinds if kind != "text/plain"] for kinds in kept[0]]
-    assert kept == [[["text/html"], ["application/vnd.plotly.v1+json"]], []], "header, and a figure in the widget's place"
+    assert kept == [[["text/html"], ["application/vnd.plotly.v1+json"]], []], (
+        "header, and a figure in the widget's place"
+    )
     nbformat.write(content, folder / "figures.ipynb")
     assert (folder / "figures.ipynb").stat().st_size < 200_000
     return plots.export_html(folder / "figures.ipynb", folder / "figures.html")

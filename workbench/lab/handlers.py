@@ -8,6 +8,7 @@
 | GET runs?limit=&after=&curves= | rows of runs, newest first |
 | GET runs/NAME?points= | a run's row, curves and failures |
 | GET runs/NAME/code | Python that opens, repeats or continues it |
+| GET plotly.js | the library of the live figures; see `plots.live.moving_figure` |
 | POST runs/NAME/pause, resume, stop | a command to the run, as `workbench steer` gives it |
 
 The server checks the token, the origin and, for POST, the XSRF cookie. An error is {"message": one sentence}.
@@ -35,6 +36,7 @@ from workbench.errors import ConfigError, RunNotFound, WorkbenchError
 from workbench.lab.cluster_rows import ClusterRows, cluster_log, runs_of_clusters
 from workbench.lab.run_rows import RunRows
 from workbench.lab.snippets import run_code
+from workbench.plots.plotly_js import plotly_js, plotly_js_version
 from workbench.trace.store import runs_root
 
 COMMANDS = ("pause", "resume", "stop")
@@ -52,6 +54,7 @@ def add_handlers(server: Any) -> None:
         ".*$",
         [
             (url_path_join(base, "clusters"), Clusters, given),
+            (url_path_join(base, r"plotly\.js"), PlotlyJs, given),
             (url_path_join(base, "clusters", "([^/]+)", "log"), ClusterLog, given),
             (url_path_join(base, "clusters", "([^/]+)", "stop"), ClusterStop, given),
             (url_path_join(base, "runs"), Runs, given),
@@ -179,6 +182,22 @@ class Clusters(Handler):
         """Answer {"clusters": rows}."""
         notebooks = await self.notebooks()
         await self.answer(lambda: {"clusters": self.state.clusters.rows(notebooks)})
+
+
+class PlotlyJs(Handler):
+    """plotly.js, which a page loads once for all its live figures."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer its text, which the browser may keep until another version is installed."""
+        self.set_header("Cache-Control", "private, no-cache")
+        self.set_header("Etag", f'"{plotly_js_version()}"')
+        if self.check_etag_header():
+            self.set_status(304)
+            self.finish()
+            return
+        self.finish(await self.in_thread(plotly_js), set_content_type="text/javascript; charset=utf-8")
 
 
 class ClusterLog(Handler):

@@ -1,8 +1,9 @@
 """Numbers to Plotly figures, live views for JupyterLab, and HTML pages with figures offline.
 
 Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `dots`, `limits`, `prediction`,
-`fronts`, `parallel_axes`. All use `style`. Separate folders are `gantt` (the timeline) and `live` (figures that
-grow while a run trains). `html`, `pictures` and `for_nbconvert` write pages and images.
+`fronts`, `parallel_axes`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt` (the
+timeline) and `live` (figures that grow while a run trains). `html`, `pictures` and `for_nbconvert` write pages and
+images.
 
 Imports `calibration`, `analysis` and what lies below. Used by `clusters` (live views), `papers` and layers above.
 Begin with `lines`. Names are imported at first use.

@@ -10,9 +10,9 @@ import ipywidgets
 import plotly.graph_objects as go
 import traitlets
 from plotly.io.json import to_json_plotly
-from plotly.offline import get_plotlyjs
 
 from workbench.plots.live.buttons import answer_while_busy
+from workbench.plots.plotly_js import plotly_js
 
 
 @final
@@ -61,4 +61,4 @@ class PlotlyState(anywidget.AnyWidget):
 
     def _answer(self, _: Any, content: dict[str, Any], _buffers: Any) -> None:
         if content.get("want") == "plotly":
-            self.send({"plotly": True}, buffers=[get_plotlyjs().encode()])
+            self.send({"plotly": True}, buffers=[plotly_js().encode()])
