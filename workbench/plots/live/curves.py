@@ -221,8 +221,7 @@ def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
         x: the first x axis.
 
     Example:
-        wb.plots.watch(*[cluster.train(wb.PipeSGD(), problem, epochs=5, seed=seed) for cluster, seed in zip(clusters,
-        range(3))])
+        `wb.plots.watch(first, second)` with two handles of `Cluster.train` shows both in one view.
 
     Raises:
         ConfigError: there is no run.
