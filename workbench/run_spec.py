@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench.errors import ConfigError
 from workbench.logs import LOG
 from workbench.naming import call_checked, parse_pairs, unknown
+
+if TYPE_CHECKING:
+    from workbench.trace.run import Run
 
 LAUNCHERS = {"torch": "torchrun", "mpi": "mpiexec"}
 OPTION_GROUPS = ("set", "option", "optimizer_set", "compute")  # those that take NAME=VALUE
@@ -427,10 +430,18 @@ def report(folder: Path, options: argparse.Namespace) -> int:
         print(json.dumps(summary(run)))
         return 0
     print(compare([run]))
-    for note in run.info.get("notes", ()):
-        if note != run.info["problem"].get("note"):  # the table shows the problem's note
-            print(f"note: {note}")
+    for note in notes_of(run):
+        print(f"note: {note}")
     print(f"run: {folder}")
     if run.info.get("status") == "stopped":
         print(f"stopped with a checkpoint: the same command with --resume {run.id} continues from it")
     return 0
+
+
+def notes_of(run: Run) -> list[str]:
+    """Return what the run's record notes, such as that compute took longer than its slept time.
+
+    The problem's own note is left out, because tables of runs show it.
+    """
+    own = (run.info.get("problem") or {}).get("note")
+    return [str(note) for note in run.info.get("notes") or () if note != own]

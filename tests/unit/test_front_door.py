@@ -21,6 +21,7 @@ from workbench.doctor import software
 from workbench.doctor.finding import Finding
 from workbench.errors import ConfigError
 from workbench.resources import PACKAGE
+from workbench.trace.run import Run
 
 
 def test_a_command_that_is_none_names_the_near_miss_and_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,3 +232,17 @@ def test_compressed_profiles_are_files_too(tmp_path: Path, capsys: pytest.Captur
     file.write_bytes(gzip.compress(b"{}"))
     assert main(["show", str(file)]) == 2
     assert "workbench calibrate" in capsys.readouterr().err
+
+
+def test_show_prints_what_a_record_notes(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Such as that times are wrong; the problem's own note is in the table."""
+    row = {"step": 0, "seconds": 1.0, "samples": 8, "bytes_sent": 0, "loss": 1.0, "num_samples": 8, "staleness": 0}
+    info = {"status": "finished", "clock": "wall", "problem": {"name": "digits", "note": "synthetic"}}
+    late = "compute took longer than the slept time in 50 % of the steps (by 10 ms)"
+    made = [Run({**info, "notes": ["synthetic", late]}, {0: [row]}).save() for _ in range(2)]
+    assert main(["show", made[0].name]) == 0
+    assert capsys.readouterr().out.count(f"note: {late}") == 1
+    assert main(["show", *(path.name for path in made)]) == 0
+    said = capsys.readouterr().out
+    assert all(f"note on {path.name}: {late}" in said for path in made) and "note on x: synthetic" not in said
+    assert said.count("note on") == 2

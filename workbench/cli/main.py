@@ -37,7 +37,7 @@ from workbench.errors import ConfigError, WorkbenchError
 from workbench.logs import LOG, shown_on_stderr
 from workbench.naming import did_you_mean, parse_pairs
 from workbench.resources import version
-from workbench.run_spec import algorithm_in, expand_settings
+from workbench.run_spec import algorithm_in, expand_settings, notes_of
 
 HEADINGS = {  # first command of a group -> heading
     "train": "train, and look at runs",
@@ -282,6 +282,9 @@ def _show(options: argparse.Namespace) -> int:
             print(json.dumps(summary(run)))
     else:
         print(compare(runs))
+        for run in runs:
+            for note in notes_of(run):
+                print(f"note: {note}" if len(runs) == 1 else f"note on {run.id}: {note}")
     return 0
 
 
