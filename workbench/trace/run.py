@@ -184,6 +184,8 @@ class Run(Views):
 
         >>> Run(info={"algorithm": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}}, metrics={}).label
         'PipeSGD(width=2)'
+        >>> Run(info={"algorithm": {"name": "LayerwiseSGD", "settings": {"bucket_bytes": 1048576}}}, metrics={}).label
+        'LayerwiseSGD(bucket_bytes=1048576)'
 
         It says whether ranks slept for their compute:
 
@@ -197,7 +199,7 @@ class Run(Views):
             if key in (quiet or ()) or value is False or value is None:
                 continue
             if isinstance(value, int | float):
-                settings.append(key if value is True else f"{key}={value:g}")
+                settings.append(key if value is True else f"{key}={value if isinstance(value, int) else f'{value:g}'}")
             elif quiet is not None and "(" not in str(value):  # a plain word, not an object's repr
                 settings.append(f"{key}={value}")
         name = str(algorithm.get("name") or "run")
