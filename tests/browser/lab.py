@@ -204,11 +204,13 @@ class Lab:
         )
 
     def theme(self, name: str) -> None:
-        """Change the theme of JupyterLab."""
+        """Change the theme of JupyterLab, and wait for its end: Lab fails if it is asked again meanwhile."""
         self.page.evaluate(
             "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })",
             name,
         )
+        self.page.wait_for_function("theme => document.body.dataset.jpThemeName === theme", arg=name)
+        self.page.wait_for_timeout(1000)  # its style sheets are loaded
 
     def run_cell(self, number: int) -> None:
         """Run one; returns before it has run."""

@@ -68,8 +68,10 @@ function asCsv(place) {
   const cell = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
   const lines = ["curve,panel,x,y"];
   for (const trace of place._fullData.filter((one) => one.visible === true)) {
+    const { name, legendgroup } = place.data[trace.index];
     for (let i = 0; i < (trace.x ?? []).length; i += 1) {
-      lines.push([trace.name ?? "", trace.yaxis ?? "y", trace.x[i], trace.y[i]].map((one) => cell(String(one))).join(","));
+      const row = [name ?? legendgroup ?? "", trace.yaxis ?? "y", trace.x[i], trace.y[i]];
+      lines.push(row.map((one) => cell(String(one))).join(","));
     }
   }
   return lines.join("\n") + "\n";
