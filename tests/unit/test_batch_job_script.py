@@ -279,10 +279,16 @@ def test_a_template_needs_no_option_that_it_does_not_use(tmp_path: Path) -> None
 def test_the_page_has_all_placeholders_and_scripts_that_are_valid(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "schedulers.md").read_text()
     assert [name for name in PLACEHOLDERS if f"`{{{name}}}`" not in page] == []
-    built_in, *_, example = re.findall(r"^```text\n(#!.*?)^```", page, re.MULTILINE | re.DOTALL)
+    built_in, *others = re.findall(r"^```text\n(#!.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert built_in == DIALECTS["pbs"].template
-    text = script(BatchJob("pbs", queue="gpu", walltime="01:00:00", nodes=2, template=template(tmp_path, example)))
-    assert "#PBS -l nodes=2:ppn=4:gpus=4\n" in text and text.endswith("/state/job.json\n")
+    own = [text for text in others if "#PBS" in text]
+    made = [
+        script(BatchJob("pbs", queue="gpu", walltime="01:00:00", nodes=2, template=template(tmp_path, text)))
+        for text in own
+    ]
+    for asked in ("#PBS -l nodes=2:ppn=4:gpus=4\n", "#PBS -l select=2:"):  # Torque, PBS Pro
+        assert sum(asked in text for text in made) == 1
+    assert all(text.endswith("/state/job.json\n") for text in made)
 
 
 # ---------------------------------------------------------------- the command that starts ranks
