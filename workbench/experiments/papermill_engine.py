@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import os
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from nbformat import NotebookNode
 from papermill.engines import NBClientEngine, NotebookExecutionManager
 from traitlets.config import Config
 
-from workbench.clusters.supervision.reaper import end_marked, start_reaper
+from workbench.clusters.supervision.reaper import end_marked, reaped
 from workbench.experiments.record import begin_record, end_record
 from workbench.experiments.sigterm import terminated_as_exit
 
@@ -56,7 +54,7 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
         variables = {"IPP_NONINTERACTIVE": "1", mark: "1"}
         # A kernel that is asked to shut down while it computes prints a traceback of its closed sockets. So kill it.
         ended = terminated_as_exit(lambda: end_marked(mark))
-        with ended, _recorded(nb_man, kernel_name), _reaped(mark), _environment(variables):
+        with ended, _recorded(nb_man, kernel_name), reaped(mark), _environment(variables):
             try:
                 super().execute_managed_notebook(nb_man, kernel_name, **options)
             except BaseException as error:
@@ -117,20 +115,6 @@ class _CellFailed(Exception):
     def __init__(self, ename: str, evalue: str) -> None:
         super().__init__(evalue)
         self.ename, self.evalue = ename, evalue
-
-
-@contextmanager
-def _reaped(mark: str) -> Iterator[None]:
-    """End the marked processes at the end of the block, and when this process is killed."""
-    scratch = tempfile.mkdtemp(prefix="workbench-notebook-")
-    reaper = start_reaper(mark, scratch)
-    try:
-        yield
-    finally:
-        end_marked(mark)
-        reaper.kill()
-        reaper.wait()
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _mark_failed(nb_man: NotebookExecutionManager, error: BaseException) -> None:

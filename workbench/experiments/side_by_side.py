@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from workbench.clusters.supervision.reaper import end_marked, start_reaper
+from workbench.clusters.supervision.reaper import reaped
 from workbench.errors import WorkbenchError
 
 POLL_S = 0.1  # time between checks whether a notebook has ended
@@ -63,33 +60,20 @@ def run_side_by_side(
         A notebook that has ended, its duration in seconds, and its error if it failed.
     """
     queue, running = deque(tasks), list[_Running]()
-    with _processes() as (folder, environment):
+    mark = f"WORKBENCH_NOTEBOOKS_{secrets.token_hex(8).upper()}"
+    environment = {**os.environ, mark: "1"}
+    with reaped(mark) as folder:
         while queue or running:
             while queue and len(running) < jobs:
                 task = queue.popleft()
                 begin(task)
-                running.append(_start(task, folder, environment, timeout_s))
+                running.append(_start(task, Path(folder), environment, timeout_s))
             ended = [one for one in running if one.process.poll() is not None]
             for one in ended:
                 running.remove(one)
                 yield one.task, time.monotonic() - one.begun_s, _error(one)
             if not ended:
                 time.sleep(POLL_S)
-
-
-@contextmanager
-def _processes() -> Iterator[tuple[Path, dict[str, str]]]:
-    """A folder, and the environment of processes that end with the block, or with this process if it is killed."""
-    mark = f"WORKBENCH_NOTEBOOKS_{secrets.token_hex(8).upper()}"
-    folder = tempfile.mkdtemp(prefix="workbench-notebooks-")
-    reaper = start_reaper(mark, folder)
-    try:
-        yield Path(folder), {**os.environ, mark: "1"}
-    finally:
-        end_marked(mark)
-        reaper.kill()
-        reaper.wait()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(task: Task, folder: Path, environment: dict[str, str], timeout_s: float | None) -> _Running:

@@ -29,11 +29,9 @@ def progress_of(run: Run) -> Progress:
     >>> progress_of(Run({"status": "running", "num_steps": 10}, {0: rows}))
     Progress(taken=4, total=10, left_s=3.0)
     """
-    rows = max(
-        ([row for row in rows if "evaluation" not in row] for rows in run.metrics.values()),
-        key=lambda rows: rows[-1]["step"] if rows else -1,
-        default=[],
-    )
+    # Of a rank, each step has one row and at most one evaluation.
+    newest = ([row for row in rows[-2 * RECENT - 2 :] if "evaluation" not in row] for rows in run.metrics.values())
+    rows = max(newest, key=lambda rows: rows[-1]["step"] if rows else -1, default=[])
     total = run.info.get("num_steps")
     if not rows:
         return Progress(0, total, None)

@@ -16,7 +16,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 
 import psutil
 
@@ -78,6 +80,24 @@ def start_reaper(mark: str, folder: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", __file__, str(os.getpid()), mark, folder]
     null = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=null, stdout=null, stderr=null, cwd=os.sep, start_new_session=True)
+
+
+@contextlib.contextmanager
+def reaped(mark: str) -> Iterator[str]:
+    """End the marked processes at the end of the block, and when this process is killed.
+
+    Yields:
+        A folder for their files, which is removed then.
+    """
+    folder = tempfile.mkdtemp(prefix="workbench-marked-")
+    reaper = start_reaper(mark, folder)
+    try:
+        yield folder
+    finally:
+        end_marked(mark)
+        reaper.kill()
+        reaper.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(parent: str, mark: str, folder: str) -> None:

@@ -19,7 +19,7 @@ OTHER = "#767676"  # starting, paused, stopped
 
 
 def header(runs: Sequence[Run]) -> str:
-    """Return a line of HTML for each run: state, step of all steps, time left, accuracy, folder; the error of a failed one."""
+    """Return a line of HTML for each run: state, step, time left, accuracy and folder; and the error of a failed one."""
     lines = [_line(label, run) for label, run in zip(distinct_labels(runs), runs[:MAX_RUNS], strict=False)]
     if len(runs) > MAX_RUNS:
         lines.append(f"and {len(runs) - MAX_RUNS} more runs")
