@@ -17,6 +17,7 @@ import torch
 
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
+from tests.laws.gossip import RightGossip
 from tests.laws.train import MPI, make_job, on_real_runtimes, run_job, run_on_ranks, train
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
@@ -59,6 +60,19 @@ def test_the_record_of_a_run_is_whole(algorithm: Algorithm, runtime: str) -> Non
         assert [row["samples"] for row in trained.rows(rank)] == [9, 18, 23, 32, 41, 46, 55, 64]
         assert {row["num_samples"] for row in trained.rows(rank)} <= {1, 2, 3}
     assert [row["step"] for row in run.evaluations()] == [2, 5, 7]
+
+
+@on_real_runtimes
+def test_replicas_that_stay_different_are_evaluated_at_rank_0s(runtime: str) -> None:
+    """All ranks share the work of an evaluation, so they need equal parameters. The simulator has rank 0's at hand."""
+    real, simulated = (
+        train(which, NUM_RANKS, RightGossip(), tiny.problem(), HOW).run for which in (runtime, "simulated")
+    )
+    found, expected = real.evaluations(), simulated.evaluations()
+    assert [row["step"] for row in found] == [row["step"] for row in expected] == [2, 5, 7]
+    for row, other in zip(found, expected, strict=True):
+        assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-12)
+        assert row["accuracy"] == other["accuracy"]
 
 
 @on_real_runtimes

@@ -60,11 +60,20 @@ class LatePasses:
         """
         if not self.num_late:
             return ""
-        share, late_s = self.num_late / self.num_passes, self.seconds / self.num_late
+        percent, late_ms = 100 * self.num_late / self.num_passes, 1e3 * self.seconds / self.num_late
         return (
-            f"compute took longer than the slept time in {100 * share:.2g} % of the steps (by {late_s * 1e3:.2g} ms): "
+            f"compute took longer than the slept time in {_two_digits(percent)} % of the steps (by {_two_digits(late_ms)} ms): "
             "use longer times, fewer ranks or an idle machine"
         )
+
+
+def _two_digits(value: float) -> str:
+    """Format a number with two digits, without an exponent.
+
+    >>> _two_digits(1.53), _two_digits(100.0)
+    ('1.5', '100')
+    """
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def gather_late_passes(late: LatePasses, transport: Transport, deadline: Deadline) -> LatePasses:

@@ -389,11 +389,21 @@ class TrainingLoop:
         self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
 
     def _evaluated(self) -> Tensor:
-        """Return the parameters to evaluate; their mean if replicas differ between steps."""
+        """Return the parameters to evaluate, equal on all ranks.
+
+        Where replicas differ between steps, this is their mean. Where they never become equal, it is rank 0's replica,
+        as in the simulator.
+        """
         parameters = self._worker.evaluated_parameters()
-        if self._algorithm.replicas == Replicas.AT_END and self._transport.num_workers > 1:
-            self._transport.all_reduce(parameters, self._interpreter.clock.deadline("all ranks to evaluate"))
-            parameters /= self._transport.num_workers
+        replicas, transport = self._algorithm.replicas, self._transport
+        if replicas == Replicas.EVERY_STEP or transport.num_workers == 1:
+            return parameters
+        deadline = self._interpreter.clock.deadline("all ranks to evaluate")
+        if replicas == Replicas.AT_END:
+            transport.all_reduce(parameters, deadline)
+            parameters /= transport.num_workers
+        else:
+            transport.broadcast(parameters, 0, deadline)
         return parameters
 
     def _report_late_passes(self) -> None:
