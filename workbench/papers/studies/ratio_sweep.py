@@ -114,7 +114,7 @@ def _batch_size(cluster: Cluster, problem: Problem, compute_s: float) -> int:
 
 
 def points_table(points: Sequence[Point], names: Sequence[str], caption: str = "") -> Table:
-    """Return a row for each point: c, m, and speed-ups over SGD with their intervals."""
+    """Return a row for each point: c, m, and speed-ups over SGD with their intervals; "-" where one was not measured."""
     rows = [
         {
             "wire": str(point.wire),
@@ -122,7 +122,7 @@ def points_table(points: Sequence[Point], names: Sequence[str], caption: str = "
             "m": float(np.mean(point.communication_s)),
             "ratio": point.ratio,
             "limit": float(np.mean(point.limits)),
-            **{name: with_interval(point.speedups(name)) for name in names},
+            **{name: with_interval(point.speedups(name)) if name in point.times else "-" for name in names},
         }
         for point in points
     ]
@@ -138,9 +138,12 @@ def points_table(points: Sequence[Point], names: Sequence[str], caption: str = "
 
 
 def speedup_curves(points: Sequence[Point], name: str) -> dict[str, dict[float, list[float]]]:
-    """Return hosts -> measured m / c -> speed-ups of an algorithm, for a logarithmic axis of `plots.curves_of`."""
+    """Return hosts -> measured m / c -> speed-ups of an algorithm, for a logarithmic axis of `plots.curves_of`.
+
+    Hosts on which it was not measured are left out.
+    """
     curves: dict[str, dict[float, list[float]]] = {}
-    for point in (point for point in points if point.ratio > 0):
+    for point in (point for point in points if point.ratio > 0 and name in point.times):
         curves.setdefault(f"{name}, {point.wire}", {})[point.ratio] = point.speedups(name)
     return curves
 
