@@ -214,9 +214,12 @@ def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
             "algorithms/diloco.py",
         ),
         ("wb.simulate()", {}, "algorithms/synchronous.py", "runtimes/user_loop/trainer.py"),
+        ("Ring(codec=QSGD())", {}, "codecs/qsgd.py", "codecs/sign.py"),
+        ("f()", {"codec": "sign"}, "codecs/sign.py", "codecs/qsgd.py"),
+        ("f()", {}, "codecs/linear.py", "codecs/qsgd.py"),
     ],
 )
-def test_an_experiment_includes_the_algorithms_that_it_names(
+def test_an_experiment_includes_the_algorithms_and_codecs_that_it_names(
     code: str, parameters: dict[str, Any], has: str, lacks: str, share: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from workbench.papers.history import PACKAGE
 
 # Code that determines a measured number. Tables, plots, messages and the command line do not.
 SHARED = (
-    "codecs",
     "collectives",
     "costs",
     "replica",
@@ -37,8 +37,12 @@ ON_RANKS = (
     "runtimes/rank/training_loop.py",
     "clusters/emulated",
 )
-ALGORITHMS = "algorithms"
-PREDICTED = ("synchronous", "layerwise", "dear", "pipe", "backup")  # algorithms that `calibration` constructs itself
+# Folder of alternatives -> its modules that always count, because `calibration` or `collectives` use them unnamed. Of
+# the others, an experiment depends on those that it names.
+ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
+    "algorithms": ("synchronous", "layerwise", "dear", "pipe", "backup"),
+    "codecs": ("base", "feedback", "groups", "linear", "truncate"),
+}
 IN_LOOPS = {"Trainer": "runtimes/user_loop/trainer.py", "ddp_hook": "runtimes/user_loop/ddp_hook.py"}
 RULES = ("papers/verdicts.py",)  # verdicts follow from the numbers
 STUDIES = "papers/studies/"
@@ -49,7 +53,7 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
     """Return a hash of what determines the numbers of a record.
 
     It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Of the
-    algorithms these are the ones that code or parameters name, and what they import. Comments, docstrings, type
+    algorithms and codecs these are the ones that code or parameters name, and what they import. Comments, docstrings, type
     annotations, the layout of code, error messages and text cells do not change it.
 
     Args:
@@ -115,43 +119,56 @@ def _paths(where: Collection[str]) -> set[str]:
 
 
 def _named_modules(text: str) -> set[str]:
-    """The modules of algorithms that code and parameters name, with those that they import, and of user-written loops.
+    """The modules of algorithms and codecs that code and parameters name, with their imports, and of user-written loops.
 
-    >>> sorted(_named_modules("wb.AsyncSGD()") - _named_modules(""))
-    ['algorithms/async_sgd.py']
+    >>> sorted(_named_modules("wb.AsyncSGD(), 'top-k'") - _named_modules(""))
+    ['algorithms/async_sgd.py', 'codecs/top_k.py']
     """
     found = {path for name, path in IN_LOOPS.items() if re.search(rf"\b{name}\b", text)}
-    words, imports = _algorithm_modules()
-    open_ = [name for name in words if name in PREDICTED or re.search(rf"\b({'|'.join(words[name])})\b", text)]
-    while open_:
-        name = open_.pop()
-        path = f"{ALGORITHMS}/{name}.py"
-        if path not in found:
-            found.add(path)
-            open_ += imports[name]
+    for folder, always in ALTERNATIVES.items():
+        words, imports = _modules_of(folder)
+        open_ = [name for name in words if name in always or re.search(rf"\b({'|'.join(words[name])})\b", text)]
+        while open_:
+            name = open_.pop()
+            path = f"{folder}/{name}.py"
+            if path not in found:
+                found.add(path)
+                open_ += imports[name]
     return found
 
 
 @cache
-def _algorithm_modules() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """Name of each module of algorithms -> words that name what it holds; and -> the modules that it imports."""
-    from workbench.algorithms import find, names
-
+def _modules_of(folder: str) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Name of each module of a folder -> words that name what it holds; and -> the modules of the folder it imports."""
+    package = import_module(f"workbench.{folder}")
     words: dict[str, set[str]] = {}
     imports: dict[str, set[str]] = {}
-    for path in (PACKAGE / ALGORITHMS).glob("*.py"):
+    for path in (PACKAGE / folder).glob("*.py"):
         if path.stem == "__init__":
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         words[path.stem] = {
-            f"{ALGORITHMS}.{path.stem}",
+            f"{folder}.{path.stem}",
             *(one.name for one in tree.body if isinstance(one, ast.ClassDef)),
         }
-        origins = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        imports[path.stem] = {one.rpartition(".")[2] for one in origins if one.startswith(f"workbench.{ALGORITHMS}.")}
-    for name in names():
-        words[find(name).__module__.rpartition(".")[2]].add(name)
+        imports[path.stem] = _imported_from(folder, tree)
+    for name in package.names():
+        words[package.find(name).__module__.rpartition(".")[2]].add(name)
     return words, imports
+
+
+def _imported_from(folder: str, tree: ast.Module) -> set[str]:
+    """The modules of a folder that code imports, by `from workbench.folder.one import ...` or `from workbench.folder import one`."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"workbench.{folder}"):
+            names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            found |= {
+                name.rpartition(".")[2]
+                for name in names
+                if (PACKAGE / f"{name.removeprefix('workbench.').replace('.', '/')}.py").is_file()
+            }
+    return found
 
 
 def _experiments_of(source: str) -> Iterator[str]:
