@@ -19,7 +19,7 @@ from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.gossip import RightGossip
 from tests.laws.train import MPI, make_job, on_real_runtimes, run_job, run_on_ranks, train
-from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import ApplyOrder, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
 from workbench.problems.loading import fetch
 from workbench.program import Algorithm
@@ -73,6 +73,19 @@ def test_replicas_that_stay_different_are_evaluated_at_rank_0s(runtime: str) -> 
     for row, other in zip(found, expected, strict=True):
         assert row["test_loss"] == pytest.approx(other["test_loss"], rel=1e-12)
         assert row["accuracy"] == other["accuracy"]
+
+
+@on_real_runtimes
+def test_the_distance_of_replicas_from_their_mean_is_recorded(runtime: str) -> None:
+    real, simulated = (
+        train(which, NUM_RANKS, LocalSGD(every=4), tiny.problem(), HOW).run for which in (runtime, "simulated")
+    )
+    found, expected = real.curve("steps", "consensus_distance")[1], simulated.curve("steps", "consensus_distance")[1]
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    assert found[0] > found[-1] == pytest.approx(0, abs=1e-12)
+    assert not len(
+        train(runtime, NUM_RANKS, SynchronousSGD(), tiny.problem(), HOW).run.curve("steps", "consensus_distance")[0]
+    )
 
 
 @on_real_runtimes

@@ -443,3 +443,15 @@ def model_info(layout: Layout) -> dict[str, Any]:
 def share_cores(threads: int | None, ranks_here: int) -> None:
     """Give this rank its share of the machine's cores."""
     torch.set_num_threads(threads or max(1, num_cores() // max(1, ranks_here)))
+
+
+def distance_from_mean(replicas: Sequence[Tensor], mean: Tensor) -> dict[str, list[float]]:
+    """Return, for the row of an evaluation, the sum of squared distances of replicas from their mean, and their number.
+
+    `Run.evaluations` has the root of the mean over all replicas, as "consensus_distance".
+
+    >>> distance_from_mean([torch.tensor([0.0, 0.0]), torch.tensor([2.0, 4.0])], torch.tensor([1.0, 2.0]))
+    {'distance_squared': [10.0, 2]}
+    """
+    squared = sum((replica - mean).double().square().sum().item() for replica in replicas)
+    return {"distance_squared": [squared, len(replicas)]}

@@ -35,6 +35,8 @@ def is_metrics_row(row: Any) -> bool:
         isinstance(shares, dict) and is_number(shares.get("loss_sum"), nan=True) and is_number(shares.get("count"))
     ):
         return False
+    if "distance_squared" in shares and not _is_sum(shares["distance_squared"]):
+        return False
     own = shares.get("metrics", {})
     if not (isinstance(own, dict) and all(_is_sum(value) for value in own.values())):
         return False
@@ -42,7 +44,7 @@ def is_metrics_row(row: Any) -> bool:
 
 
 def _is_sum(value: Any) -> bool:
-    """Return whether a value is the sum of a metric and its number of samples."""
+    """Return whether a value is a sum and the number of what was summed."""
     return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
 
 

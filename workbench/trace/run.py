@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from workbench.trace.weights import write_weights
 
 PENDING_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
 PROFILED = "torch.profiler"  # the runtime of a run that was made from profiles
+DISTANCE = "consensus_distance"  # of an evaluation of replicas that differ between steps
 X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
 
 
@@ -318,7 +320,8 @@ class Run(Views):
     def evaluations(self) -> list[dict[str, Any]]:
         """Return each evaluation over all ranks: step, seconds, samples, bytes_sent, test_loss, accuracy (or None).
 
-        The problem's own metrics follow, by name.
+        The problem's own metrics follow, by name. Where replicas differ between steps, "consensus_distance" follows:
+        the root of the mean square of the replicas' distances from their mean.
 
         An evaluation by one rank for all ranks is complete when that rank has reported. Otherwise an evaluation is
         complete when every rank has reported its share. If a run continued with fewer ranks, only the shares of the
@@ -358,6 +361,7 @@ class Run(Views):
                     "accuracy": sum(part["correct"] or 0 for part in parts) / judged if judged else None,
                     **dict.fromkeys(self.metric_names),
                     **_merged([part.get("metrics") or {} for part in parts]),
+                    **_consensus([part["distance_squared"] for part in parts if "distance_squared" in part]),
                 }
             )
         return found
@@ -413,18 +417,18 @@ class Run(Views):
 
         Args:
             x: "steps", "seconds" (of training, without evaluation), "samples" or "bytes" (sent by all ranks).
-            y: "loss" (of the minibatches, sample mean), "test_loss" or "accuracy" (of the evaluations), or the name of
-                one of the problem's metrics.
+            y: "loss" (of the minibatches, sample mean), "test_loss" or "accuracy" (of the evaluations), the name of one
+                of the problem's metrics, or "consensus_distance" (of replicas from their mean, at the evaluations).
 
         Raises:
             ConfigError: unknown axis.
         """
         if x not in X_FIELDS:
             raise ConfigError(f"x={x!r}: choose one of {', '.join(X_FIELDS)}")
-        known = ("loss", "test_loss", "accuracy", *self.metric_names)
+        known = ("loss", "test_loss", "accuracy", *self.metric_names, DISTANCE)
         if y not in known:
             raise ConfigError(f"y={y!r}: choose one of {', '.join(known)}")
-        rows = [row for row in (self.steps() if y == "loss" else self.evaluations()) if row[y] is not None]
+        rows = [row for row in (self.steps() if y == "loss" else self.evaluations()) if row.get(y) is not None]
         return np.array([row[X_FIELDS[x]] for row in rows], float), np.array([row[y] for row in rows], float)
 
 
@@ -437,6 +441,16 @@ def _merged(parts: list[dict[str, list[float]]]) -> dict[str, float]:
             total[0] += value
             total[1] += number
     return {name: value / number for name, (value, number) in totals.items() if number}
+
+
+def _consensus(parts: list[list[float]]) -> dict[str, float]:
+    """Return the root mean square distance of replicas, of sums and numbers of replicas; empty if none was recorded.
+
+    >>> _consensus([[5.0, 1], [3.0, 1]]), _consensus([])
+    ({'consensus_distance': 2.0}, {})
+    """
+    squared, number = (sum(column) for column in zip(*parts, strict=True)) if parts else (0.0, 0)
+    return {DISTANCE: math.sqrt(squared / number)} if number else {}
 
 
 def _bytes_by_time(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[int]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workbench.ops import EndStep
 from workbench.program import Algorithm, Context, Replicas, lower
-from workbench.replica.local_training import LocalTraining
+from workbench.replica.local_training import LocalTraining, distance_from_mean
 from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.writer import CheckpointWriter
 from workbench.runtimes.control.controller import RETRY_JOIN, RunController
@@ -377,7 +377,8 @@ class TrainingLoop:
         with interpreter.clock.doing("in the evaluation"):
             # As in torch DDP, rank 0's running statistics are evaluated.
             share_tensors(worker.replica.float_buffers(), transport, interpreter)
-            sums = worker.evaluate_at(self._evaluated(), transport.rank, transport.num_workers)
+            parameters, distance = self._evaluated()
+            sums = worker.evaluate_at(parameters, transport.rank, transport.num_workers) | distance
         end = interpreter.clock.now()
         self._paused_s += end - begin
         self._recorder.span("evaluate", interpreter.clock.compute_lane, begin, end, step)
@@ -388,23 +389,24 @@ class TrainingLoop:
         }
         self._recorder.metrics({**row, "bytes_sent": int(interpreter.bytes_sent), "evaluation": sums})
 
-    def _evaluated(self) -> Tensor:
-        """Return the parameters to evaluate, equal on all ranks.
+    def _evaluated(self) -> tuple[Tensor, dict[str, Any]]:
+        """Return the parameters to evaluate, equal on all ranks, and this replica's distance from them.
 
-        Where replicas differ between steps, this is their mean. Where they never become equal, it is rank 0's replica,
-        as in the simulator.
+        Where replicas differ between steps, the parameters are their mean. Where they never become equal, they are rank
+        0's replica, as in the simulator; then no distance is recorded.
         """
-        parameters = self._worker.evaluated_parameters()
+        own = self._worker.evaluated_parameters()
         replicas, transport = self._algorithm.replicas, self._transport
         if replicas == Replicas.EVERY_STEP or transport.num_workers == 1:
-            return parameters
+            return own, {}
         deadline = self._interpreter.clock.deadline("all ranks to evaluate")
-        if replicas == Replicas.AT_END:
-            transport.all_reduce(parameters, deadline)
-            parameters /= transport.num_workers
-        else:
+        parameters = own.clone()
+        if replicas == Replicas.NEVER:
             transport.broadcast(parameters, 0, deadline)
-        return parameters
+            return parameters, {}
+        transport.all_reduce(parameters, deadline)
+        parameters /= transport.num_workers
+        return parameters, distance_from_mean([own], parameters)
 
     def _report_late_passes(self) -> None:
         """Note in the run's record if the compute of ranks took longer than the slept time. All ranks call it."""

@@ -7,13 +7,15 @@ step.
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from workbench.ops import Apply
 from workbench.program import Algorithm, Replicas
+from workbench.replica.local_training import distance_from_mean
 from workbench.runtimes.execution.evaluation_schedule import EvaluationSchedule
 from workbench.runtimes.simulator.state import SimCluster
 from workbench.runtimes.simulator.worker import SimWorker
@@ -49,7 +51,7 @@ class SimEvaluations:
             replicas = self._replicas.setdefault(step, [])
             replicas.append(mine)
             if len(replicas) == len(self._workers):
-                self._evaluate(step, self._clock.now_s, torch.stack(self._replicas.pop(step)).mean(0))
+                self._evaluate_mean(step, self._clock.now_s, self._replicas.pop(step))
         else:
             self.of_rank0(worker, step)
 
@@ -79,7 +81,9 @@ class SimEvaluations:
             return
         if not algorithm.requires.servers or stopped:
             last = first.last_step if algorithm.asynchronous else first.num_steps - 1
-            self._evaluate(last, seconds, parameters)
+            averages = algorithm.replicas == Replicas.AT_END and not algorithm.elasticity.shrinks_unasked
+            replicas = [worker.evaluated_parameters() for worker in self._workers] if averages else []
+            self._evaluate(last, seconds, parameters, self._distance(replicas, parameters))
             return
         end_s = seconds if self._updated_s is None else self._updated_s
         done = {row["step"] for row in first.recorder.rows if "evaluation" in row}
@@ -96,8 +100,20 @@ class SimEvaluations:
             for shard in range(len(self._workers[0].replica.layout.buckets))
         ]
 
-    def _evaluate(self, step: int, now_s: float, parameters: Tensor | None) -> None:
+    def _evaluate_mean(self, step: int, now_s: float, replicas: list[Tensor]) -> None:
+        """Evaluate at the mean of replicas that differ, and record how far they are from it."""
+        mean = torch.stack(replicas).mean(0)
+        self._evaluate(step, now_s, mean, self._distance(replicas, mean))
+
+    @staticmethod
+    def _distance(replicas: Sequence[Tensor | None], mean: Tensor) -> dict[str, Any]:
+        known = [replica for replica in replicas if replica is not None]
+        return distance_from_mean(known, mean) if len(known) > 1 else {}
+
+    def _evaluate(
+        self, step: int, now_s: float, parameters: Tensor | None, distance: Mapping[str, Any] | None = None
+    ) -> None:
         """Evaluate at these parameters; None in a timing-only simulation."""
         if parameters is not None:
             bytes_sent = sum(int(worker.bytes_sent) for worker in self._workers)
-            self._workers[0].evaluate(step, now_s, parameters, bytes_sent)
+            self._workers[0].evaluate(step, now_s, parameters, bytes_sent, distance or {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, final
 
 import torch
@@ -131,12 +132,22 @@ class SimWorker:
         """Return the trained weights, by file; None if only the timing is simulated."""
         return None if self._worker is None else self._worker.weights()
 
-    def evaluate(self, step: int, now_s: float, parameters: Tensor, bytes_sent: int) -> None:
-        """Evaluate these parameters on the whole test set, in no virtual time. `bytes_sent` is the sum over workers."""
+    def evaluate(
+        self, step: int, now_s: float, parameters: Tensor, bytes_sent: int, distance: Mapping[str, Any]
+    ) -> None:
+        """Evaluate these parameters on the whole test set, in no virtual time.
+
+        Args:
+            step: the step.
+            now_s: its end.
+            parameters: flat.
+            bytes_sent: the sum over workers.
+            distance: what `distance_from_mean` returns, or nothing.
+        """
         if self._worker is not None and self._worker.can_evaluate:
             samples = self._worker.sampler.samples_before(step + 1)
             row = {"step": step, "seconds": now_s, "samples": samples, "bytes_sent": bytes_sent}
-            self.recorder.metrics({**row, "evaluation": self._worker.evaluate_at(parameters, 0, 1)})
+            self.recorder.metrics({**row, "evaluation": {**self._worker.evaluate_at(parameters, 0, 1), **distance}})
 
 
 @final
