@@ -217,9 +217,11 @@ def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
         ("Ring(codec=QSGD())", {}, "codecs/qsgd.py", "codecs/sign.py"),
         ("f()", {"codec": "sign"}, "codecs/sign.py", "codecs/qsgd.py"),
         ("f()", {}, "codecs/linear.py", "codecs/qsgd.py"),
+        ("Hierarchical()", {}, "collectives/hierarchical.py", "collectives/low_rank.py"),
+        ("f()", {}, "collectives/ring.py", "collectives/hierarchical.py"),
     ],
 )
-def test_an_experiment_includes_the_algorithms_and_codecs_that_it_names(
+def test_an_experiment_includes_the_alternatives_that_it_names(
     code: str, parameters: dict[str, Any], has: str, lacks: str, share: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []

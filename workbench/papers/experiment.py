@@ -17,7 +17,6 @@ from workbench.papers.history import PACKAGE
 
 # Code that determines a measured number. Tables, plots, messages and the command line do not.
 SHARED = (
-    "collectives",
     "costs",
     "replica",
     "theory",
@@ -37,11 +36,12 @@ ON_RANKS = (
     "runtimes/rank/training_loop.py",
     "clusters/emulated",
 )
-# Folder of alternatives -> its modules that always count, because `calibration` or `collectives` use them unnamed. Of
-# the others, an experiment depends on those that it names.
+# Folder of alternatives -> its modules that always count, because `calibration`, the simulator or each other use them
+# unnamed. Of the others, an experiment depends on those that it names.
 ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     "algorithms": ("synchronous", "layerwise", "dear", "pipe", "backup"),
     "codecs": ("base", "feedback", "groups", "linear", "truncate"),
+    "collectives": ("algorithm", "auto", "base", "linear", "memory", "wire"),
 }
 IN_LOOPS = {"Trainer": "runtimes/user_loop/trainer.py", "ddp_hook": "runtimes/user_loop/ddp_hook.py"}
 RULES = ("papers/verdicts.py",)  # verdicts follow from the numbers
@@ -53,7 +53,7 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
     """Return a hash of what determines the numbers of a record.
 
     It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Of the
-    algorithms and codecs these are the ones that code or parameters name, and what they import. Comments, docstrings, type
+    algorithms, codecs and collectives these are the ones that code or parameters name, and what they import. Comments, docstrings, type
     annotations, the layout of code, error messages and text cells do not change it.
 
     Args:
@@ -119,7 +119,7 @@ def _paths(where: Collection[str]) -> set[str]:
 
 
 def _named_modules(text: str) -> set[str]:
-    """The modules of algorithms and codecs that code and parameters name, with their imports, and of user-written loops.
+    """The modules of `ALTERNATIVES` that code and parameters name, with their imports, and those of user-written loops.
 
     >>> sorted(_named_modules("wb.AsyncSGD(), 'top-k'") - _named_modules(""))
     ['algorithms/async_sgd.py', 'codecs/top_k.py']
