@@ -67,7 +67,8 @@ class Settings:
         ema_decay: evaluate an exponential moving average of the parameters with this decay for each update (0.9999,
             for example); None: no average.
         num_micro: micro-batches in a step; their gradients accumulate before they are sent.
-        precision: "fp32", or "bf16" / "fp16" for automatic mixed precision (fp16 with dynamic loss scaling).
+        precision: "fp32", or "bf16" / "fp16" for automatic mixed precision (fp16 with dynamic loss scaling; with
+            parameter servers each worker has its own scale).
         compile: run the module through `torch.compile`.
         evaluate_every: steps between evaluations on the test data; None: once an epoch; 0: at the end only.
         seed: of data order, initial weights and dropout.

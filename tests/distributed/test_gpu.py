@@ -165,9 +165,10 @@ def test_more_ranks_than_gpus_compute_on_the_cpu_and_say_so() -> None:
 
 @ON_GPU
 @pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("algorithm", ["pipe-sgd", "async-sgd"])
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_mixed_precision_on_a_gpu_is_near_single_precision(precision: str) -> None:
-    single, mixed = (losses_of(train("torch", "pipe-sgd", "--precision", word)) for word in ("fp32", precision))
+def test_mixed_precision_on_a_gpu_is_near_single_precision(precision: str, algorithm: str) -> None:
+    single, mixed = (losses_of(train("torch", algorithm, "--precision", word)) for word in ("fp32", precision))
     assert mixed != single
     assert mixed == pytest.approx(single, rel=0.05)
 

@@ -238,8 +238,8 @@ def test_each_worker_has_its_own_statistics_and_dropout(runtime: str) -> None:
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [({"clip_norm": 1.0}, "clip_norm"), ({"precision": "fp16"}, "bf16"), ({"ema_decay": 0.5}, "shards=1")],
-    ids=["clipping", "loss scaling", "averages of a part"],
+    [({"clip_norm": 1.0}, "clip_norm"), ({"ema_decay": 0.5}, "shards=1")],
+    ids=["clipping", "averages of a part"],
 )
 def test_what_servers_cannot_do_is_refused(how: dict[str, object], words: str) -> None:
     for algorithm in (AsyncSGD(shards=2), BackupSGD(backups=0, shards=2)):

@@ -188,6 +188,40 @@ def test_a_loss_scale_does_not_fall_for_ever(deferred: bool) -> None:
     assert min(replica.updates) == 17
 
 
+@pytest.mark.parametrize("deferred", [False, True])
+def test_on_a_worker_of_servers_it_does_not_either(deferred: bool) -> None:
+    """The worker's own gradient is checked, and no sum."""
+    replica = replica_of(Net(float("nan")), "stop", deferred, precision="fp16", served=True)
+    assert replica.loss_scale is not None
+    for halved in range(1, 18):
+        gradient = backward(replica)
+        assert not gradient.flat.any(), "zeros with weight 0"
+        assert entries(replica) == {"loss": 1.0}
+        assert replica.loss_scale.value == 2.0 ** (16 - halved)
+    why = "" if deferred else r" The loss scale has fallen to 0\.5"
+    with pytest.raises(Diverged, match=rf"rank 2 .*step 7.*nan in .*first\.weight.*{why}"):
+        _ = backward(replica), entries(replica)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_bad_loss_is_left_out_on_a_worker_of_servers_and_its_scale_stays(deferred: bool) -> None:
+    """A smaller scale would not help."""
+    replica = replica_of(Net(), "skip", deferred, precision="fp16", served=True)
+    gradient = backward(replica, float("nan"))
+    assert not gradient.flat.any()
+    assert entries(replica)["skipped"] == "loss nan"
+    assert replica.loss_scale is not None and replica.loss_scale.value == 2.0**16
+
+
+def test_a_server_in_fp16_checks_its_sums() -> None:
+    """Each worker has left out its overflows, so no loss scale explains a sum that is not finite."""
+    replica = replica_of(Net(), "stop", precision="fp16", served=True)
+    gradient = backward(replica)
+    gradient.flat[0] = float("inf")
+    with pytest.raises(Diverged, match="the sum overflowed"):
+        replica.server_copy.apply(gradient, 1.0)
+
+
 def test_buckets_of_different_weights_are_divided_each_by_its_own() -> None:
     replica = replica_of(Net(), "skip", bucket_bytes=0)
     before, gradient = replica.read_parameters(), backward(replica)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, Self, final
@@ -55,6 +55,9 @@ class GradientGuard(Protocol):
 
     def check_bucket(self, gradient: Gradient, bucket: int) -> None:
         """Check a bucket before it is sent."""
+
+    def reports_overflow(self) -> bool:
+        """Return whether a rank's own gradient that is not finite is a bad one, so that the loss scale stays."""
 
     def restore_buffers(self) -> None:
         """End the backward pass; all buckets have been sent."""
@@ -351,10 +354,15 @@ class LossScale:
 
         All ranks hold the same sum, so all make the same decision. If servers sum, each rank has its own scale.
         """
-        if not all(bool(torch.isfinite(part).all()) for part in parts):
+        if not all_finite(parts):
             self.value, self.good = self.value / 2, 0
             return False
         self.good += 1
         if self.good == self.growth_steps:
             self.value, self.good = self.value * 2, 0
         return True
+
+
+def all_finite(parts: Iterable[Tensor]) -> bool:
+    """Return whether all values of all parts are finite."""
+    return all(bool(torch.isfinite(part).all()) for part in parts)

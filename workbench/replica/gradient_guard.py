@@ -54,7 +54,6 @@ class GradientGuard:
         self._max_norm = max_norm
         self._layout = replica.layout
         self._deferred_checks = self._layout.device.type == "cuda" if deferred is None else deferred
-        self._scaled = replica.loss_scale is not None  # the loss scale then handles an overflow
         self._found: list[GradientReport] = []
         self._step = 0
         self._left_out = False
@@ -69,6 +68,25 @@ class GradientGuard:
         return found
 
     # -- one rank's own gradient -------------------------------------------------------------------------------
+
+    def reports_overflow(self) -> bool:
+        """Return whether a gradient that is not finite is a bad one, because the loss is, or the scale is too small.
+
+        The loss scale then stays. On a GPU it waits for the loss.
+        """
+        bad_loss = self._left_out or (self._pending is not None and not bool(self._pending.ok))
+        return bad_loss or self._checks_values
+
+    @property
+    def _checks_values(self) -> bool:
+        """Return whether this rank's gradient must be finite.
+
+        A loss scale handles an overflow: of the sum, or of this rank's gradient until the scale is too small.
+        """
+        replica = self._replica
+        if replica.loss_scale is None:
+            return True
+        return replica.leaves_out_overflow and replica.loss_scale.value < MIN_SCALE
 
     def begin_step(self, step: int) -> None:
         """Prepare for the forward pass of a step."""
@@ -104,7 +122,7 @@ class GradientGuard:
                 self._pending.ok &= ~self._pending.too_large
             return
         value = float(norm)
-        if value <= self._max_norm or (self._scaled and not math.isfinite(value)):
+        if value <= self._max_norm or not (self._checks_values or math.isfinite(value)):
             return
         if any(self._is_bad(gradient, piece) for piece in self._layout.buckets):
             return
@@ -124,7 +142,7 @@ class GradientGuard:
         piece = self._layout.buckets[bucket]
         body, tail = self._body(gradient, piece), gradient.flat[piece.tail : piece.stop]
         if self._pending is not None:
-            if not self._scaled:
+            if self._checks_values:
                 self._pending.add_bucket(piece, [gradient.view(slot) for slot in piece.slots])
             self._mask(body, tail, self._pending.ok)
             return
@@ -141,16 +159,18 @@ class GradientGuard:
 
     def is_plain(self, flat: Tensor, loss: float, share: float) -> bool:
         """Return whether a gradient with zero tails, computed elsewhere (`simulator.lockstep`), is good."""
-        if not math.isfinite(loss) or not (self._scaled or _is_finite(flat)):
+        if not math.isfinite(loss) or (self._checks_values and not _is_finite(flat)):
             return False
         return self._max_norm is None or not share or float(flat.norm()) / share <= self._max_norm * (1 - 1e-3)
 
     def _is_bad(self, gradient: Gradient, piece: BucketSlice) -> bool:
         """Return whether a bucket's parameters are not finite, and report it."""
-        if self._scaled or _is_finite(self._body(gradient, piece)):
+        if not self._checks_values or _is_finite(self._body(gradient, piece)):
             return False
         where = _where(gradient, piece.slots)
-        self._report(where, f"the gradient of rank {self.rank} is not finite at step {self._step}: {where}")
+        fault = f"the gradient of rank {self.rank} is not finite at step {self._step}: {where}"
+        scale = self._replica.loss_scale
+        self._report(where, fault if scale is None else f"{fault}. {_fallen(scale.value)}")
         return True
 
     def _body(self, gradient: Gradient, piece: BucketSlice) -> Tensor:
@@ -194,17 +214,14 @@ class GradientGuard:
     def accepts_sum(self, gradient: Gradient) -> bool:
         """Return whether a sum is finite. All ranks hold the same sum, so all make the same decision.
 
-        With a loss scale, the scale handles an overflow, unless it is too small to cause one.
+        With a loss scale, the scale handles an overflow, unless it is too small to cause one. On a server it does not:
+        each worker has left out its own.
         """
-        scale = self._replica.loss_scale
+        scale = None if self._replica.leaves_out_overflow else self._replica.loss_scale
         others = self._deferred_checks if scale is None else scale.value >= MIN_SCALE
         if others:  # the loss scale decides, or a check would wait for the device
             return True
-        why = (
-            "Each rank's gradient was finite, so the sum overflowed"
-            if scale is None
-            else f"The loss scale has fallen to {scale.value:g} because of it"
-        )
+        why = "Each rank's gradient was finite, so the sum overflowed" if scale is None else _fallen(scale.value)
         for piece, flat in gradient.slices():
             if not _is_finite(flat[: piece.tail - piece.start]):
                 where = _where(gradient, piece.slots)
@@ -221,6 +238,10 @@ def guard_of(replica: Replica, settings: Settings, rank: int) -> GradientGuard |
     if settings.on_bad_gradient == "ignore":
         return None
     return GradientGuard(replica, settings.on_bad_gradient, rank, settings.max_grad_norm)
+
+
+def _fallen(scale: float) -> str:
+    return f"The loss scale has fallen to {scale:g} because of it"
 
 
 def _is_finite(values: Tensor) -> bool:

@@ -316,6 +316,7 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
     )
     more = {"schedule": settings.schedule, "ema_decay": settings.ema_decay}
     replica.make_server_copy = lambda: ServerCopy(replica.parameters, replica.layout, make_optimizer, **more)  # type: ignore[arg-type]
+    replica.leaves_out_overflow = algorithm.requires.servers and settings.precision == "fp16"
     if settings.ema_decay is not None and not algorithm.requires.servers:
         replica.keep_average(settings.ema_decay)
     return replica
@@ -327,11 +328,6 @@ def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
         raise ConfigError(
             "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own "
             "clip_norm if it has one"
-        )
-    if algorithm.requires.servers and settings.precision == "fp16":
-        raise ConfigError(
-            "fp16 loss scaling must check the summed gradient before an update, but here servers update: use "
-            "precision='bf16'"
         )
     split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
     if algorithm.requires.servers and settings.ema_decay is not None and split:

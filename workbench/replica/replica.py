@@ -25,6 +25,7 @@ from workbench.replica.backward import (
     LossScale,
     MicroBatch,
     ParameterUse,
+    all_finite,
     is_compiled,
 )
 from workbench.replica.optimizer_step import OptimizerWrapper, TrainedParameters, check_not_wrapped, check_optimizer
@@ -104,6 +105,7 @@ class Replica:
         )
         self.precision = precision
         self.loss_scale = LossScale() if precision == "fp16" else None
+        self.leaves_out_overflow = served and precision == "fp16"  # no rank checks a sum: each checks its own gradient
         self.updates = [0] * len(self.layout.buckets)  # number of updates of each bucket
         self.control_out = 0  # rank 0's control value, sent with every gradient
         self.control_seen = 0
@@ -252,7 +254,7 @@ class Replica:
 
     def _launch_ready(self, state: Accumulation) -> None:
         """Pass on the buckets that are final, in bucket order."""
-        if (self.guard is not None and self.guard.whole) or self._checks_overflow:
+        if self.sends_whole:
             return
         while state.next_bucket < len(self.layout.buckets) and state.is_final(state.next_bucket):
             state.count_in_place(state.next_bucket)
@@ -264,7 +266,7 @@ class Replica:
             state.count_in_place(bucket) if bucket >= state.next_bucket else state.check_once(bucket)
         for index in set(range(len(self.layout.slots))) - state.written:
             state.views[index].zero_()
-        if self._checks_overflow and state.weight:
+        if self.leaves_out_overflow and state.weight:
             self._leave_out_overflow(state)
         if self.guard is not None:
             self.guard.check_norm(state.gradient, state.weight)
@@ -274,14 +276,20 @@ class Replica:
             self.guard.restore_buffers()
 
     @property
-    def _checks_overflow(self) -> bool:
-        """Return True if this rank must find an overflow of its own gradient, because servers sum and update."""
-        return self.settings is not None and self.loss_scale is not None
+    def sends_whole(self) -> bool:
+        """Return True if no bucket may be sent before the whole gradient was checked."""
+        return self.leaves_out_overflow or (self.guard is not None and self.guard.whole)
 
     def _leave_out_overflow(self, state: Accumulation) -> None:
-        """Make a gradient that overflowed in 16 bits count nothing: zeros with weight 0, and no used parameter."""
+        """Make a gradient that overflowed in 16 bits count nothing: zeros with weight 0, and no used parameter.
+
+        The guard leaves out one that a smaller loss scale would not help. The scale then stays.
+        """
         assert self.loss_scale is not None
-        if not self.loss_scale.accept(*(state.gradient.body(piece.index) for piece in self.layout.buckets)):
+        bodies = [state.gradient.body(piece.index) for piece in self.layout.buckets]
+        if self.guard is not None and self.guard.reports_overflow() and not all_finite(bodies):
+            return
+        if not self.loss_scale.accept(*bodies):
             state.gradient.flat.zero_()
             state.weight = 0.0
             state.written.clear()

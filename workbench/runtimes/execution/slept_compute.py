@@ -140,7 +140,7 @@ class SleptCompute:
         def share_of_batch(step: int) -> float:
             return float(worker.sampler.shares(step)[worker.rank])
 
-        layout, whole = worker.replica.layout, settings.max_grad_norm is not None
+        layout, whole = worker.replica.layout, worker.replica.sends_whole
         return cls(settings.compute, settings.seed, rank, layout, share_of_batch, whole=whole)
 
     def seconds(self, step: int) -> tuple[float, float]:

@@ -46,9 +46,10 @@ class PassTimes:
         *,
         num_workers: int,
         num_computing: int,
+        served: bool = False,
     ) -> None:
         self.compute = compute
-        shares = list(enumerate(ready_shares(compute, layout, settings)))
+        shares = list(enumerate(ready_shares(compute, layout, settings, served=served)))
         self.early = tuple((bucket, share) for bucket, share in shares if share < 1)
         self.late = tuple(bucket for bucket, share in shares if share >= 1)
         self.forward_parts = compute.forward_parts(layout)

@@ -130,7 +130,13 @@ class Simulation:
         self._asynchronous = algorithm.asynchronous
         first, num_computing = self.workers[0], algorithm.roles(workers).num_computing
         times = PassTimes(
-            compute, first.replica.layout, settings, first.sampler, num_workers=workers, num_computing=num_computing
+            compute,
+            first.replica.layout,
+            settings,
+            first.sampler,
+            num_workers=workers,
+            num_computing=num_computing,
+            served=algorithm.requires.servers,
         )
         handlers = {**HANDLERS, EndStep: self._end_step}
         self.cluster = SimCluster(network, times, workers, handlers, check_in_flight=check_in_flight)

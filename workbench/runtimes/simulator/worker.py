@@ -239,10 +239,14 @@ def shape_of(problem: Problem, algorithm: Algorithm) -> Layout:
     return build_layout(trainable(model), buckets.max_bytes, buckets.count)
 
 
-def ready_shares(compute: Compute, layout: Layout, settings: Settings) -> tuple[float, ...]:
-    """Return the share of backward after which each bucket may leave: 1 for all if the whole gradient must be known."""
+def ready_shares(compute: Compute, layout: Layout, settings: Settings, *, served: bool = False) -> tuple[float, ...]:
+    """Return the share of backward after which each bucket may leave: 1 for all if the whole gradient must be known.
+
+    `served`: servers sum the gradients, so a rank looks for an overflow before it sends.
+    """
     shares = compute.ready_shares(layout)
-    return shares if settings.max_grad_norm is None else (1.0,) * len(shares)
+    whole = settings.max_grad_norm is not None or (served and settings.precision == "fp16")
+    return (1.0,) * len(shares) if whole else shares
 
 
 def build_workers(

@@ -168,7 +168,7 @@ class Trainer:
                 )
             slept = None
             if compute is not None:
-                whole = max_grad_norm is not None
+                whole = self.replica.sends_whole
                 slept = SleptCompute(compute, compute_seed, self.rank, self.replica.layout, whole=whole)
             more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector}
             here = weakref.ref(self)  # a weak reference: the interpreter must not keep the Trainer alive
