@@ -124,7 +124,17 @@ def run_simulation(
         seconds = float(ended_s.max())
         group.evaluate(group.num_steps - 1, seconds)
         group.finish()
-    info = run_info_of(algorithm, problem, settings, workers, group.replica.layout, network, compute, group.sampler)
+    info = run_info_of(
+        algorithm,
+        problem,
+        settings,
+        workers,
+        group.replica.layout,
+        network,
+        compute,
+        group.sampler,
+        timing_only=timing_only,
+    )
     waited = float(group.waited_s.mean() / seconds) if seconds else 0.0  # of a worker's time, for sums
     result = {"steps": group.num_steps, "seconds": seconds, "last_step": group.num_steps - 1, "waited_share": waited}
     note = f"one program for {workers} workers"

@@ -12,6 +12,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, build_layout, trainable
 from workbench.ops import EndStep
 from workbench.problems.base import Problem, Sampler
+from workbench.problems.loading import Source
 from workbench.program import Algorithm
 from workbench.replica.backward import Hooks
 from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
@@ -234,6 +235,11 @@ def ready_shares(compute: Compute, layout: Layout, settings: Settings) -> tuple[
     return shares if settings.max_grad_norm is None else (1.0,) * len(shares)
 
 
+def sources_of(problem: Problem) -> tuple[Source, Source | None]:
+    """Return the training and test samples, which this process reads for all workers."""
+    return problem.train_source().without_processes(), problem.test_source()
+
+
 def build_workers(
     algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool
 ) -> list[SimWorker]:
@@ -247,7 +253,7 @@ def build_workers(
         return [
             SimWorker(rank, settings, None, MetaReplica(layout, buckets), sampler, taken) for rank in range(num_workers)
         ]
-    data = (problem.train_source(), problem.test_source())
+    data = sources_of(problem)
     cpu = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
         workers = [
