@@ -362,7 +362,7 @@ def test_loader_processes_that_a_simulation_needs_are_noted(kind: str) -> None:
     problem = wb.Problem(model=lambda: torch.nn.Linear(1, 1), loss=loss, train=train, whole_batch=True, correct=None)
     run = simulate(problem, workers=1)
     (note,) = (note for note in run.info["notes"] if "loader processes" in note)
-    assert "started 2 loader processes" in note
+    assert "each simulated worker: 2," in note
     timed = simulate(problem, workers=1, timing_only=True)
     assert not any("loader processes" in note for note in timed.info["notes"])
 

@@ -412,7 +412,7 @@ def run_info_of(
     num_processes = 0 if timing_only or sampler.source is None else sampler.source.num_processes
     if num_processes:
         notes.append(
-            f"each simulated worker started {num_processes} loader processes, as a real rank does: the loader has a "
+            f"loader processes of each simulated worker: {num_processes}, as of a real rank, because the loader has a "
             "worker_init_fn, or a function of the rank returned it"
         )
     if sampler.num_samples < sampler.global_batch:
