@@ -35,7 +35,7 @@ from .settings import Settings as Settings
 
 # where
 from .clusters import Cluster as Cluster, attach as attach
-from .simulated import simulate as simulate
+from .runtimes.simulator.simulate import simulate as simulate
 from . import costs as costs
 from .runtimes.simulator.replay import replay as replay
 from .runtimes.user_loop.trainer import Trainer as Trainer, serve as serve

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.train import (
     COMPUTE,
+    MPI,
     NETWORK,
     assert_same,
     make_job,
@@ -27,6 +28,7 @@ from tests.laws.train import (
     train,
 )
 from tests.laws.variants import name_of
+from workbench import ops
 from workbench.algorithms import (
     AsyncSGD,
     BackupSGD,
@@ -40,7 +42,9 @@ from workbench.algorithms import (
 from workbench.algorithms.quorum import NoiseScale
 from workbench.collectives import PowerSGD, Ring
 from workbench.errors import ConfigError
+from workbench.program import Algorithm, Card, Context
 from workbench.replica.local_training import run_info
+from workbench.runtimes.reference import ReferenceRuntime
 from workbench.runtimes.simulator.replay import replay
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
@@ -65,6 +69,42 @@ def test_many_servers_on_a_rank(runtime: str) -> None:
     trained = train(runtime, 2, AsyncSGD(shards=40), tiny.problem(tiny.ManyParameters), settings())
     assert {row["bucket"] for row in trained.run.updates()} == set(range(40))
     assert torch.equal(trained.parameters[0][-1], trained.parameters[1][-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartsAMessage(Algorithm):
+    """Rank 0 starts a message where rank 1 starts a program. Then both start one that exchanges a message."""
+
+    card: ClassVar[Card] = Card(paper="none", staleness="0", bytes_per_step="0", memory="none")
+
+    def worker(self, ctx: Context) -> ops.Program:
+        like = torch.zeros(2)
+
+        def message() -> ops.Program:
+            yield ops.Send(1, like) if ctx.rank == 0 else ops.Recv(0, like)
+
+        def nothing() -> ops.Program:
+            yield ops.Now()
+
+        yield ops.Discard((yield ops.Backward(0)))
+        first = yield ops.Start(ops.Send(1, like) if ctx.rank == 0 else nothing())
+        if ctx.rank == 1:
+            yield ops.Recv(0, like)
+        second = yield ops.Start(message(), lane=ops.FREE)
+        for ticket in (first, second):
+            yield ops.Wait(ticket)
+        yield ops.EndStep(0)
+
+
+@pytest.mark.parametrize("runtime", ["reference", "simulated", "torch", MPI])
+def test_every_start_is_numbered(runtime: str) -> None:
+    """Sub-programs of one number exchange messages, and a single message counts."""
+    if runtime == "reference":
+        ranks = ReferenceRuntime(StartsAMessage(), 2, lambda rank, step, parameters: parameters).run(1).ranks
+        assert [len(rank.ends) for rank in ranks] == [1, 1]
+    else:
+        run = train(runtime, 2, StartsAMessage(), tiny.problem(test=None), settings(steps=1)).run
+        assert run.info["status"] == "finished"
 
 
 class BreaksInItsServer(torch.optim.SGD):

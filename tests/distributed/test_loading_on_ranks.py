@@ -93,6 +93,22 @@ def test_loader_processes_train_alike_and_read_ahead(runtime: str) -> None:
     assert torch.equal(ahead.final, plain.final)
 
 
+@final
+class NoisyStream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return ((x + torch.randn_like(x), y) for x, y in zip(*tiny.data(), strict=True))
+
+
+@on_real_runtimes
+@pytest.mark.parametrize("data", [Noisy, NoisyStream])
+def test_a_simulation_reads_what_loader_processes_of_ranks_read(data: type[Any], runtime: str) -> None:
+    loader = DataLoader(data(), num_workers=1, shuffle=None if data is NoisyStream else True)
+    problem = replace(tiny.problem(), train=loader)
+    real, simulated = (train(one, 2, SynchronousSGD(), problem, HOW) for one in (runtime, "simulated"))
+    assert losses(real.run) == losses(simulated.run)
+    assert torch.equal(real.final, simulated.final)
+
+
 @on_real_runtimes
 def test_a_stream_is_divided_among_ranks(runtime: str) -> None:
     run = train(runtime, 2, SynchronousSGD(), replace(tiny.problem(), train=Dealt()), HOW).run

@@ -96,7 +96,7 @@ def with_check(notebook: Path, folder: Path) -> Path:
 def keep_runs() -> list[Kept]:
     """From now on every simulated run of this process, in order."""
     import workbench
-    from workbench.runtimes.simulator.simulate import simulate  # which `workbench.simulate` calls
+    from workbench.runtimes.simulator.simulate import simulate  # which is `workbench.simulate`
 
     kept: list[Kept] = []
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -32,6 +34,10 @@ NUMBERS = torch.arange(20)
 few_cores = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # than loader processes
 
 
+def noise() -> float:
+    return random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002
+
+
 @final
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
     """Items with noise from all three generators, as augmentation has it."""
@@ -40,8 +46,7 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
         return len(NUMBERS)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        noise = random.random() + float(np.random.rand()) + float(torch.rand(()))  # noqa: NPY002
-        return torch.tensor([index, noise]), NUMBERS[index]
+        return torch.tensor([index, noise()]), NUMBERS[index]
 
 
 @final
@@ -51,6 +56,15 @@ class Stream(IterableDataset[Tensor]):
 
     def __iter__(self) -> Iterator[Tensor]:
         return (torch.tensor([number]) for number in range(self.length))
+
+
+@final
+class NoisyStream(IterableDataset[Tensor]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (torch.tensor([number, noise()]) for number in range(self.length))
 
 
 @final
@@ -64,9 +78,16 @@ class DividesItself(IterableDataset[Tensor]):
 
 
 def reading(
-    data: Any, rank: int = 0, num_ranks: int = 2, batch_size: int = 3, num_micro: int = 1, seed: int = 0
+    data: Any,
+    rank: int = 0,
+    num_ranks: int = 2,
+    batch_size: int = 3,
+    num_micro: int = 1,
+    seed: int = 0,
+    here: bool = False,
 ) -> Any:
     source = source_of(data, "train")
+    source = source.without_processes() if here else source
     sampler = Sampler(source.num_samples, batch_size, num_ranks, seed, source=source)
     return source.reader(
         Reading(
@@ -269,3 +290,82 @@ def test_what_the_model_cannot_take_is_said(parts: dict[str, Any], words: str) -
             batch_size=2,
             compute=wb.costs.Compute(forward_s=1.0, backward_s=1.0),
         )
+
+
+# -- simulations, which start no loader processes -----------------------------------------------------------------------
+
+COMPUTE = wb.costs.Compute(forward_s=1.0, backward_s=1.0)
+simulate = partial(wb.simulate, wb.SynchronousSGD(), workers=4, steps=4, batch_size=2, lr=1e-3, compute=COMPUTE)
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(process: Any) -> None:
+        pytest.fail(f"started {process}")
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", refuse)
+
+
+def noisy_problem(**more: Any) -> Any:
+    return wb.Problem(
+        model=lambda: torch.nn.Linear(2, 1),
+        loss=lambda model, batch: (model((batch[0] if isinstance(batch, list) else batch).float()) ** 2).mean(),
+        whole_batch=True,
+        correct=None,
+        **more,
+    )
+
+
+@pytest.mark.usefixtures("no_processes")
+@pytest.mark.parametrize("how", [{}, {"detail": "messages"}], ids=["one program", "messages"])
+def test_a_simulation_starts_no_loader_processes(how: dict[str, Any]) -> None:
+    loader = DataLoader(Noisy(), shuffle=True, num_workers=2, prefetch_factor=4, persistent_workers=True)
+    found, expected = (
+        simulate(noisy_problem(train=train), **how) for train in (loader, DataLoader(Noisy(), shuffle=True))
+    )
+    assert found.curve("steps", "loss")[1].tolist() == expected.curve("steps", "loss")[1].tolist()
+    assert not any("loader processes" in note for note in found.info["notes"])
+
+
+@few_cores
+@pytest.mark.parametrize("length", [24, 29], ids=["equal parts", "unequal parts"])
+def test_what_loader_processes_read_of_a_stream_is_read_here(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same samples, order and noise, also when one loader process has more batches, and when the stream begins again."""
+    loader = DataLoader(NoisyStream(length), num_workers=2)
+    ahead = reading(loader, num_ranks=2, batch_size=2)
+    expected = [ahead.read(step) for step in range(16)]
+    ahead.close()
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", lambda process: pytest.fail("started"))
+    torch.manual_seed(3)
+    after = torch.rand(2)
+    torch.manual_seed(3)
+    found = reading(loader, num_ranks=2, batch_size=2, here=True)
+    for step in range(16):
+        ((batch, _),), ((other, _),) = found.read(step), expected[step]
+        assert torch.equal(batch, other), step
+    assert torch.equal(torch.rand(2), after), "the generators are as they were"
+
+
+@pytest.mark.usefixtures("no_processes")
+def test_a_simulation_reads_every_sample_of_a_stream_that_divides_itself() -> None:
+    ranks = [reading(DataLoader(DividesItself(), num_workers=2), rank, here=True) for rank in range(2)]
+    found = [number for step in range(4) for rank in ranks for number in numbers(rank.read(step))]
+    assert sorted(found) == list(range(24))
+
+
+@few_cores
+@pytest.mark.parametrize("kind", ["worker_init_fn", "function of the rank"])
+def test_loader_processes_that_a_simulation_needs_are_noted(kind: str) -> None:
+    """`worker_init_fn` may open files, and only the user knows what a function's loader does."""
+    loader = DataLoader(Stream(64), batch_size=2, num_workers=2, worker_init_fn=prepare)
+    train: Any = loader if kind == "worker_init_fn" else lambda rank, num_ranks: loader
+    problem = wb.Problem(model=lambda: torch.nn.Linear(1, 1), loss=loss, train=train, whole_batch=True, correct=None)
+    run = simulate(problem, workers=1)
+    (note,) = (note for note in run.info["notes"] if "loader processes" in note)
+    assert "each simulated worker: 2," in note
+    timed = simulate(problem, workers=1, timing_only=True)
+    assert not any("loader processes" in note for note in timed.info["notes"])
+
+
+def prepare(process: int) -> None:
+    """Prepare a loader process."""

@@ -7,7 +7,10 @@
 | a function of (rank, number of ranks) | by the function, which returns batches | that of the function |
 
 What a data set draws at random, such as augmentation, depends only on the seed, rank and step, with any number of
-loader processes. So a resumed run reads what an unbroken one reads.
+loader processes. So a resumed run reads what an unbroken one reads. (In a stream with loader processes it depends on the
+seed, the rank and the loader process.)
+
+A simulation starts no loader processes (`Source.without_processes`).
 
 A stream has no position. A resumed rank reads it again from its beginning, and leaves out as many minibatches as were
 taken. With the same number of ranks and the same batch size it continues with the sample that comes next. Otherwise,
@@ -21,7 +24,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 from typing import Any, cast, final
 
@@ -173,6 +176,15 @@ class Source(ABC):
 
     num_samples: int
     gives_batches = False  # whether the user made the batches: each counts the same, as in torch DDP
+    num_processes = 0  # loader processes of each rank; of a function's loaders, known when there is a reader
+
+    def without_processes(self) -> Source:
+        """Return a source whose readers give the same batches, but read them in this process.
+
+        This source itself, with its loader processes, if the loader has a `worker_init_fn`, which prepares a process, or
+        if a function returns the loader.
+        """
+        return self
 
     @abstractmethod
     def reader(self, reading: Reading) -> Reader:
@@ -198,16 +210,36 @@ class Source(ABC):
 @contextmanager
 def drawing(seed: int) -> Iterator[None]:
     """Draw the random numbers of the block from a seed: Python's, NumPy's and torch's. Later ones are as without it."""
-    plain, arrays, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))  # noqa: NPY002 - a data set may draw from it
-    torch.default_generator.manual_seed(seed)
+    with _generators_kept():
+        _seed_generators(seed, seed % (1 << 32))
+        yield
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Restore the states of Python's, NumPy's and torch's generators at the end of the block."""
+    states = _generator_states()
     try:
         yield
     finally:
-        random.setstate(plain)
-        np.random.set_state(arrays)  # noqa: NPY002
-        torch.set_rng_state(tensors)
+        _set_generators(states)
+
+
+def _seed_generators(seed: int, numpy_seed: Any) -> None:
+    random.seed(seed)
+    np.random.seed(numpy_seed)  # noqa: NPY002 - a data set may draw from it
+    torch.default_generator.manual_seed(seed)
+
+
+def _generator_states() -> tuple[Any, Any, Tensor]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+
+
+def _set_generators(states: tuple[Any, Any, Tensor]) -> None:
+    plain, arrays, tensors = states
+    random.setstate(plain)
+    np.random.set_state(arrays)  # noqa: NPY002
+    torch.set_rng_state(tensors)
 
 
 # -- data that are read by index ---------------------------------------------------------------------------------------
@@ -220,6 +252,12 @@ class IndexedSource(Source):
     def __init__(self, data: Dataset[Any], loading: Loading) -> None:
         self.data, self.loading = data, loading
         self.num_samples = len(data if loading.order is None else loading.order)  # type: ignore[arg-type]
+        self.num_processes = loading.num_workers
+
+    def without_processes(self) -> Source:
+        if self.loading.worker_init is not None:
+            return self
+        return IndexedSource(self.data, replace(self.loading, num_workers=0, prefetch_factor=None, context=None))
 
     def reader(self, reading: Reading) -> Reader:
         if self.loading.num_workers:
@@ -361,8 +399,15 @@ class StreamSource(Source):
 
     num_samples = ENDLESS
 
-    def __init__(self, data: Iterable[Any], loading: Loading) -> None:
+    def __init__(self, data: Iterable[Any], loading: Loading, *, reads_here: bool = False) -> None:
         self.data, self.loading = data, loading
+        self._reads_here = reads_here  # what the loader processes would read
+        self.num_processes = 0 if reads_here else loading.num_workers
+
+    def without_processes(self) -> Source:
+        if self.loading.worker_init is not None or not self.loading.num_workers:
+            return self
+        return StreamSource(self.data, self.loading, reads_here=True)
 
     def reader(self, reading: Reading) -> Reader:
         part = _Part(self.data, reading.rank, reading.num_ranks)
@@ -370,7 +415,10 @@ class StreamSource(Source):
 
     def _batches_of(self, part: _Part, sizes: Sequence[int]) -> Iterator[tuple[Batch, int]]:
         """Batches of these sizes, in turn, until the part ends; the last incomplete one is left out."""
-        if len(set(sizes)) == 1:
+        if len(set(sizes)) == 1 and self._reads_here:
+            for batch in _as_by_processes(part, sizes[0], self.loading):
+                yield batch, sizes[0]
+        elif len(set(sizes)) == 1:
             for batch in self.loading.loader(part, batch_size=sizes[0], drop_last=True):
                 yield batch, sizes[0]
         else:
@@ -411,9 +459,49 @@ class _Part(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
-        number, of = (0, 1) if info is None else (info.id, info.num_workers)
         loader_process._worker_info = None  # of this process, which reads nothing else
-        return islice(iter(self._data), self._rank * of + number, None, self._num_ranks * of)
+        return self.samples() if info is None else self.samples(info.id, info.num_workers)
+
+    def samples(self, process: int = 0, num_processes: int = 1) -> Iterator[Any]:
+        """The samples of one of the loader processes."""
+        first, step = self._rank * num_processes + process, self._num_ranks * num_processes
+        return islice(iter(self._data), first, None, step)
+
+
+def _as_by_processes(part: _Part, size: int, loading: Loading) -> Iterator[Batch]:
+    """The batches of loader processes, read in this process.
+
+    They have the same samples in the same order, and the same random numbers: the processes give one batch each in turn,
+    and each has its own generators.
+    """
+
+    def batches(process: int) -> Iterator[Batch]:
+        samples = part.samples(process, loading.num_workers)
+        while len(items := list(islice(samples, size))) == size:
+            yield loading.collate(items)
+
+    seed = int(torch.empty((), dtype=torch.int64).random_().item())  # drawn as by a `DataLoader`
+    coming = cycle([_with_generators(seed, number, batches(number)) for number in range(loading.num_workers)])
+    for num_left in range(loading.num_workers, 0, -1):
+        coming = cycle(islice(coming, num_left))
+        yield from map(next, coming)  # until one has no more
+
+
+def _with_generators(seed: int, process: int, items: Iterator[Any]) -> Iterator[Any]:
+    """The same items. What they draw comes from separate generators, seeded as those of a loader process."""
+    states = None
+    while True:
+        with _generators_kept():
+            if states is None:
+                _seed_generators(seed + process, loader_process._generate_state(seed, process))
+            else:
+                _set_generators(states)
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            states = _generator_states()
+        yield item
 
 
 @final
@@ -432,6 +520,7 @@ class RankSource(Source):
                 "train= returns whole batches, which cannot be divided into micro-batches: use smaller batches"
             )
         made = self._make(reading.rank, reading.num_ranks)
+        self.num_processes = made.num_workers if isinstance(made, DataLoader) else 0
         return _ReadsStream(lambda: _checked(made, reading.batch_size), reading)
 
     def some(self, number: int) -> Batch:

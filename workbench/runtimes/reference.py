@@ -115,6 +115,7 @@ class Process:
         self.ready = True  # `answer` or `error` is known: the program can be resumed
         self.blocked = False  # waits for a message, or for the other ranks of a collective
         self.num_native = 0
+        self.num_started = 0  # background work so far: the next key
 
 
 @final
@@ -167,7 +168,6 @@ class ReferenceRuntime:
         ]
         self.processes: list[Process] = []
         self.lanes: dict[tuple[int, int], deque[Process]] = defaultdict(deque)
-        self.num_started = [0] * num_ranks
         self.sends: list[tuple[Any, ...]] = []  # (key, tag, source, to, value, stamp, ticket or process, now)
         self.receives: list[tuple[Any, ...]] = []  # (key, tag, source, to, like, stamped, ticket or process, now)
         self.joins: dict[Any, dict[int, tuple[Any, Any, float]]] = defaultdict(dict)
@@ -423,17 +423,18 @@ class ReferenceRuntime:
     # -- communication -----------------------------------------------------------------------------------------
 
     def _start(self, process: Process, request: ops.Start, work: Request | Program) -> Ticket:
-        if isinstance(work, ops.Send | ops.Recv):  # not numbered: ranks may start different ones
-            ticket = Ticket(-1, work)
+        if not request.shares_tags:
+            process.num_started += 1
+        ticket = Ticket(process.num_started, work)
+        if isinstance(work, ops.Send | ops.Recv):
             self._communicate(Process(process.rank, iter(()), process.key, process.now, ticket), work, ticket)  # type: ignore[arg-type]
             return ticket
-        self.num_started[process.rank] += 1
-        ticket = Ticket(self.num_started[process.rank], work)
+        assert process.ticket is None, f"a sub-program cannot start {type(work).__name__} in the background"
         program = perform(work) if isinstance(work, Request) else work
         child = Process(process.rank, program, process.key if request.shares_tags else ticket.key, process.now, ticket)
-        lane = request.lane if request.lane != ops.FREE else -ticket.key - 1
-        self.lanes[process.rank, lane].append(child)
-        if len(self.lanes[process.rank, lane]) == 1:
+        lane = deque() if request.lane == ops.FREE else self.lanes[process.rank, request.lane]
+        lane.append(child)
+        if len(lane) == 1:
             self.processes.append(child)
         return ticket
 

@@ -1,4 +1,4 @@
-"""Chooses between a simulation message by message and one program for all workers."""
+"""`wb.simulate`, which chooses between a simulation message by message and one program for all workers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,28 @@ def simulate(
     timing_only: bool = False,
     detail: Detail = "auto",
     failures: Mapping[int, float] | None = None,
+    save: bool = False,
     **settings: Any,
 ) -> Run:
     """Train on a simulated cluster and return the run.
 
-    `workbench.simulated.simulate` describes the arguments; it can also store the run.
+    Args:
+        algorithm, problem: the same objects as for real ranks.
+        workers: number of workers.
+        network: `workbench.costs.ethernet_10g`, or its name there, "ethernet-10g".
+        compute: costs of one worker. None: they are measured (`workbench.costs.measure_compute`) and recorded with the
+            run.
+        timing_only: compute no gradients, only virtual time.
+        detail: "messages": every worker runs its program, and every message is an event. "formula": one program runs
+            for all workers. A collective begins when the last worker has arrived, and takes the seconds of its closed
+            form. Needs `timing_only`, unless the collective is `Native()`. "auto": one program if the result is the
+            same (a symmetric algorithm that sums with the library's all-reduce); otherwise messages.
+        failures: rank -> virtual seconds at which its process ends, such as `{3: 2.5}`. The algorithm must be able to
+            continue without that rank: a worker other than rank 0, of an algorithm with servers.
+            `run.info["departures"]` lists the ranks that ended.
+        save: add the run to the run store, where `workbench runs` finds it. Otherwise it is only in memory, until
+            `run.save()`.
+        settings: those of `workbench.settings.Settings`.
 
     Raises:
         ConfigError: this cannot be simulated; the message names the alternative.
@@ -70,7 +87,7 @@ def simulate(
         Notifier(chosen.callbacks, lambda text: warnings.warn(text, RuntimeWarning, stacklevel=4)).update(
             run, ended=True
         )
-    return run
+    return Run.load(run.save()) if save else run
 
 
 def run_simulation(
@@ -124,7 +141,17 @@ def run_simulation(
         seconds = float(ended_s.max())
         group.evaluate(group.num_steps - 1, seconds)
         group.finish()
-    info = run_info_of(algorithm, problem, settings, workers, group.replica.layout, network, compute, group.sampler)
+    info = run_info_of(
+        algorithm,
+        problem,
+        settings,
+        workers,
+        group.replica.layout,
+        network,
+        compute,
+        group.sampler,
+        timing_only=timing_only,
+    )
     waited = float(group.waited_s.mean() / seconds) if seconds else 0.0  # of a worker's time, for sums
     result = {"steps": group.num_steps, "seconds": seconds, "last_step": group.num_steps - 1, "waited_share": waited}
     note = f"one program for {workers} workers"

@@ -363,6 +363,7 @@ class Simulation:
             self.network,
             self.compute,
             first.sampler,
+            timing_only=isinstance(first.replica, MetaReplica),
         )
         stopped = self._stopped
         served = self.algorithm.requires.servers
@@ -403,6 +404,8 @@ def run_info_of(
     network: Any,
     compute: Any,
     sampler: Sampler,
+    *,
+    timing_only: bool,
 ) -> dict[str, Any]:
     """The facts about a simulated run in its record, with either kind of simulation."""
     info = run_info(algorithm, problem, settings, "simulated", num_workers)
@@ -412,6 +415,12 @@ def run_info_of(
         f"simulated: {network}",
         f"simulated: {compute}",
     ]
+    num_processes = 0 if timing_only or sampler.source is None else sampler.source.num_processes
+    if num_processes:
+        notes.append(
+            f"loader processes of each simulated worker: {num_processes}, as of a real rank, because the loader has a "
+            "worker_init_fn, or a function of the rank returned it"
+        )
     if sampler.num_samples < sampler.global_batch:
         share = sampler.num_samples / sampler.global_batch
         notes.append(

@@ -13,6 +13,7 @@ from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, build_layout, trainable
 from workbench.ops import EndStep
 from workbench.problems.base import Problem, Sampler
+from workbench.problems.loading import Source
 from workbench.program import Algorithm
 from workbench.replica.backward import Hooks
 from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
@@ -249,6 +250,11 @@ def ready_shares(compute: Compute, layout: Layout, settings: Settings, *, served
     return (1.0,) * len(shares) if whole else shares
 
 
+def sources_of(problem: Problem) -> tuple[Source, Source | None]:
+    """Return the training and test samples, which this process reads for all workers."""
+    return problem.train_source().without_processes(), problem.test_source()
+
+
 def build_workers(
     algorithm: Algorithm, problem: Problem, settings: Settings, num_workers: int, timing_only: bool
 ) -> list[SimWorker]:
@@ -262,7 +268,7 @@ def build_workers(
         return [
             SimWorker(rank, settings, None, MetaReplica(layout, buckets), sampler, taken) for rank in range(num_workers)
         ]
-    data = (problem.train_source(), problem.test_source())
+    data = sources_of(problem)
     cpu = torch.device("cpu")
     with torch.random.fork_rng(devices=[]):
         workers = [

@@ -22,7 +22,7 @@ from workbench.replica.local_training import LocalTraining, num_steps_of, sample
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.simulator.lockstep.gradient_sum import GradientSum
-from workbench.runtimes.simulator.worker import MetaReplica, ready_shares, shape_of
+from workbench.runtimes.simulator.worker import MetaReplica, ready_shares, shape_of, sources_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 from workbench.trace.weights import State
@@ -60,7 +60,8 @@ class WorkerGroup:
             self.replica = MetaReplica(shape_of(problem, algorithm))
         else:
             with torch.random.fork_rng(devices=[]):
-                self._worker = LocalTraining(algorithm, problem, settings, 0, num_workers, torch.device("cpu"))
+                data, cpu = sources_of(problem), torch.device("cpu")
+                self._worker = LocalTraining(algorithm, problem, settings, 0, num_workers, cpu, data)
             self.sampler, self.replica = self._worker.sampler, self._worker.replica
             self._summation = GradientSum(self._worker.replica, self._worker.guard)
         self.num_steps = num_steps_of(settings, self.sampler)
