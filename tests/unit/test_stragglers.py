@@ -297,6 +297,9 @@ def test_by_rank_each_machine_keeps_its_own() -> None:
         ("bimodal:0.05,4", Bimodal(probability=0.05, factor=4)),
         ("bimodal:factor=4,probability=0.05", Bimodal(probability=0.05, factor=4)),
         ("slow-machines:0.1,3", SlowMachines(share=0.1, factor=3)),
+        ("slow-machines:3=4", SlowMachines(factor_of={3: 4})),  # type: ignore[arg-type]
+        ("slow-machines: 5 = 1.5, 3=4", SlowMachines(factor_of=((5, 1.5), (3, 4)))),
+        ("slow-machines:0.1,3,2=4", SlowMachines(factor_of=((2, 4),), share=0.1, factor=3)),
         ("time-varying:0.3,0.9", TimeVarying(sigma=0.3, correlation=0.9)),
         ("failures:3600,60", Failures(mean_between_s=3600, repair_s=60)),
     ],
@@ -316,6 +319,15 @@ def test_laws_by_name(text: str, law: Stragglers) -> None:
         ("pareto:shap=2", "did you mean shape"),
         ("pareto:2.5,shape=3", "given twice"),
         ("shifted-exponential:1", "shifted-exponential:shift,scale"),
+        ("slow-machines", "slow-machines:rank=factor"),
+        ("slow-machines:3", "slow-machines:rank=factor"),
+        ("slow-machines:3:4", "slow-machines:rank=factor"),
+        ("slow-machines:3=", "factor of rank 3 is '': give a number"),
+        ("slow-machines:3=four", "factor of rank 3 is 'four': give a number"),
+        ("slow-machines:3=0", "above 0"),
+        ("slow-machines:3=4,3=5", "names a rank twice"),
+        ("slow-machines:-1=4", "counted from 0"),
+        ("lognormal:3=4", "has no option '3'"),
     ],
 )
 def test_a_name_that_is_none_is_refused_with_the_fix(text: str, fix: str) -> None:
