@@ -297,7 +297,7 @@ def test_by_rank_each_machine_keeps_its_own() -> None:
         ("bimodal:0.05,4", Bimodal(probability=0.05, factor=4)),
         ("bimodal:factor=4,probability=0.05", Bimodal(probability=0.05, factor=4)),
         ("slow-machines:0.1,3", SlowMachines(share=0.1, factor=3)),
-        ("slow-machines:3=4", SlowMachines(factor_of={3: 4})),  # type: ignore[arg-type]
+        ("slow-machines:3=4", SlowMachines(factor_of=((3, 4),))),
         ("slow-machines: 5 = 1.5, 3=4", SlowMachines(factor_of=((5, 1.5), (3, 4)))),
         ("slow-machines:0.1,3,2=4", SlowMachines(factor_of=((2, 4),), share=0.1, factor=3)),
         ("time-varying:0.3,0.9", TimeVarying(sigma=0.3, correlation=0.9)),
