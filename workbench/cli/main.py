@@ -298,10 +298,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     run = open_run(options.run)
     assert run.folder is not None, "the run was read from its folder"
     recorded = run.info.get("algorithm") or {}
-    if options.algorithm:
-        algorithm = algorithms.get(options.algorithm, **(recorded.get("settings") or {}))
-    else:
-        algorithm = algorithms.recorded(recorded)
+    named = options.algorithm
+    algorithm = algorithms.get(named, **(recorded.get("settings") or {})) if named else algorithms.recorded(recorded)
     if algorithm is None:
         raise ConfigError(f"the algorithm of {run.id} is not the package's: give it, as --algorithm file.py:Class")
     name = options.problem or str((run.info.get("problem") or {}).get("name"))
