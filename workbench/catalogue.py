@@ -26,6 +26,7 @@ of a rank, beyond parameters and optimizer. K: width of a pipeline. d: delay in 
 parameters; their bytes are those of a rank that is also a worker. N, b: gradients that an update uses, and that it drops.
 H: steps between two averages. P: fragments of the parameters. t_c, t_compute: seconds of an all-reduce, and of a step's compute."""
 
+NO_CARD = Card(paper="none", staleness="not given", bytes_per_step="not given", memory="not given", roles="not given")
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps text in parentheses on one line
 CODED = 1_000_000  # number of values for which a codec's bytes are shown
 
@@ -73,7 +74,7 @@ def describe(what: str, name: str) -> dict[str, Any]:
     """
     names, find = FIND[what]
     make = find(name)
-    known = next(known for known in names() if find(known) is make)
+    known = next((known for known in names() if find(known) is make), name)  # or file.py:Class
     lines = description(make).splitlines()
     return {
         "name": known,
@@ -108,7 +109,7 @@ def _special(what: str, name: str, make: Callable[..., Any]) -> dict[str, Any]:
 def card_of(make: Callable[..., Any]) -> Card:
     """Return the card of an algorithm, or of the algorithm that a function makes."""
     algorithm: Any = make if isinstance(make, type) else make()
-    card: Card = algorithm.card
+    card: Card = getattr(algorithm, "card", NO_CARD)  # your own algorithm may have none
     return card
 
 

@@ -10,12 +10,14 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench.errors import ConfigError
 from workbench.logs import LOG
 from workbench.naming import call_checked, parse_pairs, unknown
+from workbench.user_file import is_in_user_file
 
 if TYPE_CHECKING:
     from workbench.trace.run import Run
@@ -32,7 +34,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     Their names are keys of sweep files and of records.
     """
     add = train.add_argument
-    add("algorithm", help="such as pipe-sgd; `workbench algorithms` lists them")
+    add("algorithm", help="such as pipe-sgd; `workbench algorithms` lists them; file.py:Class for your own")
     add(
         "--problem",
         default="digits-mlp",
@@ -127,7 +129,8 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DISTRIBUTION",
-        help="with --compute, or simulated: factor of the compute times, such as lognormal:0.3; several are multiplied",
+        help="with --compute, or simulated: factor of the compute times, such as lognormal:0.3, or slow-machines:3=4 if rank 3 "
+        "takes 4 times as long; several are multiplied",
     )
     add("--timing-only", action="store_true", help="simulated: only times, without gradients")
     add(
@@ -149,10 +152,18 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
 
 
 def algorithm_in(words: Sequence[str]) -> str | None:
-    """Return the first of the words that names an algorithm."""
+    """Return the first of the words that names an algorithm.
+
+    >>> algorithm_in(["--problem", "mine.py:problem", "mine.py:Mine"])
+    'mine.py:Mine'
+    """
     from workbench import algorithms
 
-    return next((word for word in words if word.lower().replace("_", "-") in algorithms.names()), None)
+    for before, word in pairwise(["", *words]):
+        is_own = is_in_user_file(word) and before != "--problem"
+        if is_own or word.lower().replace("_", "-") in algorithms.names():
+            return word
+    return None
 
 
 def expand_settings(words: Sequence[str], known: Iterable[str] = ()) -> list[str]:
@@ -232,7 +243,7 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
         ConfigError: a name, a value or a combination is not valid.
     """
     from workbench import algorithms, problems
-    from workbench.runtimes.rank.main import runtime_here
+    from workbench.runtimes.rank.main import runtime_here, world_here
 
     here = runtime_here()
     options.runtime = options.runtime or here or "mpi"
@@ -242,9 +253,11 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
         raise ConfigError(f"this process is a rank of {LAUNCHERS[here]}: use --runtime {here}, or leave --runtime out")
     if options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: give 1 or more")
+    workers = options.workers if here is None or options.runtime == "simulated" else world_here()[1]
+    _check_slow_ranks(options.stragglers, workers)
     algorithm = algorithms.get(options.algorithm, **parse_pairs(options.set, "--set"))
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
-    problem, settings = _with_tuned_rate(options, here, algorithm, problem, _settings(options))
+    problem, settings = _with_tuned_rate(options, workers, algorithm, problem, _settings(options))
     if options.runtime == "simulated" and (options.checkpoint_every or options.on_failure != "stop" or options.replace):
         raise ConfigError(
             "--checkpoint-every, --on-failure and --replace are for real ranks: repeat a simulated run from its seed"
@@ -253,6 +266,20 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
     if options.runtime != "simulated" and simulated_only:
         raise ConfigError("--network, --timing-only and --detail are for simulated workers: add --runtime simulated")
     return here, algorithm, problem, settings
+
+
+def _check_slow_ranks(stragglers: Sequence[str], workers: int) -> None:
+    """Refuse a distribution that slows a rank which does not exist."""
+    from workbench import costs
+
+    for text in stragglers:
+        found = costs.stragglers.get(text)
+        ranks = [rank for rank, _ in found.factor_of] if isinstance(found, costs.SlowMachines) else []
+        if ranks and max(ranks) >= workers:
+            raise ConfigError(
+                f"--stragglers {text}: there is no rank {max(ranks)}: with {workers} workers, give ranks from 0 to "
+                f"{workers - 1}, or more --workers"
+            )
 
 
 def _trace_steps(text: str) -> int | None:
@@ -264,15 +291,13 @@ def _rate(text: str) -> float | str:
 
 
 def _with_tuned_rate(
-    options: argparse.Namespace, here: str | None, algorithm: Any, problem: Any, settings: Any
+    options: argparse.Namespace, workers: int, algorithm: Any, problem: Any, settings: Any
 ) -> tuple[Any, Any]:
     """Return problem and settings. With `--lr tuned`, settings have the tuned rate and the problem's note says so."""
     if options.lr != TUNED:
         return problem, settings
     from workbench.problems.tuned_rates import note_of
-    from workbench.runtimes.rank.main import world_here
 
-    workers = options.workers if here is None or options.runtime == "simulated" else world_here()[1]
     chosen = {"batch_size": settings.batch_size, "optimizer": settings.optimizer}
     lr = problem.tuned_lr(algorithm, workers=workers, **chosen)
     notes = [note for note in (problem.note, note_of(problem.name, lr)) if note]

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.forked import forked
+from tests.own_algorithm import write_own_algorithm
 from tests.unit.chakra_graphs import communication_us, read, replay
 from workbench.cli.main import main
 from workbench.trace.kinds import COMPUTE_KINDS
@@ -191,6 +192,21 @@ def test_ctrl_c_stops_at_a_step_with_a_checkpoint_and_resume_goes_on(runs: Path)
     assert resumed["loss"] == pytest.approx(unbroken["loss"], rel=1e-9)  # bit-identical: the laws of resuming
 
 
+@pytest.mark.parametrize("runtime", [pytest.param("mpi", marks=pytest.mark.mpi), "torch"])
+def test_real_ranks_train_and_resume_an_algorithm_of_the_users_file(runtime: str, runs: Path, tmp_path: Path) -> None:
+    name = f"{write_own_algorithm(tmp_path)}:WarmStart"
+    same = ("--set", "warm_steps=4", "--option", "dtype=float64", "--workers", "2")
+    real = ("--runtime", runtime, *same)
+    first = train(name, *real, "--steps", "4", "--checkpoint-every", "2")
+    assert (first["workers"], first["steps"], first["settings"]) == (2, 4, {"warm_steps": 4})
+    resumed = train(name, *real, "--steps", "7", "--resume", first["run"])
+    unbroken = train(name, "--runtime", "simulated", *same, "--steps", "7")
+    assert resumed["steps"] == 5, "the newest checkpoint has 2 steps"
+    assert resumed["loss"] == pytest.approx(unbroken["loss"], rel=1e-9)
+    said = workbench("train", "synchronous-sgd", "--runtime", runtime, "--resume", first["run"], status=2).stderr
+    assert "WarmStart" in said
+
+
 def test_joins_the_ranks_of_torchrun(runs: Path) -> None:
     # The runtime is the launcher's
     inner = forked("-m", "workbench", "train", "layerwise-sgd", "--steps", "4", "--json")
@@ -273,6 +289,7 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
         (["train", "pipe-sgd", "--runtime", "simulated", "--network", "ethernet-9g"], "ethernet-1g"),
         (["train", "pipe-sgd", "--runtime", "torch", "--network", "free"], "--runtime simulated"),
         (["train", "pipe-sgd", "--lr", "inf"], "a finite number"),
+        (["train", "pipe-sgd", "--runtime", "simulated", "--stragglers", "slow-machines:2=4"], "there is no rank 2"),
         (["train", "pipe-sgd", "--on-failure", "shirnk"], "choose stop or shrink"),
         (["train", "async-sgd", "--on-failure", "shrink"], "cannot shrink to the ranks that remain"),
         (["train", "pipe-sgd", "--on-failure", "shrink", "--runtime", "simulated"], "for real ranks"),

@@ -22,6 +22,7 @@ import torch
 
 import workbench as wb
 from tests.forked import forked
+from tests.own_algorithm import write_own_algorithm
 from tests.waiting import within
 from workbench.algorithms import PipeSGD, SynchronousSGD
 from workbench.clusters import Cluster
@@ -141,6 +142,12 @@ def test_a_problem_defined_here_trains_there(cluster: Cluster, runs: Path) -> No
     assert set(run.overlap().step) == set(range(30))
     assert len(run.timeline(steps=slice(10, 12)).data) > 0
     assert len(run.curves(x="steps").data) > 0
+
+
+def test_an_algorithm_of_the_users_file_trains_there(cluster: Cluster, runs: Path, tmp_path: Path) -> None:
+    algorithm = wb.algorithms.get(f"{write_own_algorithm(tmp_path)}:WarmStart", warm_steps=4)
+    run = cluster.train(algorithm, plane(), steps=3, lr=0.1).wait(60)
+    assert (run.status, run.summary()["settings"]) == ("finished", {"warm_steps": 4})
 
 
 def test_record_can_be_read_while_it_grows_and_stop_ends_all_ranks_at_one_step(cluster: Cluster, runs: Path) -> None:

@@ -10,6 +10,7 @@ Imports `collectives`, `codecs`, `program` and layers below, and never a runtime
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import get_annotations
 from typing import Any
 
 from workbench import codecs, collectives
@@ -36,6 +37,7 @@ from workbench.algorithms.synchronous import SynchronousSGD
 from workbench.errors import ConfigError
 from workbench.naming import build, call_checked, check_kinds, unknown
 from workbench.program import Algorithm
+from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 __all__ = [
     "AdaptiveDelaySGD",
@@ -113,16 +115,43 @@ def names() -> tuple[str, ...]:
 def find(name: str) -> Callable[..., Algorithm]:
     """Return the class of an algorithm by name, or the function that makes it from another algorithm and settings.
 
+    `path/to/file.py:Class` is the class of an algorithm in your own file, which is executed like a script.
+
     >>> find("dear")
     <class 'workbench.algorithms.dear.DeAR'>
 
     Raises:
         ConfigError: no such algorithm.
     """
+    if is_in_user_file(name):
+        return _of_file(name)
     plain = name.lower().replace("_", "-")
     if plain not in _ALGORITHMS:
-        raise unknown("algorithm", name, _ALGORITHMS)
+        error = unknown("algorithm", name, _ALGORITHMS)
+        raise ConfigError(f"{error}; for your own algorithm, give file.py:Class")
     return _ALGORITHMS[plain]
+
+
+def _of_file(name: str) -> type[Algorithm]:
+    """Return the class of an algorithm from a user's file."""
+    found = load(name, "algorithm", lambda value: _is_algorithm(value) and is_defined_in_user_file(value))
+    if isinstance(found, Algorithm):
+        raise ConfigError(f"{name} is a {type(found).__name__}: name the class, and give its fields by --set")
+    if not _is_algorithm(found):
+        what = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+        raise ConfigError(f"{name} is {what}: name a class that derives from workbench.Algorithm")
+    kind: type[Algorithm] = found
+    settings = [setting for setting in get_annotations(kind) if setting not in kind.__dataclass_fields__]
+    if settings:
+        raise ConfigError(
+            f"{name} is no dataclass, so it cannot take {', '.join(settings)}: write @dataclass(frozen=True, kw_only=True) "
+            "above the class"
+        )
+    return kind
+
+
+def _is_algorithm(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Algorithm)
 
 
 def named(settings: dict[str, Any]) -> dict[str, Any]:
@@ -163,12 +192,16 @@ def get(name: str, **settings: Any) -> Algorithm:
     >>> get("stale-sgd", staleness="uniform:0:8").staleness
     Uniform(low=0, high=8)
 
+    Args:
+        name: of an algorithm of this package, or `file.py:Class` for your own.
+        settings: fields of the algorithm.
+
     Raises:
         ConfigError: no such algorithm or setting, or a value that is not valid.
     """
     make = find(name)
     settings = named(settings)
-    plain = name.lower().replace("_", "-")
+    plain = name if is_in_user_file(name) else name.lower().replace("_", "-")
     check_kinds(plain, make, settings)
     algorithm: Algorithm = call_checked(plain, make, settings)
     return algorithm

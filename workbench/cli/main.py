@@ -207,7 +207,8 @@ def _parser() -> argparse.ArgumentParser:
     # what there is, and what works here
     for title in ("algorithms", "collectives", "codecs"):
         listing = add(title, help=f"list the {title}, or describe one")
-        listing.add_argument("name", nargs="?", help="describe this one")
+        own = "; also file.py:Class" if title == "algorithms" else ""
+        listing.add_argument("name", nargs="?", help=f"describe this one{own}")
         listing.add_argument("--markdown", action="store_true", help="print the table as Markdown")
         listing.add_argument("--json", action="store_true", help="print a JSON array; with a name, an object")
         listing.set_defaults(command=_catalogue, what=title)
@@ -243,6 +244,7 @@ def _add_show(show: argparse.ArgumentParser) -> None:
 
 def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("run", help="name, beginning of a name, folder, or `last`")
+    evaluate.add_argument("--algorithm", help="the run's algorithm, if it is file.py:Class")
     evaluate.add_argument("--problem", help="the run's problem, if it is file.py:name")
     evaluate.add_argument(
         "--option",
@@ -295,12 +297,11 @@ def _evaluate(options: argparse.Namespace) -> int:
 
     run = open_run(options.run)
     assert run.folder is not None, "the run was read from its folder"
-    algorithm = algorithms.recorded(run.info.get("algorithm") or {})
+    recorded = run.info.get("algorithm") or {}
+    named = options.algorithm
+    algorithm = algorithms.get(named, **(recorded.get("settings") or {})) if named else algorithms.recorded(recorded)
     if algorithm is None:
-        raise ConfigError(
-            f"the algorithm of {run.id} is not the package's: in Python, give it to "
-            "workbench.runtimes.rank.pending_evaluations.evaluate_left"
-        )
+        raise ConfigError(f"the algorithm of {run.id} is not the package's: give it, as --algorithm file.py:Class")
     name = options.problem or str((run.info.get("problem") or {}).get("name"))
     problem = problems.get(name, **parse_pairs(options.option, "--option"))
     print(f"evaluations made: {evaluate_left(run.folder, algorithm, problem)}")

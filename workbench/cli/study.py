@@ -21,7 +21,7 @@ def add_study_options(study: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="'NAME SETTING=VALUE ...'",
-        help="a candidate, such as 'pipe-sgd width=3'; may be repeated. A dozen by default",
+        help="a candidate, such as 'pipe-sgd width=3', or 'file.py:Class'; may be repeated. A dozen by default",
     )
     add(
         "--calibrated",

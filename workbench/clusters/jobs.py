@@ -16,6 +16,7 @@ from workbench.program import Algorithm
 from workbench.settings import Settings
 from workbench.trace import new_run
 from workbench.trace.store import find_run, read_info
+from workbench.user_file import loaded_modules
 
 if TYPE_CHECKING:
     from workbench.clusters.engines.engines import Engines
@@ -76,6 +77,8 @@ def pickled(job: Any) -> bytes:
     Raises:
         ConfigError: an object in it cannot be pickled.
     """
+    for module in loaded_modules():  # the ranks may not have its file
+        cloudpickle.register_pickle_by_value(module)
     try:
         return bytes(cloudpickle.dumps(job))
     except Exception as error:  # noqa: BLE001 - pickling runs the user's own code, which may raise anything

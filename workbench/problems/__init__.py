@@ -17,16 +17,13 @@ then `digits`.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import re
-import sys
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigError
 from workbench.naming import call_checked, unknown
+from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 if TYPE_CHECKING:
     from workbench.problems.base import Problem as Problem
@@ -97,9 +94,8 @@ def get(name: str, **options: Any) -> Problem:
         ConfigError: unknown name or option; the message lists the known ones.
         DataMissing: the problem's data are missing.
     """
-    file, colon, attribute = name.rpartition(":")
-    if colon and file.endswith(".py"):
-        return _of_file(file, attribute, options)
+    if is_in_user_file(name):
+        return _of_file(name, options)
     plain = name.lower().replace("_", "-")
     if plain not in REGISTRY:
         error = unknown("problem", name, REGISTRY)
@@ -128,64 +124,25 @@ def describe(name: str) -> str:
     return f"{plain}\n\n{inspect.getdoc(function)}\n\nOptions (--option NAME=VALUE): {options or 'none'}{tuned}"
 
 
-def _of_file(file: str, name: str, options: dict[str, Any]) -> Problem:
+def _of_file(name: str, options: dict[str, Any]) -> Problem:
     """Return a problem from a user's file, or the result of a function in it."""
     from workbench.problems.base import Problem as Kind
 
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
-        raise ConfigError(
-            f"problem {file}:{name}: there is no file {file}: give its path, from the folder where the command runs"
-        )
-    found = _names_of(path, file)
-    if name not in found:
-        own = sorted(
-            key
-            for key, value in found.items()
-            if isinstance(value, Kind) or getattr(value, "__module__", None) == found["__name__"]
-        )
-        raise unknown(f"problem of {file}", name, own)
-    value = found[name]
+    value = load(name, "problem", lambda value: isinstance(value, Kind) or is_defined_in_user_file(value))
     if isinstance(value, Kind):
         if options:
             raise ConfigError(
-                f"{file}:{name} is a Problem and takes no options: leave --option out, or make it a function that "
-                "takes them"
+                f"{name} is a Problem and takes no options: leave --option out, or make it a function that takes them"
             )
         return value
     if not callable(value):
         raise ConfigError(
-            f"{file}:{name} is a {type(value).__name__}: name a workbench.Problem, or a function that returns one"
+            f"{name} is a {type(value).__name__}: name a workbench.Problem, or a function that returns one"
         )
-    made = call_checked(f"{file}:{name}", value, options)
+    made = call_checked(name, value, options)
     if not isinstance(made, Kind):
-        raise ConfigError(f"{file}:{name}() returned a {type(made).__name__}: return a workbench.Problem")
+        raise ConfigError(f"{name}() returned a {type(made).__name__}: return a workbench.Problem")
     return made
-
-
-def _names_of(path: Path, file: str) -> dict[str, Any]:
-    """Execute a file as a module, which can import from its own folder. Return the names that it defines."""
-    name = "workbench_problem_" + re.sub(r"\W", "_", str(path))
-    known = sys.modules.get(name)
-    if known is not None:
-        return vars(known)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        if not isinstance(error, Exception):
-            raise
-        raise ConfigError(
-            f"{file} cannot be run ({type(error).__name__}: {error}): fix the file; `python {file}` shows where"
-        ) from error
-    finally:
-        sys.path.remove(str(path.parent))
-    return vars(module)
 
 
 def _dtype(name: str) -> Any:

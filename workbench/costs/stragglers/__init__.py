@@ -15,9 +15,11 @@ Imports nothing else of `costs`. Used by `compute`. Begin with `base`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+from workbench.arguments import is_number
 from workbench.costs.stragglers.base import Array, Finish, Independent, Stragglers
 from workbench.costs.stragglers.independent import (
     Bimodal,
@@ -83,10 +85,14 @@ def names() -> tuple[str, ...]:
 def get(text: str) -> Stragglers:
     """Return a distribution by name, with its numbers after a colon, in order or by name.
 
+    The factors of chosen ranks, counted from 0, are pairs: in `slow-machines:3=4`, rank 3 takes 4 times as long.
+
     >>> get("lognormal:0.3"), get("bimodal:0.05,4")
     (Lognormal(sigma=0.3), Bimodal(probability=0.05, factor=4))
     >>> get("shifted-exponential:scale=0.5")
     ShiftedExponential(shift=1.0, scale=0.5)
+    >>> get("slow-machines:3=4,5=1.5").factor_of
+    ((3, 4), (5, 1.5))
 
     Raises:
         ConfigError: there is no such name, or it does not take these numbers; the message names what it takes.
@@ -102,20 +108,38 @@ def get(text: str) -> Stragglers:
 
 
 def _build(name: str, distribution: Callable[..., Any], order: tuple[str, ...], words: list[str]) -> Any:
-    usage = f"{name}:{','.join(order)}"
+    text, usage = f"{name}:{','.join(words)}", f"{name}:{','.join(order)}"
     options: dict[str, Any] = {}
+    if distribution is SlowMachines:
+        usage = f"{name}:rank=factor, for several ranks {name}:rank=factor,rank=factor, or {usage}"
+        pairs = [word for word in words if re.match(r"-?\d+\s*=", word)]
+        words = [word for word in words if word not in pairs]
+        if pairs:
+            options["factor_of"] = _factor_of(text, pairs, usage)
     for position, word in enumerate(words):
         key, equals, value = word.partition("=")
         if not equals and position >= len(order):
-            raise ConfigError(
-                f"{name}:{','.join(words)}: {len(words)} numbers, and it takes at most {len(order)}: {usage}"
-            )
+            raise ConfigError(f"{text}: {len(words)} numbers, and it takes at most {len(order)}: {usage}")
         key = key.strip().replace("-", "_") if equals else order[position]
         if key in options:
-            raise ConfigError(f"{name}:{','.join(words)}: {key} is given twice: {usage}")
+            raise ConfigError(f"{text}: {key} is given twice: {usage}")
         options[key] = parse_value(value if equals else word)
-    check_kinds(name, distribution, options)
     try:
+        check_kinds(name, distribution, options)
         return call_checked(name, distribution, options)
     except ConfigError as error:
         raise ConfigError(f"{error} ({usage})") from error
+
+
+def _factor_of(text: str, pairs: list[str], usage: str) -> tuple[tuple[int, Any], ...]:
+    """Return the factors of chosen ranks from pairs such as "3=4"."""
+    found = []
+    for pair in pairs:
+        rank, _, factor = pair.partition("=")
+        value = parse_value(factor)
+        if not is_number(value):
+            raise ConfigError(
+                f"{text}: the factor of rank {rank.strip()} is {factor.strip()!r}: give a number: {usage}"
+            )
+        found.append((int(rank), value))
+    return tuple(found)
