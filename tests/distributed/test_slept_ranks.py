@@ -144,7 +144,7 @@ def test_a_resumed_run_draws_the_stragglers_of_its_steps(runtime: str) -> None:
 def test_a_rank_that_computes_longer_is_noted(runtime: str) -> None:
     how = replace(HOW, compute=Compute(forward_s=0.004, backward_s=0.004))
     run = train(runtime, 2, SynchronousSGD(), tiny.problem(Slow, NUM_SAMPLES), how).run
-    assert [note for note in run.info["notes"] if note.startswith(f"{LATE} in 1e+02 % of the steps")]
+    assert [note for note in run.info["notes"] if note.startswith(f"{LATE} in 100 % of the steps")]
 
 
 @pytest.mark.parametrize("runtime", ["torch", pytest.param("mpi", marks=pytest.mark.mpi)])
@@ -204,7 +204,7 @@ def own_loop(late: bool) -> tuple[list[float], bool, Run | None]:
             trainer.step(loss)
             seconds.append(time.perf_counter() - begin)
         run = trainer.finish()
-    return seconds, any(f"{LATE} in 1e+02 % of the steps" in str(one.message) for one in caught), run
+    return seconds, any(f"{LATE} in 100 % of the steps" in str(one.message) for one in caught), run
 
 
 def other_compute() -> None:
