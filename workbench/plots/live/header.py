@@ -41,9 +41,9 @@ def _progress(run: Run) -> list[str]:
     if not done.taken:
         return []
     facts = [f"step {done.taken}" if done.total is None else f"step {done.taken} of {done.total}"]
-    epochs = (run.info.get("settings") or {}).get("epochs")
-    if epochs and done.total:
-        facts.append(f"epoch {epochs * done.taken / done.total:.1f} of {epochs:g}")
+    if run.steps_per_epoch:
+        of = f" of {done.total / run.steps_per_epoch:g}" if done.total else ""
+        facts.append(f"epoch {done.taken / run.steps_per_epoch:.1f}{of}")
     if done.left_s is not None:
         facts.append(f"{tqdm.format_interval(done.left_s)} left")
     return facts

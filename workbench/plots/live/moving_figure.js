@@ -47,6 +47,20 @@ async function load(model) {
   return shared.library;
 }
 
+// Next to a live view, its picture for saved notebooks is not shown; and a view whose kernel has ended is not shown.
+const STYLE = `
+.jp-OutputArea:has(.workbench-live) .workbench-still { display: none; }
+.workbench-view.workbench-ended { display: none; }
+`;
+
+function addStyle() {
+  if (document.getElementById("workbench-live-style")) return;
+  const style = document.createElement("style");
+  style.id = "workbench-live-style";
+  style.textContent = STYLE;
+  document.head.appendChild(style);
+}
+
 // The colours of a dark theme of JupyterLab; a light one has those of the figure.
 function themed(layout) {
   if (document.body.dataset.jpThemeLight !== "false") return layout;
@@ -103,10 +117,15 @@ function settings(Plotly) {
 async function render({ model, el }) {
   const source = await model.widget_manager.get_model(model.get("source"));
   const place = document.createElement("div");
-  place.style.minHeight = "450px"; // so that the page does not jump
   el.appendChild(place);
+  addStyle();
+  const view = () => el.closest(".workbench-view")?.classList;
+  const showState = () => {
+    view()?.toggle("workbench-live", Boolean(place.data) && source.comm_live !== false);
+    view()?.toggle("workbench-ended", source.comm_live === false);
+  };
+  source.on("comm_live_update", showState);
   const Plotly = await load(model);
-  place.style.minHeight = "";
   const draw = () => {
     const { data, layout } = JSON.parse(source.get("value"));
     Plotly.react(place, data, themed(layout), settings(Plotly));
@@ -117,8 +136,10 @@ async function render({ model, el }) {
   source.on("change:value", draw);
   fit.observe(el);
   draw();
+  showState();
   return () => {
     source.off("change:value", draw);
+    source.off("comm_live_update", showState);
     fit.disconnect();
     theme.disconnect();
     Plotly.purge(place);
