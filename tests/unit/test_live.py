@@ -329,7 +329,7 @@ def test_switches_change_axes_and_smoothing_and_offer_only_what_runs_have(tmp_pa
     view.update([known], force=True)
     assert view.x == "epochs" and view._figure.data[1].x[-1] == 20
     raw, smooth = view._figure.data[0].y, view._figure.data[1].y
-    assert smooth[0] != raw[1]
+    assert smooth.tolist() != raw.tolist()
     view._axes.smooth.value = 0.0
     losses = [trace.y.tolist() for trace in view._figure.data if len(trace.y)]
     assert losses == [raw.tolist()], "no average, and nothing behind it"

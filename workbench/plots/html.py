@@ -9,11 +9,14 @@ from typing import Any
 
 import nbformat
 import plotly.io as pio
+from IPython.core.getipython import get_ipython
 from jinja2 import DictLoader
 from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
 from workbench.errors import ConfigError
+from workbench.machine import in_notebook
+from workbench.plots.comparison import use_comparison_html
 from workbench.trace.files.atomic import write_atomic
 
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -28,12 +31,14 @@ TEMPLATE = """{% extends 'lab/index.html.j2' %}
 
 
 def use_notebook_renderer() -> None:
-    """Store figures as data (about ten kB each), which JupyterLab and VS Code draw.
+    """Store figures as data (about ten kB each), which JupyterLab and VS Code draw. Tables of `wb.compare` can be sorted.
 
     Plotly's offline renderer "notebook" stores plotly.js, 5 MB, in every notebook; "notebook_connected" downloads it.
     `export_html` makes an offline page instead.
     """
     pio.renderers.default = "plotly_mimetype"
+    if in_notebook():
+        use_comparison_html(get_ipython().display_formatter.formatters["text/html"])  # type: ignore[no-untyped-call]
 
 
 def export_html(notebook: Path | str, page: Path | str, *, first: Sequence[str] = ()) -> Path:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from workbench.analysis.labels import distinct_labels
+from workbench.plots.differences import differences
 from workbench.plots.style import CYCLE, LINE_PIXELS, TEMPLATE, TOP_PIXELS, escape_text, faded, legend_below
 from workbench.trace.run import X_FIELDS, Run, as_runs
 from workbench.trace.views import XAxis, YAxis
@@ -223,11 +224,8 @@ def _show_failures(figure: go.Figure, runs: Sequence[Run]) -> None:
 
 def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return label -> runs that differ only in their seed, have ended, and have equal length. Other runs are alone."""
-    together: dict[str, list[Run]] = defaultdict(list)
-    for label, run in zip(distinct_labels(runs, repetitions=False), runs, strict=True):
-        together[label].append(run)
     groups: dict[str, list[Run]] = defaultdict(list)
-    for label, members in together.items():
+    for label, members in _by_settings(runs).items():
         lengths = {max(run.rows(), default=-1) for run in members if not _is_apart(run, members)}
         for position, run in enumerate(members, 1):
             status = str(run.info.get("status"))
@@ -238,6 +236,19 @@ def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:
                 steps = max(run.rows(), default=-1) + 1
                 groups[f"{label}, {steps} steps" if len(lengths) > 1 else label].append(run)
     return groups
+
+
+def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return label -> runs that differ only in their seed. Labels do not have all settings, so these are added."""
+    labelled: dict[str, list[Run]] = defaultdict(list)
+    for label, run in zip(distinct_labels(runs, repetitions=False), runs, strict=True):
+        labelled[label].append(run)
+    together: dict[str, list[Run]] = defaultdict(list)
+    for label, members in labelled.items():
+        for run, settings in zip(members, differences(members), strict=True):
+            more = [f"{name}={value}" for name, value in settings.items() if name != "seed" and value is not None]
+            together[", ".join([label, *more])].append(run)
+    return together
 
 
 def _is_apart(run: Run, members: Sequence[Run]) -> bool:

@@ -52,6 +52,11 @@ class AxisControls:
         axis: XAxis = self.x_axis.value
         return axis
 
+    @property
+    def choice(self) -> tuple[Any, ...]:
+        """The present values of the controls."""
+        return tuple(control.value for control in self._observed)
+
     def figure(self, runs: Sequence[Run], **more: Any) -> go.Figure:
         """Return the curves of the runs with the present choice; it is first limited to what the runs have."""
         self._offer(runs)

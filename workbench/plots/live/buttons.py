@@ -101,6 +101,13 @@ def answer_while_busy(widget: Any) -> None:
             part.comm._reply_subshell_for = lambda _, asked_over: asked_over
 
 
+def without_null_tooltips(widget: Any) -> None:
+    """Give an empty tooltip to a widget, and to each one inside it, that has none: ipywidgets would write "null"."""
+    for part in parts_of(widget):
+        if getattr(part, "tooltip", "") is None:
+            part.tooltip = ""
+
+
 def parts_of(widget: Any) -> Iterator[Any]:
     """Yield a widget and all widgets inside it."""
     yield widget

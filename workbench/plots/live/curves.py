@@ -19,11 +19,11 @@ from workbench.errors import ConfigError
 from workbench.plots.html import PLOTLY
 from workbench.plots.lines import convergence
 from workbench.plots.live.axes import AxisControls
-from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line
+from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line, without_null_tooltips
 from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import VIEW_CLASS, MovingFigure
-from workbench.plots.live.pace import pause_after
-from workbench.plots.live.still import picture
+from workbench.plots.live.pace import HURRIED_S, HURRY_S, pause_after
+from workbench.plots.live.still import picture, still
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, as_runs
@@ -31,17 +31,9 @@ from workbench.trace.store import ENDED
 from workbench.trace.views import XAxis
 
 HEADER_S = 1.0  # between two versions of the HTML, which a notebook keeps
-HURRY_S, HURRIED_S = 0.1, 10.0  # between two looks after a button was pressed, and for how long
 INTERVAL_S = 0.2  # every update sends complete curves to the browser: five a second look continuous
 LIVE_POINTS = 500
 MAX_RANKS = 8  # up to this number, each rank has a row
-
-# Next to the picture, two things are not shown: "model not found", which JupyterLab writes where a widget of an
-# earlier kernel was; and the widget's header, until its figure is drawn.
-STILL_STYLE = """<style>
-.jp-OutputArea:has(.workbench-still) .jp-OutputArea-output.jupyter-widgets:not(:has(*)) { display: none }
-.jp-OutputArea .workbench-view:not(.workbench-live) > .workbench-header { display: none }
-</style>"""
 
 STATUS_COLUMNS = (
     Column("run", "run"),
@@ -105,6 +97,7 @@ class LiveCurves:
         self.widget = ipywidgets.VBox([self._live_header, controls, self._curves.widget, self._status])
         self.widget.add_class(VIEW_CLASS)
         answer_while_busy(self.widget)
+        without_null_tooltips(self.widget)
 
     @property
     def _figure(self) -> go.Figure:
@@ -220,7 +213,7 @@ class LiveCurves:
         if self._ended.is_set():
             return header(self._runs)
         clock = f'<small style="color: #767676">as of {time.strftime("%H:%M:%S")}</small>'
-        return f'<div class="workbench-still">{STILL_STYLE}{header(self._runs)}{picture(self._figure)}<br>{clock}</div>'
+        return still(f"{header(self._runs)}{picture(self._figure)}<br>{clock}")
 
     def _show_header(self) -> None:
         self._header_s = time.monotonic()

@@ -47,20 +47,6 @@ async function load(model) {
   return shared.library;
 }
 
-// Next to a live view, its picture for saved notebooks is not shown; and a view whose kernel has ended is not shown.
-const STYLE = `
-.jp-OutputArea:has(.workbench-live) .workbench-still { display: none; }
-.workbench-view.workbench-ended { display: none; }
-`;
-
-function addStyle() {
-  if (document.getElementById("workbench-live-style")) return;
-  const style = document.createElement("style");
-  style.id = "workbench-live-style";
-  style.textContent = STYLE;
-  document.head.appendChild(style);
-}
-
 // The colours of a dark theme of JupyterLab; a light one has those of the figure.
 function themed(layout) {
   if (document.body.dataset.jpThemeLight !== "false") return layout;
@@ -118,7 +104,7 @@ async function render({ model, el }) {
   const source = await model.widget_manager.get_model(model.get("source"));
   const place = document.createElement("div");
   el.appendChild(place);
-  addStyle();
+  // The rules of these classes are in still.py.
   const view = () => el.closest(".workbench-view")?.classList;
   const showState = () => {
     view()?.toggle("workbench-live", Boolean(place.data) && source.comm_live !== false);

@@ -16,9 +16,24 @@ from workbench.analysis.table import num_bytes, percent, three_digits
 WIDTH, HEIGHT = 860, 400  # of the image; next to it, a live figure is about as high
 LEFT, RIGHT, TOP, PLOT = 62, 14, 46, 270  # pixels around and of a panel
 MAX_POINTS = 120  # of a curve
+# What a saved notebook keeps is in an element of the class workbench-still. These rules hold next to it:
+# - It is not shown next to a live widget (see moving_figure.js).
+# - "model not found", which JupyterLab writes where a widget of an earlier kernel was, is not shown.
+# - A widget whose kernel has ended is not shown; nor is a widget's header, until its figure is drawn.
+STYLE = """<style>
+.jp-OutputArea:has(.workbench-live) .workbench-still,
+.jp-OutputArea:has(.workbench-still) .jp-OutputArea-output.jupyter-widgets:not(:has(*)),
+.jp-OutputArea .workbench-view.workbench-ended,
+.jp-OutputArea .workbench-view:not(.workbench-live) > .workbench-header { display: none }
+</style>"""
 INK, LINE = "#767676", "#A8A8A8"  # readable on white and on black
 NUM_TICKS = 5
 Floats = NDArray[np.float64]
+
+
+def still(content: str) -> str:
+    """Return HTML that a saved notebook keeps and that is not shown next to a live widget."""
+    return f'<div class="workbench-still">{STYLE}{content}</div>'
 
 
 def picture(figure: go.Figure) -> str:
