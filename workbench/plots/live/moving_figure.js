@@ -57,7 +57,9 @@ function themed(layout) {
   return {
     ...layout,
     ...Object.fromEntries(axes.map((name) => [name, drawn(layout[name])])),
-    annotations: (layout.annotations ?? []).map((one) => ({ ...one, font: { ...one.font, color: ink } })),
+    annotations: (layout.annotations ?? []).map((one) =>
+      one.bgcolor ? one : { ...one, font: { ...one.font, color: ink } },
+    ),
     paper_bgcolor: ground,
     plot_bgcolor: ground,
     font: { ...layout.font, color: ink },
