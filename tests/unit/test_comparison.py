@@ -60,6 +60,13 @@ def test_what_differs_is_a_column_and_what_is_the_same_is_none() -> None:
     assert comparison_table(runs).cells()[1][:4] == ["PipeSGD", LONG, "1", "0.2"]
 
 
+def test_settings_of_one_algorithm_are_columns_if_they_are_not_at_their_defaults() -> None:
+    other = a_run("two")
+    other.info["algorithm"] = {"name": "LocalSGD", "defaults": ["average"], "settings": {"every": 8, "average": "all"}}
+    assert titles([a_run("one"), other])[:3] == ["algorithm", "width", "every"]
+    assert comparison_table([a_run("one"), other]).cells()[1][:3] == ["LocalSGD", "\N{EN DASH}", "8"]
+
+
 def test_runs_that_differ_in_nothing_have_their_names() -> None:
     assert "run" in titles([a_run("one"), a_run("two")])
     assert "run" in titles([a_run("one"), a_run("two"), a_run("three", seed=1)])

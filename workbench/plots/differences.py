@@ -39,11 +39,21 @@ def settings_of(run: Run) -> dict[str, Any]:
 def differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return for each run the settings that are not the same in all runs; None for a setting that a run does not have.
 
+    A setting that only some algorithms have counts if it is not at its default.
+
     >>> runs = [Run({"settings": {"lr": rate, "seed": 0}}, {}) for rate in (0.1, 0.2)]
     >>> differences(runs)
     [{'lr': 0.1}, {'lr': 0.2}]
     """
     every = [settings_of(run) for run in runs]
-    names = dict.fromkeys(name for one in every for name in one)
-    differing = [name for name in names if len({repr(one.get(name)) for one in every}) > 1]
+    defaults = [set((run.info.get("algorithm") or {}).get("defaults") or ()) for run in runs]
+
+    def differs(name: str) -> bool:
+        have = [
+            (one[name], name in quiet) for one, quiet in zip(every, defaults, strict=True) if one.get(name) is not None
+        ]
+        chosen = any(not quiet for _, quiet in have)
+        return len({repr(value) for value, _ in have}) > 1 or (len(have) < len(every) and chosen)
+
+    differing = [name for name in dict.fromkeys(name for one in every for name in one) if differs(name)]
     return [{name: one.get(name) for name in differing} for one in every]
