@@ -117,6 +117,7 @@ async function render({ model, el }) {
   const draw = () => {
     const { data, layout } = JSON.parse(source.get("value"));
     Plotly.react(place, data, themed(layout), settings(Plotly));
+    showState(); // not only once: the first time, the view may not be on the page yet
   };
   const theme = new MutationObserver(draw);
   theme.observe(document.body, { attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
@@ -124,7 +125,6 @@ async function render({ model, el }) {
   source.on("change:value", draw);
   fit.observe(el);
   draw();
-  showState();
   return () => {
     source.off("change:value", draw);
     source.off("comm_live_update", showState);
