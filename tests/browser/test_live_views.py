@@ -75,11 +75,11 @@ def has_output(lab: Lab, number: int, words: str) -> bool:
 def test_a_failed_run_says_how_it_ended(lab: Lab) -> None:
     """In its live view, in what the notebook keeps, and where it is opened again."""
     lab.run_cell(FAIL)
-    lab.until(lambda: has_output(lab, FAIL, "rank 1: ValueError: no more <data>"), "the error and its rank")
+    lab.until(lambda: has_output(lab, FAIL, "rank 1 failed at step 39: ValueError: no more <data>"), "the error")
     lab.until(lambda: has_output(lab, FAIL, "failed"), "the state")
     lab.picture("live-failed")
     header = "".join(lab.save()[FAIL][0]["text/html"])
-    assert "rank 1: ValueError: no more &lt;data&gt;" in header and "<b>failed</b>" in header
+    assert ">rank 1 failed at step 39: ValueError: no more &lt;data&gt;<" in header and "<b>failed</b>" in header
     assert lab.cell(FAIL).get_by_role("button", name="Stop").count() == 0, "a plain figure is in the widget's place"
     lab.run_cell(FAILED)
     lab.until(lambda: has_output(lab, FAILED, "failed after step"), "the last step")
@@ -119,7 +119,7 @@ def test_a_comparison_is_sorted_by_a_click(lab: Lab) -> None:
     table = lab.cell(COMPARE).locator(".workbench-comparison table")
     table.wait_for()
     titles = table.locator("th").all_inner_texts()
-    assert [title.strip() for title in titles[:4]] == ["algorithm", "width", "seed", "lr"], titles
+    assert [title.strip() for title in titles[:4]] == ["algorithm", "width", "lr", "seed"], titles
 
     def column(name: str) -> list[str]:
         place = [title.strip() for title in titles].index(name)
@@ -150,7 +150,10 @@ def test_switches_and_what_is_kept_of_a_run_that_trains(lab: Lab) -> None:
     types = "plots => plots.map(plot => plot._fullLayout).map(one => [one.xaxis.type, one.yaxis.type])[0]"
     lab.until(lambda: view.locator(".js-plotly-plot").evaluate_all(types) == ["log", "log"], "logarithmic axes")
     view.get_by_label("smoothing").select_option("none")
-    lab.until(lambda: view.locator(".js-plotly-plot").first.locator(".js-line").count() == 2, "the raw loss alone")
+    lab.until(
+        lambda: view.locator(".js-plotly-plot").first.locator(".scatterlayer .js-line").count() == 2,
+        "the raw loss alone",
+    )
     assert view.locator('[title="null"]').evaluate_all("all => all.filter(one => one.offsetParent).length") == 0
     lab.picture("live-log")
     lab.theme("JupyterLab Dark")

@@ -250,6 +250,11 @@ def test_the_header_says_how_far_a_run_is_and_how_it_ended(tmp_path: Path) -> No
     update_run(writer.folder, status="failed", error="PeerFailed: rank 1 failed")
     failed = header([Run.load(writer.folder)])
     assert "rank 1: ValueError: &lt;no&gt; room" in failed and "left" not in plain(failed), "the rank with the cause"
+    (writer.folder / "failed-1.json").write_text(
+        json.dumps({"rank": 1, "error": "rank 1 failed at step 9: ValueError"})
+    )
+    assert plain(header([Run.load(writer.folder)])).endswith("rank 1 failed at step 9: ValueError")
+    assert "rank 1: rank 1" not in plain(header([Run.load(writer.folder)])), "the rank is named once"
     many = plain(header([Run.load(writer.folder)] * 15))
     assert many.count("step 10 of 40") == 12 and "and 3 more runs" in many
 

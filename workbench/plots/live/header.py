@@ -42,7 +42,7 @@ def _progress(run: Run) -> list[str]:
         return []
     facts = [f"step {done.taken}" if done.total is None else f"step {done.taken} of {done.total}"]
     if run.steps_per_epoch:
-        of = f" of {done.total / run.steps_per_epoch:g}" if done.total else ""
+        of = f" of {round(done.total / run.steps_per_epoch, 1):g}" if done.total else ""
         facts.append(f"epoch {done.taken / run.steps_per_epoch:.1f}{of}")
     if done.left_s is not None:
         facts.append(f"{tqdm.format_interval(done.left_s)} left")
@@ -62,7 +62,8 @@ def _error(run: Run, status: str) -> str:
     failures: dict[int, dict[str, Any]] = run.failures
     if failures:
         rank = min(failures, key=lambda rank: ("PeerFailed" in str(failures[rank].get("error")), rank))
-        text = f"rank {rank}: {failures[rank].get('error', 'failed')}"
+        error = str(failures[rank].get("error", "failed"))
+        text = error if error.startswith("rank ") else f"rank {rank}: {error}"
     else:
         text = str(run.info.get("error") or "") if status in ("failed", "killed") else ""
     first = text.split("\n", 1)[0]

@@ -11,7 +11,7 @@ ${OURS} .bglayer .bg, ${OURS} .legend > .bg { fill: transparent !important; }
 ${OURS} [style*="fill: rgb(36, 41, 47)"] { fill: var(--jp-content-font-color1) !important; }
 ${OURS} [style*="fill: rgb(106, 115, 125)"] { fill: var(--jp-content-font-color2) !important; }
 ${OURS} [style*="stroke: rgb(230, 232, 235)"] { stroke: var(--jp-border-color2) !important; }
-${OURS} [style*="stroke: rgb(0, 0, 0)"] { stroke: var(--jp-content-font-color1) !important; }
+${OURS} path.js-line[style*="stroke: rgb(0, 0, 0)"] { stroke: var(--jp-content-font-color1) !important; }
 `;
 
 function addStyle() {
