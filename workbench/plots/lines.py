@@ -23,14 +23,14 @@ MAX_POINTS = 1000  # about the resolution of a screen; the faint raw curve has h
 HEIGHT = 430
 Floats = NDArray[np.float64]
 
-X_TITLES = {
+X_TITLES: dict[XAxis, str] = {
     "steps": "step",
     "epochs": "epoch",
     "seconds": "training time (s)",
     "samples": "samples seen",
     "bytes": "bytes sent, all ranks together",
 }
-HOVER_TEXTS = {
+HOVER_TEXTS: dict[XAxis, str] = {
     "steps": "step %{x:.0f}",
     "epochs": "epoch %{x:.2f}",
     "seconds": "%{x:.3f} s",

@@ -29,7 +29,13 @@ from workbench.trace.weights import write_weights
 PENDING_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
 PROFILED = "torch.profiler"  # the runtime of a run that was made from profiles
 DISTANCE = "consensus_distance"  # of an evaluation of replicas that differ between steps
-X_FIELDS = {"steps": "step", "epochs": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
+X_FIELDS: dict[XAxis, str] = {
+    "steps": "step",
+    "epochs": "step",
+    "seconds": "seconds",
+    "samples": "samples",
+    "bytes": "bytes_sent",
+}
 
 
 def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:

@@ -65,10 +65,10 @@ def _panel(traces: Sequence[Any], x_axis: dict[str, Any], y_axis: dict[str, Any]
     yield _text(left, TOP - 8, _title(y_axis))
     xs, ys = ([np.asarray(trace[name], float) for trace in traces] for name in ("x", "y"))
     log_x, log_y = (axis.get("type") == "log" for axis in (x_axis, y_axis))
-    spans = _span(xs, log_x, from_zero=True), _span(ys, log_y, from_zero=False)
-    if spans[0] is None or spans[1] is None:
+    x_span, y_span = _span(xs, log_x, from_zero=True), _span(ys, log_y, from_zero=False)
+    if x_span is None or y_span is None:
         return
-    (low_x, high_x), (low_y, high_y) = spans
+    (low_x, high_x), (low_y, high_y) = x_span, y_span
 
     def place_x(values: Floats) -> Floats:
         return left + (_scaled(values, log_x) - low_x) / (high_x - low_x) * (right - left)
