@@ -38,7 +38,8 @@ def use_notebook_renderer() -> None:
     """
     pio.renderers.default = "plotly_mimetype"
     if in_notebook():
-        use_comparison_html(get_ipython().display_formatter.formatters["text/html"])  # type: ignore[no-untyped-call]
+        shell: Any = get_ipython()
+        use_comparison_html(shell.display_formatter.formatters["text/html"])
 
 
 def export_html(notebook: Path | str, page: Path | str, *, first: Sequence[str] = ()) -> Path:
