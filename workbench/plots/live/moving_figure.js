@@ -114,9 +114,10 @@ async function render({ model, el }) {
   };
   source.on("comm_live_update", showState);
   const Plotly = await load(model);
+  let drawing;
   const draw = () => {
     const { data, layout } = JSON.parse(source.get("value"));
-    Plotly.react(place, data, themed(layout), settings(Plotly));
+    drawing = Plotly.react(place, data, themed(layout), settings(Plotly));
     showState(); // not only once: the first time, the view may not be on the page yet
   };
   const theme = new MutationObserver(draw);
@@ -130,7 +131,7 @@ async function render({ model, el }) {
     source.off("comm_live_update", showState);
     fit.disconnect();
     theme.disconnect();
-    Plotly.purge(place);
+    drawing.finally(() => Plotly.purge(place)); // earlier, Plotly would fail in the midst of a drawing
   };
 }
 export default { render };
