@@ -101,6 +101,7 @@ def test_a_finished_figure_follows_the_theme_and_keeps_its_data(lab: Lab) -> Non
             .map(one => one.matches('svg') ? getComputedStyle(one).backgroundColor : getComputedStyle(one).fill)"""
     )
     assert grounds and all(re.search(r"rgba\(0, 0, 0, 0\)|none|transparent", one) for one in grounds), grounds
+    assert figure.locator('[data-title^="Share"]').count() == 0, "no button that uploads a figure"
     lab.picture("static-dark")
     lab.theme("JupyterLab Light")
     lab.until(lambda: sum(colour(text)) == dark_text < 200, "dark text on a light page")

@@ -271,7 +271,7 @@ def test_a_notebook_keeps_the_header_and_no_plotly_js(tmp_path: Path) -> None:
     view.settle()
     view.finish()
     assert "step 11 of 40" in first.sent[-1] and "finished" in first.sent[-1]
-    assert PLOTLY in second.sent[-1]
+    assert "sendChartToCloud" in second.sent[-1][PLOTLY]["config"]["modeBarButtonsToRemove"]
     figure = MovingFigure(view.static())
     states = [len(json.dumps(part.get_state(), default=str)) for part in parts_of(figure.widget)]
     assert sum(states) < 20_000, "what papermill would save for each figure"

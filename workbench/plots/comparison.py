@@ -34,8 +34,8 @@ SORT = """<script>(() => {
 })()</script>"""
 STYLE = """<style>
 .workbench-comparison { overflow-x: auto }
-.workbench-comparison td, .workbench-comparison th { padding: 2px 8px; text-align: left; max-width: 40ch;
-  white-space: normal; overflow-wrap: anywhere }
+.workbench-comparison td, .workbench-comparison th { padding: 2px 8px; text-align: left; white-space: nowrap }
+.workbench-comparison td.words { min-width: 10ch; max-width: 40ch; white-space: normal; overflow-wrap: anywhere }
 .workbench-comparison th { vertical-align: bottom }
 .workbench-comparison th button { all: unset; cursor: pointer; font-weight: bold; white-space: nowrap }
 .workbench-comparison th button:focus-visible { outline: 2px solid currentColor }
@@ -93,8 +93,9 @@ def _key(name: str) -> str:
 
 
 def _cell(value: Any, text: str) -> str:
+    kind = ' class="words"' if isinstance(value, str) else ""
     exact = "" if value is None else f' data-value="{html.escape(str(value))}"'
-    return f"<td{exact}>{html.escape(text)}</td>"
+    return f"<td{kind}{exact}>{html.escape(text)}</td>"
 
 
 def _setting(value: Any) -> str:

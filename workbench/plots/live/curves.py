@@ -16,7 +16,7 @@ from IPython.display import HTML, display
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import MISSING, Column, Table, format_age, num_bytes, seconds, three_digits
 from workbench.errors import ConfigError
-from workbench.plots.html import PLOTLY
+from workbench.plots.html import CONFIG, PLOTLY
 from workbench.plots.lines import convergence
 from workbench.plots.live.axes import AxisControls
 from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line, without_null_tooltips
@@ -266,7 +266,7 @@ def as_data(figure: go.Figure) -> dict[str, Any]:
 
     (`update_display` of the figure itself would add an output, not replace one.)
     """
-    return {PLOTLY: json.loads(figure.to_json())}
+    return {PLOTLY: {**json.loads(figure.to_json()), "config": CONFIG}}
 
 
 def status_table(runs: Sequence[Run]) -> Table:
