@@ -75,7 +75,9 @@ class Server:
         for spec in ROOT.glob("kernels/*/kernel.json"):
             shutil.copytree(spec.parent, folder / "data" / "kernels" / spec.parent.name)
         # As the wheel installs them, but those of this checkout
-        shutil.copytree(ROOT / "workbench" / "lab" / "static", folder / "data" / "labextensions" / "sgd-workbench")
+        extensions = folder / "data" / "labextensions"
+        shutil.copytree(ROOT / "workbench" / "lab" / "static", extensions / "sgd-workbench")
+        shutil.copytree(ROOT / "workbench" / "plots" / "labextension", extensions / "sgd-workbench-figures")
         enabled = folder / "config" / "jupyter_server_config.d" / "workbench.json"
         enabled.parent.mkdir(parents=True)
         shutil.copy(ROOT / "workbench" / "lab" / "jupyter_server_config.json", enabled)

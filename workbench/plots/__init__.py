@@ -3,7 +3,8 @@
 Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `dots`, `limits`, `prediction`,
 `fronts`, `parallel_axes`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt` (the
 timeline) and `live` (figures that grow while a run trains). `html`, `pictures` and `for_nbconvert` write pages and
-images.
+images. `comparison` is a table of runs, and `differences` the settings in which they differ. `labextension/` gives finished figures
+the colours of a dark theme in JupyterLab.
 
 Imports `calibration`, `analysis` and what lies below. Used by `clusters` (live views), `papers` and layers above.
 Begin with `lines`. Names are imported at first use.

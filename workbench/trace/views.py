@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import Any, Literal
 
-XAxis = Literal["steps", "seconds", "samples", "bytes"]
+XAxis = Literal["steps", "epochs", "seconds", "samples", "bytes"]
 YAxis = str  # "loss", "test_loss", "accuracy", or the name of one of the problem's metrics
 
 
