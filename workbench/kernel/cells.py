@@ -9,7 +9,7 @@ from typing import final
 from workbench.errors import ConfigError
 from workbench.naming import did_you_mean
 
-COMMANDS = ("ranks", "launcher", "attach", "detach", "status", "restart_ranks", "stop_ranks")
+COMMANDS = ("ranks", "launcher", "attach", "detach", "status", "restart_ranks", "stop_ranks", "debug_rank", "variables")
 INSTALLERS = ("pip", "conda", "mamba", "uv")  # above a cell, they run once, in the notebook's own process
 
 
@@ -51,7 +51,7 @@ def parse_cell(text: str) -> Cell:
         found = re.match(r"%(\w+)\b\s*(.*)$", first)
         if first == "" or (first.startswith("#") and commands):
             lines.pop(0)
-        elif found and found[1] in (*COMMANDS, *INSTALLERS):
+        elif found and found[1] in (*COMMANDS, *INSTALLERS) and not found[2].startswith("?"):
             argument = found[2].strip()
             lines.pop(0)
             while argument.endswith("\\") and lines:  # continued in the next line
@@ -82,6 +82,28 @@ def parse_cell(text: str) -> Cell:
     code = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     loads_extensions = bool(code) and all(re.match(r"%(un)?load_ext\b", line) for line in code)
     return Cell(tuple(commands), body, local=loads_extensions)
+
+
+def hide_commands(lines: list[str]) -> list[str]:
+    """Return a cell's lines with this kernel's own lines left empty, so that the other lines keep their numbers.
+
+    It is an input transformer of IPython on the ranks, which receive a cell as it was typed. Above a cell magic, the
+    lines are removed: it must be in the first line.
+
+    >>> hide_commands(["%ranks 2\\n", "%%rank 0\\n", "print(rank)\\n"])
+    ['\\n', '\\n', 'print(rank)\\n']
+    """
+    text = "".join(lines)
+    try:
+        body = parse_cell(text).body
+    except ConfigError:  # the notebook has refused such a cell
+        return lines
+    if body == text:
+        return lines
+    kept = body.splitlines(keepends=True)
+    if body.startswith("%%"):
+        return kept
+    return ["\n"] * (text.count("\n") - body.count("\n")) + kept
 
 
 def parse_ranks(text: str | None, num_ranks: int) -> list[int]:
