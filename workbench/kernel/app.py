@@ -47,7 +47,10 @@ class RanksKernel(IPythonKernel):
         session = self.ranks.debugger.session
         answer = await session.answer(msg)
         if msg["command"] == "attach" and self.ranks.free():
-            await session.update()
+            try:
+                await session.update()
+            except Exception as error:  # noqa: BLE001 - of a rank; the front end waits for an answer
+                return {**answer, "success": False, "message": f"{type(error).__name__}: {error}"}
         return answer
 
     def do_is_complete(self, code: str) -> Any:
@@ -55,7 +58,9 @@ class RanksKernel(IPythonKernel):
         status, indent = self._plain.check_complete(code)
         return {"status": status, "indent": " " * (indent or 0)} if status == "incomplete" else {"status": status}
 
-    def do_shutdown(self, restart: bool) -> Any:
+    async def do_shutdown(self, restart: bool) -> Any:
+        assert self.ranks.debugger is not None
+        await self.ranks.debugger.session.release()  # attached ranks continue, and no breakpoint may stop them
         self.ranks.stop()
         return super().do_shutdown(restart)  # type: ignore[no-untyped-call]
 

@@ -24,6 +24,7 @@ class Cell:
         local: whether the body runs in the notebook's own process.
         ranks: the ranks that run the body, as written; None for all.
         names: for a local cell: variables to copy from rank 0.
+        tabs: whether each rank has a tab for its output.
     """
 
     commands: tuple[tuple[str, str], ...] = ()
@@ -31,15 +32,16 @@ class Cell:
     local: bool = False
     ranks: str | None = None
     names: tuple[str, ...] = ()
+    tabs: bool = False
 
 
 def parse_cell(text: str) -> Cell:
     """Parse a cell.
 
     >>> parse_cell("%ranks 2\\n%%rank 0\\nprint(rank)")
-    Cell(commands=(('ranks', '2'),), body='print(rank)', local=False, ranks='0', names=())
+    Cell(commands=(('ranks', '2'),), body='print(rank)', local=False, ranks='0', names=(), tabs=False)
     >>> parse_cell("%%local steps\\nprint(steps)")
-    Cell(commands=(), body='print(steps)', local=True, ranks=None, names=('steps',))
+    Cell(commands=(), body='print(steps)', local=True, ranks=None, names=('steps',), tabs=False)
 
     Raises:
         ConfigError: `%%rank` has no ranks, or a cell magic looks like a misspelt one of this kernel.
@@ -71,10 +73,11 @@ def parse_cell(text: str) -> Cell:
                 )
         return Cell(tuple(commands), rest, local=True, names=names)
     if re.match(r"%%ranks?\b", first):
-        which = re.sub(r"^%%ranks?", "", first).strip().strip("[]()")
-        if not which:
-            raise ConfigError("%%rank needs numbers of ranks: %%rank 0, %%rank 0,2 or %%rank 1-3")
-        return Cell(tuple(commands), rest, ranks=which)
+        which, tabs = re.subn(r"(^|\s)--tabs\b", "", re.sub(r"^%%ranks?", "", first))
+        which = which.strip().strip("[]()")
+        if not which and not tabs:
+            raise ConfigError("%%rank needs numbers of ranks: %%rank 0, %%rank 0,2 or %%rank 1-3; or %%rank --tabs")
+        return Cell(tuple(commands), rest, ranks=which or None, tabs=bool(tabs))
     word = re.match(r"%%(\w+)", first)
     if word and (meant := did_you_mean(word[0], ("%%local", "%%rank"), cutoff=0.8)):
         raise ConfigError(f"there is no {word[0]}: {meant.strip()}")

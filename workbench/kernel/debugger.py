@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -341,9 +342,11 @@ class NotebookDebugger:
             self._run(self.session.release())
 
     def detach(self) -> None:
-        """The ranks end, or continue without this notebook."""
+        """The ranks end, or continue without this notebook: no breakpoint may stop them then."""
         self._link = None
-        asyncio.run_coroutine_threadsafe(self.session.use(None, 0), self._loop)  # maybe on the loop's own thread
+        if threading.current_thread() is not self._kernel.control_thread:  # which would wait for itself
+            self.release()
+        asyncio.run_coroutine_threadsafe(self.session.use(None, 0), self._loop)
 
     def is_paused(self) -> bool:
         """Whether a rank has stopped."""
@@ -355,7 +358,8 @@ class NotebookDebugger:
 
     def heard(self, rank: int, event: dict[str, Any]) -> None:
         """Take an event of a rank's debugger."""
-        self._loop.call_soon_threadsafe(self.session.heard, rank, event)
+        with suppress(RuntimeError):  # the kernel is ending, and its loop is closed
+            self._loop.call_soon_threadsafe(self.session.heard, rank, event)
 
     @property
     def _loop(self) -> Any:
@@ -364,8 +368,11 @@ class NotebookDebugger:
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S + REQUEST_S)
-        except TimeoutError:
-            raise LaunchError("the debugger of a rank does not answer: %restart_ranks starts new ranks") from None
+        except Exception as error:  # noqa: BLE001 - of the rank, or of the wait
+            raise LaunchError(
+                f"the debugger of a rank does not work ({type(error).__name__}: {error}): switch it off in the toolbar, "
+                "or start new ranks with %restart_ranks"
+            ) from None
 
 
 @final

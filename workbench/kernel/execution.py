@@ -17,7 +17,7 @@ from workbench.kernel.cells import format_ranks
 from workbench.kernel.debugger import NotebookDebugger
 from workbench.kernel.outputs import Merger
 from workbench.kernel.questions import Questions
-from workbench.kernel.screen import Screen
+from workbench.kernel.screen import MergedScreen, Screen
 
 POLL_S = 0.02
 GRACE_S = 1.0  # how long the other ranks may take to end by themselves after one has failed
@@ -50,7 +50,7 @@ class Execution:
         client: the cluster's ipyparallel client; engine numbers are ranks.
         ranks: the ranks that run the cell.
         num_ranks: number of all ranks.
-        screen: shows the output; None: one with all text, without a log.
+        screen: shows the output; None: below the cell, without a log.
         questions: asks what ranks ask; None: their questions have no answer.
         debugger: the debugger of the ranks, if there is one.
     """
@@ -66,7 +66,7 @@ class Execution:
         debugger: NotebookDebugger | None = None,
     ) -> None:
         self._client, self._ranks, self._num_ranks = client, list(ranks), num_ranks
-        self._screen = screen or Screen(num_ranks)
+        self._screen = screen or MergedScreen(num_ranks)
         self._questions, self._debugger = questions, debugger
         self._messages: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # filled by the client's own thread
         self._merger = Merger(self._ranks, self._screen.show)
@@ -101,7 +101,7 @@ class Execution:
     @property
     def payload(self) -> list[dict[str, Any]]:
         """What the cell asks of the front end on the first of its ranks: a page of help, text for the next cell."""
-        return list(self._results[self._ranks[0]].result(0)._content["payload"])
+        return list(self._results[self._ranks[0]].result(0)._content["payload"])  # no public name has it
 
     def _on_message(self, rank: int, message: dict[str, Any]) -> None:
         self._messages.put((rank, message))
@@ -109,7 +109,12 @@ class Execution:
     def _describe_busy(self) -> str:
         busy = self.busy
         done = format_ranks([rank for rank in self._ranks if rank not in busy])
-        return f"ranks {format_ranks(busy)} to return from this cell" + (f"; returned: {done}" if done else "")
+        stopped = self._debugger.session.stopped if self._debugger is not None else []
+        return (
+            f"ranks {format_ranks(busy)} to return from this cell"
+            + (f"; returned: {done}" if done else "")
+            + (f"; stopped by the debugger: {format_ranks(stopped)}" if stopped else "")
+        )
 
     def _follow(self, waiting: Waiting) -> None:
         failed_s: float | None = None

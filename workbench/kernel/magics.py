@@ -8,7 +8,7 @@ from typing import Any
 from workbench.kernel.cells import COMMANDS
 
 CELL_HELP = {
-    "rank": "%%rank 0,2 or %%rank 1-3: run this cell on these ranks only.",
+    "rank": "%%rank 0,2 or %%rank 1-3: run this cell on these ranks only; %%rank --tabs: each rank has a tab for its output.",
     "local": "%%local x, y: run this cell in the notebook's own process, with copies of rank 0's variables.",
 }
 

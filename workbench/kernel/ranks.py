@@ -21,7 +21,7 @@ from workbench.kernel.link import Link
 from workbench.kernel.magics import register_commands, unregister_commands
 from workbench.kernel.outputs import label
 from workbench.kernel.questions import Questions
-from workbench.kernel.screen import Screen
+from workbench.kernel.screen import MergedScreen, TabbedScreen
 from workbench.kernel.variables import VariablesTable, rank_variables
 from workbench.trace.store import runs_root
 
@@ -115,12 +115,12 @@ class Ranks:
             self.start()
             self._check_free()
             ranks = parse_ranks(cell.ranks, self.num_ranks)
-            self._last = self._execution(ranks)
+            self._last = self._execution(ranks, cell.tabs)
             self._last.run(self._as_typed(text))
             for payload in self._last.payload:
                 self.shell.payload_manager.write_payload(payload)
 
-    def _execution(self, ranks: list[int]) -> Execution:
+    def _execution(self, ranks: list[int], tabs: bool) -> Execution:
         """Return the execution of a new cell. The ranks are free."""
         if self._client is not self.cluster.client:  # heal() and scale() start other engines
             self._prepare()
@@ -134,7 +134,7 @@ class Ranks:
             self.cluster.client,
             ranks,
             self.num_ranks,
-            screen=Screen(self.num_ranks, log),
+            screen=TabbedScreen(ranks, log) if tabs else MergedScreen(self.num_ranks, log),
             questions=Questions(self.num_ranks, self._ask, self._link.answer),
             debugger=self.debugger,
         )

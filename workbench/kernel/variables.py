@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -99,15 +98,12 @@ def _digest_of_array(array: Any) -> str:
 
 
 def _digest_of_object(value: object) -> str:
-    """Digest of a plain value, or of a list, tuple or dictionary of plain values; "" for others.
-
-    The pickles of equal objects of other classes may differ.
-    """
+    """Digest of a plain value, or of a list, tuple or dictionary of plain values; "" for others."""
     try:
         plain = _is_plain(value)
     except RecursionError:
         return ""
-    return hashlib.blake2b(pickle.dumps(repr(value)), digest_size=16).hexdigest() if plain else ""
+    return hashlib.blake2b(repr(value).encode(errors="replace"), digest_size=16).hexdigest() if plain else ""
 
 
 def _is_plain(value: object) -> bool:
