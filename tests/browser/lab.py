@@ -82,6 +82,7 @@ class Server:
         own = {
             "JUPYTER_CONFIG_DIR": folder / "config",
             "JUPYTER_DATA_DIR": folder / "data",
+            "JUPYTER_PATH": folder / "data",  # before the kernels that are installed in this environment
             "JUPYTER_RUNTIME_DIR": self._runtime,
             "JUPYTERLAB_SETTINGS_DIR": settings,
             "JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces",

@@ -46,9 +46,9 @@ def test_a_breakpoint_stops_the_chosen_rank(lab: Lab) -> None:
     bug = page.locator(".jp-DebuggerBugButton").first
     lab.until(bug.is_enabled, "a debugger that can be switched on")
     bug.click()
+    page.locator(".jp-DebuggerBugButton[aria-pressed='true']").first.wait_for()
     gutter = lab.cell(STOPS).locator(".cm-breakpoint-gutter .cm-gutterElement")
-    gutter.nth(3).wait_for(state="attached")
-    gutter.nth(3).click()
+    gutter.nth(3).click()  # the first element is no line
     page.locator(".jp-DebuggerBreakpoint").first.wait_for()
     lab.run_cell(STOPS)
     frames, variables = page.locator(".jp-DebuggerCallstack-body"), page.locator(".jp-DebuggerVariables-body")
@@ -57,7 +57,7 @@ def test_a_breakpoint_stops_the_chosen_rank(lab: Lab) -> None:
     lab.picture("debugger-stopped")
     assert lab.cell(STOPS).get_by_text("[0] 20").count(), "the other rank has not stopped"
     assert not lab.cell(STOPS).get_by_text("[1] 22").count()
-    page.locator(".jp-DebuggerCallstack").get_by_title("Continue").first.click()
+    page.locator(".jp-DebuggerPausedButton").first.click()  # continue
     lab.until(lambda: lab.has_run(STOPS), "the end of the cell")
     lab.cell(STOPS).get_by_text("[1] 22").wait_for()
     bug.click()

@@ -60,7 +60,7 @@ class Session:
         """Debug these ranks, with a breakpoint in a cell. Return the front end's name of the cell."""
         await self.ask("initialize")
         await self.ask("attach")
-        await self.debugger.choose(ranks)
+        self.debugger.chosen = ranks
         path: str = (await self.ask("dumpCell", code=CELL))["body"]["sourcePath"]
         await self.ask("setBreakpoints", source={"path": path}, breakpoints=[{"line": 2}])
         await self.debugger.use(self.ranks, num_ranks)

@@ -60,6 +60,15 @@ def test_a_tensor_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (model.type, model.shape, model.num_bytes) == ("Linear", "2 tensors", 24)
 
 
+def test_an_object_that_cannot_be_described_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hostile(list[int]):
+        def __len__(self) -> int:
+            raise RuntimeError
+
+    row = row_of(monkeypatch, Hostile(), Hostile())
+    assert (row["type"], row["equal"]) == ("Hostile", "not compared")
+
+
 def test_a_large_tensor_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variables, "COMPARED_BYTES", 8)
     assert describe(torch.zeros(2)).digest and not describe(torch.zeros(3)).digest

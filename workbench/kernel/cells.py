@@ -9,7 +9,21 @@ from typing import final
 from workbench.errors import ConfigError
 from workbench.naming import did_you_mean
 
-COMMANDS = ("ranks", "launcher", "attach", "detach", "status", "restart_ranks", "stop_ranks", "debug_rank", "variables")
+COMMANDS = {  # name -> its help
+    "ranks": "%ranks N: start N ranks.",
+    "launcher": "%launcher TEXT: where further ranks start, as `launcher=` of Cluster.",
+    "attach": "%attach NAME: use the ranks of a detached cluster.",
+    "detach": "%detach: leave the ranks running without this notebook.",
+    "status": "%status: show the ranks and their states.",
+    "restart_ranks": "%restart_ranks: end the ranks, also attached ones, and start new ones. Their variables are lost.",
+    "stop_ranks": "%stop_ranks: end the ranks, also attached ones. The next cell starts new ones.",
+    "debug_rank": "%debug_rank 1: let breakpoints stop this rank; 0,2 for several, all for each.",
+    "variables": "%variables, %variables x, y: show the ranks' variables, and which are equal on all ranks.",
+}
+CELL_COMMANDS = {
+    "rank": "%%rank 0,2 or %%rank 1-3: run this cell on these ranks only. %%rank --tabs: a tab for each rank's output.",
+    "local": "%%local x, y: run this cell in the notebook's own process, with copies of rank 0's variables.",
+}
 INSTALLERS = ("pip", "conda", "mamba", "uv")  # above a cell, they run once, in the notebook's own process
 
 

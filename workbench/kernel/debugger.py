@@ -79,7 +79,7 @@ class RanksDebugger:
             "stackTrace": self._stack_trace,
         }
         self.started = False
-        self.chosen: tuple[int, ...] = (0,)
+        self.chosen: tuple[int, ...] = (0,)  # the ranks that `update` attaches to
 
     @property
     def shown(self) -> int:
@@ -101,11 +101,6 @@ class RanksDebugger:
             self._continued(rank)
         self._prefixes.clear()
         self._ranks, self._num_ranks = ranks, num_ranks
-        await self.update()
-
-    async def choose(self, ranks: Sequence[int]) -> None:
-        """Let breakpoints stop these ranks."""
-        self.chosen = tuple(ranks)
         await self.update()
 
     async def update(self) -> None:
@@ -332,9 +327,16 @@ class NotebookDebugger:
         else:
             self._run(self.session.update())
 
-    def choose(self, ranks: Sequence[int]) -> None:
-        """Let breakpoints stop these ranks, which are free."""
-        self._run(self.session.choose(ranks))
+    def choose(self, ranks: Sequence[int], *, at_once: bool) -> None:
+        """Let breakpoints stop these ranks.
+
+        Args:
+            ranks: which.
+            at_once: the ranks are free; else they are attached before the next cell.
+        """
+        self.session.chosen = tuple(ranks)
+        if at_once:
+            self._run(self.session.update())
 
     def release(self) -> None:
         """Leave the ranks before they are interrupted."""

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from workbench.kernel.cells import COMMANDS
-
-CELL_HELP = {
-    "rank": "%%rank 0,2 or %%rank 1-3: run this cell on these ranks only; %%rank --tabs: each rank has a tab for its output.",
-    "local": "%%local x, y: run this cell in the notebook's own process, with copies of rank 0's variables.",
-}
+from workbench.kernel.cells import CELL_COMMANDS, COMMANDS
 
 
 def register_commands(shell: Any, run: Callable[[str, str], None] | None = None) -> None:
@@ -20,17 +15,15 @@ def register_commands(shell: Any, run: Callable[[str, str], None] | None = None)
         shell: an IPython shell: of a rank, or of the notebook.
         run: runs a command (name, argument); None on ranks, where a command below other code is an error.
     """
-    from workbench.kernel.ranks import Ranks
-
-    for name in COMMANDS:
-        shell.register_magic_function(_magic(name, str(getattr(Ranks, f"_command_{name}").__doc__), run), "line", name)
-    for name, text in CELL_HELP.items():
+    for name, text in COMMANDS.items():
+        shell.register_magic_function(_magic(name, text, run), "line", name)
+    for name, text in CELL_COMMANDS.items():
         shell.register_magic_function(_magic(f"%{name}", text, None), "cell", name)
 
 
 def unregister_commands(shell: Any) -> None:
     """Undo `register_commands`."""
-    for kind, names in (("line", COMMANDS), ("cell", tuple(CELL_HELP))):
+    for kind, names in (("line", COMMANDS), ("cell", CELL_COMMANDS)):
         for name in names:
             shell.magics_manager.magics[kind].pop(name, None)
 

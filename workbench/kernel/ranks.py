@@ -299,7 +299,6 @@ class Ranks:
         getattr(self, f"_command_{name}")(argument)
 
     def _command_ranks(self, argument: str) -> None:
-        """%ranks N: start N ranks."""
         if argument:
             number = _number(argument)
             if number != self.num_ranks:
@@ -308,7 +307,6 @@ class Ranks:
         self.start()
 
     def _command_launcher(self, argument: str) -> None:
-        """%launcher TEXT: where further ranks start, as `launcher=` of Cluster."""
         if not argument:
             raise ConfigError(
                 "%launcher needs the argument of Cluster(launcher=...): local, emulated:1gbit, slurm:partition=debug"
@@ -318,7 +316,6 @@ class Ranks:
         self.launcher = argument
 
     def _command_attach(self, argument: str) -> None:
-        """%attach NAME: use the ranks of a detached cluster."""
         from workbench import clusters
 
         if not argument:
@@ -328,7 +325,6 @@ class Ranks:
         self._use(cluster, owns=False)
 
     def _command_detach(self, _: str) -> None:
-        """%detach: leave the ranks running without this notebook."""
         if self.cluster is None:
             raise ConfigError("there are no ranks to detach: the next cell starts some")
         print(f"%attach {self.cluster.id} continues with these ranks")
@@ -336,7 +332,6 @@ class Ranks:
         self.stop()
 
     def _command_status(self, _: str) -> None:
-        """%status: show the ranks and their states."""
         from IPython.display import display
 
         if self.cluster is None:
@@ -345,15 +340,13 @@ class Ranks:
         display(self.cluster.status())  # type: ignore[no-untyped-call]
 
     def _command_debug_rank(self, argument: str) -> None:
-        """%debug_rank 1: let breakpoints stop this rank; `0,2` several, `all` each."""
         if self.debugger is None:
             raise ConfigError("%debug_rank works in the kernels Workbench MPI and Workbench Slurm only")
         if not argument:
             raise ConfigError("%debug_rank needs numbers of ranks: %debug_rank 1, %debug_rank 0,2 or %debug_rank all")
-        self.debugger.choose(parse_ranks(argument, self.num_ranks))
+        self.debugger.choose(parse_ranks(argument, self.num_ranks), at_once=self.free())
 
     def _command_variables(self, argument: str) -> None:
-        """%variables: show the ranks' variables, or those that are named, and which are equal on all ranks."""
         from IPython.display import display
 
         self.start()
@@ -361,17 +354,18 @@ class Ranks:
         names = tuple(filter(None, re.split(r"[,\s]+", argument)))
         pending = [self.cluster.client[rank].apply_async(rank_variables, names) for rank in range(self.num_ranks)]
         with Waiting("the variables of the ranks") as waiting:
-            waiting.until(lambda seconds: all(each.wait(seconds) or each.done() for each in pending), FETCH_S)
+            if not waiting.until(lambda seconds: all(each.wait(seconds) or each.done() for each in pending), FETCH_S):
+                raise LaunchError(
+                    f"the ranks do not give their variables in {FETCH_S:g} s: name a few, %variables x, y"
+                )
         display(VariablesTable([each.result(0) for each in pending]))  # type: ignore[no-untyped-call]
 
     def _command_restart_ranks(self, _: str) -> None:
-        """%restart_ranks: end the ranks, also attached ones, and start new ones. Their variables are lost."""
         self._owns = True
         self.stop()
         self.start()
 
     def _command_stop_ranks(self, _: str) -> None:
-        """%stop_ranks: end the ranks, also attached ones. The next cell starts new ones."""
         self._owns = True
         self.stop()
 

@@ -128,7 +128,10 @@ def rank_variables(names: Sequence[str] = ()) -> dict[str, tuple[Any, ...]]:
     for name, value in list(shell.user_ns.items()):
         hidden = name.startswith("_") or name in GIVEN or name in shell.user_ns_hidden or isinstance(value, ModuleType)
         if name in wanted or (not wanted and not hidden):
-            about = describe(value)
+            try:
+                about = describe(value)
+            except Exception:  # noqa: BLE001 - an object's own methods may raise anything
+                about = Variable(type(value).__name__)
             found[name] = tuple(getattr(about, field) for field in Variable.__slots__)
     return found
 
