@@ -34,13 +34,21 @@ def notebook(environment: dict[str, str]) -> Iterator[Notebook]:
 # ---------------------------------------------------------------- questions
 
 
+def wait_for_each_other(notebook: Notebook, seconds: float) -> None:
+    """How long a question of a rank waits for the same one of others."""
+    assert notebook.cell(f"%%local\nfrom workbench.kernel import questions\nquestions.HOLD_S = {seconds}")[1] == ""
+
+
 def test_a_question_of_all_ranks_is_asked_once_and_answered_to_all(notebook: Notebook) -> None:
+    wait_for_each_other(notebook, 60)
     text, error, _ = notebook.cell("print('hello', input('name? '))", answers=["Ada"])
-    assert (text, error, notebook.asked) == ("[0-1] hello Ada\n", "", ["[0-1] name? "])
+    assert (error, notebook.asked) == ("", ["[0-1] name? "])
+    assert {line.split("] ")[1] for line in text.splitlines()} == {"hello Ada"}
 
 
 def test_a_rank_that_asks_late_gets_the_answer_that_the_other_had(notebook: Notebook) -> None:
-    code = "import time\nif rank == 1:\n    time.sleep(1)\nprint(input('a? '), input('a? '))"
+    wait_for_each_other(notebook, 0.3)
+    code = "import time\nif rank == 1:\n    time.sleep(3)\nprint(input('a? '), input('a? '))"
     text, error, _ = notebook.cell(code, answers=["one", "two"])
     assert (text.splitlines()[-1].endswith("one two"), error, notebook.asked) == (True, "", ["[0] a? ", "[0] a? "])
     assert {line.split("] ")[1] for line in text.splitlines()} == {"one two"}
@@ -68,11 +76,11 @@ def test_a_progress_bar_of_each_rank_moves_in_one_place(notebook: Notebook) -> N
         "    time.sleep(0.1)\n_ = sys.stderr.write('\\n')"
     )
     text, error, _ = notebook.cell(code)
-    assert (text, error) == ("[0-1] 20 of 20\n", "")
+    assert ({line.split("] ")[1] for line in text.splitlines()}, error) == ({"20 of 20"}, "")
     shown = [message for message in notebook.messages if message["msg_type"].endswith("display_data")]
     bars = [message["content"]["data"]["text/plain"] for message in shown]
     assert len({message["content"]["transient"]["display_id"] for message in shown}) == 1
-    assert re.fullmatch(r"\[0\] \d+ of 20\n\[1\] \d+ of 20", bars[2]), bars
+    assert any(re.fullmatch(r"\[0\] \d+ of 20\n\[1\] \d+ of 20", bar) for bar in bars), bars
     assert bars[-1] == "" and len(bars) > 3
 
 
@@ -117,7 +125,8 @@ def test_a_widget_of_a_rank_is_heard_and_its_callback_runs_on_the_rank(notebook:
     assert name in [message["content"].get("comm_id") for message in notebook.messages]
     moved = {"comm_id": name, "data": {"method": "update", "state": {"value": 7}, "buffer_paths": []}}
     notebook.client.shell_channel.send(notebook.client.session.msg("comm_msg", moved))
-    notebook.hear_until(lambda message: message["content"].get("text") == "[1] now 7 on 1\n")
+    heard = notebook.hear_until(lambda message: message["content"].get("text") == "[1] now 7 on 1\n")
+    assert heard["parent_header"]["msg_type"] == "execute_request", "a front end shows what belongs to a cell"
     assert notebook.cell("%%rank 1\nslider.value = 9\nprint(slider.value)")[0] == "[1] now 9 on 1\n[1] 9\n"
     (update,) = [message for message in notebook.messages if message["msg_type"] == "comm_msg"]
     assert (update["content"]["comm_id"], update["content"]["data"]["state"]) == (name, {"value": 9})

@@ -60,6 +60,7 @@ class Ranks:
         self._link: Link | None = None
         self._client: Any = None  # whose engines are prepared
         self._num_cells = 0
+        self._parent: dict[str, Any] = {}  # the front end's request of the last cell
         self._last: Execution | None = None
         self._owns = True
 
@@ -114,6 +115,7 @@ class Ranks:
                 return
             self.start()
             self._check_free()
+            self._parent = self.shell.get_parent()
             ranks = parse_ranks(cell.ranks, self.num_ranks)
             self._last = self._execution(ranks, cell.tabs)
             self._last.run(self._as_typed(text))
@@ -160,7 +162,7 @@ class Ranks:
         elif kind in SHOWN:
             if kind == "stream":
                 content = {**content, "text": label([rank], self.num_ranks) + content["text"]}
-            kernel.session.send(kernel.iopub_socket, kind, content, parent=kernel.get_parent("shell"))
+            kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent)
 
     def prepare(self, commands: Iterable[tuple[str, str]], names: tuple[str, ...]) -> None:
         """Prepare a local cell: run its commands, and copy variables from rank 0.
