@@ -224,10 +224,13 @@ def test_a_breakpoint_stops_the_chosen_rank_and_no_other(notebook: Notebook) -> 
     assert notebook.cell("%debug_rank 1")[1] == ""
     stopping(notebook, 3)
     notebook.client.execute(STOPPING, stop_on_error=False)
-    waited_for = {"[0] 20\n", "stopped"}  # the other rank runs to its end
-    while waited_for:
-        heard = notebook.hear_until(lambda message: waited_for & {*map(str, message["content"].values())} != set())
-        waited_for -= {*map(str, heard["content"].values())}
+    others = {"[0] 20\n", "stopped"}  # the other rank runs to its end
+
+    def all_heard(message: dict[str, Any]) -> bool:
+        others.difference_update(map(str, message["content"].values()))
+        return not others
+
+    notebook.hear_until(all_heard)
     frame = frame_of(notebook)
     assert (frame["name"], frame["line"]) == ("rank 1: <module>", 3), "the line of the cell as it was typed"
     assert variables_of(notebook, frame)["value"] == "11"
