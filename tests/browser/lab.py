@@ -84,6 +84,7 @@ class Server:
         own = {
             "JUPYTER_CONFIG_DIR": folder / "config",
             "JUPYTER_DATA_DIR": folder / "data",
+            "JUPYTER_PATH": folder / "data",  # before the kernels that are installed in this environment
             "JUPYTER_RUNTIME_DIR": self._runtime,
             "JUPYTERLAB_SETTINGS_DIR": settings,
             "JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces",
@@ -131,9 +132,9 @@ class Server:
             content: bytes = answer.read()
         return content
 
-    def write(self, name: str, *cells: str) -> Path:
-        """A notebook of the Workbench kernel."""
-        kernel = {"name": "workbench", "display_name": "Workbench", "language": "python"}
+    def write(self, name: str, *cells: str, kernel_name: str = "workbench") -> Path:
+        """A notebook of the Workbench kernel, or of another one."""
+        kernel = {"name": kernel_name, "display_name": kernel_name, "language": "python"}
         content = nbformat.v4.new_notebook(
             cells=[nbformat.v4.new_code_cell(text) for text in cells], metadata={"kernelspec": kernel}
         )
