@@ -88,6 +88,7 @@ class Server:
             "IPYTHONDIR": folder / "ipython",
             "WORKBENCH_RUNS": self.runs,
             "XDG_CACHE_HOME": folder / "cache",  # other clusters of this user are not listed
+            "JUPYTER_PREFER_ENV_PATH": 0,  # else the front end that is installed, which may be another checkout's
         }
         environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
         environment |= {"JUPYTER_TOKEN": self.token, "WORKBENCH_TEST_MARK": self._mark, "OMP_NUM_THREADS": "1"}
