@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from contextlib import suppress
 from typing import Any, final
 
 import psutil
+
+SHORTEST_S = 0.2  # processor time is counted in units of 10 ms
 
 
 @final
@@ -20,6 +23,8 @@ class Usage:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._process.cpu_percent()  # later calls measure since this one
+        self._cpu_cores: float | None = None
+        self._measured_s = time.monotonic()
         self._gpu: Any = None  # NVML and its device, once known
         self._has_no_nvml = False
 
@@ -27,15 +32,15 @@ class Usage:
         """Return entries of the heartbeat.
 
         Returns:
-            `cpu_cores`: seconds of processor time per second since the last call. `memory_bytes`: resident memory, with
-            what this process has reserved on its GPU. `gpu`: None, or `name`, `share` (of the time in which a kernel of
-            any process ran), `used_bytes` and `total_bytes` (of all processes).
+            `cpu_cores`: seconds of processor time per second since the last call; None at first.
+            `memory_bytes`: resident memory, with what this process has reserved on its GPU.
+            `gpu`: None, or `name`, `share` (of the time in which a kernel of any process ran), `used_bytes` and
+            `total_bytes` (of all processes).
         """
-        return {
-            "cpu_cores": self._process.cpu_percent() / 100,
-            "memory_bytes": memory_bytes(),
-            "gpu": self._gpu_row(),
-        }
+        now_s = time.monotonic()
+        if now_s - self._measured_s > SHORTEST_S:
+            self._cpu_cores, self._measured_s = self._process.cpu_percent() / 100, now_s
+        return {"cpu_cores": self._cpu_cores, "memory_bytes": memory_bytes(), "gpu": self._gpu_row()}
 
     def _gpu_row(self) -> dict[str, Any] | None:
         device = gpu_of_this_process()
