@@ -58,9 +58,11 @@ class Server:
 
     Args:
         folder: of its own; its notebooks are in `folder / "notebooks"`, its run store in `folder / "runs"`.
+        base_url: the path below which it answers, as behind the proxy of JupyterHub.
+        app: the module of the page: jupyterlab or notebook.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base_url: str = "/", app: str = "jupyterlab") -> None:
         self.notebooks, self.runs = folder / "notebooks", folder / "runs"
         self.notebooks.mkdir(parents=True)
         self.token = secrets.token_hex(16)
@@ -100,19 +102,31 @@ class Server:
             "--allow-root",
             "--expose-app-in-browser",
             "--LabApp.extension_manager=readonly",
+            f"--ServerApp.base_url={base_url}",
         ]
+        self._command = [sys.executable, "-m", app, *options]
+        self._environment = environment
+        self._start()
+
+    def _start(self, *more: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options],
-            cwd=self.notebooks,
-            env=environment,
-            stdout=self._log,
-            stderr=self._log,
+            [*self._command, *more], cwd=self.notebooks, env=self._environment, stdout=self._log, stderr=self._log
         )
         try:
             self.url = eventually(self._address, "the server's address", START_S)
         except BaseException:
             self.stop()
             raise
+
+    def restart(self, pause_s: float) -> None:
+        """Kill the server, as a crash does, and start it again at the same address."""
+        port = self.url.split(":")[2].split("/")[0]
+        self._process.kill()
+        self._process.wait()
+        for path in self._runtime.glob("jpserver-*"):
+            path.unlink()
+        time.sleep(pause_s)
+        self._start(f"--port={port}", "--ServerApp.port_retries=0")
 
     def _address(self) -> str | None:
         assert self._process.poll() is None, f"JupyterLab ended: see {self._log.name}"
@@ -285,9 +299,13 @@ class Lab:
 
 
 @contextmanager
-def browsing(folder: Path) -> Iterator[Lab]:
-    """A server and a page of a browser that shows it; both end with the block, and nothing may be left of the server."""
-    server = Server(folder)
+def browsing(folder: Path, **how: Any) -> Iterator[Lab]:
+    """A server and a page of a browser that shows it; both end with the block, and nothing may be left of the server.
+
+    Args:
+        how: more arguments of `Server`.
+    """
+    server = Server(folder, **how)
     left: list[str] = []
     try:
         with sync_playwright() as playwright:
