@@ -54,6 +54,8 @@ namespace CommandIDs {
   export const timeline = 'workbench:timeline'; // of another module, if it is there
 }
 
+const OPEN_LABELS: Record<string, string> = { run: 'Curves', timeline: 'Timeline' };
+
 const plugin: JupyterFrontEndPlugin<void> = {
   id: 'sgd-workbench:plugin',
   description: 'Clusters, runs and live curves of sgd-workbench.',
@@ -88,7 +90,9 @@ const plugin: JupyterFrontEndPlugin<void> = {
         openMenu(commands, below, [
           { command: CommandIDs.open, args: { kind: 'run', name } },
           { command: CommandIDs.ranks, args: { kind: 'runs', name } },
-          { command: CommandIDs.timeline, args: { run: name } },
+          'timeline' in makers
+            ? { command: CommandIDs.open, args: { kind: 'timeline', name } }
+            : { command: CommandIDs.timeline, args: { run: name } },
           ...(trains ? [CommandIDs.restart, CommandIDs.branch].map(command => ({ command, args: { name } })) : [])
         ]);
       },
@@ -143,7 +147,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       execute: () => actions.insert('cluster = wb.Cluster(4)')
     });
     commands.addCommand(CommandIDs.open, {
-      label: args => (args.kind === 'run' ? 'Curves' : 'Open a Run, the Run Table or Logs'),
+      label: args => OPEN_LABELS[String(args.kind)] ?? 'Open a Run, the Run Table or Logs',
       execute: args => (String(args.kind) in makers ? open(String(args.kind), String(args.name)) : undefined)
     });
     commands.addCommand(CommandIDs.ranks, {
