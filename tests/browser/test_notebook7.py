@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_the_panel_and_its_panes_are_in_notebook_7(tmp_path: Path) -> None:
         panel.get_by_role("button", name="Insert wb.Cluster(4)").click()
         cell = lab.page.locator(".jp-Notebook .jp-CodeCell .cm-content").nth(1)
         lab.until(lambda: "cluster = wb.Cluster(4)" in cell.inner_text(), "the code, in this notebook")
-        runs(lab).get_by_role("button", name="PipeSGD").click()
+        runs(lab).get_by_role("button", name=re.compile("^PipeSGD")).click()
         pane = lab.page.locator(".wb-Run:visible")
         pane.locator("path.wb-Chart-line").first.wait_for()
         in_both_themes(lab, "notebook7-run")
