@@ -10,7 +10,7 @@ import { PollingPane } from './pollingPane';
 import { shown, shownInterval, title } from './values';
 
 const LIVE_MS = 2000;
-const IDLE_MS = 30000;
+const IDLE_MS = 10000;
 const METRICS: Record<string, string> = { train_loss: 'Training loss', test_loss: 'Test loss', accuracy: 'Test accuracy' };
 
 export class ComparePane extends PollingPane<Comparison> {

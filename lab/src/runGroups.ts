@@ -53,7 +53,9 @@ function group(key: string, members: Run[], results: string[]): TableRow {
   }
   const counts = new Map<string, number>();
   members.forEach(one => counts.set(one.status, (counts.get(one.status) ?? 0) + 1));
-  run.status = [...counts].map(([status, number]) => `${number} ${status}`).join(', ');
+  run.status = [...counts]
+    .sort(([a], [b]) => Number(b === 'finished') - Number(a === 'finished'))
+    .map(([status, number]) => `${number} ${status}`).join(', ');
   run.seed = plural(new Set(members.map(one => one.seed)).size, 'seed');
   for (const name of ['error', 'folder', 'sweep', 'left_s']) {
     if (new Set(members.map(one => one[name])).size > 1) {

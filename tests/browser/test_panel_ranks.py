@@ -174,8 +174,12 @@ def a_detached_cluster_is_scaled_healed_and_dragged(lab: Lab) -> None:
     drag(lab, cluster(lab), lab.cell(TRAIN))
     lab.until(lambda: lab.page.locator(".jp-Notebook .jp-CodeCell").count() == len(CELLS) + 1, "a cell more")
     name = cluster(lab).get_attribute("data-cluster")
-    assert inserted(lab, "attach") == f'cluster = wb.Cluster.attach("{name}")'
+    code = f'cluster = wb.Cluster.attach("{name}")'
+    assert any(code in lab.cell(number).inner_text() for number in range(len(CELLS) + 1)), "the import is there"
     lab.picture("panel-dropped")
+    cluster(lab).get_by_role("button", name="Stop cluster-").click()
+    dialog.get_by_role("button", name="Stop cluster").click()
+    lab.page.locator("#workbench-panel").get_by_text("No cluster is alive.").wait_for()
 
 
 def ranks_with_gpus_on_other_hosts_are_read_from_their_files(lab: Lab) -> None:
