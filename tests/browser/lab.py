@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
+from urllib.parse import urlsplit
 
 import nbformat
 import psutil
@@ -98,7 +99,6 @@ class Server:
         options = [
             "--no-browser",
             "--ip=127.0.0.1",
-            "--port=0",
             "--allow-root",
             "--expose-app-in-browser",
             "--LabApp.extension_manager=readonly",
@@ -108,9 +108,13 @@ class Server:
         self._environment = environment
         self._start()
 
-    def _start(self, *more: str) -> None:
+    def _start(self, port: int = 0) -> None:
         self._process = subprocess.Popen(
-            [*self._command, *more], cwd=self.notebooks, env=self._environment, stdout=self._log, stderr=self._log
+            [*self._command, f"--port={port}"],
+            cwd=self.notebooks,
+            env=self._environment,
+            stdout=self._log,
+            stderr=self._log,
         )
         try:
             self.url = eventually(self._address, "the server's address", START_S)
@@ -120,13 +124,13 @@ class Server:
 
     def restart(self, pause_s: float) -> None:
         """Kill the server, as a crash does, and start it again at the same address."""
-        port = self.url.split(":")[2].split("/")[0]
+        port = urlsplit(self.url).port or 0
         self._process.kill()
         self._process.wait()
         for path in self._runtime.glob("jpserver-*"):
             path.unlink()
         time.sleep(pause_s)
-        self._start(f"--port={port}", "--ServerApp.port_retries=0")
+        self._start(port)
 
     def _address(self) -> str | None:
         assert self._process.poll() is None, f"JupyterLab ended: see {self._log.name}"
