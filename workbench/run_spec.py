@@ -147,7 +147,11 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         metavar="LOGGER",
         help="also log the run to tensorboard (in its folder), wandb or mlflow; may be repeated",
     )
-    add("--resume", metavar="RUN", help="continue from the newest checkpoint of a run that stopped or crashed")
+    add(
+        "--resume",
+        metavar="RUN",
+        help="continue from the newest checkpoint of a run that stopped or crashed; RUN@200: from that after 200 steps",
+    )
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
+from urllib.parse import urlsplit
 
 import nbformat
 import psutil
@@ -58,9 +59,11 @@ class Server:
 
     Args:
         folder: of its own; its notebooks are in `folder / "notebooks"`, its run store in `folder / "runs"`.
+        base_url: the path below which it answers, as behind the proxy of JupyterHub.
+        app: the module of the page: jupyterlab or notebook.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base_url: str = "/", app: str = "jupyterlab") -> None:
         self.notebooks, self.runs = folder / "notebooks", folder / "runs"
         self.notebooks.mkdir(parents=True)
         self.token = secrets.token_hex(16)
@@ -91,6 +94,7 @@ class Server:
             "IPYTHONDIR": folder / "ipython",
             "WORKBENCH_RUNS": self.runs,
             "XDG_CACHE_HOME": folder / "cache",  # other clusters of this user are not listed
+            "JUPYTER_PREFER_ENV_PATH": 0,  # else the front end that is installed, which may be another checkout's
         }
         environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
         environment |= {"JUPYTER_TOKEN": self.token, "WORKBENCH_TEST_MARK": self._mark, "OMP_NUM_THREADS": "1"}
@@ -98,15 +102,20 @@ class Server:
         options = [
             "--no-browser",
             "--ip=127.0.0.1",
-            "--port=0",
             "--allow-root",
             "--expose-app-in-browser",
             "--LabApp.extension_manager=readonly",
+            f"--ServerApp.base_url={base_url}",
         ]
+        self._command = [sys.executable, "-m", app, *options]
+        self._environment = environment
+        self._start()
+
+    def _start(self, port: int = 0) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options],
+            [*self._command, f"--port={port}"],
             cwd=self.notebooks,
-            env=environment,
+            env=self._environment,
             stdout=self._log,
             stderr=self._log,
         )
@@ -115,6 +124,16 @@ class Server:
         except BaseException:
             self.stop()
             raise
+
+    def restart(self, pause_s: float) -> None:
+        """Kill the server, as a crash does, and start it again at the same address."""
+        port = urlsplit(self.url).port or 0
+        self._process.kill()
+        self._process.wait()
+        for path in self._runtime.glob("jpserver-*"):
+            path.unlink()
+        time.sleep(pause_s)
+        self._start(port)
 
     def _address(self) -> str | None:
         assert self._process.poll() is None, f"JupyterLab ended: see {self._log.name}"
@@ -287,9 +306,13 @@ class Lab:
 
 
 @contextmanager
-def browsing(folder: Path) -> Iterator[Lab]:
-    """A server and a page of a browser that shows it; both end with the block, and nothing may be left of the server."""
-    server = Server(folder)
+def browsing(folder: Path, **how: Any) -> Iterator[Lab]:
+    """A server and a page of a browser that shows it; both end with the block, and nothing may be left of the server.
+
+    Args:
+        how: more arguments of `Server`.
+    """
+    server = Server(folder, **how)
     left: list[str] = []
     try:
         with sync_playwright() as playwright:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def a_training_is_shown_held_and_ended(lab: Lab) -> None:
     first = sparkline.get_attribute("points")
     lab.until(lambda: sparkline.get_attribute("points") != first, "a sparkline that moves")
     lab.page.locator("[data-cluster]").get_by_text("training: running").wait_for()
-    runs(lab).get_by_role("button", name="PipeSGD").click()
+    runs(lab).get_by_role("button", name=re.compile("^PipeSGD")).click()
     pane = lab.page.locator(".wb-Run")
     curve = pane.locator("path.wb-Chart-line").first
     curve.wait_for()
