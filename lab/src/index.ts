@@ -1,11 +1,12 @@
 // The plugin: the side panel, the panes and the commands.
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { ICommandPalette, ReactWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { ICommandPalette, WidgetTracker } from '@jupyterlab/apputils';
 import { DocumentRegistry } from '@jupyterlab/docregistry';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IStateDB } from '@jupyterlab/statedb';
 import { LabIcon } from '@jupyterlab/ui-components';
+import { Widget } from '@lumino/widgets';
 
 import { insertCode, stopCluster } from './actions';
 import { Api } from './api';
@@ -14,6 +15,7 @@ import { PanelModel } from './model';
 import { Actions, WorkbenchPanel } from './panel';
 import { RunPane } from './runPane';
 import { RunTable } from './runTable';
+import { TimelinePane } from './timelinePane';
 
 const ICON = new LabIcon({
   name: 'sgd-workbench:icon',
@@ -23,7 +25,7 @@ const ICON = new LabIcon({
 });
 
 /** A widget of the main area, with what opens it again after a reload. */
-type Pane = ReactWidget & { args?: { kind: string; name: string } };
+type Pane = Widget & { args?: { kind: string; name: string } };
 
 namespace CommandIDs {
   export const clusters = 'workbench:show-clusters';
@@ -62,7 +64,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     // Notebook 7 has one widget in its main area, the notebook.
     const area = app.name === 'JupyterLab' ? 'main' : 'right';
     const makers: Record<string, (name: string) => Pane> = {
-      run: name => new RunPane(name, api, model, ICON),
+      run: name => new RunPane(name, api, model, ICON, () => void open('timeline', name)),
+      timeline: name => new TimelinePane(name, api, ICON),
       log: name => new LogPane(name, api, ICON),
       table: () => new RunTable(api, actions.openRun, state, ICON)
     };

@@ -29,7 +29,8 @@ export class RunPane extends ReactWidget {
     readonly run: string,
     private api: Api,
     private model: PanelModel,
-    icon: LabIcon
+    icon: LabIcon,
+    private openTimeline: () => void
   ) {
     super();
     this.addClass('wb-Pane');
@@ -88,13 +89,18 @@ export class RunPane extends ReactWidget {
     return (
       <>
         {this.error && <Trouble text={this.error} />}
-        <View data={this.data} code={this.code} model={this.model} />
+        <View data={this.data} code={this.code} model={this.model} openTimeline={this.openTimeline} />
       </>
     );
   }
 }
 
-function View(props: { data: OneRun; code: Record<string, string>; model: PanelModel }): JSX.Element {
+function View(props: {
+  data: OneRun;
+  code: Record<string, string>;
+  model: PanelModel;
+  openTimeline: () => void;
+}): JSX.Element {
   const { data, code, model } = props;
   const { run, evaluations } = data;
   const [axis, setAxis] = React.useState<'steps' | 'seconds'>('steps');
@@ -177,6 +183,9 @@ function View(props: { data: OneRun; code: Record<string, string>; model: PanelM
           logarithmic loss
         </button>
         <span className="wb-Spacer" />
+        <button type="button" className="wb-Button" title="What each rank did, and when" onClick={props.openTimeline}>
+          Timeline
+        </button>
         <span className="wb-Copy">
           {PURPOSES.filter(([purpose]) => code[purpose]).map(([purpose, label, title]) => (
             <button key={purpose} type="button" className="wb-Button" title={title} onClick={() => copy(purpose)}>

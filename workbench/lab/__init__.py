@@ -3,6 +3,7 @@
 - `handlers`: what the server answers below `workbench/api/`.
 - `run_rows`: the runs of the stores as rows; a run that did not change is not read again.
 - `live_curve`: the loss and the evaluations of a run, in a bounded number of points, from new lines only.
+- `run_timeline`: the timeline of a run, of its newest steps while it trains.
 - `cluster_rows`: the registered clusters as rows; their logs; how one is stopped.
 - `snippets`: Python that attaches to a cluster, opens a run, or continues it.
 

@@ -8,6 +8,8 @@
 | GET runs?limit=&after=&curves= | rows of runs, newest first |
 | GET runs/NAME?points= | a run's row, curves and failures |
 | GET runs/NAME/code | Python that opens, repeats or continues it |
+| GET runs/NAME/timeline?first=&last=&other=&critical= | its timeline; see `plots.trace_viewer` |
+| GET timeline.js | the script that draws it |
 | GET plotly.js | the library of the live figures; see `plots.live.moving_figure` |
 | POST runs/NAME/pause, resume, stop | a command to the run, as `workbench steer` gives it |
 
@@ -35,8 +37,10 @@ from workbench.config import value_of
 from workbench.errors import ConfigError, RunNotFound, WorkbenchError
 from workbench.lab.cluster_rows import ClusterRows, cluster_log, runs_of_clusters
 from workbench.lab.run_rows import RunRows
+from workbench.lab.run_timeline import RunTimelines
 from workbench.lab.snippets import run_code
 from workbench.plots.plotly_js import plotly_js, plotly_js_version
+from workbench.plots.trace_viewer.script import viewer_js
 from workbench.trace.store import runs_root
 
 COMMANDS = ("pause", "resume", "stop")
@@ -55,11 +59,13 @@ def add_handlers(server: Any) -> None:
         [
             (url_path_join(base, "clusters"), Clusters, given),
             (url_path_join(base, r"plotly\.js"), PlotlyJs, given),
+            (url_path_join(base, r"timeline\.js"), TimelineJs, given),
             (url_path_join(base, "clusters", "([^/]+)", "log"), ClusterLog, given),
             (url_path_join(base, "clusters", "([^/]+)", "stop"), ClusterStop, given),
             (url_path_join(base, "runs"), Runs, given),
             (url_path_join(base, "runs", "([^/]+)"), OneRun, given),
             (url_path_join(base, "runs", "([^/]+)", "code"), RunCode, given),
+            (url_path_join(base, "runs", "([^/]+)", "timeline"), RunTimeline, given),
             (url_path_join(base, "runs", "([^/]+)", "([a-z]+)"), Steer, given),
         ],
     )
@@ -73,7 +79,7 @@ class State:
     """
 
     def __init__(self, root: Path) -> None:
-        self.rows, self.clusters = RunRows(), ClusterRows()
+        self.rows, self.clusters, self.timelines = RunRows(), ClusterRows(), RunTimelines()
         self._root = root
         self._seen: dict[Path, None] = {}
         self.threads = ThreadPoolExecutor(4, thread_name_prefix="workbench")
@@ -200,6 +206,17 @@ class PlotlyJs(Handler):
         self.finish(await self.in_thread(plotly_js), set_content_type="text/javascript; charset=utf-8")
 
 
+class TimelineJs(Handler):
+    """The script that draws a timeline."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer its text."""
+        self.set_header("Cache-Control", "private, no-cache")
+        self.finish(await self.in_thread(viewer_js), set_content_type="text/javascript; charset=utf-8")
+
+
 class ClusterLog(Handler):
     """The logs of a cluster."""
 
@@ -266,6 +283,25 @@ class RunCode(Handler):
             return run_code(folder, rows.info(folder))
 
         await self.answer(code)
+
+
+class RunTimeline(Handler):
+    """What the ranks of a run did, and when."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer the content for a viewer: see `RunTimelines.of`."""
+        first, last = self.whole("first", None, 0, 10**9), self.whole("last", None, 0, 10**9)
+        critical, other = self.get_query_argument("critical", "0") == "1", self.get_query_argument("other", None)
+        steps = None if first is None and last is None else slice(first, last)
+        stores, rows = await self.stores(), self.state.rows
+
+        def content() -> dict[str, Any]:
+            folders = [rows.find(stores, one) for one in (name, other) if one]
+            return self.state.timelines.of(folders, steps, critical=critical)
+
+        await self.answer(content)
 
 
 class Steer(Handler):
