@@ -178,6 +178,20 @@ export class Api {
     return this.request(`clusters/${encodeURIComponent(id)}/${change}`, 'POST');
   }
 
+  timeline(name: string, query: string): Promise<{ live: boolean }> {
+    return this.request(`runs/${encodeURIComponent(name)}/timeline?${query}`);
+  }
+
+  /** A file of the server extension. */
+  async text(name: string): Promise<string> {
+    const url = URLExt.join(this.settings.baseUrl, 'workbench/api', name);
+    const response = await ServerConnection.makeRequest(url, {}, this.settings);
+    if (!response.ok) {
+      throw new Error(`${name}: ${response.status} ${response.statusText}`);
+    }
+    return response.text();
+  }
+
   steer(name: string, command: Command): Promise<{ message: string }> {
     return this.request(`runs/${encodeURIComponent(name)}/${command}`, 'POST');
   }

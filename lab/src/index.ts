@@ -1,11 +1,12 @@
 // The plugin: the side panel, the panes and the commands.
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { ICommandPalette, ReactWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { ICommandPalette, WidgetTracker } from '@jupyterlab/apputils';
 import { DocumentRegistry } from '@jupyterlab/docregistry';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IStateDB } from '@jupyterlab/statedb';
 import { LabIcon } from '@jupyterlab/ui-components';
+import { Widget } from '@lumino/widgets';
 
 import {
   branchRun,
@@ -28,6 +29,7 @@ import { Actions, WorkbenchPanel } from './panel';
 import { RanksPane } from './ranksPane';
 import { RunPane } from './runPane';
 import { RunTable } from './runTable';
+import { TimelinePane } from './timelinePane';
 
 const ICON = new LabIcon({
   name: 'sgd-workbench:icon',
@@ -37,7 +39,7 @@ const ICON = new LabIcon({
 });
 
 /** A widget of the main area, with what opens it again after a reload. */
-type Pane = ReactWidget & { args?: { kind: string; name: string } };
+type Pane = Widget & { args?: { kind: string; name: string } };
 
 namespace CommandIDs {
   export const clusters = 'workbench:show-clusters';
@@ -106,7 +108,8 @@ const plugin: JupyterFrontEndPlugin<void> = {
     // Notebook 7 has one widget in its main area, the notebook.
     const area = app.name === 'JupyterLab' ? 'main' : 'right';
     const makers: Record<string, (name: string) => Pane> = {
-      run: name => new RunPane(name, api, model, actions.runMenu, ICON),
+      run: name => new RunPane(name, api, model, actions.runMenu, () => void open('timeline', name), ICON),
+      timeline: name => new TimelinePane(name, api, ICON),
       log: name => new LogPane(name, api, ICON),
       'ranks-runs': name => new RanksPane('runs', name, api, ICON),
       'ranks-clusters': name => new RanksPane('clusters', name, api, ICON),

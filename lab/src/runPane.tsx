@@ -27,6 +27,7 @@ export class RunPane extends PollingPane<OneRun> {
     private api: Api,
     private model: PanelModel,
     private openMenu: (run: Run, below: Element) => void,
+    private openTimeline: () => void,
     icon: LabIcon
   ) {
     super(run.replace(/^\d{8}-\d{6}-/, ''), icon, 1000);
@@ -56,7 +57,9 @@ export class RunPane extends PollingPane<OneRun> {
   }
 
   protected draw(data: OneRun): JSX.Element {
-    return <View data={data} code={this.code} model={this.model} openMenu={this.openMenu} />;
+    return (
+      <View data={data} code={this.code} model={this.model} openMenu={this.openMenu} openTimeline={this.openTimeline} />
+    );
   }
 }
 
@@ -65,6 +68,7 @@ function View(props: {
   code: Record<string, string>;
   model: PanelModel;
   openMenu: (run: Run, below: Element) => void;
+  openTimeline: () => void;
 }): JSX.Element {
   const { data, code, model } = props;
   const { run, evaluations } = data;
@@ -153,6 +157,9 @@ function View(props: {
           logarithmic loss
         </button>
         <span className="wb-Spacer" />
+        <button type="button" className="wb-Button" title="What each rank did, and when" onClick={props.openTimeline}>
+          Timeline
+        </button>
         <span className="wb-Copy">
           {PURPOSES.filter(([purpose]) => code[purpose]).map(([purpose, label, title]) => (
             <button key={purpose} type="button" className="wb-Button" title={title} onClick={() => copy(purpose)}>

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
 pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
+from playwright.sync_api import Locator
+
 from tests.browser.lab import BROWSER, Lab, browsing
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -75,8 +77,8 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
     lab.run_cell(WAIT)
     first = lab.until(lambda: lab.reach(LIVE), "a curve")
     lab.until(lambda: lab.reach(LIVE) > first, "a curve that moves")
-    lab.until(lambda: lab.num_bars(LIVE), "the newest steps' timeline")
     shown = lab.cell(LIVE)
+    the_timeline_follows_until_it_is_moved(lab, shown)
     shown.get_by_role("button", name="bytes").click()
     lab.until(lambda: shown.locator(".xtitle", has_text="bytes sent").count(), "another axis")
     lab.picture("live")
@@ -119,6 +121,24 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
     assert "<b>stopped</b>" in said and re.search(r"step \d+ of \d+", said) and re.search("accuracy|loss", said), said
     assert " left" not in said and str(lab.server.runs) in said, "how it ended, and where it is"
     assert lab.errors == []
+
+
+def the_timeline_follows_until_it_is_moved(lab: Lab, shown: Locator) -> None:
+    timeline = shown.locator(".wb-Timeline")
+    newest = "root => root.parentElement.timeline.runs[0]?.steps.at(-1) ?? 0"
+    first = lab.until(lambda: timeline.count() and timeline.evaluate(newest), "the newest steps' timeline")
+    lab.until(lambda: timeline.evaluate(newest) > first, "newer steps")
+    cells = lab.page.locator(".jp-Notebook .jp-Cell").count()
+    timeline.focus()
+    for key in ("d", "d", "w"):  # d d deletes a cell of a notebook whose keys they are
+        lab.page.keyboard.press(key)
+    held = timeline.evaluate(newest)
+    follow = timeline.get_by_role("button", name=re.compile("Follow .newest step"))
+    lab.until(lambda: follow.count(), "newer steps that wait")
+    assert timeline.evaluate(newest) == held and lab.page.locator(".jp-Notebook .jp-Cell").count() == cells
+    lab.picture("live-timeline")
+    follow.click()
+    lab.until(lambda: timeline.evaluate(newest) > held, "newer steps again")
 
 
 def test_a_timeline_is_drawn(lab: Lab) -> None:

@@ -223,7 +223,9 @@ def huggingface(folder: Path) -> dict[str, Any]:
         given = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "remove_unused_columns": False}
         trainer = Failing(
             Net(),
-            transformers.TrainingArguments(output_dir=str(folder / "fails"), per_device_train_batch_size=BATCH, **given),
+            transformers.TrainingArguments(
+                output_dir=str(folder / "fails"), per_device_train_batch_size=BATCH, **given
+            ),
             train_dataset=Samples(),
             algorithm=ALGORITHMS["synchronous"],
             options={"timeout_s": 60},

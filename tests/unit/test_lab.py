@@ -8,6 +8,7 @@ import http.cookiejar
 import json
 import os
 import runpy
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,12 +25,15 @@ pytest.importorskip("jupyter_server", reason="needs the notebooks extra: pip ins
 
 from tests.unit.lab_server import BASE, ROOT, TOKEN, Served, serving, write_run
 from tests.waiting import within
+from workbench.bench.spans import write_trace
 from workbench.errors import RunNotFound
 from workbench.lab import run_rows
 from workbench.lab.live_curve import MAX_BINS, LiveCurve
 from workbench.lab.run_rows import RunRows
 from workbench.lab.snippets import DEFAULTS, run_code
+from workbench.plots.trace_viewer.newest import NUM_STEPS
 from workbench.settings import Settings
+from workbench.trace.processes import this_process
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
@@ -47,7 +51,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 READS = [
     *("clusters", "clusters/any/log", "clusters/any/ranks", "compare?run=any"),
-    *("runs", "runs/any", "runs/any/code", "runs/any/checkpoints", "runs/any/ranks"),
+    *("runs", "runs/any", "runs/any/code", "runs/any/checkpoints", "runs/any/ranks", "runs/any/timeline"),
+    "timeline.js",
 ]
 
 
@@ -218,6 +223,37 @@ def test_ranks_checkpoints_and_a_comparison_are_answered(served: Served) -> None
     assert (series["runs"], len(series["curves"]["train_loss"]["low"])) == (["seed-0", "seed-1"], 3)
     groups = {row["run"]: row["group"] for row in served.ask("runs")[1]["runs"]}
     assert groups["seed-0"] == groups["seed-1"]
+
+
+def traced(source: Path, folder: Path, num_steps: int, **info: Any) -> None:
+    """Write a run of two ranks with a trace, older than others."""
+    shutil.copytree(write_trace(source, num_ranks=2, num_steps=num_steps), folder)
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**about, "created": "2026-01-01T00:00:00+00:00", **info}))
+
+
+def test_a_timeline_is_answered_for_any_steps_and_for_two_runs(served: Served, tmp_path: Path) -> None:
+    for name in ("trace-a", "trace-b"):
+        traced(tmp_path / name, served.runs / name, num_steps=30)
+    status, answer = served.ask("runs/trace-a/timeline")
+    (run,) = answer["runs"]
+    assert status == 200 and not answer["live"] and run["steps"] == list(range(30)) and "path" not in run
+    (run,) = served.ask("runs/trace-a/timeline?first=10&last=12&critical=1")[1]["runs"]
+    assert run["steps"] == [10, 11] and run["path"]
+    both = served.ask("runs/trace-a/timeline?other=trace-b&first=3&last=6")[1]
+    assert [run["steps"] for run in both["runs"]] == [[3, 4, 5]] * 2
+    assert both["difference"]["cells"][0][3] == "0 s", "equal runs"
+    for path, words in (("?first=90&last=95", "steps 0 to 29"), ("?other=no-such", "there is no run no-such")):
+        status, answer = served.ask(f"runs/trace-a/timeline{path}")
+        assert status in (400, 404) and words in answer["message"], path
+
+
+def test_a_run_that_trains_is_answered_with_its_newest_steps(served: Served, tmp_path: Path) -> None:
+    traced(tmp_path, served.runs / "trains", num_steps=60, status="running", process=this_process())
+    answer = served.ask("runs/trains/timeline")[1]
+    assert answer["live"] and answer["runs"][0]["steps"] == list(range(59 - NUM_STEPS, 59)), "without the last"
+    answer = served.ask("runs/trains/timeline?first=5&last=8")[1]
+    assert not answer["live"] and answer["runs"][0]["steps"] == [5, 6, 7]
 
 
 def test_a_thousand_runs_are_listed_at_once_the_second_time(served: Served) -> None:

@@ -26,6 +26,7 @@ from workbench.plots.live.curves import status_table
 from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import MovingFigure
 from workbench.plots.live.still import picture
+from workbench.plots.trace_viewer.newest import NUM_STEPS, newest_steps
 from workbench.trace import FileRecorder, Run, new_run, update_run
 from workbench.trace.tail import read_tail
 
@@ -410,9 +411,11 @@ def test_there_must_be_something_to_watch() -> None:
 # ---------------------------------------------------------------- the newest steps
 
 
-def sent_revision(view: plots.LiveTimeline) -> Any:
-    """What tells Plotly that a figure is the one before, drawn again."""
-    return json.loads(view._moving._source.value)["layout"].get("uirevision", "")
+def sent(view: plots.LiveTimeline) -> Any:
+    """What the browser was sent of the run last."""
+    content = json.loads(view._moving._source.value)
+    assert content["live"], "the window follows, until the reader moves it"
+    return content["runs"][0]
 
 
 def test_the_end_of_a_trace_is_read_without_the_rest(tmp_path: Path) -> None:
@@ -429,12 +432,9 @@ def test_the_end_of_a_trace_is_read_without_the_rest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_sums", "steps"), [(1, slice(36, 39)), (13, slice(37, 39)), (60, slice(38, 39))])
-def test_as_many_whole_steps_are_shown_as_can_be_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_sums: int, steps: slice
-) -> None:
-    monkeypatch.setattr(timeline, "MAX_SPANS", 60)
+def test_as_many_whole_steps_are_shown_as_can_be_looked_at(tmp_path: Path, num_sums: int, steps: slice) -> None:
     writer = Writer(tmp_path, num_sums).steps(40)
-    assert timeline.newest_steps(read_tail(writer.folder, 10**9)) == steps
+    assert newest_steps(read_tail(writer.folder, 10**9), num_steps=3, max_spans=60) == steps
     writer.close()
 
 
@@ -444,22 +444,18 @@ def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_pa
     assert not view.update() and not view.widget.children, "nothing yet"
     writer.steps(10)
     assert view.update() and view.widget.children
-    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 8" in str(
-        view._moving.figure.layout.annotations
-    )
-    before = sent_revision(view)
-    writer.steps(10)
+    assert sent(view)["steps"] == list(range(9)), "without the step that still runs"
+    writer.steps(30)
     assert view.update()
-    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 18" in str(
-        view._moving.figure.layout.annotations
-    )
-    assert before == sent_revision(view) != "", "what is zoomed into stays"
+    assert sent(view)["steps"] == list(range(39 - NUM_STEPS, 39))
     view.settle()
     assert not view._ended.is_set()
     writer.end()
     view.follow().join(20)
     assert view._ended.is_set()
-    assert "step 18" in json.dumps(view.static().to_plotly_json()["layout"]["annotations"], default=str)
+    figure = view.static()
+    assert sum(len(bars.x) for bars in figure.data) == 2 * 3 * 3
+    assert "step 38" in json.dumps(figure.to_plotly_json()["layout"]["annotations"], default=str)
 
 
 def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,18 +463,21 @@ def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, m
     writer = Writer(tmp_path, 100).steps(4)
     view = plots.LiveTimeline(writer.folder)
     assert [view.update() for _ in range(3)][-1], "each look reads four times as much"
-    assert "step 2" in str(view._moving.figure.layout.annotations)
+    assert sent(view)["steps"][-1] == 2
     writer.close()
 
 
-def test_what_cannot_be_drawn_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
+@pytest.mark.parametrize("drawing", ["payload", "timelines"])
+def test_what_cannot_be_drawn_is_said_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawing: str
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise ValueError("<no room>")
 
     writer = Writer(tmp_path).steps(5).end()
     view = plots.LiveTimeline(writer.folder)
     view._handle = shown = Display()
-    monkeypatch.setattr(timeline, "timelines", broken)
+    monkeypatch.setattr(timeline, drawing, broken)
     view.settle()
     assert shown.sent == [{"text/html": view.widget.children[0].value}], "and can be seen"
     assert "<b>ValueError:</b> &lt;no room&gt;" in view.widget.children[0].value and view._ended.is_set()

@@ -13,6 +13,8 @@
 | GET runs/NAME/checkpoints | the numbers of steps after which it can be branched |
 | GET runs/NAME/ranks | its ranks, with what they do and use |
 | GET compare?run=&run=&points= | curves of several runs, and where their settings differ |
+| GET runs/NAME/timeline?first=&last=&other=&critical= | its timeline; see `plots.trace_viewer` |
+| GET timeline.js | the script that draws it |
 | GET plotly.js | the library of the live figures; see `plots.live.moving_figure` |
 | POST runs/NAME/pause, resume, stop | a command to the run, as `workbench steer` gives it |
 
@@ -41,8 +43,10 @@ from workbench.errors import ConfigError, RunNotFound, WorkbenchError
 from workbench.lab.cluster_rows import ClusterRows, cluster_log, exact_entry, runs_of_clusters
 from workbench.lab.rank_rows import RankRows
 from workbench.lab.run_rows import RunRows
+from workbench.lab.run_timeline import RunTimelines
 from workbench.lab.snippets import run_code
 from workbench.plots.plotly_js import plotly_js, plotly_js_version
+from workbench.plots.trace_viewer.script import viewer_js
 from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.trace.store import runs_root
 
@@ -63,6 +67,7 @@ def add_handlers(server: Any) -> None:
         [
             (url_path_join(base, "clusters"), Clusters, given),
             (url_path_join(base, r"plotly\.js"), PlotlyJs, given),
+            (url_path_join(base, r"timeline\.js"), TimelineJs, given),
             (url_path_join(base, "clusters", "([^/]+)", "log"), ClusterLog, given),
             (url_path_join(base, "clusters", "([^/]+)", "stop"), ClusterStop, given),
             (url_path_join(base, "clusters", "([^/]+)", "ranks"), ClusterRanks, given),
@@ -73,6 +78,7 @@ def add_handlers(server: Any) -> None:
             (url_path_join(base, "runs", "([^/]+)", "code"), RunCode, given),
             (url_path_join(base, "runs", "([^/]+)", "checkpoints"), Checkpoints, given),
             (url_path_join(base, "runs", "([^/]+)", "ranks"), RunRanks, given),
+            (url_path_join(base, "runs", "([^/]+)", "timeline"), RunTimeline, given),
             (url_path_join(base, "runs", "([^/]+)", "([a-z]+)"), Steer, given),
         ],
     )
@@ -86,7 +92,7 @@ class State:
     """
 
     def __init__(self, root: Path) -> None:
-        self.rows, self.clusters, self.ranks = RunRows(), ClusterRows(), RankRows()
+        self.rows, self.clusters, self.ranks, self.timelines = RunRows(), ClusterRows(), RankRows(), RunTimelines()
         self._root = root
         self._seen: dict[Path, None] = {}
         self.threads = ThreadPoolExecutor(4, thread_name_prefix="workbench")
@@ -211,6 +217,17 @@ class PlotlyJs(Handler):
             self.finish()
             return
         self.finish(await self.in_thread(plotly_js), set_content_type="text/javascript; charset=utf-8")
+
+
+class TimelineJs(Handler):
+    """The script that draws a timeline."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer its text."""
+        self.set_header("Cache-Control", "private, no-cache")
+        self.finish(await self.in_thread(viewer_js), set_content_type="text/javascript; charset=utf-8")
 
 
 class ClusterLog(Handler):
@@ -346,6 +363,25 @@ class Compare(Handler):
             raise web.HTTPError(400, f"give 1 to {MAX_COMPARED} runs to compare, not {len(names)}")
         points, stores, rows = self.whole("points", 300, 10, MAX_POINTS), await self.stores(), self.state.rows
         await self.answer(lambda: rows.compare([rows.find(stores, name) for name in names], points or 300))
+
+
+class RunTimeline(Handler):
+    """What the ranks of a run did, and when."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer the content for a viewer: see `RunTimelines.of`."""
+        first, last = self.whole("first", None, 0, 10**9), self.whole("last", None, 0, 10**9)
+        critical, other = self.get_query_argument("critical", "0") == "1", self.get_query_argument("other", None)
+        steps = None if first is None and last is None else slice(first, last)
+        stores, rows = await self.stores(), self.state.rows
+
+        def content() -> dict[str, Any]:
+            folders = [rows.find(stores, one) for one in (name, other) if one]
+            return self.state.timelines.of(folders, steps, critical=critical)
+
+        await self.answer(content)
 
 
 class Steer(Handler):

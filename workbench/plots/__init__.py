@@ -2,9 +2,9 @@
 
 Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `dots`, `limits`, `prediction`,
 `fronts`, `parallel_axes`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt` (the
-timeline) and `live` (figures that grow while a run trains). `html`, `pictures` and `for_nbconvert` write pages and
-images. `comparison` is a table of runs, and `differences` the settings in which they differ. `labextension/` gives finished figures
-the colours of a dark theme in JupyterLab.
+timeline), `trace_viewer` (the interactive one) and `live` (figures that grow while a run trains). `html`, `pictures`
+and `for_nbconvert` write pages and images. `comparison` is a table of runs, and `differences` the settings in which they
+differ. `labextension/` gives finished figures the colours of a dark theme in JupyterLab.
 
 Imports `calibration`, `analysis` and what lies below. Used by `clusters` (live views), `papers` and layers above.
 Begin with `lines`. Names are imported at first use.
@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from workbench.plots.prediction import compare_with_prediction
     from workbench.plots.steps import per_step
     from workbench.plots.studies import curves_of, heat_map, scaling, stacked_bars, step_bars
+    from workbench.plots.trace_viewer.difference import step_difference
+    from workbench.plots.trace_viewer.page import TraceViewer
 
 _HOMES = {  # no module has the name of a function: importing it would hide the function
     "LiveCurves": "live.curves",
     "LiveTimeline": "live.timeline",
+    "TraceViewer": "trace_viewer.page",
     "compare_with_limits": "limits",
     "compare_with_prediction": "prediction",
     "convergence": "lines",
@@ -46,6 +49,7 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
     "scaling": "studies",
     "stacked_bars": "studies",
     "step_bars": "studies",
+    "step_difference": "trace_viewer.difference",
     "timeline": "gantt.figures",
     "timelines": "gantt.figures",
     "use_notebook_renderer": "html",
@@ -55,6 +59,7 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
 __all__ = [
     "LiveCurves",
     "LiveTimeline",
+    "TraceViewer",
     "compare_with_limits",
     "compare_with_prediction",
     "convergence",
@@ -69,6 +74,7 @@ __all__ = [
     "scaling",
     "stacked_bars",
     "step_bars",
+    "step_difference",
     "timeline",
     "timelines",
     "use_notebook_renderer",

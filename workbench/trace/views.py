@@ -48,6 +48,10 @@ class Views(ABC):
         """Draw what each rank did when: see `workbench.plots.timeline`."""
         return import_module("workbench.plots").timeline(self._recorded(), steps, **options)
 
+    def trace_viewer(self, steps: slice | None = None, **options: Any) -> Any:
+        """Return the timeline with ranks that fold, keys, messages and Perfetto: see `workbench.plots.TraceViewer`."""
+        return import_module("workbench.plots").TraceViewer(self._recorded(), steps, **options)
+
     def per_step(self, steps: slice | None = None) -> Any:
         """Draw the parts of each step's time, and its critical path: see `workbench.plots.per_step`."""
         return import_module("workbench.plots").per_step(self._recorded(), steps)
