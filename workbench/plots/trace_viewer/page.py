@@ -71,7 +71,7 @@ class TraceViewer:
         max_spans: int = NOTEBOOK_SPANS,
     ) -> None:
         self._shown = payload(
-            runs if isinstance(runs, list | tuple) else [runs],
+            [runs] if isinstance(runs, Run) else runs,
             steps,
             ranks,
             critical=critical,
