@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
 from urllib.parse import urlsplit
@@ -138,8 +138,9 @@ class Server:
     def _address(self) -> str | None:
         assert self._process.poll() is None, f"JupyterLab ended: see {self._log.name}"
         for path in self._runtime.glob("jpserver-*.json"):
-            url: str = json.loads(path.read_text())["url"]
-            return url
+            with suppress(ValueError):  # the file is not written yet
+                url: str = json.loads(path.read_text())["url"]
+                return url
         return None
 
     def ask(self, path: str, method: str = "GET") -> bytes:
