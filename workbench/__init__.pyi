@@ -24,13 +24,17 @@ from .algorithms import (
     DiLoCo as DiLoCo,
     StreamingDiLoCo as StreamingDiLoCo,
     EagerDiLoCo as EagerDiLoCo,
+    DPSGD as DPSGD,
+    GradientTracking as GradientTracking,
+    StochasticGradientPush as StochasticGradientPush,
+    ChocoSGD as ChocoSGD,
     StaleSGD as StaleSGD,
     NoCommunication as NoCommunication,
     SerialSGD as SerialSGD,
     ApplyOrder as ApplyOrder,
 )
 from . import algorithms as algorithms, collectives as collectives, codecs as codecs, schedules as schedules
-from . import callbacks as callbacks
+from . import callbacks as callbacks, topologies as topologies
 from .settings import Settings as Settings
 
 # where

@@ -15,16 +15,19 @@ import torch
 
 import workbench.algorithms
 from workbench.algorithms import (
+    DPSGD,
     AdaptiveDelaySGD,
     ApplyOrder,
     AsyncSGD,
     BackupSGD,
+    ChocoSGD,
     Constant,
     DeAR,
     DelayCompensatedSGD,
     DiLoCo,
     EagerDiLoCo,
     FirstSteps,
+    GradientTracking,
     LayerwiseSGD,
     LocalSGD,
     OnlineBackupSGD,
@@ -36,6 +39,7 @@ from workbench.algorithms import (
     SoftsyncSGD,
     StaleSGD,
     StaleSynchronousSGD,
+    StochasticGradientPush,
     StreamingDiLoCo,
     SynchronousSGD,
     Uniform,
@@ -44,6 +48,7 @@ from workbench.codecs import QSGD, ErrorFeedback, TopK, Truncate16
 from workbench.collectives import HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.errors import ConfigError
 from workbench.program import Algorithm, settings_of
+from workbench.topologies import Complete, Exponential, OnePeerExponential, Star
 
 COLLECTIVES = (Native(), Ring(), Linear())
 MORE_COLLECTIVES = (
@@ -97,6 +102,21 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         StreamingDiLoCo(every=2, fragments=1, delay=1, mix=0.5, collective=Ring()),
     ],
     EagerDiLoCo: [EagerDiLoCo(every=2)],
+    DPSGD: [
+        DPSGD(),
+        DPSGD(overlap=False, topology=Star()),
+        DPSGD(overlap=False),
+        DPSGD(overlap=False, topology=Complete()),
+        DPSGD(topology=Star()),
+        DPSGD(topology=OnePeerExponential()),
+    ],
+    GradientTracking: [GradientTracking(), GradientTracking(topology=OnePeerExponential())],
+    StochasticGradientPush: [StochasticGradientPush(), StochasticGradientPush(topology=Exponential())],
+    ChocoSGD: [
+        ChocoSGD(),
+        ChocoSGD(codec=TopK(k=30), consensus_lr=0.3, topology=Star()),
+        ChocoSGD(codec=QSGD(group=16), topology=Complete()),
+    ],
     StaleSGD: [
         StaleSGD(staleness=Uniform(0, 3)),
         StaleSGD(staleness=Constant(0)),

@@ -1,9 +1,9 @@
 """The training algorithms, one file each.
 
 The folder is long and flat on purpose: a file is one algorithm, and none imports another. What several share is not an
-algorithm: `parameter_server`, `first_gradients`, `outer_optimizer`, `quorum` and `staleness`.
+algorithm: `parameter_server`, `first_gradients`, `outer_optimizer`, `gossip`, `quorum` and `staleness`.
 
-Imports `collectives`, `codecs`, `program` and layers below, and never a runtime. Used by `calibration`, `plots`,
+Imports `collectives`, `codecs`, `topologies`, `program` and layers below, and never a runtime. Used by `calibration`, `plots`,
 `clusters` and layers above. Begin with `synchronous`, then `pipe`.
 """
 
@@ -13,14 +13,17 @@ from collections.abc import Callable
 from inspect import get_annotations
 from typing import Any
 
-from workbench import codecs, collectives
+from workbench import codecs, collectives, topologies
 from workbench.algorithms.adaptive_delay import AdaptiveDelaySGD
 from workbench.algorithms.async_sgd import AsyncSGD
 from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
+from workbench.algorithms.choco_sgd import ChocoSGD
 from workbench.algorithms.dc_asgd import DelayCompensatedSGD
 from workbench.algorithms.dear import DeAR
 from workbench.algorithms.diloco import DiLoCo
+from workbench.algorithms.dpsgd import DPSGD
 from workbench.algorithms.eager_diloco import EagerDiLoCo
+from workbench.algorithms.gradient_tracking import GradientTracking
 from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD, SendOrder
 from workbench.algorithms.local_sgd import LocalSGD
 from workbench.algorithms.no_communication import NoCommunication
@@ -32,6 +35,7 @@ from workbench.algorithms.softsync import SoftsyncSGD
 from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
 from workbench.algorithms.staleness import Constant, Empirical, Geometric, Staleness, Uniform, parse_staleness
+from workbench.algorithms.stochastic_gradient_push import StochasticGradientPush
 from workbench.algorithms.streaming_diloco import StreamingDiLoCo
 from workbench.algorithms.synchronous import SynchronousSGD
 from workbench.errors import ConfigError
@@ -40,10 +44,12 @@ from workbench.program import Algorithm
 from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 __all__ = [
+    "DPSGD",
     "AdaptiveDelaySGD",
     "ApplyOrder",
     "AsyncSGD",
     "BackupSGD",
+    "ChocoSGD",
     "Constant",
     "DeAR",
     "DelayCompensatedSGD",
@@ -53,6 +59,7 @@ __all__ = [
     "Empirical",
     "FirstSteps",
     "Geometric",
+    "GradientTracking",
     "LayerwiseSGD",
     "LocalSGD",
     "NoCommunication",
@@ -67,9 +74,11 @@ __all__ = [
     "StaleSGD",
     "StaleSynchronousSGD",
     "Staleness",
+    "StochasticGradientPush",
     "StreamingDiLoCo",
     "SynchronousSGD",
     "Uniform",
+    "family_of",
     "find",
     "get",
     "named",
@@ -97,10 +106,35 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "diloco": DiLoCo,
     "streaming-diloco": StreamingDiLoCo,
     "eager-diloco": EagerDiLoCo,
+    "d-psgd": DPSGD,
+    "gradient-tracking": GradientTracking,
+    "stochastic-gradient-push": StochasticGradientPush,
+    "choco-sgd": ChocoSGD,
     "stale-sgd": StaleSGD,
     "no-communication": NoCommunication,
     "serial-sgd": SerialSGD,
 }
+
+_FAMILIES: dict[str, str] = {  # the first name of each family, in the order of the table -> its heading
+    "synchronous-sgd": "synchronous",
+    "pipe-sgd": "delayed",
+    "partial-all-reduce": "partial sums",
+    "parameter-server-sgd": "servers",
+    "local-sgd": "local steps",
+    "d-psgd": "gossip",
+    "stale-sgd": "for comparison",
+}
+
+
+def family_of(name: str) -> str:
+    """Return the family of an algorithm by its name.
+
+    >>> family_of("dear"), family_of("choco-sgd")
+    ('synchronous', 'gossip')
+    """
+    order = list(_ALGORITHMS)
+    first = [other for other in order[: order.index(name) + 1] if other in _FAMILIES][-1]
+    return _FAMILIES[first]
 
 
 def names() -> tuple[str, ...]:
@@ -161,25 +195,30 @@ def named(settings: dict[str, Any]) -> dict[str, Any]:
     {'collective': Ring(), 'codec': TopK(fraction=None, k=None), 'width': 3}
     >>> named({"collective": "Ring(codec=TopK(k=5))"})["collective"].codec.k
     5
+    >>> named({"topology": "random-regular:3"})
+    {'topology': RandomRegular(degree=3, seed=0)}
     """
     makers: dict[str, Callable[[str], Any]] = {
         "collective": collectives.get,
         "codec": codecs.get,
         "staleness": parse_staleness,
+        "topology": topologies.get,
     }
     return {
-        key: _named(makers[key], value) if key in makers and isinstance(value, str) else value
+        key: _named(key, makers[key], value) if key in makers and isinstance(value, str) else value
         for key, value in settings.items()
     }
 
 
-def _named(make: Callable[[str], Any], text: str) -> Any:
+def _named(setting: str, make: Callable[[str], Any], text: str) -> Any:
     """Return an object that is given in full, as in records, or by name."""
-    return build(text, _parts()) if text.endswith(")") else None if text.lower() == "none" else make(text)
+    return build(text, _parts(setting)) if text.endswith(")") else None if text.lower() == "none" else make(text)
 
 
-def _parts() -> dict[str, Callable[..., Any]]:
-    """Return the classes of objects in an algorithm's settings: name -> class."""
+def _parts(setting: str) -> dict[str, Callable[..., Any]]:
+    """Return the classes of objects in that setting of an algorithm: name -> class."""
+    if setting == "topology":  # `Ring` is also the name of a collective
+        return {name: getattr(topologies, name) for name in topologies.__all__}
     classes = {name: getattr(module, name) for module in (collectives, codecs) for name in module.__all__}
     return classes | {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
 
@@ -216,7 +255,7 @@ def recorded(entry: dict[str, Any]) -> Algorithm | None:
     kind = globals().get(str(entry.get("name"))) if entry.get("name") in __all__ else None
     try:
         settings = {
-            key: build(value, _parts()) if isinstance(value, str) and value.endswith(")") else value
+            key: build(value, _parts(key)) if isinstance(value, str) and value.endswith(")") else value
             for key, value in (entry.get("settings") or {}).items()
         }
         return kind(**settings) if isinstance(kind, type) and issubclass(kind, Algorithm) else None

@@ -1,8 +1,8 @@
 """Numbers to Plotly figures, live views for JupyterLab, and HTML pages with figures offline.
 
 Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `dots`, `limits`, `prediction`,
-`fronts`, `parallel_axes`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt` (the
-timeline), `trace_viewer` (the interactive one) and `live` (figures that grow while a run trains). `html`, `pictures`
+`fronts`, `parallel_axes`, `graphs`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt`
+(the timeline), `trace_viewer` (the interactive one) and `live` (figures that grow while a run trains). `html`, `pictures`
 and `for_nbconvert` write pages and images. `comparison` is a table of runs, and `differences` the settings in which they
 differ. `labextension/` gives finished figures the colours of a dark theme in JupyterLab.
 
@@ -18,6 +18,7 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     from workbench.plots.dots import dot_plot
     from workbench.plots.gantt.figures import timeline, timelines
+    from workbench.plots.graphs import topology
     from workbench.plots.html import export_html, use_notebook_renderer
     from workbench.plots.limits import compare_with_limits
     from workbench.plots.lines import convergence, curves
@@ -52,6 +53,7 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
     "step_difference": "trace_viewer.difference",
     "timeline": "gantt.figures",
     "timelines": "gantt.figures",
+    "topology": "graphs",
     "use_notebook_renderer": "html",
     "watch": "live.curves",
 }
@@ -77,6 +79,7 @@ __all__ = [
     "step_difference",
     "timeline",
     "timelines",
+    "topology",
     "use_notebook_renderer",
     "watch",
 ]

@@ -37,7 +37,12 @@ HOVER_TEXTS: dict[XAxis, str] = {
     "samples": "%{x:.4s} samples",
     "bytes": "%{x:.4s}B sent",
 }
-Y_TITLES = {"loss": "training loss", "test_loss": "test loss", "accuracy": "test accuracy"}
+Y_TITLES = {
+    "loss": "training loss",
+    "test_loss": "test loss",
+    "accuracy": "test accuracy",
+    "consensus_distance": "distance of replicas from their mean",
+}
 LOSSES = ("loss", "test_loss")  # may have a logarithmic axis
 SMOOTH = 0.02  # share of a curve over which the minibatch loss is averaged
 
