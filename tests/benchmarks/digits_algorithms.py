@@ -96,6 +96,7 @@ def entries() -> list[Entry]:
         Entry(a.GradientTracking(), SELDOM),
         Entry(a.StochasticGradientPush(), SELDOM),
         Entry(a.ChocoSGD(), SELDOM),
+        Entry(a.ADPSGD(), SELDOM),
         Entry(StaleSGD(staleness=Constant(4)), INJECTED),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16())), HALF),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16(rounding="nearest"))), HALF),

@@ -43,6 +43,7 @@ from workbench.algorithms import (
     StochasticGradientPush,
     SynchronousSGD,
 )
+from workbench.algorithms.gossip import GossipAlgorithm
 from workbench.codecs import ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Once, Ring
 from workbench.errors import ConfigError
@@ -164,8 +165,11 @@ def test_ranks_in_step_take_it_at_one_step_as_if_resumed_there(
     assert [steps_of(run, rank) for rank in range(3)] == [list(range(14))] * 3
     resumed = parameters(stopped_and_resumed(algorithm, changes, 3, entry["step"], settings(steps=14)))
     law = f"{name_of(algorithm)}: steered is stopped and resumed"
+    rounding = 1e-14 if isinstance(algorithm, GossipAlgorithm) else 0.0  # it ends with the library's own sum
     for rank, (ours, theirs) in enumerate(zip(found, resumed, strict=True)):
-        assert_near(law, ours, theirs, 0.0, f"with {changes} from step {entry['step']} on, at the end, rank {rank}")
+        assert_near(
+            law, ours, theirs, rounding, f"with {changes} from step {entry['step']} on, at the end, rank {rank}"
+        )
     plain = simulation(algorithm, 3, settings(steps=14))
     plain.run()
     assert not torch.equal(found[0], parameters(plain)[0])

@@ -14,6 +14,7 @@ from inspect import get_annotations
 from typing import Any
 
 from workbench import codecs, collectives, topologies
+from workbench.algorithms.ad_psgd import ADPSGD
 from workbench.algorithms.adaptive_delay import AdaptiveDelaySGD
 from workbench.algorithms.async_sgd import AsyncSGD
 from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
@@ -44,6 +45,7 @@ from workbench.program import Algorithm
 from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 __all__ = [
+    "ADPSGD",
     "DPSGD",
     "AdaptiveDelaySGD",
     "ApplyOrder",
@@ -110,6 +112,7 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "gradient-tracking": GradientTracking,
     "stochastic-gradient-push": StochasticGradientPush,
     "choco-sgd": ChocoSGD,
+    "ad-psgd": ADPSGD,
     "stale-sgd": StaleSGD,
     "no-communication": NoCommunication,
     "serial-sgd": SerialSGD,
