@@ -137,7 +137,7 @@ slept: $(INSTALLED) ## eight real ranks that sleep for their compute, next to th
 	$(BIN)/python -m tests.benchmarks.slept --write
 
 .PHONY: topologies
-topologies: $(INSTALLED) ## topologies of D-PSGD on 16 and 64 simulated workers: distance by step, time to a loss; writes records/topologies.json and .svg
+topologies: $(INSTALLED) ## topologies of D-PSGD on 16 and 64 simulated workers: distance by step, time of a step; writes records/topologies.json and .svg
 	$(BIN)/python -m tests.benchmarks.topologies
 
 .PHONY: tuned-rates

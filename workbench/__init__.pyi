@@ -28,6 +28,7 @@ from .algorithms import (
     GradientTracking as GradientTracking,
     StochasticGradientPush as StochasticGradientPush,
     ChocoSGD as ChocoSGD,
+    ADPSGD as ADPSGD,
     StaleSGD as StaleSGD,
     NoCommunication as NoCommunication,
     SerialSGD as SerialSGD,

@@ -175,7 +175,7 @@ def _mixing(graph: Graph, num_ranks: int, step: int) -> Matrix:
 def _metropolis(receives: npt.NDArray[np.bool_]) -> Matrix:
     """W[i, j] = 1 / (1 + max(d_i, d_j)) for neighbours; the rest of a row is a rank's own."""
     degree = receives.sum(0)
-    weights = receives / (1.0 + np.maximum(degree[:, None], degree[None, :]))
+    weights: Matrix = receives / (1.0 + np.maximum(degree[:, None], degree[None, :]))
     np.fill_diagonal(weights, 1.0 - weights.sum(1))
     return weights
 
@@ -183,7 +183,8 @@ def _metropolis(receives: npt.NDArray[np.bool_]) -> Matrix:
 def _divided(receives: npt.NDArray[np.bool_]) -> Matrix:
     """W[i, j] = 1 / (1 + d_j) for the d_j ranks that hear from rank j, and for itself."""
     with_own = receives | np.eye(len(receives), dtype=bool)
-    return with_own / with_own.sum(0)
+    weights: Matrix = with_own / with_own.sum(0)
+    return weights
 
 
 def _check_mixing(graph: Graph, weights: Matrix, receives: npt.NDArray[np.bool_]) -> None:

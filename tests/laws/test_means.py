@@ -84,8 +84,8 @@ def when(step: int) -> str:
 
 @cache
 def averages_parameters(algorithm: Algorithm) -> bool:
-    """Whether it takes steps with gradients that no other rank sees; servers keep the only parameters, and have other laws."""
-    if algorithm.requires.servers:
+    """Whether it takes steps with gradients that no other rank sees, in step with them; asynchronous ones have other laws."""
+    if algorithm.asynchronous and algorithm.replicas != Replicas.NEVER:
         return False
     try:
         algorithm.check(3)

@@ -15,6 +15,7 @@ import torch
 
 import workbench.algorithms
 from workbench.algorithms import (
+    ADPSGD,
     DPSGD,
     AdaptiveDelaySGD,
     ApplyOrder,
@@ -112,6 +113,7 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
     ],
     GradientTracking: [GradientTracking(), GradientTracking(topology=OnePeerExponential())],
     StochasticGradientPush: [StochasticGradientPush(), StochasticGradientPush(topology=Exponential())],
+    ADPSGD: [ADPSGD(), ADPSGD(topology=Star())],
     ChocoSGD: [
         ChocoSGD(),
         ChocoSGD(codec=TopK(k=30), consensus_lr=0.3, topology=Star()),

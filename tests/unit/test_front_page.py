@@ -12,7 +12,7 @@ def test_public_names_are_these_and_all_are_there() -> None:
     expected = """
         Problem problems SynchronousSGD LayerwiseSGD DeAR PipeSGD DelayedSGD AdaptiveDelaySGD PartialAllReduce
         ParameterServerSGD BackupSGD OnlineBackupSGD AsyncSGD StaleSynchronousSGD SoftsyncSGD DelayCompensatedSGD
-        LocalSGD DiLoCo StreamingDiLoCo EagerDiLoCo DPSGD GradientTracking StochasticGradientPush ChocoSGD
+        LocalSGD DiLoCo StreamingDiLoCo EagerDiLoCo DPSGD GradientTracking StochasticGradientPush ChocoSGD ADPSGD
         StaleSGD NoCommunication SerialSGD ApplyOrder algorithms collectives codecs
         schedules callbacks topologies
         Settings Cluster attach simulate costs replay Trainer serve stop_requested ddp_hook record Dashboard study

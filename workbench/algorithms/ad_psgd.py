@@ -53,7 +53,8 @@ class ADPSGD(GossipAlgorithm):
     Each exchange and each step moves the mean over ranks as SGD with 1/p of the rate does. A passive rank's parameters
     belong to a task next to its worker, which answers others and its own worker in the order of arrival. So a gradient
     of a passive rank is late by the exchanges during its backward pass: without a bound. Each rank takes every step of
-    the run. Evaluations take rank 0's replica; the run ends with the mean of all ranks.
+    the run. Evaluations take rank 0's replica. The run ends with the mean of all ranks; so does each part of it between
+    two checkpoints, or before and after a changed setting.
 
     Paper: lian2018asynchronous, Alg. 1.
     """
