@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -197,3 +199,11 @@ def test_a_figure_has_each_edge_once() -> None:
         assert to == (source + 2) % 8
     assert "step 1" in one_peer.layout.title.text
     assert plots.topology(Complete(), 64).data[1].mode == "markers", "numbers do not fit"
+
+
+def test_the_record_is_of_these_graphs() -> None:
+    rows = json.loads((Path(__file__).parents[2] / "records" / "topologies.json").read_text())["rows"]
+    gaps = {(row["name"], row["workers"]): row["spectral_gap"] for row in rows if row["spectral_gap"] is not None}
+    assert len(gaps) == 10
+    for (name, workers), gap in gaps.items():
+        assert topologies.get(name.removeprefix("D-PSGD, ")).spectral_gap(workers) == pytest.approx(gap, abs=1e-6)
