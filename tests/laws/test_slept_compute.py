@@ -163,7 +163,7 @@ def test_late_passes_are_counted_after_the_first() -> None:
     for late_s in (5.0, 0.0, 0.009, 0.5, 0.3):  # a warm-up, two in time (9 ms are under a hundredth), two late
         found.end_pass(late_s)
     assert (found.late.num_passes, found.late.num_late, found.late.seconds) == (4, 2, pytest.approx(0.8))
-    assert found.late.loud and "in 50 % of the steps (by 4e+02 ms)" in found.late.note
+    assert found.late.loud and "in 50 % of the steps (by 400 ms)" in found.late.note
 
 
 def test_an_update_ends_after_its_share_of_the_seconds() -> None:
