@@ -24,7 +24,7 @@ from tests.laws.covering import takes
 from tests.laws.gossip import WRONG, Gossip, RightGossip
 from tests.laws.sentences import assert_equal_ranks, assert_holds, assert_near
 from tests.laws.variants import find_algorithms, name_of, variants
-from workbench.algorithms import DiLoCo, EagerDiLoCo, LocalSGD, NoCommunication, StreamingDiLoCo
+from workbench.algorithms import DiLoCo, EagerDiLoCo, FedAvg, LocalSGD, NoCommunication, StreamingDiLoCo
 from workbench.algorithms.outer_optimizer import OuterAlgorithm
 from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Linear, Native, Ring, Tree
 from workbench.errors import ConfigError
@@ -98,6 +98,8 @@ def held_to_it() -> list[Algorithm]:
 
 def moves_as_sgd(algorithm: Algorithm) -> bool:
     """Whether nothing but averages moves the mean."""
+    if isinstance(algorithm, FedAvg):
+        return algorithm.proximal == 0
     if not isinstance(algorithm, OuterAlgorithm):
         return True
     late = isinstance(algorithm, EagerDiLoCo) or (isinstance(algorithm, StreamingDiLoCo) and algorithm.delay > 0)
@@ -119,7 +121,12 @@ def check_rest(algorithm: Algorithm, num_ranks: int) -> None:
 
 
 def check_mean(algorithm: Algorithm, num_ranks: int, shuffle: int | None = None) -> None:
-    """The mean over ranks is that of ranks which all have the mean gradient, and for plain averages that of SGD."""
+    """The mean over ranks is that of ranks which all have the mean gradient, and for plain averages that of SGD.
+
+    Where only some ranks take part in a round, the mean is theirs: `tests/unit/test_fed_avg.py`.
+    """
+    if isinstance(algorithm, FedAvg) and algorithm.fraction < 1:
+        return
     law = f"{name_of(algorithm)}: averaging keeps the mean over ranks"
     found, equal = states(run(algorithm, num_ranks, shuffle=shuffle)), states(run(algorithm, num_ranks, equal=True))
     position = START
@@ -198,7 +205,7 @@ def test_it_keeps_it_whatever_the_order_of_events(
 
 def test_every_algorithm_with_local_steps_is_held_to_them() -> None:
     kinds = {type(item) for item in held_to_it()}
-    assert kinds >= {LocalSGD, DiLoCo, StreamingDiLoCo, EagerDiLoCo, NoCommunication, RightGossip}, (
+    assert kinds >= {LocalSGD, DiLoCo, StreamingDiLoCo, EagerDiLoCo, FedAvg, NoCommunication, RightGossip}, (
         "found by their local steps, as one that is new will be"
     )
     assert kinds - {RightGossip} <= set(find_algorithms())

@@ -16,6 +16,7 @@ import torch
 import workbench.algorithms
 from workbench.algorithms import (
     AdaptiveDelaySGD,
+    AdasumSGD,
     ApplyOrder,
     AsyncSGD,
     BackupSGD,
@@ -24,6 +25,7 @@ from workbench.algorithms import (
     DelayCompensatedSGD,
     DiLoCo,
     EagerDiLoCo,
+    FedAvg,
     FirstSteps,
     LayerwiseSGD,
     LocalSGD,
@@ -33,6 +35,7 @@ from workbench.algorithms import (
     Quorum,
     SendOrder,
     SerialSGD,
+    SignSGD,
     SoftsyncSGD,
     StaleSGD,
     StaleSynchronousSGD,
@@ -97,6 +100,14 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         StreamingDiLoCo(every=2, fragments=1, delay=1, mix=0.5, collective=Ring()),
     ],
     EagerDiLoCo: [EagerDiLoCo(every=2)],
+    FedAvg: [
+        FedAvg(every=2),
+        FedAvg(every=3, fraction=0.7, proximal=0.5),
+        FedAvg(every=3, fraction=1.0),
+        FedAvg(every=1, fraction=1.0, collective=Ring()),
+    ],
+    SignSGD: [SignSGD(momentum=0.0), SignSGD(momentum=0.5)],
+    AdasumSGD: [AdasumSGD()],
     StaleSGD: [
         StaleSGD(staleness=Uniform(0, 3)),
         StaleSGD(staleness=Constant(0)),

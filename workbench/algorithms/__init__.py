@@ -15,12 +15,15 @@ from typing import Any
 
 from workbench import codecs, collectives
 from workbench.algorithms.adaptive_delay import AdaptiveDelaySGD
+from workbench.algorithms.adasum import AdasumSGD
 from workbench.algorithms.async_sgd import AsyncSGD
 from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
+from workbench.algorithms.bmuf import BMUF
 from workbench.algorithms.dc_asgd import DelayCompensatedSGD
 from workbench.algorithms.dear import DeAR
 from workbench.algorithms.diloco import DiLoCo
 from workbench.algorithms.eager_diloco import EagerDiLoCo
+from workbench.algorithms.fed_avg import FedAvg, FedProx
 from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD, SendOrder
 from workbench.algorithms.local_sgd import LocalSGD
 from workbench.algorithms.no_communication import NoCommunication
@@ -28,6 +31,8 @@ from workbench.algorithms.online_backup import OnlineBackupSGD
 from workbench.algorithms.partial import PartialAllReduce, Quorum
 from workbench.algorithms.pipe import DelayedSGD, FirstSteps, PipeSGD
 from workbench.algorithms.serial import SerialSGD
+from workbench.algorithms.sign_sgd import SignSGD
+from workbench.algorithms.slow_mo import SlowMo
 from workbench.algorithms.softsync import SoftsyncSGD
 from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
@@ -40,7 +45,9 @@ from workbench.program import Algorithm
 from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 __all__ = [
+    "BMUF",
     "AdaptiveDelaySGD",
+    "AdasumSGD",
     "ApplyOrder",
     "AsyncSGD",
     "BackupSGD",
@@ -51,6 +58,8 @@ __all__ = [
     "DiLoCo",
     "EagerDiLoCo",
     "Empirical",
+    "FedAvg",
+    "FedProx",
     "FirstSteps",
     "Geometric",
     "LayerwiseSGD",
@@ -63,6 +72,8 @@ __all__ = [
     "Quorum",
     "SendOrder",
     "SerialSGD",
+    "SignSGD",
+    "SlowMo",
     "SoftsyncSGD",
     "StaleSGD",
     "StaleSynchronousSGD",
@@ -97,6 +108,12 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "diloco": DiLoCo,
     "streaming-diloco": StreamingDiLoCo,
     "eager-diloco": EagerDiLoCo,
+    "slow-mo": SlowMo,
+    "bmuf": BMUF,
+    "fed-avg": FedAvg,
+    "fed-prox": FedProx,
+    "sign-sgd": SignSGD,
+    "adasum-sgd": AdasumSGD,
     "stale-sgd": StaleSGD,
     "no-communication": NoCommunication,
     "serial-sgd": SerialSGD,
