@@ -24,13 +24,19 @@ from .algorithms import (
     DiLoCo as DiLoCo,
     StreamingDiLoCo as StreamingDiLoCo,
     EagerDiLoCo as EagerDiLoCo,
+    SlowMo as SlowMo,
+    BMUF as BMUF,
+    FedAvg as FedAvg,
+    FedProx as FedProx,
+    SignSGD as SignSGD,
+    AdasumSGD as AdasumSGD,
     StaleSGD as StaleSGD,
     NoCommunication as NoCommunication,
     SerialSGD as SerialSGD,
     ApplyOrder as ApplyOrder,
 )
 from . import algorithms as algorithms, collectives as collectives, codecs as codecs, schedules as schedules
-from . import callbacks as callbacks
+from . import callbacks as callbacks, optimizers as optimizers
 from .settings import Settings as Settings
 
 # where
