@@ -136,6 +136,10 @@ backups: $(INSTALLED) ## the best number of backup workers of 100 machines, from
 slept: $(INSTALLED) ## eight real ranks that sleep for their compute, next to the simulator; writes records/slept.json (five minutes of a quiet machine)
 	$(BIN)/python -m tests.benchmarks.slept --write
 
+.PHONY: topologies
+topologies: $(INSTALLED) ## topologies of D-PSGD on 16 and 64 simulated workers: distance by step, time of a step; writes records/topologies.json and .svg
+	$(BIN)/python -m tests.benchmarks.topologies
+
 .PHONY: tuned-rates
 tuned-rates: $(INSTALLED) ## the best learning rate for each problem, algorithm and delay; only rows that the record lacks (some 25 minutes of one core for all)
 	$(BIN)/python -m tests.benchmarks.tune_rates

@@ -9,6 +9,8 @@ from .algorithms import (
     SynchronousSGD as SynchronousSGD,
     LayerwiseSGD as LayerwiseSGD,
     DeAR as DeAR,
+    SignSGD as SignSGD,
+    AdasumSGD as AdasumSGD,
     PipeSGD as PipeSGD,
     DelayedSGD as DelayedSGD,
     AdaptiveDelaySGD as AdaptiveDelaySGD,
@@ -28,15 +30,18 @@ from .algorithms import (
     BMUF as BMUF,
     FedAvg as FedAvg,
     FedProx as FedProx,
-    SignSGD as SignSGD,
-    AdasumSGD as AdasumSGD,
+    DPSGD as DPSGD,
+    GradientTracking as GradientTracking,
+    StochasticGradientPush as StochasticGradientPush,
+    ChocoSGD as ChocoSGD,
+    ADPSGD as ADPSGD,
     StaleSGD as StaleSGD,
     NoCommunication as NoCommunication,
     SerialSGD as SerialSGD,
     ApplyOrder as ApplyOrder,
 )
 from . import algorithms as algorithms, collectives as collectives, codecs as codecs, schedules as schedules
-from . import callbacks as callbacks, optimizers as optimizers
+from . import callbacks as callbacks, optimizers as optimizers, topologies as topologies
 from .settings import Settings as Settings
 
 # where

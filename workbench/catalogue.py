@@ -11,13 +11,14 @@ from enum import Enum
 from types import MappingProxyType, NoneType
 from typing import Any, cast
 
-from workbench import algorithms, codecs, collectives
+from workbench import algorithms, codecs, collectives, topologies
 from workbench.algorithms import Staleness
-from workbench.codecs import SummableCodec
+from workbench.codecs import Codec, SummableCodec
 from workbench.collectives import Collective
 from workbench.errors import ConfigError
 from workbench.naming import describe_kinds, kebab, kinds_of
 from workbench.program import Card
+from workbench.topologies import Graph
 from workbench.units import KIB, MIB
 
 LEGEND = """\
@@ -95,7 +96,11 @@ def describe_all(what: str) -> list[dict[str, Any]]:
 def _special(what: str, name: str, make: Callable[..., Any]) -> dict[str, Any]:
     if what == "algorithms":
         module = inspect.getmodule(make)
-        return {"about": (inspect.getdoc(module) or "").split("\n")[0], **asdict(card_of(make))}
+        return {
+            "family": algorithms.family_of(name),
+            "about": (inspect.getdoc(module) or "").split("\n")[0],
+            **asdict(card_of(make)),
+        }
     if what == "collectives":
         return {"codec": _codec_place(name)}
     codec = make()
@@ -151,6 +156,10 @@ def _setting(name: str, default: Any, kinds: tuple[Any, ...]) -> dict[str, Any]:
     choices: list[Any] | None = [kind for kind in kinds if kind not in types] or None
     if any(issubclass(kind, Collective) for kind in types):
         choices = list(collectives.names())
+    if Graph in types:
+        choices = list(topologies.names())
+    if Codec in types:
+        choices = list(codecs.names())
     required = default is inspect.Parameter.empty
     return {
         "name": name,
@@ -176,7 +185,7 @@ def shell_word(value: Any) -> str:
         return f"{value // MIB}MiB" if value % MIB == 0 else f"{value // KIB}KiB"
     if isinstance(value, Staleness):
         return ":".join([kebab(type(value).__name__), *map(str, asdict(cast(Any, value)).values())])
-    if isinstance(value, Collective):
+    if isinstance(value, Collective | Graph | Codec):
         return kebab(type(value).__name__)
     return repr(value) if isinstance(value, tuple) else str(value)
 
@@ -202,9 +211,18 @@ def show(what: str, name: str) -> str:
 
 
 def listing(what: str, width: int) -> str:
-    """Return a table of all algorithms, collectives or codecs, at most `width` characters wide if no word is wider."""
+    """Return a table of all algorithms, collectives or codecs, at most `width` characters wide if no word is wider.
+
+    Algorithms are in families, each with a heading.
+    """
     columns = COLUMNS[what]
-    rows = [[_cell(found, key) for key in columns] for found in describe_all(what)]
+    rows: list[list[str]] = []
+    family = None
+    for found in describe_all(what):
+        if found.get("family") != family:
+            family = found["family"]
+            rows.append([f"{family}:", *[""] * (len(columns) - 1)])
+        rows.append([_cell(found, key) for key in columns])
     table = grid(tuple(columns.values()), rows, width)
     hints = {
         "algorithms": f"{LEGEND}\n\n`workbench algorithms NAME` shows one of them with its settings.",

@@ -147,7 +147,11 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         metavar="LOGGER",
         help="also log the run to tensorboard (in its folder), wandb or mlflow; may be repeated",
     )
-    add("--resume", metavar="RUN", help="continue from the newest checkpoint of a run that stopped or crashed")
+    add(
+        "--resume",
+        metavar="RUN",
+        help="continue from the newest checkpoint of a run that stopped or crashed; RUN@200: from that after 200 steps",
+    )
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
 
 
@@ -363,23 +367,60 @@ def compute_of(seconds: Sequence[str], stragglers: Sequence[str], *, measured: b
 
 
 def _optimizer(options: argparse.Namespace) -> Any:
-    arguments = parse_pairs(options.optimizer_set, "--optimizer-set")
     if options.optimizer is None:
-        if arguments:
+        if options.optimizer_set:
             raise ConfigError("--optimizer-set needs --optimizer, such as --optimizer SGD --optimizer-set momentum=0.9")
         return None
+    return optimizer_of(options.optimizer, options.optimizer_set)
+
+
+def optimizer_of(name: str, arguments: Sequence[str] = (), option: str = "--optimizer-set") -> Any:
+    """Return a factory of an optimizer: a class of `torch.optim` with arguments, each as "momentum=0.9".
+
+    Raises:
+        ConfigError: the class or an argument is not known.
+    """
     import torch
 
     from workbench.replica.optimizer_step import uncompiled
 
-    known = [name for name, value in vars(torch.optim).items() if isinstance(value, type) and name != "Optimizer"]
-    name = next((name for name in known if name.lower() == options.optimizer.lower()), None)
-    if name is None:
-        raise unknown("optimizer", options.optimizer, known)
-    make = getattr(torch.optim, name)
+    make = _class_in(torch.optim, "optimizer", name, torch.optim.Optimizer)
+    given = parse_pairs(arguments, option)
     with uncompiled():  # a wrong argument raises here, once, and not on every rank
-        call_checked(name, make, {"params": [torch.nn.Parameter(torch.zeros(1, 1))], **arguments})
-    return partial(make, **arguments)
+        call_checked(make.__name__, make, {"params": [torch.nn.Parameter(torch.zeros(1, 1))], **given})
+    return partial(make, **given)
+
+
+def schedule_of(name: str, arguments: Sequence[str] = ()) -> Any:
+    """Return a factory of a schedule: a class of `torch.optim.lr_scheduler` with arguments, each as "T_max=100".
+
+    Raises:
+        ConfigError: the class or an argument is not known.
+    """
+    import torch
+
+    make = _class_in(torch.optim.lr_scheduler, "schedule", name, torch.optim.lr_scheduler.LRScheduler)
+    given = parse_pairs(arguments, "schedule")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    call_checked(make.__name__, partial(make, optimizer), given)
+    return partial(make, **given)
+
+
+def names_in(module: Any, base: type) -> list[str]:
+    """Return the public names of the classes of a module that are derived from `base`."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, base) and value is not base and not name.startswith("_")
+    ]
+
+
+def _class_in(module: Any, kind: str, name: str, base: type) -> Any:
+    known = names_in(module, base)
+    found = next((one for one in known if one.lower() == name.lower()), None)
+    if found is None:
+        raise unknown(kind, name, known)
+    return getattr(module, found)
 
 
 def run_simulated(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any) -> Path:

@@ -13,6 +13,8 @@ export interface Cluster {
   state: string;
   alive: boolean;
   owned: boolean;
+  notebook: string | null; // of its owner
+  num_gone: number; // ranks whose process has ended
   since_s: number;
   run: string | null;
   run_status: string | null;
@@ -64,6 +66,39 @@ export interface OneRun {
   notes: string[];
 }
 
+// What a rank does and uses (workbench/lab/rank_rows.py).
+export interface Rank {
+  rank: number;
+  host: string | null;
+  pid: number | null;
+  device: string | null;
+  state: string;
+  does: string | null;
+  step: number | null;
+  beat_s: number | null;
+  cpu_cores: number | null;
+  memory_bytes: number | null;
+  sent_bytes_per_s: number | null;
+  gpu: { name: string; share: number | null; used_bytes: number; total_bytes: number } | null;
+  straggler: string | null;
+}
+
+export interface Ranks {
+  ranks: Rank[];
+  run: string | null;
+  status: string | null;
+}
+
+export interface MeanCurve extends Curve {
+  low?: number[];
+  high?: number[];
+}
+
+export interface Comparison {
+  series: { label: string; runs: string[]; statuses: string[]; curves: Record<string, MeanCurve> }[];
+  differences: { key: string; values: Value[][] }[];
+}
+
 export interface Log {
   files: { name: string; text: string }[];
 }
@@ -80,6 +115,21 @@ export function isLive(run: Run): boolean {
 /** Whether a run accepts commands: simulated runs and the user's own loops do not. */
 export function isSteerable(run: Run): boolean {
   return isLive(run) && ['mpi', 'torch'].includes(run.runtime ?? '');
+}
+
+export const OFFLINE = 'No connection to the Jupyter server. The panel tries again until it answers.';
+
+/** Call `refresh` when the machine has woken up or is online again: a poll that failed waits before its next try. */
+export function onReconnect(refresh: () => void): () => void {
+  const visible = () => document.hidden || refresh();
+  window.addEventListener('online', refresh);
+  document.addEventListener('visibilitychange', visible);
+  document.addEventListener('resume', refresh);
+  return () => {
+    window.removeEventListener('online', refresh);
+    document.removeEventListener('visibilitychange', visible);
+    document.removeEventListener('resume', refresh);
+  };
 }
 
 /** The server's answers; the settings carry its base URL, token and XSRF cookie. */
@@ -106,8 +156,40 @@ export class Api {
     return this.request(`runs/${encodeURIComponent(name)}`);
   }
 
-  code(name: string): Promise<Record<string, string>> {
-    return this.request(`runs/${encodeURIComponent(name)}/code`);
+  code(name: string, after?: number): Promise<Record<string, string>> {
+    return this.request(`runs/${encodeURIComponent(name)}/code${after === undefined ? '' : `?after=${after}`}`);
+  }
+
+  /** The numbers of steps of the run's checkpoints, the newest first. */
+  async checkpoints(name: string): Promise<number[]> {
+    return (await this.request<{ steps: number[] }>(`runs/${encodeURIComponent(name)}/checkpoints`)).steps;
+  }
+
+  ranks(kind: 'runs' | 'clusters', name: string): Promise<Ranks> {
+    return this.request(`${kind}/${encodeURIComponent(name)}/ranks`);
+  }
+
+  compare(names: string[]): Promise<Comparison> {
+    return this.request(`compare?${names.map(name => `run=${encodeURIComponent(name)}`).join('&')}`);
+  }
+
+  /** Scale or heal a detached cluster. */
+  changeCluster(id: string, change: string): Promise<{ message: string }> {
+    return this.request(`clusters/${encodeURIComponent(id)}/${change}`, 'POST');
+  }
+
+  timeline(name: string, query: string): Promise<{ live: boolean }> {
+    return this.request(`runs/${encodeURIComponent(name)}/timeline?${query}`);
+  }
+
+  /** A file of the server extension. */
+  async text(name: string): Promise<string> {
+    const url = URLExt.join(this.settings.baseUrl, 'workbench/api', name);
+    const response = await ServerConnection.makeRequest(url, {}, this.settings);
+    if (!response.ok) {
+      throw new Error(`${name}: ${response.status} ${response.statusText}`);
+    }
+    return response.text();
   }
 
   steer(name: string, command: Command): Promise<{ message: string }> {
@@ -116,7 +198,9 @@ export class Api {
 
   private async request<T>(path: string, method = 'GET'): Promise<T> {
     const url = URLExt.join(this.settings.baseUrl, 'workbench/api/') + path;
-    const response = await ServerConnection.makeRequest(url, { method }, this.settings);
+    const response = await ServerConnection.makeRequest(url, { method }, this.settings).catch(error => {
+      throw error instanceof ServerConnection.NetworkError ? new Error(OFFLINE) : error;
+    });
     const text = await response.text();
     let content: any = {};
     try {

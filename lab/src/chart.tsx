@@ -8,7 +8,13 @@ export interface Line {
   y: (number | null)[];
   color: string;
   dashed?: boolean;
+  /** The lowest and the highest of the runs that the line is the mean of. */
+  low?: number[];
+  high?: number[];
 }
+
+/** Colours of lines next to each other: those of `wb.plots`. */
+export const CYCLE = ['#0072B2', '#D55E00', '#009E73', '#E69F00', '#CC79A7', '#56B4E9', '#882255', '#999933'];
 
 /** The losses of a run, without axes. */
 export function Sparkline(props: { values: (number | null)[] | null | undefined; label: string }): JSX.Element {
@@ -92,7 +98,7 @@ export function Chart(props: {
     value !== null && isFinite(value) && (!log || value > 0);
   const lines = props.lines.filter(line => line.y.some(good));
   const xs = lines.flatMap(line => line.x.filter((_, index) => good(line.y[index])));
-  const ys = lines.flatMap(line => line.y.filter(good)).map(value => (log ? Math.log10(value) : value));
+  const ys = lines.flatMap(line => [...line.y, ...(line.low ?? []), ...(line.high ?? [])].filter(good)).map(value => (log ? Math.log10(value) : value));
   const legend = (
     <div className="wb-Chart-legend">
       <span className="wb-Chart-title">{props.title}</span>
@@ -139,6 +145,11 @@ export function Chart(props: {
       pen = 'L';
     });
     return text;
+  };
+  const band = (line: Line) => {
+    const edge = (values: number[]) =>
+      line.x.map((x, index) => [x, values[index]]).filter(([, y]) => good(y)).map(([x, y]) => `${placeX(x).toFixed(1)},${placeY(y).toFixed(1)}`);
+    return `M${[...edge(line.high!), ...edge(line.low!).reverse()].join('L')}Z`;
   };
   const format = props.format || ((value: number) => short(value, log ? value : yHigh - yLow));
   const xTicks = ticks(xLow, xHigh, Math.max(2, Math.floor(width / 110))).filter(
@@ -196,6 +207,11 @@ export function Chart(props: {
           {props.xTitle}
         </text>
         <line className="wb-Chart-axis" x1={MARGIN.left} x2={right} y1={bottom} y2={bottom} />
+        {lines
+          .filter(line => line.low && line.high)
+          .map(line => (
+            <path key={line.name} className="wb-Chart-band" d={band(line)} fill={line.color} />
+          ))}
         {lines.map(line => (
           <path
             key={line.name}

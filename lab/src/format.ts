@@ -60,3 +60,39 @@ export function age(sinceMs: number): string {
   const [value, unit] = s < 60 ? [s, 's'] : s < 3600 ? [s / 60, 'min'] : s < 172800 ? [s / 3600, 'h'] : [s / 86400, 'd'];
   return `${Math.floor(value)} ${unit} ago`;
 }
+
+const T95 = [
+  12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11,
+  2.101, 2.093, 2.086
+]; // 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
+
+export interface Interval {
+  mean: number;
+  half: number | null; // half the width of the 95 % interval of the mean; null for one value
+}
+
+/** The mean of values, with its 95 % interval by Student's t. */
+export function interval(values: number[]): Interval {
+  const n = values.length;
+  const mean = values.reduce((a, b) => a + b, 0) / n;
+  if (n < 2) {
+    return { mean, half: null };
+  }
+  const variance = values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (n - 1);
+  const quantile = T95[n - 2] ?? 1.96 + 2.37 / (n - 1);
+  return { mean, half: quantile * Math.sqrt(variance / n) };
+}
+
+/** Digits of a number next to its uncertainty, which has two: "0.1234 ± 0.0056". */
+export function withInterval(found: Interval, scale = 1, unit = ''): string {
+  const mean = found.mean * scale;
+  if (found.half === null) {
+    return `${digits(mean)}${unit}`;
+  }
+  const half = found.half * scale;
+  if (!(half > 0) || Math.abs(mean) >= 1e5 || half < 1e-4) {
+    return `${digits(mean)} ± ${digits(half)}${unit}`;
+  }
+  const places = Math.max(0, Math.min(6, 1 - Math.floor(Math.log10(half))));
+  return `${mean.toFixed(places)} ± ${half.toFixed(places)}${unit}`;
+}

@@ -1,19 +1,35 @@
 // The plugin: the side panel, the panes and the commands.
 
 import { ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
-import { ICommandPalette, ReactWidget, WidgetTracker } from '@jupyterlab/apputils';
+import { ICommandPalette, WidgetTracker } from '@jupyterlab/apputils';
 import { DocumentRegistry } from '@jupyterlab/docregistry';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IStateDB } from '@jupyterlab/statedb';
 import { LabIcon } from '@jupyterlab/ui-components';
+import { Widget } from '@lumino/widgets';
 
-import { insertCode, stopCluster } from './actions';
-import { Api } from './api';
+import {
+  branchRun,
+  complain,
+  healCluster,
+  insertCode,
+  isChangeable,
+  restartRun,
+  scaleCluster,
+  stopCluster,
+  withImport
+} from './actions';
+import { Api, Cluster, Run } from './api';
+import { ComparePane } from './comparePane';
+import { dragCode } from './drag';
 import { LogPane } from './logPane';
+import { openMenu } from './menu';
 import { PanelModel } from './model';
 import { Actions, WorkbenchPanel } from './panel';
+import { RanksPane } from './ranksPane';
 import { RunPane } from './runPane';
 import { RunTable } from './runTable';
+import { TimelinePane } from './timelinePane';
 
 const ICON = new LabIcon({
   name: 'sgd-workbench:icon',
@@ -23,7 +39,7 @@ const ICON = new LabIcon({
 });
 
 /** A widget of the main area, with what opens it again after a reload. */
-type Pane = ReactWidget & { args?: { kind: string; name: string } };
+type Pane = Widget & { args?: { kind: string; name: string } };
 
 namespace CommandIDs {
   export const clusters = 'workbench:show-clusters';
@@ -31,7 +47,16 @@ namespace CommandIDs {
   export const table = 'workbench:run-table';
   export const insert = 'workbench:insert-cluster';
   export const open = 'workbench:open';
+  export const ranks = 'workbench:ranks';
+  export const compare = 'workbench:compare';
+  export const restart = 'workbench:restart-run';
+  export const branch = 'workbench:branch-run';
+  export const scale = 'workbench:scale-cluster';
+  export const heal = 'workbench:heal-cluster';
+  export const timeline = 'workbench:timeline'; // of another module, if it is there
 }
+
+const OPEN_LABELS: Record<string, string> = { run: 'Curves', timeline: 'Timeline' };
 
 const plugin: JupyterFrontEndPlugin<void> = {
   id: 'sgd-workbench:plugin',
@@ -53,7 +78,28 @@ const plugin: JupyterFrontEndPlugin<void> = {
       openRun: name => void open('run', name),
       openTable: () => void open('table', ''),
       openLog: id => void open('log', id),
-      stopCluster: cluster => void stopCluster(api, cluster).then(() => model.refresh())
+      stopCluster: cluster => void stopCluster(api, cluster).then(() => model.refresh()),
+      clusterMenu: (cluster, below) => {
+        const { id } = cluster;
+        openMenu(commands, below, [
+          { command: CommandIDs.ranks, args: { kind: 'clusters', name: id } },
+          ...(isChangeable(cluster) ? [CommandIDs.scale, CommandIDs.heal].map(command => ({ command, args: { id } })) : [])
+        ]);
+      },
+      runMenu: (run, below) => {
+        const { run: name, runtime } = run;
+        const trains = ['mpi', 'torch'].includes(runtime ?? '');
+        openMenu(commands, below, [
+          { command: CommandIDs.open, args: { kind: 'run', name } },
+          { command: CommandIDs.ranks, args: { kind: 'runs', name } },
+          'timeline' in makers
+            ? { command: CommandIDs.open, args: { kind: 'timeline', name } }
+            : { command: CommandIDs.timeline, args: { run: name } },
+          ...(trains ? [CommandIDs.restart, CommandIDs.branch].map(command => ({ command, args: { name } })) : [])
+        ]);
+      },
+      drag: (event, label, code) =>
+        dragCode(event, label, () => withImport(notebooks?.currentWidget ?? null, code))
     };
     const panel = new WorkbenchPanel(model, ICON, actions);
     shell.add(panel, 'left', { rank: 350 });
@@ -62,10 +108,15 @@ const plugin: JupyterFrontEndPlugin<void> = {
     // Notebook 7 has one widget in its main area, the notebook.
     const area = app.name === 'JupyterLab' ? 'main' : 'right';
     const makers: Record<string, (name: string) => Pane> = {
-      run: name => new RunPane(name, api, model, ICON),
+      run: name => new RunPane(name, api, model, actions.runMenu, () => void open('timeline', name), ICON),
+      timeline: name => new TimelinePane(name, api, ICON),
       log: name => new LogPane(name, api, ICON),
-      table: () => new RunTable(api, actions.openRun, state, ICON)
+      'ranks-runs': name => new RanksPane('runs', name, api, ICON),
+      'ranks-clusters': name => new RanksPane('clusters', name, api, ICON),
+      compare: name => new ComparePane(JSON.parse(name), api, actions.openRun, ICON),
+      table: () => new RunTable(api, actions.openRun, compare, state, ICON)
     };
+    const compare = (names: string[]) => void open('compare', JSON.stringify(names));
     const open = (kind: string, name: string) => {
       const id = `workbench-${kind}-${name}`;
       let pane = tracker.find(one => one.id === id);
@@ -99,9 +150,46 @@ const plugin: JupyterFrontEndPlugin<void> = {
       execute: () => actions.insert('cluster = wb.Cluster(4)')
     });
     commands.addCommand(CommandIDs.open, {
-      label: 'Open a Run, the Run Table or Logs',
+      label: args => OPEN_LABELS[String(args.kind)] ?? 'Open a Run, the Run Table or Logs',
       execute: args => (String(args.kind) in makers ? open(String(args.kind), String(args.name)) : undefined)
     });
+    commands.addCommand(CommandIDs.ranks, {
+      label: 'Ranks',
+      execute: args => open(`ranks-${args.kind === 'clusters' ? 'clusters' : 'runs'}`, String(args.name))
+    });
+    commands.addCommand(CommandIDs.compare, {
+      label: 'Compare Runs',
+      execute: args => compare(args.names as string[])
+    });
+    const insert = (code: string, path?: string) => insertCode(app, notebooks, code, path);
+    const ofRun = (id: string, label: string, act: (run: Run) => Promise<void>) =>
+      commands.addCommand(id, {
+        label,
+        execute: async args => {
+          try {
+            await act((await api.run(String(args.name))).run);
+          } catch (error) {
+            complain(error);
+          }
+        }
+      });
+    ofRun(CommandIDs.restart, 'Restart (Insert Code)', run => restartRun(api, run, insert));
+    ofRun(CommandIDs.branch, 'Branch from a Checkpoint…', run => branchRun(api, run, insert));
+    const ofCluster = (id: string, label: string, act: (cluster: Cluster) => Promise<void>) =>
+      commands.addCommand(id, {
+        label,
+        execute: async args => {
+          const cluster = model.clusters?.find(one => one.id === args.id);
+          try {
+            await (cluster && act(cluster));
+          } catch (error) {
+            complain(error);
+          }
+          model.refresh();
+        }
+      });
+    ofCluster(CommandIDs.scale, 'Scale…', cluster => scaleCluster(api, cluster, insert));
+    ofCluster(CommandIDs.heal, 'Heal', cluster => healCluster(api, cluster, insert));
     for (const command of [CommandIDs.clusters, CommandIDs.runs, CommandIDs.table, CommandIDs.insert]) {
       palette?.addItem({ command, category: 'Workbench' });
     }

@@ -3,13 +3,14 @@
 import { Poll } from '@lumino/polling';
 import { ISignal, Signal } from '@lumino/signaling';
 
-import { Api, Cluster, Command, isLive, Run } from './api';
+import { Api, Cluster, Command, isLive, onReconnect, Run } from './api';
 import { complain } from './actions';
 
 const LIVE_MS = 1000;
 const IDLE_MS = 4000;
 const PENDING_MS = 400;
 const WAIT_MS = 60000; // a step may be long; then the buttons can be used again
+export const MAX_MS = 10000; // between two tries of a poll that fails
 export const SHOWN_RUNS = 30;
 
 export class PanelModel {
@@ -28,10 +29,11 @@ export class PanelModel {
     this.poll = new Poll({
       auto: false,
       factory: () => this.fetch(),
-      frequency: { interval: IDLE_MS, backoff: true, max: 30000 },
+      frequency: { interval: IDLE_MS, backoff: true, max: MAX_MS },
       name: 'workbench:panel',
       standby: () => !this.visible || document.hidden
     });
+    onReconnect(() => this.visible && this.refresh());
   }
 
   get changed(): ISignal<this, void> {
@@ -81,7 +83,7 @@ export class PanelModel {
       const live = this.runs.some(isLive);
       const interval = this.asked.size || runs.pending ? PENDING_MS : live ? LIVE_MS : IDLE_MS;
       if (interval !== this.poll.frequency.interval) {
-        this.poll.frequency = { interval, backoff: true, max: 30000 };
+        this.poll.frequency = { interval, backoff: true, max: MAX_MS };
       }
     } catch (error) {
       this.error = (error as Error).message;

@@ -4,6 +4,7 @@ import { ReactWidget } from '@jupyterlab/apputils';
 import {
   addIcon,
   codeIcon,
+  ellipsesIcon,
   listIcon,
   pauseIcon,
   PanelWithToolbar,
@@ -30,13 +31,16 @@ export interface Actions {
   openTable(): void;
   openLog(id: string): void;
   stopCluster(cluster: Cluster): void;
+  clusterMenu(cluster: Cluster, below: Element): void;
+  runMenu(run: Run, below: Element): void;
+  drag(event: MouseEvent, label: string, code: string): void;
 }
 
 /** A button with an icon; its label is its tooltip and its accessible name. */
 export function IconButton(props: {
   icon: LabIcon;
   label: string;
-  onClick: () => void;
+  onClick: (event: React.MouseEvent<HTMLButtonElement>) => void;
   disabled?: boolean;
 }): JSX.Element {
   return (
@@ -111,7 +115,13 @@ function ClusterRow(props: { cluster: Cluster; actions: Actions }): JSX.Element 
   const training = cluster.run_status && ['running', 'paused', 'starting'].includes(cluster.run_status);
   const dot = !cluster.alive ? 'lost' : training ? 'running' : cluster.attach ? 'detached' : 'ready';
   return (
-    <li className="wb-Row" data-cluster={cluster.id}>
+    <li
+      className="wb-Row"
+      data-cluster={cluster.id}
+      data-drag={cluster.attach ? true : undefined}
+      title={cluster.attach ? 'Drag it into a notebook to attach to it there' : undefined}
+      onMouseDown={event => cluster.attach && actions.drag(event.nativeEvent, cluster.id, cluster.attach)}
+    >
       <div className="wb-Row-head">
         <Dot state={dot} />
         <span className="wb-Row-title" title={cluster.id}>
@@ -127,12 +137,20 @@ function ClusterRow(props: { cluster: Cluster; actions: Actions }): JSX.Element 
           )}
           <IconButton icon={listIcon} label={`Logs of ${cluster.id}`} onClick={() => actions.openLog(cluster.id)} />
           <IconButton icon={stopIcon} label={`Stop ${cluster.id}`} onClick={() => actions.stopCluster(cluster)} />
+          <IconButton
+            icon={ellipsesIcon}
+            label={`More for ${cluster.id}`}
+            onClick={event => actions.clusterMenu(cluster, event.currentTarget)}
+          />
         </span>
       </div>
       <div className="wb-Row-facts">
         <Facts
           facts={[
             cluster.num_ranks === null ? null : plural(cluster.num_ranks, 'rank'),
+            cluster.num_gone ? (
+              <span className="wb-State" data-state="lost">{`${plural(cluster.num_gone, 'rank')} ended`}</span>
+            ) : null,
             cluster.launcher,
             cluster.state,
             age(1000 * cluster.since_s)
@@ -152,11 +170,16 @@ function ClusterRow(props: { cluster: Cluster; actions: Actions }): JSX.Element 
 
 function Clusters(props: { model: PanelModel; actions: Actions }): JSX.Element {
   const { model, actions } = props;
-  if (model.error) {
-    return <Trouble text={model.error} />;
-  }
   if (!model.clusters) {
-    return <div className="wb-Empty">Looking for clusters…</div>;
+    return model.error ? <Trouble text={model.error} /> : <div className="wb-Empty">Looking for clusters…</div>;
+  }
+  if (model.error) {
+    return (
+      <>
+        <Trouble text={model.error} />
+        <ClusterList model={model} actions={actions} />
+      </>
+    );
   }
   if (!model.clusters.length) {
     return (
@@ -168,9 +191,14 @@ function Clusters(props: { model: PanelModel; actions: Actions }): JSX.Element {
       </div>
     );
   }
+  return <ClusterList model={model} actions={actions} />;
+}
+
+function ClusterList(props: { model: PanelModel; actions: Actions }): JSX.Element {
+  const { model, actions } = props;
   return (
     <ul className="wb-List" aria-label="Clusters">
-      {model.clusters.map(cluster => (
+      {model.clusters?.map(cluster => (
         <ClusterRow key={cluster.id} cluster={cluster} actions={actions} />
       ))}
     </ul>
@@ -208,6 +236,11 @@ function RunRow(props: { run: Run; model: PanelModel; actions: Actions }): JSX.E
         </button>
         <span className="wb-Row-buttons">
           <SteerButtons run={run} model={model} />
+          <IconButton
+            icon={ellipsesIcon}
+            label={`More for ${run.label}`}
+            onClick={event => actions.runMenu(run, event.currentTarget)}
+          />
         </span>
       </div>
       <div className="wb-Row-facts">
@@ -239,11 +272,8 @@ function RunRow(props: { run: Run; model: PanelModel; actions: Actions }): JSX.E
 
 function Runs(props: { model: PanelModel; actions: Actions }): JSX.Element {
   const { model, actions } = props;
-  if (model.error) {
-    return <Trouble text={model.error} />;
-  }
   if (!model.runs) {
-    return <div className="wb-Empty">Reading the runs…</div>;
+    return model.error ? <Trouble text={model.error} /> : <div className="wb-Empty">Reading the runs…</div>;
   }
   if (!model.runs.length) {
     const code = 'cluster = wb.Cluster(2)\nrun = cluster.train(wb.PipeSGD(), wb.problems.digits_mlp(), epochs=5)\nrun';

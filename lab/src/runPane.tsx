@@ -1,16 +1,16 @@
 // A run in the main area: its state, its curves, and code that uses it.
 
-import { Clipboard, Notification, ReactWidget } from '@jupyterlab/apputils';
-import { LabIcon } from '@jupyterlab/ui-components';
-import { Poll } from '@lumino/polling';
+import { Clipboard, Notification } from '@jupyterlab/apputils';
+import { ellipsesIcon, LabIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import { complain } from './actions';
-import { Api, isLive, OneRun } from './api';
+import { Api, isLive, OneRun, Run } from './api';
 import { Chart, Line } from './chart';
 import { bytes, digits, duration, percent, plural, progress } from './format';
 import { PanelModel } from './model';
-import { Dot, stateOf, SteerButtons, Trouble } from './panel';
+import { Dot, IconButton, stateOf, SteerButtons, Trouble } from './panel';
+import { PollingPane } from './pollingPane';
 
 const COLORS = ['var(--jp-brand-color1)', 'var(--jp-warn-color1)', 'var(--jp-success-color1)', 'var(--jp-accent-color1, var(--jp-info-color1))'];
 const PURPOSES: [string, string, string][] = [
@@ -19,82 +19,57 @@ const PURPOSES: [string, string, string][] = [
   ['repeat', 'Copy: repeat', 'Code that trains again with these settings']
 ];
 
-export class RunPane extends ReactWidget {
-  private data: OneRun | null = null;
-  private error = '';
+export class RunPane extends PollingPane<OneRun> {
   private code: Record<string, string> = {};
-  private poll: Poll;
 
   constructor(
     readonly run: string,
     private api: Api,
     private model: PanelModel,
+    private openMenu: (run: Run, below: Element) => void,
+    private openTimeline: () => void,
     icon: LabIcon
   ) {
-    super();
-    this.addClass('wb-Pane');
-    this.title.label = run.replace(/^\d{8}-\d{6}-/, '');
+    super(run.replace(/^\d{8}-\d{6}-/, ''), icon, 1000);
     this.title.caption = run;
-    this.title.icon = icon;
-    this.title.closable = true;
-    this.poll = new Poll({
-      auto: true,
-      factory: () => this.fetch(),
-      frequency: { interval: 1000, backoff: true, max: 30000 },
-      name: `workbench:${run}`,
-      standby: () => !this.isVisible || document.hidden
-    });
     model.changed.connect(this.update, this);
   }
 
   dispose(): void {
     if (!this.isDisposed) {
       this.model.changed.disconnect(this.update, this);
-      this.poll.dispose();
       super.dispose();
     }
   }
 
-  protected onAfterShow(msg: any): void {
-    super.onAfterShow(msg);
-    void this.poll.refresh().catch(() => undefined);
+  protected async read(): Promise<OneRun> {
+    const data = await this.api.run(this.run);
+    if (data.run.status !== this.data?.run.status) {
+      this.code = await this.api.code(this.run);
+    }
+    return data;
   }
 
-  private async fetch(): Promise<void> {
-    try {
-      const before = this.data?.run.status;
-      this.data = await this.api.run(this.run);
-      this.error = '';
-      this.title.label = this.data.run.label;
-      if (this.data.run.status !== before) {
-        this.code = await this.api.code(this.run);
-      }
-      const interval = isLive(this.data.run) ? 1000 : 10000;
-      if (interval !== this.poll.frequency.interval) {
-        this.poll.frequency = { interval, backoff: true, max: 30000 };
-      }
-    } catch (error) {
-      this.error = (error as Error).message;
-      throw error; // the poll backs off
-    } finally {
-      this.update();
-    }
+  protected received(data: OneRun): void {
+    super.received(data);
+    this.title.label = data.run.label;
+    this.setInterval(isLive(data.run) ? 1000 : 10000);
   }
 
-  protected render(): JSX.Element {
-    if (!this.data) {
-      return this.error ? <Trouble text={this.error} /> : <div className="wb-Empty">Reading {this.run}…</div>;
-    }
+  protected draw(data: OneRun): JSX.Element {
     return (
-      <>
-        {this.error && <Trouble text={this.error} />}
-        <View data={this.data} code={this.code} model={this.model} />
-      </>
+      <View data={data} code={this.code} model={this.model} openMenu={this.openMenu} openTimeline={this.openTimeline} />
     );
   }
 }
 
-function View(props: { data: OneRun; code: Record<string, string>; model: PanelModel }): JSX.Element {
+function View(props: {
+  data: OneRun;
+  code: Record<string, string>;
+  model: PanelModel;
+  openMenu: (run: Run, below: Element) => void;
+  openTimeline: () => void;
+}): JSX.Element {
   const { data, code, model } = props;
   const { run, evaluations } = data;
   const [axis, setAxis] = React.useState<'steps' | 'seconds'>('steps');
@@ -139,6 +114,11 @@ function View(props: { data: OneRun; code: Record<string, string>; model: PanelM
           {stateOf(run, model.waits(run))}
         </span>
         <SteerButtons run={run} model={model} />
+        <IconButton
+          icon={ellipsesIcon}
+          label={`More for ${run.label}`}
+          onClick={event => props.openMenu(run, event.currentTarget)}
+        />
       </header>
       <dl className="wb-Facts">
         {facts
@@ -177,6 +157,9 @@ function View(props: { data: OneRun; code: Record<string, string>; model: PanelM
           logarithmic loss
         </button>
         <span className="wb-Spacer" />
+        <button type="button" className="wb-Button" title="What each rank did, and when" onClick={props.openTimeline}>
+          Timeline
+        </button>
         <span className="wb-Copy">
           {PURPOSES.filter(([purpose]) => code[purpose]).map(([purpose, label, title]) => (
             <button key={purpose} type="button" className="wb-Button" title={title} onClick={() => copy(purpose)}>

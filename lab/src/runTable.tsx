@@ -1,4 +1,4 @@
-// All runs as a table: sorted, filtered, with chosen columns. Only the rows in view are in the page.
+// All runs as a table: sorted, filtered, grouped over seeds, with chosen columns. Only the rows in view are in the page.
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import { IStateDB } from '@jupyterlab/statedb';
@@ -6,30 +6,20 @@ import { LabIcon } from '@jupyterlab/ui-components';
 import { Poll } from '@lumino/polling';
 import * as React from 'react';
 
-import { Api, isLive, Run, Value } from './api';
-import { bytes, count, digits, duration, percent } from './format';
+import { Api, isLive, onReconnect, Run, Value } from './api';
+import { count, plural } from './format';
+import { MAX_MS } from './model';
 import { Dot, Trouble } from './panel';
+import { groupRows, resultKeys, runRows, TableRow, unfolded } from './runGroups';
+import { shown, shownInterval, title } from './values';
 
 const ROW_PX = 26;
 const EXTRA_ROWS = 12;
+const BOX_PX = 30;
 const STATE_KEY = 'sgd-workbench-table:columns'; // in no tracker's namespace: a restorer removes unknown keys there
 const BASE = ['status', 'label', 'problem', 'workers', 'steps', 'accuracy', 'loss', 'train_loss', 'seconds', 'created', 'run'];
 const MAX_DIFFERING = 6; // settings that are shown because they differ
-const TITLES: Record<string, string> = {
-  status: 'state',
-  label: 'algorithm',
-  workers: 'ranks',
-  loss: 'test loss',
-  train_loss: 'training loss',
-  seconds: 'training time',
-  bytes_sent: 'sent',
-  batch_size: 'batch size',
-  algorithm: 'class',
-  left_s: 'time left',
-  num_steps: 'steps planned',
-  run: 'name'
-};
-const HIDDEN = new Set(['curve', 'cell']);
+const HIDDEN = new Set(['curve', 'cell', 'group', 'metrics']);
 const RESULTS = new Set([...BASE, 'error', 'folder', 'left_s', 'num_steps', 'samples', 'bytes_sent', 'algorithm', 'sweep', 'runtime']);
 
 type Sort = { key: string; descending: boolean };
@@ -37,56 +27,37 @@ type Sort = { key: string; descending: boolean };
 interface Kept {
   columns: string[] | null;
   sort: Sort;
+  grouped: boolean; // runs that differ only in their seed are a group
 }
 
-export function title(key: string): string {
-  return TITLES[key] ?? key.replace(/^set\./, '').replace(/_/g, ' ');
-}
+const contents = new WeakMap<Run, string>(); // a row that changed is another object
 
-/** A value as it is shown. */
-export function shown(key: string, value: Value): string {
-  if (value === null || value === undefined) {
-    return '';
+function contentOf(row: Run): string {
+  let content = contents.get(row);
+  if (content === undefined) {
+    content = Object.keys(row)
+      .filter(key => !HIDDEN.has(key))
+      .map(key => `${title(key)}=${shown(key, row[key])}`)
+      .join('\n')
+      .toLowerCase();
+    contents.set(row, content);
   }
-  if (typeof value === 'number') {
-    switch (key) {
-      case 'accuracy':
-        return percent(value);
-      case 'seconds':
-      case 'left_s':
-        return duration(value);
-      case 'bytes_sent':
-        return bytes(value);
-      case 'steps':
-      case 'samples':
-      case 'num_steps':
-        return count(value);
-      default:
-        return Number.isInteger(value) ? String(value) : digits(value);
-    }
-  }
-  return key === 'created' ? String(value).slice(0, 19).replace('T', ' ') : String(value);
+  return content;
 }
 
 /** Rows that contain every word of the filter, in any value. */
-export function filtered(rows: Run[], text: string, keys: string[]): Run[] {
+export function filtered(rows: Run[], text: string): Run[] {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-  if (!words.length) {
-    return rows;
-  }
-  return rows.filter(row => {
-    const content = keys.map(key => `${title(key)}=${shown(key, row[key])}`).join('\n').toLowerCase();
-    return words.every(word => content.includes(word));
-  });
+  return words.length ? rows.filter(row => words.every(word => contentOf(row).includes(word))) : rows;
 }
 
 /** Numbers before words; rows without the value last, in both directions. */
-export function sorted(rows: Run[], sort: Sort): Run[] {
+export function sorted(rows: TableRow[], sort: Sort): TableRow[] {
   const sign = sort.descending ? -1 : 1;
   const absent = (value: Value) => value === null || value === undefined || value === '';
   return [...rows].sort((one, other) => {
-    const a: Value = one[sort.key];
-    const b: Value = other[sort.key];
+    const a: Value = one.run[sort.key];
+    const b: Value = other.run[sort.key];
     if (absent(a) || absent(b)) {
       return Number(absent(a)) - Number(absent(b));
     }
@@ -126,15 +97,18 @@ function usual(rows: Run[], keys: string[]): string[] {
 
 export class RunTable extends ReactWidget {
   private rows = new Map<string, Run>();
+  private list: Run[] = []; // of `rows`; another one only when a row changed
   private version = 0;
   private error = '';
   private loaded = false;
-  private kept: Kept = { columns: null, sort: { key: 'created', descending: true } };
+  private kept: Kept = { columns: null, sort: { key: 'created', descending: true }, grouped: false };
   private poll: Poll;
+  private disconnect: () => void;
 
   constructor(
     private api: Api,
     private openRun: (name: string) => void,
+    private compare: (names: string[]) => void,
     private state: IStateDB | null,
     icon: LabIcon
   ) {
@@ -148,15 +122,17 @@ export class RunTable extends ReactWidget {
     this.poll = new Poll({
       auto: false,
       factory: () => this.fetch(),
-      frequency: { interval: 2000, backoff: true, max: 30000 },
+      frequency: { interval: 2000, backoff: true, max: MAX_MS },
       name: 'workbench:run-table',
       standby: () => !this.isVisible || document.hidden
     });
+    this.disconnect = onReconnect(() => this.isVisible && void this.poll.refresh().catch(() => undefined));
     void this.begin();
   }
 
   dispose(): void {
     if (!this.isDisposed) {
+      this.disconnect();
       this.poll.dispose();
       super.dispose();
     }
@@ -165,7 +141,8 @@ export class RunTable extends ReactWidget {
   private async begin(): Promise<void> {
     const kept: any = await this.state?.fetch(STATE_KEY).catch(() => null);
     if (kept?.sort?.key) {
-      this.kept = { columns: Array.isArray(kept.columns) ? kept.columns : null, sort: kept.sort };
+      const columns = Array.isArray(kept.columns) ? kept.columns : null;
+      this.kept = { columns, sort: kept.sort, grouped: Boolean(kept.grouped) };
     }
     await this.poll.start();
   }
@@ -179,11 +156,16 @@ export class RunTable extends ReactWidget {
   private async fetch(): Promise<void> {
     try {
       let list = await this.api.runs(`after=${this.version}`);
+      let removed = false;
       if (this.version && list.num_runs < this.rows.size + list.runs.filter(row => !this.rows.has(row.folder)).length) {
         list = await this.api.runs('after=0'); // a run was removed
         this.rows.clear();
+        removed = true;
       }
       list.runs.forEach(row => this.rows.set(row.folder, row));
+      if (removed || list.runs.length) {
+        this.list = [...this.rows.values()];
+      }
       this.version = list.version;
       this.loaded = true;
       this.error = '';
@@ -204,15 +186,51 @@ export class RunTable extends ReactWidget {
     }
     return (
       <View
-        runs={[...this.rows.values()]}
+        runs={this.list}
         error={this.error}
         kept={this.kept}
         keep={kept => this.keep(kept)}
         openRun={this.openRun}
+        compare={this.compare}
       />
     );
   }
 }
+
+/** What a cell shows: of a group, the mean of its finished runs with its interval. */
+function cellText(row: TableRow, key: string): string {
+  const found = row.intervals[key];
+  return found ? shownInterval(key, found) : shown(key, row.run[key]);
+}
+
+const Cell = React.memo(function Cell(props: {
+  name: string;
+  row: TableRow;
+  open: boolean;
+  act: (row: TableRow) => void;
+}): JSX.Element {
+  const { name, row } = props;
+  const text = cellText(row, name);
+  return (
+    <td title={text} data-number={typeof row.run[name] === 'number' || undefined}>
+      {name === 'status' && row.kind !== 'group' && <Dot state={row.run.status} />}
+      {name !== 'label' ? (
+        text
+      ) : (
+        <button
+          type="button"
+          className="wb-Link"
+          tabIndex={-1}
+          aria-expanded={row.kind === 'group' ? props.open : undefined}
+          onClick={() => props.act(row)}
+        >
+          {row.kind !== 'run' && <span className="wb-Fold">{row.kind === 'member' ? '' : props.open ? '▾' : '▸'}</span>}
+          {text}
+        </button>
+      )}
+    </td>
+  );
+});
 
 function download(name: string, text: string): void {
   const link = document.createElement('a');
@@ -228,6 +246,7 @@ function View(props: {
   kept: Kept;
   keep: (kept: Kept) => void;
   openRun: (name: string) => void;
+  compare: (names: string[]) => void;
 }): JSX.Element {
   const { runs, kept } = props;
   const [text, setText] = React.useState('');
@@ -235,6 +254,8 @@ function View(props: {
   const [height, setHeight] = React.useState(600);
   const [choosing, setChoosing] = React.useState(false);
   const [active, setActive] = React.useState(0);
+  const [open, setOpen] = React.useState<ReadonlySet<string>>(new Set());
+  const [chosen, setChosen] = React.useState<ReadonlySet<string>>(new Set()); // folders
   const box = React.useRef<HTMLDivElement>(null);
   React.useLayoutEffect(() => {
     const element = box.current;
@@ -255,18 +276,34 @@ function View(props: {
     () => kept.columns?.filter(key => keys.includes(key)) ?? usual(runs, keys),
     [kept.columns, keys, runs]
   );
-  const rows = React.useMemo(
-    () => sorted(filtered(runs, text, keys), kept.sort),
-    [runs, text, keys, kept.sort]
+  const found = React.useMemo(() => filtered(runs, text), [runs, text]);
+  const results = React.useMemo(() => resultKeys(runs), [runs]);
+  const folded = React.useMemo(
+    () => sorted(kept.grouped ? groupRows(found, results) : runRows(found), kept.sort),
+    [found, results, kept.grouped, kept.sort]
   );
+  const rows = React.useMemo(() => unfolded(folded, open), [folded, open]);
+  const compared = React.useMemo(() => runs.filter(row => chosen.has(row.folder)).map(row => row.run), [runs, chosen]);
   const widths = React.useMemo(
     () =>
       columns.map(key => {
-        const sample = runs.slice(0, 300).map(row => shown(key, row[key]).length + (key === 'status' ? 3 : 0));
+        const sample = folded.slice(0, 300).map(row => cellText(row, key).length + (key === 'status' || key === 'label' ? 3 : 0));
         return Math.min(340, 26 + 7 * Math.max(title(key).length + 1, ...sample));
       }),
-    [columns, runs]
+    [columns, folded]
   );
+  const choose = (row: TableRow) => {
+    const next = new Set(chosen);
+    const all = row.members.every(one => next.has(one.folder));
+    row.members.forEach(one => (all ? next.delete(one.folder) : next.add(one.folder)));
+    setChosen(next);
+  };
+  const unfold = (row: TableRow) => {
+    const next = new Set(open);
+    next.delete(row.key) || next.add(row.key);
+    setOpen(next);
+  };
+  const act = (row: TableRow) => (row.kind === 'group' ? unfold(row) : props.openRun(row.run.run));
   const first = Math.max(0, Math.floor(top / ROW_PX) - EXTRA_ROWS);
   const last = Math.min(rows.length, Math.ceil((top + height) / ROW_PX) + EXTRA_ROWS);
   const sortBy = (key: string) => {
@@ -277,8 +314,14 @@ function View(props: {
   const move = (event: React.KeyboardEvent) => {
     const page = Math.max(1, Math.floor(height / ROW_PX) - 2);
     const steps: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -rows.length, End: rows.length };
+    if (event.target !== event.currentTarget) {
+      return; // of a button or a box in the table
+    }
     if (event.key === 'Enter' && rows[active]) {
-      props.openRun(rows[active].run);
+      act(rows[active]);
+    } else if (event.key === ' ' && rows[active]) {
+      event.preventDefault();
+      choose(rows[active]);
     } else if (event.key in steps) {
       event.preventDefault();
       const next = Math.min(rows.length - 1, Math.max(0, active + steps[event.key]));
@@ -294,7 +337,7 @@ function View(props: {
       }
     }
   };
-  const live = rows.filter(isLive).length;
+  const live = found.filter(isLive).length;
   return (
     <>
       <div className="wb-Bar">
@@ -313,11 +356,35 @@ function View(props: {
           }}
         />
         <span className="wb-Quiet" role="status">
-          {rows.length === runs.length ? '' : `${count(rows.length)} of `}
-          {count(runs.length)} {runs.length === 1 ? 'run' : 'runs'}
+          {found.length === runs.length ? '' : `${count(found.length)} of `}
+          {plural(runs.length, 'run')}
+          {kept.grouped ? ` in ${plural(folded.length, 'row')}` : ''}
           {live ? `, ${live} live` : ''}
         </span>
         <span className="wb-Spacer" />
+        <button
+          type="button"
+          className="wb-Button"
+          disabled={!compared.length}
+          title="Curves of the chosen runs on the same axes; choose runs with the boxes at the left"
+          onClick={() => props.compare(compared)}
+        >
+          {compared.length ? `Compare ${compared.length}` : 'Compare'}
+        </button>
+        {chosen.size > 0 && (
+          <button type="button" className="wb-Button" onClick={() => setChosen(new Set())}>
+            Choose none
+          </button>
+        )}
+        <button
+          type="button"
+          className="wb-Toggle"
+          aria-pressed={kept.grouped}
+          title="Runs that differ only in their seed become a group, with means and 95 % intervals over its finished runs"
+          onClick={() => props.keep({ ...kept, grouped: !kept.grouped })}
+        >
+          Group seeds
+        </button>
         <button type="button" className="wb-Button" aria-expanded={choosing} onClick={() => setChoosing(!choosing)}>
           Columns
         </button>
@@ -325,7 +392,7 @@ function View(props: {
           type="button"
           className="wb-Button"
           disabled={!rows.length}
-          onClick={() => download('runs.csv', csv(rows, columns))}
+          onClick={() => download('runs.csv', csv(folded.flatMap(row => row.members), columns))}
         >
           Export CSV
         </button>
@@ -357,18 +424,20 @@ function View(props: {
         className="wb-TableBox"
         ref={box}
         tabIndex={0}
-        aria-label="Runs: arrow keys choose a run, Enter opens it"
+        aria-label="Runs: arrow keys move, Enter opens a run or a group, Space chooses it for a comparison"
         onScroll={event => setTop(event.currentTarget.scrollTop)}
         onKeyDown={move}
       >
-        <table className="wb-Table" aria-rowcount={rows.length + 1} style={{ width: widths.reduce((a, b) => a + b, 0) }}>
+        <table className="wb-Table" aria-rowcount={rows.length + 1} style={{ width: widths.reduce((a, b) => a + b, BOX_PX) }}>
           <colgroup>
+            <col style={{ width: BOX_PX }} />
             {columns.map((key, index) => (
               <col key={key} style={{ width: widths[index] }} />
             ))}
           </colgroup>
           <thead>
             <tr aria-rowindex={1}>
+              <th aria-label="chosen" />
               {columns.map(key => (
                 <th
                   key={key}
@@ -387,28 +456,27 @@ function View(props: {
             {first > 0 && <tr style={{ height: first * ROW_PX }} aria-hidden="true" />}
             {rows.slice(first, last).map((row, index) => (
               <tr
-                key={row.folder}
+                key={row.key}
                 aria-rowindex={first + index + 2}
                 aria-selected={first + index === active}
-                data-run={row.run}
+                aria-level={row.kind === 'member' ? 2 : undefined}
+                data-run={row.kind === 'group' ? undefined : row.run.run}
+                data-group={row.kind === 'group' ? row.members.length : undefined}
                 onClick={() => setActive(first + index)}
-                onDoubleClick={() => props.openRun(row.run)}
+                onDoubleClick={() => act(row)}
               >
-                {columns.map(key => {
-                  const value = shown(key, row[key]);
-                  return (
-                    <td key={key} title={value} data-number={typeof row[key] === 'number' || undefined}>
-                      {key === 'status' && <Dot state={row.status} />}
-                      {key === 'label' ? (
-                        <button type="button" className="wb-Link" tabIndex={-1} onClick={() => props.openRun(row.run)}>
-                          {value}
-                        </button>
-                      ) : (
-                        value
-                      )}
-                    </td>
-                  );
-                })}
+                <td className="wb-Choice">
+                  <input
+                    type="checkbox"
+                    tabIndex={-1}
+                    aria-label={`Choose ${row.kind === 'group' ? row.run.label : row.run.run}`}
+                    checked={row.members.every(one => chosen.has(one.folder))}
+                    onChange={() => choose(row)}
+                  />
+                </td>
+                {columns.map(key => (
+                  <Cell key={key} name={key} row={row} open={open.has(row.key)} act={act} />
+                ))}
               </tr>
             ))}
             {last < rows.length && <tr style={{ height: (rows.length - last) * ROW_PX }} aria-hidden="true" />}

@@ -12,9 +12,10 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
+from urllib.parse import urlsplit
 
 import nbformat
 import psutil
@@ -58,9 +59,11 @@ class Server:
 
     Args:
         folder: of its own; its notebooks are in `folder / "notebooks"`, its run store in `folder / "runs"`.
+        base_url: the path below which it answers, as behind the proxy of JupyterHub.
+        app: the module of the page: jupyterlab or notebook.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base_url: str = "/", app: str = "jupyterlab") -> None:
         self.notebooks, self.runs = folder / "notebooks", folder / "runs"
         self.notebooks.mkdir(parents=True)
         self.token = secrets.token_hex(16)
@@ -75,19 +78,23 @@ class Server:
         for spec in ROOT.glob("kernels/*/kernel.json"):
             shutil.copytree(spec.parent, folder / "data" / "kernels" / spec.parent.name)
         # As the wheel installs them, but those of this checkout
-        shutil.copytree(ROOT / "workbench" / "lab" / "static", folder / "data" / "labextensions" / "sgd-workbench")
+        extensions = folder / "data" / "labextensions"
+        shutil.copytree(ROOT / "workbench" / "lab" / "static", extensions / "sgd-workbench")
+        shutil.copytree(ROOT / "workbench" / "plots" / "labextension", extensions / "sgd-workbench-figures")
         enabled = folder / "config" / "jupyter_server_config.d" / "workbench.json"
         enabled.parent.mkdir(parents=True)
         shutil.copy(ROOT / "workbench" / "lab" / "jupyter_server_config.json", enabled)
         own = {
             "JUPYTER_CONFIG_DIR": folder / "config",
             "JUPYTER_DATA_DIR": folder / "data",
+            "JUPYTER_PATH": folder / "data",  # before the kernels that are installed in this environment
             "JUPYTER_RUNTIME_DIR": self._runtime,
             "JUPYTERLAB_SETTINGS_DIR": settings,
             "JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces",
             "IPYTHONDIR": folder / "ipython",
             "WORKBENCH_RUNS": self.runs,
             "XDG_CACHE_HOME": folder / "cache",  # other clusters of this user are not listed
+            "JUPYTER_PREFER_ENV_PATH": 0,  # else the front end that is installed, which may be another checkout's
         }
         environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
         environment |= {"JUPYTER_TOKEN": self.token, "WORKBENCH_TEST_MARK": self._mark, "OMP_NUM_THREADS": "1"}
@@ -95,15 +102,20 @@ class Server:
         options = [
             "--no-browser",
             "--ip=127.0.0.1",
-            "--port=0",
             "--allow-root",
             "--expose-app-in-browser",
             "--LabApp.extension_manager=readonly",
+            f"--ServerApp.base_url={base_url}",
         ]
+        self._command = [sys.executable, "-m", app, *options]
+        self._environment = environment
+        self._start()
+
+    def _start(self, port: int = 0) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options],
+            [*self._command, f"--port={port}"],
             cwd=self.notebooks,
-            env=environment,
+            env=self._environment,
             stdout=self._log,
             stderr=self._log,
         )
@@ -113,11 +125,22 @@ class Server:
             self.stop()
             raise
 
+    def restart(self, pause_s: float) -> None:
+        """Kill the server, as a crash does, and start it again at the same address."""
+        port = urlsplit(self.url).port or 0
+        self._process.kill()
+        self._process.wait()
+        for path in self._runtime.glob("jpserver-*"):
+            path.unlink()
+        time.sleep(pause_s)
+        self._start(port)
+
     def _address(self) -> str | None:
         assert self._process.poll() is None, f"JupyterLab ended: see {self._log.name}"
         for path in self._runtime.glob("jpserver-*.json"):
-            url: str = json.loads(path.read_text())["url"]
-            return url
+            with suppress(ValueError):  # the file is not written yet
+                url: str = json.loads(path.read_text())["url"]
+                return url
         return None
 
     def ask(self, path: str, method: str = "GET") -> bytes:
@@ -129,9 +152,9 @@ class Server:
             content: bytes = answer.read()
         return content
 
-    def write(self, name: str, *cells: str) -> Path:
-        """A notebook of the Workbench kernel."""
-        kernel = {"name": "workbench", "display_name": "Workbench", "language": "python"}
+    def write(self, name: str, *cells: str, kernel_name: str = "workbench") -> Path:
+        """A notebook of the Workbench kernel, or of another one."""
+        kernel = {"name": kernel_name, "display_name": kernel_name, "language": "python"}
         content = nbformat.v4.new_notebook(
             cells=[nbformat.v4.new_code_cell(text) for text in cells], metadata={"kernelspec": kernel}
         )
@@ -284,9 +307,13 @@ class Lab:
 
 
 @contextmanager
-def browsing(folder: Path) -> Iterator[Lab]:
-    """A server and a page of a browser that shows it; both end with the block, and nothing may be left of the server."""
-    server = Server(folder)
+def browsing(folder: Path, **how: Any) -> Iterator[Lab]:
+    """A server and a page of a browser that shows it; both end with the block, and nothing may be left of the server.
+
+    Args:
+        how: more arguments of `Server`.
+    """
+    server = Server(folder, **how)
     left: list[str] = []
     try:
         with sync_playwright() as playwright:

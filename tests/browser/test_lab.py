@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
 pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
+from playwright.sync_api import Locator
+
 from tests.browser.lab import BROWSER, Lab, browsing
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -75,8 +77,8 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
     lab.run_cell(WAIT)
     first = lab.until(lambda: lab.reach(LIVE), "a curve")
     lab.until(lambda: lab.reach(LIVE) > first, "a curve that moves")
-    lab.until(lambda: lab.num_bars(LIVE), "the newest steps' timeline")
     shown = lab.cell(LIVE)
+    the_timeline_follows_until_it_is_moved(lab, shown)
     shown.get_by_role("button", name="bytes").click()
     lab.until(lambda: shown.locator(".xtitle", has_text="bytes sent").count(), "another axis")
     lab.picture("live")
@@ -84,7 +86,7 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
     shown.get_by_role("button", name="Resume").wait_for()
     shown.locator("td", has_text="paused").first.wait_for()
     held = lab.reach(LIVE)
-    shown.get_by_text(re.compile(r"paused.*step \d+ of \d+")).first.wait_for()
+    shown.locator(".workbench-header", has_text=re.compile(r"paused.*step \d+ of \d+")).wait_for()
     shown.locator("td", has_text=" ago").first.wait_for()  # a second and more without a word of it
     assert lab.reach(LIVE) == held > 0
     lab.picture("paused")
@@ -121,6 +123,24 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
     assert lab.errors == []
 
 
+def the_timeline_follows_until_it_is_moved(lab: Lab, shown: Locator) -> None:
+    timeline = shown.locator(".wb-Timeline")
+    newest = "root => root.parentElement.timeline.runs[0]?.steps.at(-1) ?? 0"
+    first = lab.until(lambda: timeline.count() and timeline.evaluate(newest), "the newest steps' timeline")
+    lab.until(lambda: timeline.evaluate(newest) > first, "newer steps")
+    cells = lab.page.locator(".jp-Notebook .jp-Cell").count()
+    timeline.focus()
+    for key in ("d", "d", "w"):  # d d deletes a cell of a notebook whose keys they are
+        lab.page.keyboard.press(key)
+    held = timeline.evaluate(newest)
+    follow = timeline.get_by_role("button", name=re.compile("Follow .newest step"))
+    lab.until(lambda: follow.count(), "newer steps that wait")
+    assert timeline.evaluate(newest) == held and lab.page.locator(".jp-Notebook .jp-Cell").count() == cells
+    lab.picture("live-timeline")
+    follow.click()
+    lab.until(lambda: timeline.evaluate(newest) > held, "newer steps again")
+
+
 def test_a_timeline_is_drawn(lab: Lab) -> None:
     lab.run_cell(TIMELINE)
     lab.until(lambda: lab.num_bars(TIMELINE) > 20, "bars")
@@ -146,23 +166,27 @@ def test_the_dashboard_starts_stops_compares_and_is_kept(lab: Lab) -> None:
     assert board.locator('.js-plotly-plot[data-first="yes"]').count() == 1, "it is drawn on, not anew"
     lab.scroll(BOARD)
     lab.picture("dashboard-trains")
+    kept = "".join(lab.save()[BOARD][0]["text/html"])
+    assert "1. PipeSGD(width=3): running" in kept and "data:image/svg+xml" in kept, "a notebook that is saved now"
+    assert board.locator('[title="null"]').evaluate_all("all => all.filter(one => one.offsetParent).length") == 0
     stop.click()
-    board.get_by_text("1. PipeSGD(width=3): stopped").wait_for()
+    board.locator(".widget-checkbox", has_text="1. PipeSGD(width=3): stopped").wait_for()
     board.get_by_label("algorithm").select_option("local-sgd")
     board.get_by_role("button", name="simulated workers").click()
     fill(board.get_by_label("workers"), "4")
     fill(board.get_by_label("length"), "3")
     start.click()
-    board.get_by_text("2. LocalSGD(every=8): finished").wait_for()
-    board.locator("td", has_text="LocalSGD").first.wait_for()
+    board.locator(".widget-checkbox", has_text="2. LocalSGD(every=8): finished").wait_for()
+    board.locator(".workbench-comparison td", has_text="LocalSGD").wait_for()
     lab.scroll(BOARD)
     lab.picture("dashboard-compares")
-    _, curves, table = lab.save()[BOARD]
+    kept, _, curves, table = lab.save()[BOARD]
+    assert "2. LocalSGD(every=8): finished" in "".join(kept["text/html"])
     assert {curve["name"] for curve in curves[PLOTLY]["data"] if curve.get("name")} == {
         "PipeSGD(width=3)",
         "LocalSGD(every=8)",
     }
-    assert "PipeSGD(width=3)" in table["text/html"]
+    assert all(name in "".join(table["text/html"]) for name in ("PipeSGD", "LocalSGD", "every"))
     assert lab.errors == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def a_training_is_shown_held_and_ended(lab: Lab) -> None:
     first = sparkline.get_attribute("points")
     lab.until(lambda: sparkline.get_attribute("points") != first, "a sparkline that moves")
     lab.page.locator("[data-cluster]").get_by_text("training: running").wait_for()
-    runs(lab).get_by_role("button", name="PipeSGD").click()
+    runs(lab).get_by_role("button", name=re.compile("^PipeSGD")).click()
     pane = lab.page.locator(".wb-Run")
     curve = pane.locator("path.wb-Chart-line").first
     curve.wait_for()
@@ -109,6 +110,7 @@ def a_training_is_shown_held_and_ended(lab: Lab) -> None:
     pane.get_by_text("Accuracy", exact=True).wait_for()
     lab.until(lambda: pane.locator("dt", has_text="time left").count(), "the time left")
     in_both_themes(lab, "panel-live")
+    the_timeline_follows_the_run(lab)
     assert min(hold(lab) for _ in range(3)) < HOLD_S
     lab.page.locator(".wb-Run-header").get_by_text("paused").wait_for()
     in_both_themes(lab, "panel-paused")
@@ -121,6 +123,26 @@ def a_training_is_shown_held_and_ended(lab: Lab) -> None:
     lab.until(lambda: status(lab) == "stopped", "the end")
     assert runs(lab).get_by_role("button", name="Pause").count() == 0, "a run that ended has no such button"
     pane.get_by_role("button", name="Copy: continue").wait_for()
+
+
+def the_timeline_follows_the_run(lab: Lab) -> None:
+    lab.page.locator(".wb-Run").get_by_role("button", name="Timeline").click()
+    pane = lab.page.locator(".wb-TimelinePane")
+    newest = "place => place.timeline?.runs[0]?.steps.at(-1) ?? 0"
+    place = pane.locator(".wb-TimelinePane-place")
+    first = lab.until(lambda: place.evaluate(newest), "the newest steps")
+    lab.until(lambda: place.evaluate(newest) > first, "newer steps")
+    in_both_themes(lab, "panel-timeline")
+    pane.locator(".wb-Timeline").focus()
+    lab.page.keyboard.press("w")
+    held = place.evaluate(newest)
+    lab.until(lambda: pane.get_by_role("button", name="Follow (newest step").count(), "newer steps that wait")
+    assert place.evaluate(newest) == held
+    pane.get_by_label("First step").fill("0")
+    pane.get_by_label("Last step").fill("2")
+    lab.page.keyboard.press("Enter")
+    lab.until(lambda: place.evaluate(newest) == 2, "the steps that were asked for")
+    execute(lab, "application:close")  # the pane of the run is in front again
 
 
 def hold(lab: Lab) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -17,6 +18,8 @@ from tests.unit.lab_server import write_run
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_MADE = 500
+NUM_SEEDS = 9  # runs that differ in their seed, and in their learning rate
+NUM_ALL = NUM_MADE + NUM_SEEDS
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 algorithm={"name": "LocalSGD" if number % 2 else "PipeSGD", "settings": {"width": number % 5}},
                 **(failed if number % 100 == 0 else {}),
             )
+        write_seeds(shown)
         yield shown
 
 
@@ -46,7 +50,7 @@ def test_the_run_table_sorts_filters_and_exports_many_runs(store: Lab) -> None:
     table = lab.page.locator(".wb-Table")
     table.wait_for()
     names = table.locator("tbody tr[data-run]")
-    lab.page.get_by_text(f"{NUM_MADE} runs").wait_for()
+    lab.page.get_by_text(f"{NUM_ALL} runs").wait_for()
     assert 10 < names.count() < 100, "only rows in view are in the page"
 
     def first() -> str | None:
@@ -64,7 +68,7 @@ def test_the_run_table_sorts_filters_and_exports_many_runs(store: Lab) -> None:
     search = lab.page.get_by_role("searchbox", name="Filter the runs")
     search.fill("localsgd width=3")
     expected = sum(number % 2 == 1 and number % 5 == 3 for number in range(NUM_MADE))
-    lab.page.get_by_text(f"{expected} of {NUM_MADE} runs").wait_for()
+    lab.page.get_by_text(f"{expected} of {NUM_ALL} runs").wait_for()
     assert names.count() <= expected
     lab.picture("run-table-filtered")
     with lab.page.expect_download() as download:
@@ -74,7 +78,7 @@ def test_the_run_table_sorts_filters_and_exports_many_runs(store: Lab) -> None:
     search.fill("no such words")
     lab.page.get_by_text("No run contains these words.").wait_for()
     search.fill("failed")
-    lab.until(lambda: names.count() == NUM_MADE // 100, "those that failed")
+    lab.until(lambda: names.count() == NUM_MADE // 100 + 1, "those that failed")
     lab.page.locator(".wb-TableBox").focus()
     lab.page.keyboard.press("ArrowDown")
     lab.page.keyboard.press("Enter")
@@ -115,3 +119,71 @@ def test_without_a_notebook_code_goes_into_a_new_one(store: Lab) -> None:
     lab.until(lambda: cell.count() and "wb.Cluster(4)" in cell.first.inner_text(), "a notebook with the code")
     assert cell.first.inner_text().split() == ["import", "workbench", "as", "wb", "cluster", "=", "wb.Cluster(4)"]
     assert lab.errors == []
+
+
+def test_runs_that_differ_only_in_their_seed_are_grouped_and_compared(store: Lab) -> None:
+    lab = store
+    lab.open()
+    execute(lab, "workbench:run-table")
+    table = lab.page.locator(".wb-Table")
+    lab.page.get_by_role("searchbox", name="Filter the runs").fill("gossip")
+    lab.page.get_by_text(f"{NUM_SEEDS} of ").wait_for()
+    lab.page.get_by_role("button", name="Group seeds").click()
+    groups = table.locator("tr[data-group]")
+    lab.until(lambda: groups.count() == 2, "two groups")
+    assert sorted(str(groups.nth(row).get_attribute("data-group")) for row in range(2)) == ["4", "5"]
+    failed = groups.filter(has_text="1 failed")
+    assert "4 finished, 1 failed" in failed.inner_text()
+    accuracies = [0.90, 0.92, 0.94, 0.96]
+    half = 3.182 * statistics.stdev(accuracies) / 2
+    assert f"{93.0:.1f} ± {100 * half:.1f} %" in failed.inner_text(), (
+        "the mean of those that finished, and its interval"
+    )
+    assert table.locator("tr[data-run]").count() == 0
+    failed.get_by_role("button", name="GossipSGD").click()
+    lab.until(lambda: table.locator("tr[data-run]").count() == 5, "its runs")
+    in_both_themes(lab, "run-table-groups")
+    for row in range(2):
+        groups.nth(row).get_by_role("checkbox").check()
+    lab.page.get_by_role("button", name=f"Compare {NUM_SEEDS}").click()
+    compared = lab.page.locator(".wb-Run:visible")
+    compared.locator("path.wb-Chart-band").first.wait_for()
+    table = compared.get_by_role("table", name="Where the runs differ")
+    assert table.locator("tbody tr").count() == 3, "two means, and the run that failed"
+    heads = table.locator("th").all_inner_texts()
+    assert heads[:3] == ["curve", "runs", "lr"] and "seed" not in heads
+    mean = table.locator("tbody tr", has_text="lr=0.1").first.inner_text()
+    assert f"{93.0:.1f} ± {100 * half:.1f} %" in mean
+    legend = compared.locator(".wb-Chart").first.locator(".wb-Chart-key").all_inner_texts()
+    assert sum("(mean of 4)" in text for text in legend) == 2
+    in_both_themes(lab, "compare-runs")
+    assert lab.page.locator(".wb-Pane .wb-Trouble").count() == 0
+    lab.page.wait_for_timeout(1500)  # Lab saves its layout a second after a change
+    lab.page.goto(f"{lab.server.url}lab?token={lab.server.token}")
+    lab.page.locator(".lm-TabBar-tab", has_text=f"Compare {NUM_SEEDS} runs").click()  # its pane, after a reload
+    lab.page.locator("path.wb-Chart-band").first.wait_for()
+    execute(lab, "workbench:run-table")
+    lab.page.get_by_role("button", name="Group seeds").click()  # JupyterLab keeps it
+    lab.until(lambda: groups.count() == 0, "runs again")
+    assert lab.errors == []
+
+
+def write_seeds(lab: Lab) -> None:
+    """Two learning rates with repetitions; one run failed."""
+    for number in range(NUM_SEEDS):
+        group, seed = divmod(number, 5)
+        name = f"20260401-0000{number:02d}-gossip-{group}{seed}"
+        failed = (
+            {"status": "failed", "error": "rank 1 failed at step 1: ValueError: a bad batch"} if number == 4 else {}
+        )
+        folder = write_run(
+            lab.server.runs,
+            name,
+            created=f"2026-04-01T00:00:{number:02d}+00:00",
+            losses=[2.0 / (1 + step + group + 0.1 * seed) for step in range(30)],
+            settings={"steps": 30, "lr": 0.1 * (1 + group), "seed": seed},
+            algorithm={"name": "GossipSGD", "settings": {}},
+            **failed,
+        )
+        for path in folder.glob("metrics-*.jsonl"):  # the accuracy that `write_run` gives all of them
+            path.write_text(path.read_text().replace('"correct": 45', f'"correct": {45 + seed}'))

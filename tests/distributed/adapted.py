@@ -211,6 +211,32 @@ def huggingface(folder: Path) -> dict[str, Any]:
         kept.load_state_dict(best)
         return weights(model), weights(kept)
 
+    def failure() -> str:
+        """One rank's loss raises an error in its third step."""
+
+        class Failing(Seeing):
+            def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], **more: Any) -> Any:
+                if os.environ["RANK"] == "1" and len(self.seen) == 2:
+                    raise ValueError("this batch cannot be used")
+                return super().compute_loss(model, inputs, **more)
+
+        given = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "remove_unused_columns": False}
+        trainer = Failing(
+            Net(),
+            transformers.TrainingArguments(
+                output_dir=str(folder / "fails"), per_device_train_batch_size=BATCH, **given
+            ),
+            train_dataset=Samples(),
+            algorithm=ALGORITHMS["synchronous"],
+            options={"timeout_s": 60},
+        )
+        try:
+            trainer.train()
+        except Exception as error:  # noqa: BLE001 - the test looks at any
+            takes_steps = "step" not in vars(trainer.optimizer)
+            return f"{type(error).__name__}: {error}; the optimizer takes steps again: {takes_steps}"
+        return "no error"
+
     def refusal(algorithm: Algorithm = ALGORITHMS["synchronous"], **changed: Any) -> str:
         try:
             whole("refused", algorithm, **changed)
@@ -291,6 +317,7 @@ def huggingface(folder: Path) -> dict[str, Any]:
             "clipping": refusal(ALGORITHMS["servers"], max_grad_norm=1.0),
             "dedicated": refusal(AsyncSGD(dedicated=True)),
         },
+        "failed": failure(),  # last, because the ranks' connection may be gone
     }
 
 

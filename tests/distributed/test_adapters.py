@@ -178,3 +178,14 @@ def test_a_divided_model_is_refused_with_the_fix() -> None:
     with pytest.raises(ConfigError, match="DataParallel, which has no ranks"):
         register_hook_on(nn.DataParallel(nn.Linear(2, 1)), {})
     assert register_hook_on(nn.Linear(2, 1), {}) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("library", [LIBRARIES[1]])
+def test_an_error_on_one_rank_ends_the_training_of_hugging_face_on_all(
+    library: str, results: dict[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    other, own = (rank["failed"] for rank in found(library, results, tmp_path))
+    assert own == "ValueError: this batch cannot be used; the optimizer takes steps again: True"
+    assert "rank 1" in other and other.endswith("True"), other

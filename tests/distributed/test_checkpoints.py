@@ -44,9 +44,11 @@ from workbench.runtimes.checkpoint.files import (
     Checkpoint,
     CorruptFile,
     complete_checkpoints,
+    find_source,
     rank_file_path,
     record_path,
     remove_old_rank_files,
+    split_source,
     verify_rank_file,
     write_rank_file,
 )
@@ -57,7 +59,7 @@ from workbench.runtimes.rank.main import run_rank
 from workbench.runtimes.transport.base import SoloTransport
 from workbench.settings import Settings
 from workbench.trace.run import Run
-from workbench.trace.store import read_info
+from workbench.trace.store import new_run, read_info
 
 COMMAND = [sys.executable, "-m", "workbench"]
 settings = partial(Settings, steps=8, batch_size=4, timeout_s=30, seed=3, checkpoint_every=2)
@@ -305,9 +307,42 @@ def test_a_damaged_one_is_named_and_the_one_before_it_is_used(runtime: str) -> N
         failing(runtime, 3, PipeSGD(), how, unbroken)
 
 
-def failing(runtime: str, num_ranks: int, algorithm: Algorithm, how: Settings, first: Trained) -> None:
-    """Raise the error of rank 0 when it resumes that run."""
-    job = make_job(runtime, num_ranks, algorithm, tiny.problem(), how, resume=first.checkpoint)
+@on_real_runtimes
+def test_a_run_continues_from_the_checkpoint_that_is_chosen(runtime: str) -> None:
+    how = settings(optimizer=tiny.momentum, keep_checkpoints=3)
+    unbroken = train(runtime, 3, PipeSGD(), tiny.problem(), how)
+    assert [checkpoint.num_steps for checkpoint in complete_checkpoints(Path(unbroken.checkpoint))] == [6, 4, 2]
+    again = train(runtime, 3, PipeSGD(), tiny.problem(), how, resume=f"{unbroken.checkpoint}@2")
+    assert again.rows(0)[0]["step"] == 2
+    assert torch.equal(again.final, unbroken.final)
+    with pytest.raises(ConfigError, match="has no checkpoint after 3 steps: there are those after 2, 4, 6 steps"):
+        failing(runtime, 3, PipeSGD(), how, unbroken, "@3")
+    chosen = complete_checkpoints(Path(unbroken.checkpoint))[1]
+    chosen.rank_file(0).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"no undamaged checkpoint.*step 3"):  # and no other one is taken
+        failing(runtime, 3, PipeSGD(), how, unbroken, "@4")
+
+
+def test_a_source_names_a_run_and_perhaps_a_checkpoint(tmp_path: Path, runs: Path) -> None:
+    assert split_source("first@20") == ("first", 20)
+    assert [split_source(name)[1] for name in ("first", "first@", "@20", "first@x", "a@b/c", "first@-1")] == [None] * 6
+    (tmp_path / "kept@20").mkdir()
+    assert split_source(f"{tmp_path}/kept@20")[1] is None, "a folder of this name"
+    folder = new_run({"algorithm": {"name": "PipeSGD"}})
+    write(folder, 3), write(folder, 5)
+    write_rank_file(rank_file_path(folder, None, 0), lambda file: None, {"step": 6, "rank": 0, "num_workers": 1})
+    assert find_source(f"{folder.name}@4") == f"{folder.resolve()}@4"
+    assert checkpoint_of("last@7") == f"{folder.resolve()}@7", "that of the stop"
+    assert checkpoint_of(folder) == find_source("last") == str(folder.resolve())
+    with pytest.raises(ConfigError, match="no checkpoint after 5 steps: there are those after 4, 6, 7 steps"):
+        checkpoint_of(f"{folder.name}@5")
+
+
+def failing(
+    runtime: str, num_ranks: int, algorithm: Algorithm, how: Settings, first: Trained, chosen: str = ""
+) -> None:
+    """Raise the error of rank 0 when it resumes that run, from the chosen checkpoint."""
+    job = make_job(runtime, num_ranks, algorithm, tiny.problem(), how, resume=f"{first.checkpoint}{chosen}")
     found = shared_pool(runtime, num_ranks).outcomes([(run_rank, (job,))] * num_ranks)  # type: ignore[arg-type]
     assert all(outcome.error is not None for outcome in found)
     raise next(outcome.error for outcome in found if isinstance(outcome.error, ConfigError))
@@ -553,6 +588,9 @@ def test_kill_9_of_all_and_resume_is_unbroken(
     assert resumed["loss"] == unbroken["loss"]
     models = [load_file(Path(one["folder"]) / "model.safetensors") for one in (resumed, unbroken)]
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[1])
+    earlier = complete_checkpoints(folder)[1].num_steps
+    branch = train_by_command("pipe-sgd", "--steps", str(earlier + 3), *same, "--resume", f"{folder.name}@{earlier}")
+    assert branch["steps"] == 3
 
 
 def test_what_cannot_be_is_refused(runs: Path) -> None:

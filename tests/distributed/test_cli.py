@@ -112,6 +112,12 @@ def test_runs_show_and_export_find_what_train_left() -> None:
     path = Path(first["folder"]).parent / "trace.json"
     assert str(path) in workbench("export", "last", "--output", str(path)).stdout
     assert json.loads(path.read_text())["traceEvents"]
+    page = path.with_name("both.html")
+    printed = workbench("timeline", first["run"], "last", "--output", str(page)).stdout
+    assert str(page) in printed and "computation alone" in printed and "95 % interval" in printed
+    assert "</html>" in page.read_text()
+    workbench("timeline", "last", "--steps", "5-8", status=2)
+    workbench("timeline", "last", "--ranks", "first", status=2)
 
 
 @pytest.mark.parametrize(

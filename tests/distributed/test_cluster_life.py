@@ -72,7 +72,7 @@ def noisy_loss(output: Any, target: Any) -> Any:
 
 def cli(*words: str) -> subprocess.CompletedProcess[str]:
     """`workbench cluster ...`."""
-    return subprocess.run(forked("-m", "workbench", "cluster", *words), capture_output=True, text=True, timeout=60)
+    return subprocess.run(forked("-m", "workbench", "cluster", *words), capture_output=True, text=True, timeout=120)
 
 
 # ---------------------------------------------------------------- without MPI
@@ -257,6 +257,30 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
         assert (refused.returncode, f"process {os.getpid()} owns" in refused.stderr) == (2, True)
         mark = taken.mark
     assert marked(mark) == []
+
+
+def test_a_detached_cluster_is_scaled_and_healed_by_the_command(cache: Path, runs: Path, no_process_left: None) -> None:
+    cluster = Cluster(1, launcher="torch", name="left", quiet=True)
+    name = cluster.id
+    refused = cli("scale", name, "2")
+    assert (refused.returncode, f"process {os.getpid()} owns it: call scale(2) there" in refused.stderr) == (2, True)
+    cluster.detach()
+    try:
+        done = cli("scale", name, "2")
+        assert (done.returncode, done.stdout) == (0, f"{name}: 2 ranks\n")
+        entry = find_entry(name)
+        assert entry.state == "detached" and entry.detached is not None
+        ranks = [rank["pid"] for rank in entry.detached["ranks"]]
+        assert cli("scale", name, "1000").returncode == 2
+        assert find_entry(name).state == "detached", "what is refused changes nothing"
+        psutil.Process(ranks[0]).kill()
+        assert within(10, lambda: "gone" in cli("status", name).stdout)
+        assert cli("heal", name).returncode == 0
+        with workbench.attach(name, quiet=True) as taken:
+            assert not {rank["pid"] for rank in taken.ranks} & set(ranks)
+            assert taken.train(SynchronousSGD(), plane(), steps=2).wait(60).status == "finished"
+    finally:
+        cli("stop", name)
 
 
 def test_an_error_that_nobody_saw_is_told_to_who_attaches(cache: Path, runs: Path, no_process_left: None) -> None:

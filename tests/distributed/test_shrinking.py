@@ -21,12 +21,16 @@ from tests.laws import reference, tiny
 from tests.laws.train import Wrapper, make_job
 from tests.waiting import within
 from workbench.algorithms import (
+    DPSGD,
     AsyncSGD,
+    ChocoSGD,
+    GradientTracking,
     LayerwiseSGD,
     LocalSGD,
     NoCommunication,
     PartialAllReduce,
     PipeSGD,
+    StochasticGradientPush,
     StreamingDiLoCo,
     SynchronousSGD,
 )
@@ -332,7 +336,16 @@ def test_a_quorum_of_all_ends_as_the_synchronous_algorithm() -> None:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize(
-    "algorithm", [LocalSGD(every=4, after=6), StreamingDiLoCo(every=4, fragments=2, delay=1)], ids=str
+    "algorithm",
+    [
+        LocalSGD(every=4, after=6),
+        StreamingDiLoCo(every=4, fragments=2, delay=1),
+        DPSGD(),
+        GradientTracking(),
+        StochasticGradientPush(),
+        ChocoSGD(),
+    ],
+    ids=str,
 )
 def test_ranks_that_step_alone_go_on_from_their_mean(algorithm: Algorithm, runtime: RuntimeName) -> None:
     found, run = train(algorithm, 1, runtime=runtime)

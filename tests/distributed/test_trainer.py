@@ -22,14 +22,17 @@ from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
 from tests.laws import poison, tiny
 from workbench.algorithms import (
+    DPSGD,
     AdaptiveDelaySGD,
     DeAR,
     DiLoCo,
     EagerDiLoCo,
+    GradientTracking,
     LayerwiseSGD,
     LocalSGD,
     PartialAllReduce,
     PipeSGD,
+    StochasticGradientPush,
     StreamingDiLoCo,
     SynchronousSGD,
 )
@@ -494,6 +497,9 @@ KEPT = [
     LocalSGD(every=3),
     DiLoCo(every=2, outer_lr=0.5),
     DeAR(),
+    DPSGD(),
+    GradientTracking(),
+    StochasticGradientPush(),
 ]
 
 

@@ -15,12 +15,15 @@ from tests.laws.reference import serial
 from tests.laws.sentences import assert_equal_ranks, assert_near
 from tests.laws.train import COMPUTE, NETWORK, assert_same, relative_error, train
 from workbench.algorithms import (
+    DPSGD,
     AdaptiveDelaySGD,
+    ChocoSGD,
     Constant,
     DeAR,
     DiLoCo,
     EagerDiLoCo,
     FirstSteps,
+    GradientTracking,
     LayerwiseSGD,
     LocalSGD,
     NoCommunication,
@@ -29,10 +32,12 @@ from workbench.algorithms import (
     SendOrder,
     SerialSGD,
     StaleSGD,
+    StochasticGradientPush,
     StreamingDiLoCo,
     SynchronousSGD,
     Uniform,
 )
+from workbench.codecs import TopK
 from workbench.collectives import Linear, Native, Ring
 from workbench.problems.base import Problem, Sampler
 from workbench.problems.loading import fetch
@@ -40,6 +45,7 @@ from workbench.program import Algorithm
 from workbench.rng import derive_seed
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
+from workbench.topologies import Complete, FromAdjacency, OnePeerExponential
 
 ROUNDING = 1e-12
 STEPS = 8
@@ -78,6 +84,8 @@ def of(kind: str) -> list[Any]:
         LocalSGD(every=4, after=STEPS),
         DiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0),
         StreamingDiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, fragments=3),
+        DPSGD(overlap=False, topology=Complete()),
+        StochasticGradientPush(topology=Complete()),
     ]
     return [*same, *plain] if kind == "sgd" else same
 
@@ -140,6 +148,7 @@ def test_injected_staleness_is_what_the_formula_says(kind: Any) -> None:
     assert [row["staleness"] for row in trained.rows(2)] == [min(late, step) for step, late in enumerate(drawn)]
 
 
+DIRECTED = FromAdjacency(lists=((1, 2), (2,), (0,)))  # its ranks receive from other numbers than they send to
 RESUMABLE = [
     PipeSGD(width=3, warmup_steps=2, first=FirstSteps.DUPLICATE),
     AdaptiveDelaySGD(max_delay=1, adapt_every=2),
@@ -152,6 +161,10 @@ RESUMABLE = [
     EagerDiLoCo(every=2, fragments=2),
     PartialAllReduce(quorum="all"),
     DeAR(bucket_bytes=200.0),
+    DPSGD(topology=OnePeerExponential()),
+    GradientTracking(),
+    StochasticGradientPush(topology=DIRECTED),
+    ChocoSGD(codec=TopK(k=20)),
 ]
 
 
@@ -251,6 +264,11 @@ CONVERGING: list[Any] = [
     PartialAllReduce(quorum="solo"),
     PartialAllReduce(),
     DeAR(bucket_bytes=0),
+    DPSGD(),
+    DPSGD(overlap=False, topology=OnePeerExponential()),
+    GradientTracking(),
+    StochasticGradientPush(topology=DIRECTED),
+    ChocoSGD(codec=TopK(k=2), consensus_lr=0.3),
 ]
 
 

@@ -24,7 +24,18 @@ from tests.laws.covering import takes
 from tests.laws.gossip import WRONG, Gossip, RightGossip
 from tests.laws.sentences import assert_equal_ranks, assert_holds, assert_near
 from tests.laws.variants import find_algorithms, name_of, variants
-from workbench.algorithms import DiLoCo, EagerDiLoCo, FedAvg, LocalSGD, NoCommunication, StreamingDiLoCo
+from workbench.algorithms import (
+    DPSGD,
+    ChocoSGD,
+    DiLoCo,
+    EagerDiLoCo,
+    FedAvg,
+    GradientTracking,
+    LocalSGD,
+    NoCommunication,
+    StochasticGradientPush,
+    StreamingDiLoCo,
+)
 from workbench.algorithms.outer_optimizer import OuterAlgorithm
 from workbench.collectives import Collective, HalvingDoubling, Hierarchical, Linear, Native, Ring, Tree
 from workbench.errors import ConfigError
@@ -74,8 +85,8 @@ def when(step: int) -> str:
 
 @cache
 def averages_parameters(algorithm: Algorithm) -> bool:
-    """Whether it takes steps with gradients that no other rank sees; servers keep the only parameters, and have other laws."""
-    if algorithm.requires.servers:
+    """Whether it takes steps with gradients that no other rank sees, in step with them; asynchronous ones have other laws."""
+    if algorithm.asynchronous and algorithm.replicas != Replicas.NEVER:
         return False
     try:
         algorithm.check(3)
@@ -205,7 +216,8 @@ def test_it_keeps_it_whatever_the_order_of_events(
 
 def test_every_algorithm_with_local_steps_is_held_to_them() -> None:
     kinds = {type(item) for item in held_to_it()}
-    assert kinds >= {LocalSGD, DiLoCo, StreamingDiLoCo, EagerDiLoCo, FedAvg, NoCommunication, RightGossip}, (
+    gossip = {DPSGD, GradientTracking, StochasticGradientPush, ChocoSGD}
+    assert kinds >= {LocalSGD, DiLoCo, StreamingDiLoCo, EagerDiLoCo, FedAvg, NoCommunication, RightGossip, *gossip}, (
         "found by their local steps, as one that is new will be"
     )
     assert kinds - {RightGossip} <= set(find_algorithms())

@@ -27,6 +27,7 @@ from tests.laws.sentences import assert_equal_ranks
 from tests.laws.variants import SETTINGS, find_algorithms, name_of, representatives, runs_on
 from workbench import codecs, collectives
 from workbench.algorithms import AsyncSGD, BackupSGD, DiLoCo, EagerDiLoCo, PipeSGD, StreamingDiLoCo, SynchronousSGD
+from workbench.algorithms.gossip import GossipAlgorithm
 from workbench.algorithms.parameter_server import REPLY_TAG, ServerPort, stamp_of
 from workbench.codecs import Codec
 from workbench.collectives import Collective, Hierarchical, Once, PowerSGD, Ring
@@ -162,8 +163,9 @@ def check_taken(algorithm: Algorithm, ranks: list[Seen]) -> None:
 
 
 def takes_the_same_over(algorithm: Algorithm) -> bool:
-    """Unless its rule mixes in what is a rank's own."""
-    return not (isinstance(algorithm, EagerDiLoCo) or (isinstance(algorithm, StreamingDiLoCo) and algorithm.mix))
+    """Unless its rule mixes in what is a rank's own, or each rank averages with its own neighbours."""
+    own = isinstance(algorithm, EagerDiLoCo | GossipAlgorithm)
+    return not (own or (isinstance(algorithm, StreamingDiLoCo) and algorithm.mix))
 
 
 def ids(case: Any) -> str:

@@ -20,14 +20,18 @@ from tests.laws.sentences import assert_near
 from tests.laws.spoken import Speaks, train_and_look
 from tests.laws.train import COMPUTE, NETWORK, make_job, on_real_runtimes, run_on_ranks
 from tests.laws.variants import name_of
+from workbench import topologies
 from workbench.algorithms import (
+    DPSGD,
     AdaptiveDelaySGD,
     AsyncSGD,
     BackupSGD,
+    ChocoSGD,
     DeAR,
     DelayCompensatedSGD,
     DelayedSGD,
     DiLoCo,
+    GradientTracking,
     LayerwiseSGD,
     LocalSGD,
     NoCommunication,
@@ -36,8 +40,10 @@ from workbench.algorithms import (
     SoftsyncSGD,
     StaleSGD,
     StaleSynchronousSGD,
+    StochasticGradientPush,
     SynchronousSGD,
 )
+from workbench.algorithms.gossip import GossipAlgorithm
 from workbench.codecs import ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Once, Ring
 from workbench.errors import ConfigError
@@ -47,6 +53,7 @@ from workbench.runtimes.control.reconfigure import changed, encoded
 from workbench.runtimes.simulator.replay import replay
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
+from workbench.topologies import Complete, FromAdjacency, Star
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
@@ -124,6 +131,7 @@ def steps_of(run: Run, rank: int) -> list[int]:
     return [row["step"] for row in run.metrics[rank] if "evaluation" not in row]
 
 
+PATH = FromAdjacency(lists=((1,), (0, 2), (1,)))  # the last rank hears from rank 0 after two steps
 IN_STEP = [
     (PipeSGD(width=2, collective=Ring()), {"width": 4, "lr": 0.02}),
     (PipeSGD(width=4, collective=Ring()), {"width": 1}),
@@ -135,6 +143,11 @@ IN_STEP = [
     (DeAR(bucket_bytes=200.0), {"lr": 0.02}),
     (DiLoCo(every=3, collective=Ring()), {"outer_lr": 0.3}),
     (SynchronousSGD(collective=Ring()), {"collective": Once(codec=ErrorFeedback(codec=TopK(k=5)))}),
+    (DPSGD(topology=PATH), {"topology": Star(), "lr": 0.02}),
+    (DPSGD(overlap=False, topology=PATH), {"topology": Complete(), "overlap": True}),
+    (GradientTracking(topology=PATH), {"topology": topologies.Ring(), "lr": 0.02}),
+    (StochasticGradientPush(), {"topology": Star()}),
+    (ChocoSGD(topology=PATH), {"codec": TopK(k=20), "consensus_lr": 0.2, "topology": Complete()}),
 ]
 
 
@@ -152,8 +165,11 @@ def test_ranks_in_step_take_it_at_one_step_as_if_resumed_there(
     assert [steps_of(run, rank) for rank in range(3)] == [list(range(14))] * 3
     resumed = parameters(stopped_and_resumed(algorithm, changes, 3, entry["step"], settings(steps=14)))
     law = f"{name_of(algorithm)}: steered is stopped and resumed"
+    rounding = 1e-14 if isinstance(algorithm, GossipAlgorithm) else 0.0  # it ends with the library's own sum
     for rank, (ours, theirs) in enumerate(zip(found, resumed, strict=True)):
-        assert_near(law, ours, theirs, 0.0, f"with {changes} from step {entry['step']} on, at the end, rank {rank}")
+        assert_near(
+            law, ours, theirs, rounding, f"with {changes} from step {entry['step']} on, at the end, rank {rank}"
+        )
     plain = simulation(algorithm, 3, settings(steps=14))
     plain.run()
     assert not torch.equal(found[0], parameters(plain)[0])

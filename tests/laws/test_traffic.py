@@ -8,8 +8,9 @@ from tests.laws import tiny
 from tests.laws.train import COMPUTE, NETWORK, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import LayerwiseSGD, PipeSGD
+from workbench.collectives import native_bytes
 from workbench.gradients import USED, Layout, build_layout, trainable
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Replicas
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
@@ -28,6 +29,13 @@ def layout_of(algorithm: Algorithm) -> Layout:
 
 def has_closed_form(algorithm: Algorithm, num_ranks: int) -> bool:
     return algorithm.bytes_per_step(0, num_ranks, layout_of(algorithm)) is not None
+
+
+def of_the_last_mean(algorithm: Algorithm, num_ranks: int) -> float:
+    """The bytes that a rank sends when a run with different replicas ends: one sum of the parameters, after all steps."""
+    if algorithm.replicas != Replicas.AT_END:
+        return 0.0
+    return native_bytes(num_ranks, layout_of(algorithm).message_bytes)
 
 
 def cases() -> list[tuple[str, int, Algorithm]]:
@@ -49,14 +57,15 @@ def test_bytes_are_those_of_the_closed_form(algorithm: Algorithm, runtime: str, 
     for rank in range(num_ranks):
         per_step = algorithm.bytes_per_step(rank, num_ranks, layout_of(algorithm))
         assert per_step is not None
-        expected = STEPS * per_step
+        expected = STEPS * per_step + of_the_last_mean(algorithm, num_ranks)
         mine = sent[sent["rank"] == rank]
         assert abs(mine["bytes"].sum() - expected) <= len(mine), "each span's bytes are whole numbers"
         rows = trained.run.metrics[rank]
         if rows and "evaluation" in rows[-1]:  # made when everything in flight has come down
             ranks = range(num_ranks) if runtime == "simulated" else [rank]  # simulated, rank 0 evaluates for all
             known = [algorithm.bytes_per_step(each, num_ranks, layout_of(algorithm)) or 0.0 for each in ranks]
-            assert abs(rows[-1]["bytes_sent"] - STEPS * sum(known)) <= num_ranks
+            last = len(known) * of_the_last_mean(algorithm, num_ranks)
+            assert abs(rows[-1]["bytes_sent"] - STEPS * sum(known) - last) <= num_ranks
         # Evaluations may be made, and their rows written, at the end
         counts = [row["bytes_sent"] for row in trained.rows(rank)]
         assert counts == sorted(counts)

@@ -15,11 +15,14 @@ import torch
 
 import workbench.algorithms
 from workbench.algorithms import (
+    ADPSGD,
+    DPSGD,
     AdaptiveDelaySGD,
     AdasumSGD,
     ApplyOrder,
     AsyncSGD,
     BackupSGD,
+    ChocoSGD,
     Constant,
     DeAR,
     DelayCompensatedSGD,
@@ -27,6 +30,7 @@ from workbench.algorithms import (
     EagerDiLoCo,
     FedAvg,
     FirstSteps,
+    GradientTracking,
     LayerwiseSGD,
     LocalSGD,
     OnlineBackupSGD,
@@ -39,6 +43,7 @@ from workbench.algorithms import (
     SoftsyncSGD,
     StaleSGD,
     StaleSynchronousSGD,
+    StochasticGradientPush,
     StreamingDiLoCo,
     SynchronousSGD,
     Uniform,
@@ -47,6 +52,7 @@ from workbench.codecs import QSGD, ErrorFeedback, TopK, Truncate16
 from workbench.collectives import HalvingDoubling, Hierarchical, Linear, Native, Once, PowerSGD, Ring, Tree
 from workbench.errors import ConfigError
 from workbench.program import Algorithm, settings_of
+from workbench.topologies import Complete, Exponential, OnePeerExponential, Star
 
 COLLECTIVES = (Native(), Ring(), Linear())
 MORE_COLLECTIVES = (
@@ -108,6 +114,22 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
     ],
     SignSGD: [SignSGD(momentum=0.0), SignSGD(momentum=0.5)],
     AdasumSGD: [AdasumSGD()],
+    DPSGD: [
+        DPSGD(),
+        DPSGD(overlap=False, topology=Star()),
+        DPSGD(overlap=False),
+        DPSGD(overlap=False, topology=Complete()),
+        DPSGD(topology=Star()),
+        DPSGD(topology=OnePeerExponential()),
+    ],
+    GradientTracking: [GradientTracking(), GradientTracking(topology=OnePeerExponential())],
+    StochasticGradientPush: [StochasticGradientPush(), StochasticGradientPush(topology=Exponential())],
+    ADPSGD: [ADPSGD(), ADPSGD(topology=Star())],
+    ChocoSGD: [
+        ChocoSGD(),
+        ChocoSGD(codec=TopK(k=30), consensus_lr=0.3, topology=Star()),
+        ChocoSGD(codec=QSGD(group=16), topology=Complete()),
+    ],
     StaleSGD: [
         StaleSGD(staleness=Uniform(0, 3)),
         StaleSGD(staleness=Constant(0)),

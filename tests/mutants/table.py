@@ -83,6 +83,8 @@ LAYERWISE = of_algorithm("LayerwiseSGD", "tests/unit/test_layerwise.py")
 PIPE = of_algorithm("PipeSGD", "tests/unit/test_pipe.py")
 DEAR = of_algorithm("DeAR", "tests/unit/test_dear.py")
 LOCAL = (*of_algorithm("LocalSGD", "tests/unit/test_local_sgd.py"), MEANS)
+GOSSIP: tuple[Selection, ...] = (("tests/unit/test_gossip.py",),)
+TOPOLOGIES: tuple[Selection, ...] = (("tests/unit/test_topologies.py",),)
 DILOCO = (*of_algorithm("DiLoCo", "tests/unit/test_diloco.py"), MEANS)
 STALE = of_algorithm("StaleSGD", "tests/unit/test_stale.py")
 PARTIAL = of_algorithm("PartialAllReduce", "tests/unit/test_partial.py")
@@ -286,6 +288,62 @@ MUTANTS: tuple[Mutant, ...] = (
         "            state",
         "the measured seconds of all periods are added up",
         ADAPTIVE,
+    ),
+    _M(
+        "topology-weights",
+        "topologies.py",
+        "receives / (1.0 + np.maximum(",
+        "receives / (2.0 + np.maximum(",
+        "neighbours have less weight than Metropolis's",
+        TOPOLOGIES,
+    ),
+    _M(
+        "topology-directed",
+        "topologies.py",
+        "with_own / with_own.sum(0)",
+        "with_own / with_own.sum(0).max()",
+        "a rank with few neighbours keeps a part to nobody",
+        TOPOLOGIES,
+    ),
+    _M(
+        "gossip-weight",
+        "algorithms/gossip.py",
+        "(float(weights[source]), message[",
+        "(float(weights.max()), message[",
+        "all messages have the largest weight",
+        GOSSIP,
+    ),
+    _M(
+        "gossip-command",
+        "algorithms/gossip.py",
+        "last = self._hop(step) + 1 >= self._num_hops",
+        "last = True",
+        "each rank acts on a command when it hears of it",
+        GOSSIP,
+    ),
+    _M(
+        "push-rate",
+        "algorithms/stochastic_gradient_push.py",
+        "lr_scale=_inverse(weight)",
+        "lr_scale=1.0",
+        "the gradient is not divided by the push-sum weight",
+        GOSSIP,
+    ),
+    _M(
+        "tracking-sum",
+        "algorithms/gradient_tracking.py",
+        "tracker.add_(mean).sub_(state.gradient)",
+        "tracker.add_(mean)",
+        "the tracker sums up gradients",
+        GOSSIP,
+    ),
+    _M(
+        "choco-stale-copy",
+        "algorithms/choco_sgd.py",
+        "copies.mixed.add_(change, alpha=float(weights[source]))",
+        "copies.mixed.add_(change * (step % 5 != 3), alpha=float(weights[source]))",
+        "every fifth change of the copies is missed",
+        GOSSIP,
     ),
     _M(
         "local-period",

@@ -7,93 +7,27 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.forked import fork_kernels
-from workbench.cli.main import main
+from tests.notebooks.kernel_client import CELL_S, Notebook, install_kernels, start_notebook
 from workbench.experiments.notebooks import run_notebook, tagged_text
 from workbench.resources import notebook as notebook_path
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.timeout(300)]
-CELL_S = 120
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Notebook:
-    """A kernel with a client."""
-
-    def __init__(self, name: str, env: dict[str, str]) -> None:
-        from jupyter_client.manager import KernelManager
-
-        self.manager = KernelManager(kernel_name=name)
-        self.manager.start_kernel(env=env)
-        self.client = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=CELL_S)
-
-    def cell(self, code: str, interrupt_when: str | None = None) -> tuple[str, str, list[str]]:
-        """Run a cell; interrupt it when it has said that. Returns (text, error as shown, MIME types displayed)."""
-        text, error, kinds = [], [], []
-        interrupted = threading.Event()
-
-        def hear(message: dict[str, Any]) -> None:
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                text.append(content["text"])
-                if interrupt_when and interrupt_when in "".join(text) and not interrupted.is_set():
-                    interrupted.set()
-                    self.manager.interrupt_kernel()
-            elif kind in ("display_data", "execute_result"):
-                kinds.extend(sorted(content["data"]))
-            elif kind == "error":
-                error.append(COLOURS.sub("", "\n".join(content["traceback"])))
-
-        self.client.execute_interactive(code, timeout=CELL_S, output_hook=hear)
-        return "".join(text), "".join(error), kinds
-
-    def ask(self, what: str, *arguments: Any) -> dict[str, Any]:
-        """The answer to a request of the shell channel."""
-        number = getattr(self.client, what)(*arguments)
-        while (reply := self.client.get_shell_msg(timeout=CELL_S))["parent_header"].get("msg_id") != number:
-            pass
-        return dict(reply["content"])
-
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel()
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Kernels installed into a prefix of their own, and a run store."""
-    prefix = tmp_path_factory.mktemp("kernels")
-    assert main(["kernels", "install", "--prefix", str(prefix)]) == 0
-    fork_kernels(prefix)
-    here = {
-        "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
-        "WORKBENCH_RUNS": str(prefix / "runs"),
-        "WORKBENCH_RANKS": "2",
-    }
-    return {
-        **os.environ,
-        **here,
-        "IPP_NONINTERACTIVE": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
-    }
+    return install_kernels(tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture(scope="module")
 def notebook(environment: dict[str, str]) -> Iterator[Notebook]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JUPYTER_PATH", environment["JUPYTER_PATH"])
-        found = Notebook("workbench-mpi", environment)
-    assert found.cell("pass")[1] == ""  # starts the ranks, and says so
+    found = start_notebook(environment)
     yield found
     found.cell("%stop_ranks")  # at its end the kernel would only detach those that a test has attached
     found.close()

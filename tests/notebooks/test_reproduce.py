@@ -132,6 +132,19 @@ def _is_engine(process: psutil.Process, share: Path) -> bool:
 
 
 @pytest.mark.usefixtures("forked_kernels", "no_process_left")
+def test_runs_of_notebooks_are_not_among_the_users(tmp_path: Path) -> None:
+    share = make_share(tmp_path / "share")
+    write_notebook(
+        share, "20-one", ("store", "from workbench.trace.store import runs_root\nprint(runs_root())"), finding("20-one")
+    )
+    write_claims(share, "20-one")
+    told, _ = reproduce(share, KEY, "-o", str(tmp_path / "out"))
+    store = str(tmp_path / "out" / "runs")
+    assert tagged_text(tmp_path / "out" / "20-one.ipynb", "store").strip() == store
+    assert told.endswith(f"runs:    {store}\n")
+
+
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_a_record_is_kept_and_what_has_one_is_not_done_again(tmp_path: Path) -> None:
     share = make_share(tmp_path / "share")
     write_notebook(share, "20-one", ("figure-ones", FIGURE), finding("20-one"))

@@ -67,11 +67,22 @@ def test_the_table_names_all_and_is_readable(
     table = run(capsys, what)
     assert max(map(len, table.splitlines())) <= columns
     _, below = re.split(r"^-[- ]+\n", table.split("\n\n")[0], flags=re.MULTILINE)
-    first = [line.split()[0] for line in below.splitlines() if not line.startswith(" ")]
+    first = [line.split()[0] for line in below.splitlines() if not line.startswith(" ") and not line.endswith(":")]
     assert tuple(first) == NAMES[what]
     words = set(re.findall(r"\S+", table))
     for item in catalogue.describe_all(what):
         assert set(str(item["paper" if what == "algorithms" else "summary"]).split()) <= words, "nothing is cut off"
+
+
+def test_algorithms_are_in_families(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each heading is there once, and the algorithms of a family are together."""
+    families = [algorithms.family_of(name) for name in algorithms.names()]
+    together = [family for family, before in zip(families, ["", *families], strict=False) if family != before]
+    assert len(together) == len(set(families))
+    lines = run(capsys, "algorithms").splitlines()
+    assert [line[:-1] for line in lines if line.endswith(":")] == together
+    gossip = [name for name in algorithms.names() if algorithms.family_of(name) == "gossip"]
+    assert gossip == ["d-psgd", "gradient-tracking", "stochastic-gradient-push", "choco-sgd", "ad-psgd"]
 
 
 @pytest.mark.parametrize(("what", "name"), ALL)
@@ -273,7 +284,7 @@ def zeros() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 STEPS = 120  # whole periods of every algorithm
-BY_CHANCE = {"backup-sgd", "online-backup-sgd"}  # stragglers take fewer steps
+BY_CHANCE = {"backup-sgd", "online-backup-sgd", "ad-psgd"}  # stragglers take fewer steps; partners are drawn
 
 
 @pytest.mark.parametrize("name", sorted(set(algorithms.names()) - BY_CHANCE))

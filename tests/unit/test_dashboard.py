@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
@@ -19,6 +20,7 @@ from workbench.dashboard.board import SIMULATED, Dashboard
 from workbench.dashboard.form import AlgorithmForm
 from workbench.dashboard.session import Choice, Entry, Session
 from workbench.errors import ConfigError
+from workbench.plots.live.buttons import parts_of
 from workbench.run_spec import compute_of
 
 pytestmark = pytest.mark.notebooks
@@ -62,6 +64,41 @@ def test_what_is_changed_reaches_the_algorithm() -> None:
     form = AlgorithmForm("parameter-server-sgd")
     form.fields["dedicated"].value = True
     assert form.options() == {"dedicated": True}
+
+
+def test_a_codec_is_chosen_beside_its_collective() -> None:
+    form = AlgorithmForm("synchronous-sgd")
+    form.fields["collective"].value, form.codec.value = "ring", "linear8"
+    assert form.options() == {"collective": "ring:linear8"}
+    assert form.codec in form.widget.children
+    without = next(name for name in algorithms.names() if "collective" not in AlgorithmForm(name).fields)
+    assert AlgorithmForm(without).codec not in AlgorithmForm(without).widget.children
+
+
+def test_optimizer_and_schedule_are_classes_of_torch_with_arguments() -> None:
+    board = Dashboard()
+    assert {"optimizer", "schedule"}.isdisjoint(board._choice().settings), "the problem's own"
+    board._optimizer.value, board._schedule.value = "adamw weight_decay=0.01", "CosineAnnealingLR T_max=20"
+    chosen = board._choice().settings
+    assert (chosen["optimizer"].func, chosen["optimizer"].keywords) == (torch.optim.AdamW, {"weight_decay": 0.01})
+    assert chosen["schedule"].func is torch.optim.lr_scheduler.CosineAnnealingLR
+    assert "AdamW" in board._optimizer.options and "StepLR" in board._schedule.options
+    for field, text, words in (
+        (board._schedule, "CosineAnealingLR", "no schedule is called .*did you mean CosineAnnealingLR"),
+        (board._schedule, "StepLR gama=1", "StepLR has no option 'gama'"),
+        (board._optimizer, "SGD momentun=1", "SGD has no option 'momentun'"),
+    ):
+        field.value = text
+        with pytest.raises(ConfigError, match=words):
+            board._choice()
+        field.value = ""
+
+
+def test_no_tooltip_is_null() -> None:
+    board = Dashboard()
+    board._algorithm.value = "local-sgd"
+    parts = list(parts_of(board.widget))
+    assert len(parts) > 40 and all(getattr(part, "tooltip", "") is not None for part in parts)
 
 
 # ---------------------------------------------------------------- what is started
@@ -231,9 +268,15 @@ def test_the_last_rows_of_a_run_are_seen_though_nobody_looks_after_its_end(
 
 
 def test_the_dashboard_starts_compares_and_says_what_is_wrong_in_one_line() -> None:
+    trains = threading.Event()
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        assert trains.wait(30)
+        return wb.problems.digits_softmax().loss(output, target)
+
     mine = wb.Problem(
         model=wb.problems.digits_softmax().model,
-        loss=wb.problems.digits_softmax().loss,
+        loss=loss,
         train=wb.problems.digits_softmax().train,
         name="mine",
     )
@@ -248,8 +291,10 @@ def test_the_dashboard_starts_compares_and_says_what_is_wrong_in_one_line() -> N
     board._lr.value = "0.5"
     for number, algorithm in enumerate(("pipe-sgd", "synchronous-sgd"), 1):
         board._algorithm.value = algorithm
+        trains.clear()
         board._start.click()
         assert board._line.value == "" and board._start.disabled
+        trains.set()
         until(
             lambda count=number: (
                 len(board.runs) == count and board._ticker is not None and not board._ticker.is_alive()

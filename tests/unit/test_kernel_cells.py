@@ -11,7 +11,7 @@ import pytest
 
 from workbench.cli.main import main
 from workbench.errors import ConfigError
-from workbench.kernel.cells import Cell, format_ranks, parse_cell, parse_ranks
+from workbench.kernel.cells import Cell, format_ranks, hide_commands, parse_cell, parse_ranks
 from workbench.kernel.outputs import HOLD_S, Merger, label
 from workbench.resources import kernels
 
@@ -22,6 +22,9 @@ from workbench.resources import kernels
         ("x = 1", Cell(body="x = 1")),
         ("%%rank 0,2\nx = 1\n", Cell(body="x = 1\n", ranks="0,2")),
         ("%%rank[0, 2]\nx", Cell(body="x", ranks="0, 2")),
+        ("%%rank 0-2 --tabs\nx", Cell(body="x", ranks="0-2", tabs=True)),
+        ("%%rank --tabs\nx", Cell(body="x", tabs=True)),
+        ("%%ranks all --tabs\nx", Cell(body="x", ranks="all", tabs=True)),
         ("%%local\nx = 1", Cell(body="x = 1", local=True)),
         ("%%local steps, seed\nx", Cell(body="x", local=True, names=("steps", "seed"))),
         ("%ranks 3", Cell(commands=(("ranks", "3"),))),
@@ -35,6 +38,7 @@ from workbench.resources import kernels
         ("%load_ext autoreload", Cell(body="%load_ext autoreload", local=True)),
         ("%load_ext autoreload\n%autoreload 2\nx", Cell(body="%load_ext autoreload\n%autoreload 2\nx")),
         ("%timeit f()", Cell(body="%timeit f()")),
+        ("%ranks?", Cell(body="%ranks?")),
         ("%%time\nf()", Cell(body="%%time\nf()")),
         ("x = 'a\n%ranks 2'", Cell(body="x = 'a\n%ranks 2'")),
     ],
@@ -79,6 +83,19 @@ def test_ranks_are_numbers_and_ranges(words: str | None, ranks: list[int]) -> No
 def test_other_ranks_are_refused(words: str, fix: str) -> None:
     with pytest.raises(ConfigError, match=fix):
         parse_ranks(words, 4)
+
+
+@pytest.mark.parametrize(
+    ("cell", "on_ranks"),
+    [
+        ("x = 1\n", "x = 1\n"),
+        ("%ranks 2\n\n%%rank 0\nx\ny\n", "\n\n\nx\ny\n"),
+        ("%%rank 0\n%%time\nx\n", "%%time\nx\n"),
+        ("%%loacl\nx\n", "%%loacl\nx\n"),
+    ],
+)
+def test_on_the_ranks_a_cells_lines_keep_their_numbers(cell: str, on_ranks: str) -> None:
+    assert "".join(hide_commands(cell.splitlines(keepends=True))) == on_ranks
 
 
 def test_ranks_are_spoken_briefly() -> None:
@@ -128,8 +145,11 @@ def test_a_line_waits_for_the_others_but_not_for_long() -> None:
 def test_a_line_is_shown_whole_and_a_progress_bar_as_it_ended() -> None:
     screen = Screen(0)
     screen.merger.text(0, "stdout", "1 of 3\r2 of 3")
-    assert screen.flush() == []
-    screen.merger.text(0, "stdout", "\r3 of 3\nrest")
+    assert screen.flush() == [] and screen.merger.incomplete() == {0: "2 of 3"}
+    screen.merger.text(0, "stdout", "\r3 of 3\r")
+    assert screen.merger.incomplete() == {0: "3 of 3"}
+    assert len(screen.merger._pending[0].incomplete["stdout"]) < 10, "a bar of a long loop writes megabytes"
+    screen.merger.text(0, "stdout", "\nrest")
     assert screen.flush() == [([0], "stdout", "3 of 3")]
     screen.merger.ended(0)
     assert screen.flush() == [([0], "stdout", "rest")]

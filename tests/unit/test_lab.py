@@ -8,6 +8,7 @@ import http.cookiejar
 import json
 import os
 import runpy
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,12 +25,15 @@ pytest.importorskip("jupyter_server", reason="needs the notebooks extra: pip ins
 
 from tests.unit.lab_server import BASE, ROOT, TOKEN, Served, serving, write_run
 from tests.waiting import within
+from workbench.bench.spans import write_trace
 from workbench.errors import RunNotFound
 from workbench.lab import run_rows
 from workbench.lab.live_curve import MAX_BINS, LiveCurve
 from workbench.lab.run_rows import RunRows
 from workbench.lab.snippets import DEFAULTS, run_code
+from workbench.plots.trace_viewer.newest import NUM_STEPS
 from workbench.settings import Settings
+from workbench.trace.processes import this_process
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
@@ -45,13 +49,20 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 # ---------------------------------------------------------------- who is answered
 
 
-@pytest.mark.parametrize("path", ["clusters", "runs", "runs/any", "runs/any/code", "clusters/any/log"])
+READS = [
+    *("clusters", "clusters/any/log", "clusters/any/ranks", "compare?run=any"),
+    *("runs", "runs/any", "runs/any/code", "runs/any/checkpoints", "runs/any/ranks", "runs/any/timeline"),
+    "timeline.js",
+]
+
+
+@pytest.mark.parametrize("path", READS)
 def test_without_a_token_nothing_is_read(served: Served, path: str) -> None:
     assert served.ask(path, token=None)[0] == 403
     assert served.ask(path, token="wrong")[0] == 403
 
 
-@pytest.mark.parametrize("path", ["runs/any/stop", "clusters/any/stop"])
+@pytest.mark.parametrize("path", ["runs/any/stop", "clusters/any/stop", "clusters/any/scale", "clusters/any/heal"])
 def test_without_a_token_nothing_is_changed(served: Served, path: str) -> None:
     assert served.ask(path, "POST", token=None)[0] == 403
     forged = {"Cookie": f"_xsrf={'a' * 32}", "X-XSRFToken": "a" * 32}
@@ -139,6 +150,13 @@ def test_a_wrong_name_or_number_is_told_in_one_sentence(served: Served) -> None:
     assert (status, answer) == (400, {"message": "limit='many': give a whole number from 1 to 1000000"})
     status, answer = served.ask("runs/any/checkpoint", "POST")
     assert status == 400 and "`stop` writes a checkpoint" in answer["message"]
+    status, answer = served.ask("clusters/nobody/scale?ranks=2", "POST")
+    assert status == 404 and "there is no cluster nobody" in answer["message"]
+    status, answer = served.ask("clusters/nobody/scale?ranks=0", "POST")
+    assert (status, answer) == (400, {"message": "ranks='0': give a whole number from 1 to 4096"})
+    status, answer = served.ask("compare")
+    assert (status, answer) == (400, {"message": "give 1 to 200 runs to compare, not 0"})
+    assert served.ask("compare?run=..%2Foutside")[0] == 400
     status, answer = served.ask("clusters/nobody/stop", "POST")
     assert status == 404 and "there is no cluster nobody" in answer["message"]
 
@@ -183,6 +201,59 @@ def test_a_run_is_answered_with_its_curves_and_code(served: Served) -> None:
     status, code = served.ask("runs/one/code")
     assert status == 200 and set(code) == {"open", "repeat"}
     assert repr(str(served.runs / "one")) in code["open"]
+
+
+def test_ranks_checkpoints_and_a_comparison_are_answered(served: Served) -> None:
+    for seed in (0, 1):
+        settings = {"steps": 3, "lr": 0.1, "seed": seed}
+        folder = write_run(served.runs, f"seed-{seed}", created="2026-01-01T00:00:00+00:00", settings=settings)
+    _, answer = served.ask("runs/seed-1/ranks")
+    assert [(row["rank"], row["state"], row["step"]) for row in answer["ranks"]] == [(0, "ended", 3), (1, "ended", 3)]
+    (folder / "checkpoints").mkdir()
+    for rank in range(2):
+        for name in ("step-00000001", "stop"):
+            record = {"num_workers": 2, "step": 2, "format": 8}
+            (folder / "checkpoints" / f"{name}-rank-{rank:05d}.json").write_text(json.dumps(record))
+        (folder / f"checkpoint-{rank:05d}.pt").write_bytes(b"")
+    assert served.ask("runs/seed-1/checkpoints")[1] == {"steps": [3, 2]}
+    assert served.ask("runs/seed-0/checkpoints")[1] == {"steps": []}
+    code = served.ask("runs/seed-1/code?after=2")[1]
+    assert f"resume={str(folder) + '@2'!r})" in code["branch"] and f"resume={str(folder)!r})" in code["continue"]
+    (series,) = served.ask("compare?run=seed-0&run=seed-1")[1]["series"]
+    assert (series["runs"], len(series["curves"]["train_loss"]["low"])) == (["seed-0", "seed-1"], 3)
+    groups = {row["run"]: row["group"] for row in served.ask("runs")[1]["runs"]}
+    assert groups["seed-0"] == groups["seed-1"]
+
+
+def traced(source: Path, folder: Path, num_steps: int, **info: Any) -> None:
+    """Write a run of two ranks with a trace, older than others."""
+    shutil.copytree(write_trace(source, num_ranks=2, num_steps=num_steps), folder)
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**about, "created": "2026-01-01T00:00:00+00:00", **info}))
+
+
+def test_a_timeline_is_answered_for_any_steps_and_for_two_runs(served: Served, tmp_path: Path) -> None:
+    for name in ("trace-a", "trace-b"):
+        traced(tmp_path / name, served.runs / name, num_steps=30)
+    status, answer = served.ask("runs/trace-a/timeline")
+    (run,) = answer["runs"]
+    assert status == 200 and not answer["live"] and run["steps"] == list(range(30)) and "path" not in run
+    (run,) = served.ask("runs/trace-a/timeline?first=10&last=12&critical=1")[1]["runs"]
+    assert run["steps"] == [10, 11] and run["path"]
+    both = served.ask("runs/trace-a/timeline?other=trace-b&first=3&last=6")[1]
+    assert [run["steps"] for run in both["runs"]] == [[3, 4, 5]] * 2
+    assert both["difference"]["cells"][0][3] == "0 s", "equal runs"
+    for path, words in (("?first=90&last=95", "steps 0 to 29"), ("?other=no-such", "there is no run no-such")):
+        status, answer = served.ask(f"runs/trace-a/timeline{path}")
+        assert status in (400, 404) and words in answer["message"], path
+
+
+def test_a_run_that_trains_is_answered_with_its_newest_steps(served: Served, tmp_path: Path) -> None:
+    traced(tmp_path, served.runs / "trains", num_steps=60, status="running", process=this_process())
+    answer = served.ask("runs/trains/timeline")[1]
+    assert answer["live"] and answer["runs"][0]["steps"] == list(range(59 - NUM_STEPS, 59)), "without the last"
+    answer = served.ask("runs/trains/timeline?first=5&last=8")[1]
+    assert not answer["live"] and answer["runs"][0]["steps"] == [5, 6, 7]
 
 
 def test_a_thousand_runs_are_listed_at_once_the_second_time(served: Served) -> None:
@@ -300,6 +371,9 @@ def test_clusters_are_listed_with_their_code_logs_and_end(served: Served) -> Non
         None,
         False,
     )
+    assert served.ask("clusters/cluster-away/ranks")[1] == {"ranks": [], "run": None, "status": None}
+    status, answer = served.ask("clusters/cluster-lost/heal", "POST")
+    assert status == 400 and "is not detached: it is lost" in answer["message"]
     (log,) = served.ask("clusters/cluster-lost/log")[1]["files"]
     assert log["name"] == "engines.log" and log["text"].endswith("the last line\n") and len(log["text"]) <= 64 * 1024
     status, answer = served.ask("clusters/cluster-lost/stop", "POST")
@@ -367,7 +441,7 @@ def test_code_is_python_that_trains_as_the_record_says(tmp_path: Path) -> None:
         "# The record describes these, set them too: collective=Ring(), optimizer=SGD(lr=0.1)",
         "algorithm = wb.PipeSGD(width=3)",
         "problem = wb.problems.get('digits-mlp')",
-        "cluster = wb.Cluster(2)",
+        "cluster = wb.Cluster(2)  # leave this out if you have a cluster",
         "run = cluster.train(algorithm, problem, steps=100, lr=0.05, clip_norm=3.0)",
         "run",
     ]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -17,11 +20,13 @@ pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install
 from workbench import plots
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.plots.html import PLOTLY
-from workbench.plots.live import curves, timeline
+from workbench.plots.live import axes, curves, timeline
 from workbench.plots.live.buttons import RunButtons, parts_of
 from workbench.plots.live.curves import status_table
 from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import MovingFigure
+from workbench.plots.live.still import picture
+from workbench.plots.trace_viewer.newest import NUM_STEPS, newest_steps
 from workbench.trace import FileRecorder, Run, new_run, update_run
 from workbench.trace.tail import read_tail
 
@@ -101,7 +106,7 @@ def test_one_button_pauses_and_resumes_as_the_run_does() -> None:
     assert (asked, buttons.pause.description) == (["pause", "resume"], "Resuming")
     buttons.show(paused=False)
     assert buttons.pause.description == "Pause"
-    buttons.end()
+    buttons.show(paused=False, active=False)
     assert buttons.pause.disabled
 
 
@@ -224,7 +229,7 @@ def test_why_curves_are_no_longer_drawn_stays_where_they_were(tmp_path: Path, mo
 
     view = plots.LiveCurves()
     view._handle = shown = Display()
-    monkeypatch.setattr(curves, "convergence", broken)
+    monkeypatch.setattr(axes, "convergence", broken)
     view.follow(lambda: [Run.load(writer.folder)]).join(20)
     assert view._ended.is_set() and "<b>ValueError:</b> no room" in shown.sent[-1]["text/html"]
 
@@ -246,6 +251,11 @@ def test_the_header_says_how_far_a_run_is_and_how_it_ended(tmp_path: Path) -> No
     update_run(writer.folder, status="failed", error="PeerFailed: rank 1 failed")
     failed = header([Run.load(writer.folder)])
     assert "rank 1: ValueError: &lt;no&gt; room" in failed and "left" not in plain(failed), "the rank with the cause"
+    (writer.folder / "failed-1.json").write_text(
+        json.dumps({"rank": 1, "error": "rank 1 failed at step 9: ValueError"})
+    )
+    assert plain(header([Run.load(writer.folder)])).endswith("rank 1 failed at step 9: ValueError")
+    assert "rank 1: rank 1" not in plain(header([Run.load(writer.folder)])), "the rank is named once"
     many = plain(header([Run.load(writer.folder)] * 15))
     assert many.count("step 10 of 40") == 12 and "and 3 more runs" in many
 
@@ -262,7 +272,7 @@ def test_a_notebook_keeps_the_header_and_no_plotly_js(tmp_path: Path) -> None:
     view.settle()
     view.finish()
     assert "step 11 of 40" in first.sent[-1] and "finished" in first.sent[-1]
-    assert PLOTLY in second.sent[-1]
+    assert "sendChartToCloud" in second.sent[-1][PLOTLY]["config"]["modeBarButtonsToRemove"]
     figure = MovingFigure(view.static())
     states = [len(json.dumps(part.get_state(), default=str)) for part in parts_of(figure.widget)]
     assert sum(states) < 20_000, "what papermill would save for each figure"
@@ -270,6 +280,127 @@ def test_a_notebook_keeps_the_header_and_no_plotly_js(tmp_path: Path) -> None:
     object.__setattr__(figure.widget, "send", lambda content, buffers: asked.append((content, buffers)))
     figure.widget._answer(None, {"want": "plotly"}, [])
     assert asked[0][0] == {"plotly": True} and b"Plotly" in asked[0][1][0] and len(asked[0][1][0]) > 1_000_000
+
+
+def test_a_notebook_that_is_saved_during_a_run_keeps_its_curves(tmp_path: Path) -> None:
+    """As HTML, without a kernel and a script; and once more when there are more steps."""
+    writer = Writer(tmp_path, num_steps=400, algorithm={"name": "<A & B>", "settings": {}}).steps(20)
+    view = plots.LiveCurves(x="steps")
+    view._header = shown = Display()
+    view.update([Run.load(writer.folder)], force=True)
+    writer.steps(200)
+    view.update([Run.load(writer.folder)], force=True)
+    first, second = shown.sent
+    assert "step 20 of 400" in first and "step 220 of 400" in second and "as of " in second
+    image = svg(second)
+    assert image.count("<polyline") == 1 and len(image) < 8_000 and "&lt;A &amp; B&gt;" in image
+    assert {"training loss", "step", "Convergence: digits"} <= set(re.findall(r"<text[^>]*>([^<]*)<", image))
+    assert rightmost(svg(first)) == pytest.approx(rightmost(image), abs=2), "the axis grows with the curve"
+    assert [float(one) for one in re.findall(r">(\d+)</text>", image)][-1] < 220
+    view._axes.log_x.value = view._axes.log_y.value = True
+    view.update([Run.load(writer.folder)], force=True)
+    assert {"0.01", "0.1", "10", "100"} <= set(re.findall(r"<text[^>]*>([^<]*)<", svg(shown.sent[-1])))
+    writer.end()
+    view.update([Run.load(writer.folder)], force=True)
+    view.finish()
+    assert "<img" not in shown.sent[-1] and "finished" in shown.sent[-1], "the plain figure is next to it"
+
+
+def svg(text: str) -> str:
+    """The image in a view's HTML; it must be well-formed."""
+    found = re.search(r'src="data:image/svg\+xml;base64,([^"]*)"', text)
+    assert found is not None
+    image = base64.b64decode(found[1]).decode()
+    ElementTree.fromstring(image)
+    return image
+
+
+def rightmost(image: str) -> float:
+    """Where its first curve ends."""
+    points = re.search(r'<polyline points="([^"]*)"', image)
+    assert points is not None
+    return float(points[1].split()[-1].split(",")[0])
+
+
+def test_bands_of_seeds_are_in_the_picture_too(tmp_path: Path) -> None:
+    runs = [Run.load(Writer(tmp_path, settings={"seed": seed}).steps(5, 1.0 + seed).end().folder) for seed in range(2)]
+    image = svg(picture(plots.convergence(runs, "steps")))
+    assert image.count("<polygon") == 1 and "PipeSGD (mean of 2)" in image
+    assert svg(picture(plots.convergence([]))).count("<polyline") == 0, "nothing yet"
+
+
+def test_switches_change_axes_and_smoothing_and_offer_only_what_runs_have(tmp_path: Path) -> None:
+    known = Run.load(Writer(tmp_path, steps_per_epoch=5).steps(100).end().folder)
+    view = plots.LiveCurves(x="epochs")
+    view.update([known], force=True)
+    assert view.x == "epochs" and view._figure.data[1].x[-1] == 20
+    raw, smooth = view._figure.data[0].y, view._figure.data[1].y
+    assert smooth.tolist() != raw.tolist()
+    view._axes.smooth.value = 0.0
+    losses = [trace.y.tolist() for trace in view._figure.data if len(trace.y)]
+    assert losses == [raw.tolist()], "no average, and nothing behind it"
+    view._axes.log_x.value, view._axes.log_y.value = True, True
+    layout = view._figure.layout
+    assert [layout.xaxis.type, layout.xaxis2.type, layout.yaxis.type] == ["log"] * 3
+    assert view.static().layout.yaxis.type == "log", "the picture that stays is the one that was chosen"
+    unknown = Run.load(Writer(tmp_path, settings={"steps": 3}).steps(3).end().folder)
+    view.update([known, unknown], force=True)
+    assert view.x == "steps" and "epochs" not in view._axes.x_axis.options
+
+
+def test_a_point_says_where_it_is_on_every_axis_and_of_which_ranks(tmp_path: Path) -> None:
+    run = Run.load(Writer(tmp_path, steps_per_epoch=5).steps(10).end().folder)
+    line = plots.convergence([run], "seconds").data[0]
+    for words in ("step %{customdata[0]", "epoch %{customdata[1]", "customdata[3]:.4s}B sent", "all 2 ranks"):
+        assert words in line.hovertemplate
+    assert line.customdata[-1].tolist() == pytest.approx([9, 2.0, 640, 2 * 40960])
+
+
+# ---------------------------------------------------------------- how soon it is seen
+
+
+def test_a_change_of_state_is_drawn_at_once_and_a_button_makes_the_view_look_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "pause_after", lambda *_: 60.0)  # a crowded machine
+    writer = Writer(tmp_path).steps(3)
+    view = plots.LiveCurves(on_pause=lambda: update_run(writer.folder, status="paused"), on_resume=lambda: None)
+    looks = 0
+
+    def look() -> list[Run]:
+        nonlocal looks
+        looks += 1
+        return [Run.load(writer.folder)]
+
+    thread = view.follow(look)
+    until(lambda: view._pause_s == 60.0, "the first drawing")
+    view._buttons.pause.click()
+    until(lambda: view._buttons.pause.description == "Resume", "what the button did")
+    assert "paused" in view._status.value and "paused" in view._live_header.value
+    view.finish()
+    thread.join(20)
+    writer.close()
+    assert not thread.is_alive() and looks < 10
+
+
+def test_buttons_of_a_run_that_has_ended_are_disabled(tmp_path: Path) -> None:
+    """Also in a view that is still a widget, because the page was loaded again meanwhile."""
+    writer = Writer(tmp_path).steps(3)
+    view = plots.LiveCurves(on_stop=lambda: None, on_pause=lambda: None, on_resume=lambda: None)
+    view.update([Run.load(writer.folder)], force=True)
+    view._buttons.stop.click()
+    assert view._buttons.stop.description == "Stopping"
+    writer.end("stopped")
+    view.follow(lambda: [Run.load(writer.folder)]).join(20)
+    assert view._buttons.stop.disabled and view._buttons.pause.disabled and view._buttons.stop.description == "Stop"
+    assert "stopped" in view._live_header.value
+
+
+def until(judge: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not judge():
+        assert time.monotonic() < deadline, f"still not: {what}"
+        time.sleep(0.01)
 
 
 def test_there_must_be_something_to_watch() -> None:
@@ -280,9 +411,11 @@ def test_there_must_be_something_to_watch() -> None:
 # ---------------------------------------------------------------- the newest steps
 
 
-def sent_revision(view: plots.LiveTimeline) -> Any:
-    """What tells Plotly that a figure is the one before, drawn again."""
-    return json.loads(view._moving._source.value)["layout"].get("uirevision", "")
+def sent(view: plots.LiveTimeline) -> Any:
+    """What the browser was sent of the run last."""
+    content = json.loads(view._moving._source.value)
+    assert content["live"], "the window follows, until the reader moves it"
+    return content["runs"][0]
 
 
 def test_the_end_of_a_trace_is_read_without_the_rest(tmp_path: Path) -> None:
@@ -299,12 +432,9 @@ def test_the_end_of_a_trace_is_read_without_the_rest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_sums", "steps"), [(1, slice(36, 39)), (13, slice(37, 39)), (60, slice(38, 39))])
-def test_as_many_whole_steps_are_shown_as_can_be_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_sums: int, steps: slice
-) -> None:
-    monkeypatch.setattr(timeline, "MAX_SPANS", 60)
+def test_as_many_whole_steps_are_shown_as_can_be_looked_at(tmp_path: Path, num_sums: int, steps: slice) -> None:
     writer = Writer(tmp_path, num_sums).steps(40)
-    assert timeline.newest_steps(read_tail(writer.folder, 10**9)) == steps
+    assert newest_steps(read_tail(writer.folder, 10**9), num_steps=3, max_spans=60) == steps
     writer.close()
 
 
@@ -314,22 +444,18 @@ def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_pa
     assert not view.update() and not view.widget.children, "nothing yet"
     writer.steps(10)
     assert view.update() and view.widget.children
-    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 8" in str(
-        view._moving.figure.layout.annotations
-    )
-    before = sent_revision(view)
-    writer.steps(10)
+    assert sent(view)["steps"] == list(range(9)), "without the step that still runs"
+    writer.steps(30)
     assert view.update()
-    assert sum(len(bars.x) for bars in view._moving.figure.data) == 2 * 3 * 3 and "step 18" in str(
-        view._moving.figure.layout.annotations
-    )
-    assert before == sent_revision(view) != "", "what is zoomed into stays"
+    assert sent(view)["steps"] == list(range(39 - NUM_STEPS, 39))
     view.settle()
     assert not view._ended.is_set()
     writer.end()
     view.follow().join(20)
     assert view._ended.is_set()
-    assert "step 18" in json.dumps(view.static().to_plotly_json()["layout"]["annotations"], default=str)
+    figure = view.static()
+    assert sum(len(bars.x) for bars in figure.data) == 2 * 3 * 3
+    assert "step 38" in json.dumps(figure.to_plotly_json()["layout"]["annotations"], default=str)
 
 
 def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,18 +463,21 @@ def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, m
     writer = Writer(tmp_path, 100).steps(4)
     view = plots.LiveTimeline(writer.folder)
     assert [view.update() for _ in range(3)][-1], "each look reads four times as much"
-    assert "step 2" in str(view._moving.figure.layout.annotations)
+    assert sent(view)["steps"][-1] == 2
     writer.close()
 
 
-def test_what_cannot_be_drawn_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
+@pytest.mark.parametrize("drawing", ["payload", "timelines"])
+def test_what_cannot_be_drawn_is_said_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawing: str
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise ValueError("<no room>")
 
     writer = Writer(tmp_path).steps(5).end()
     view = plots.LiveTimeline(writer.folder)
     view._handle = shown = Display()
-    monkeypatch.setattr(timeline, "timelines", broken)
+    monkeypatch.setattr(timeline, drawing, broken)
     view.settle()
     assert shown.sent == [{"text/html": view.widget.children[0].value}], "and can be seen"
     assert "<b>ValueError:</b> &lt;no room&gt;" in view.widget.children[0].value and view._ended.is_set()

@@ -164,11 +164,11 @@ def test_figures_of_runs_with_and_without_them(store: Path) -> None:
 def test_a_live_view_lets_choose_among_them() -> None:
     view = wb.plots.LiveCurves(x="steps")
     view.update([trained()], force=True)
-    assert view._right.layout.display == "none"
+    assert view._axes.right.layout.display == "none"
     view.update([trained(wrong=wrong)], force=True)
-    assert view._right.layout.display is None
-    assert view._right.options == (("test accuracy", "accuracy"), ("wrong", "wrong"), ("test loss", "test_loss"))
-    view._right.value = "wrong"
+    assert view._axes.right.layout.display is None
+    assert view._axes.right.options == (("test accuracy", "accuracy"), ("wrong", "wrong"), ("test loss", "test_loss"))
+    view._axes.right.value = "wrong"
     assert view._figure.layout.yaxis2.title.text == "wrong"
     view.update([trained(wrong=wrong, confidence=confidence)], force=True)
-    assert view._right.value == "wrong" and view.static().layout.yaxis2.title.text == "wrong"
+    assert view._axes.right.value == "wrong" and view.static().layout.yaxis2.title.text == "wrong"

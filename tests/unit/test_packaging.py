@@ -185,9 +185,10 @@ def test_wheel_brings_the_kernel(installed: Path) -> None:
 
 @pytest.mark.notebooks
 def test_wheel_brings_the_panel_of_jupyterlab(installed: Path) -> None:
-    extension = installed / "share" / "jupyter" / "labextensions" / "sgd-workbench"
-    entry = json.loads((extension / "package.json").read_text())["jupyterlab"]["_build"]["load"]
-    assert (extension / entry).is_file()
+    for name in ("sgd-workbench", "sgd-workbench-figures"):
+        extension = installed / "share" / "jupyter" / "labextensions" / name
+        entry = json.loads((extension / "package.json").read_text())["jupyterlab"]["_build"]["load"]
+        assert (extension / entry).is_file()
     listed = from_wheel(installed, "python", "-m", "jupyter_server.extension.serverextension", "list")
     assert re.search(r"workbench\.lab .*OK", listed), listed
 

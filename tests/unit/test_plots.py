@@ -724,7 +724,7 @@ def test_updates_that_come_too_fast_wait_for_the_next_one() -> None:
 def test_the_axis_can_be_changed_and_runs_can_join() -> None:
     live, run = plots.LiveCurves(x="steps"), make_run()
     live.update([run], force=True)
-    live._axis.value = "bytes"
+    live._axes.x_axis.value = "bytes"
     assert live._figure.layout.xaxis.ticksuffix == "B" and live._figure.data[0].x[0] == 2 * 12288
     assert (
         live._figure.layout.xaxis2.title.text

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workbench import algorithms, catalogue
+from workbench import algorithms, catalogue, topologies
 from workbench.algorithms import Empirical, Geometric
 from workbench.cli import main as cli
 from workbench.cli.main import HEADINGS, main
@@ -16,6 +16,7 @@ from workbench.errors import ConfigError
 from workbench.naming import parse_pairs, parse_value
 from workbench.program import Algorithm
 from workbench.run_spec import parse_train
+from workbench.topologies import FromAdjacency, RandomRegular, Torus
 
 SETTINGS = [
     (name, setting) for name in algorithms.names() for setting in catalogue.describe("algorithms", name)["settings"]
@@ -69,6 +70,11 @@ def test_defaults_as_shown_give_the_default(name: str) -> None:
         ("partial-all-reduce", "quorum=solo", algorithms.Quorum.SOLO),
         ("diloco", "outer_lr=1", 1),
         ("streaming-diloco", "delay=2", 2),
+        ("d-psgd", "topology=torus", Torus()),
+        ("d-psgd", "topology=random-regular:3:7", RandomRegular(degree=3, seed=7)),
+        ("d-psgd", "topology=Ring()", topologies.Ring()),
+        ("d-psgd", "topology=FromAdjacency(lists=((1,),(0,)))", FromAdjacency(lists=((1,), (0,)))),
+        ("choco-sgd", "codec=top-k", TopK()),
         ("stale-sgd", "staleness=geometric:20", Geometric(20.0)),
         ("stale-sgd", "staleness=empirical:0,1,5@3,2,1", Empirical((0, 1, 5), (3.0, 2.0, 1.0))),
     ],
@@ -92,7 +98,7 @@ def test_each_choice_is_taken(name: str, setting: dict[str, Any]) -> None:
         except ConfigError as error:
             assert ": " in str(error) and any(way in str(error) for way in ("use ", "leave ")), str(error)  # noqa: PT017
         else:
-            assert found is None or setting["name"] == "collective" or found == choice
+            assert found is None or setting["name"] in ("collective", "topology", "codec") or found == choice
 
 
 @pytest.mark.parametrize(("name", "setting"), SETTINGS, ids=IDS)

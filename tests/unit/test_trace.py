@@ -323,10 +323,33 @@ def test_an_evaluation_is_of_the_ranks_that_were_there() -> None:
 
 def test_an_unknown_axis_is_refused_with_the_choices() -> None:
     run = Run.from_memory(INFO, two_ranks())
-    with pytest.raises(ConfigError, match="x='epochs': choose one of steps, seconds, samples, bytes"):
-        run.curve("epochs", "loss")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="x='hours': choose one of steps, epochs, seconds, samples, bytes"):
+        run.curve("hours", "loss")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="y='acc': choose one of loss, test_loss, accuracy"):
         run.curve("steps", "acc")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"steps_per_epoch": 4},
+        {"num_steps": 8, "settings": {"epochs": 2}},
+        {"status": "finished", "settings": {"epochs": 1}},  # simulated: it has four steps
+    ],
+)
+def test_epochs_are_passes_over_the_training_data(known: dict[str, Any]) -> None:
+    rows = [
+        {"step": step, "seconds": 1.0, "samples": 8, "bytes_sent": 0, "loss": 1.0, "num_samples": 8}
+        for step in range(4)
+    ]
+    run = Run({**INFO, **known}, {0: rows})
+    assert run.curve("epochs", "loss")[0].tolist() == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_epochs_of_a_run_that_does_not_know_them_are_refused() -> None:
+    run = Run.from_memory({**INFO, "settings": {"steps": 4}}, two_ranks())
+    with pytest.raises(ConfigError, match="does not record the length of an epoch: choose x='steps' or 'samples'"):
+        run.curve("epochs", "loss")
 
 
 def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_see(

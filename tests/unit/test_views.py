@@ -34,6 +34,10 @@ ASKED: dict[str, tuple[Callable[[Any], Any], Callable[[Run], Any]]] = {
     ),
     "parts": (lambda one: str(one.parts(LATER)), lambda run: str(analysis.run_parts(run, LATER))),
     "timeline": (lambda one: one.timeline(LATER).to_json(), lambda run: plots.timeline(run, LATER).to_json()),
+    "trace_viewer": (
+        lambda one: one.trace_viewer(LATER, names=["run"]).content["runs"][0]["columns"],
+        lambda run: plots.TraceViewer(run, LATER).content["runs"][0]["columns"],
+    ),
     "per_step": (lambda one: one.per_step(LATER).to_json(), lambda run: plots.per_step(run, LATER).to_json()),
     "to_pandas": (lambda one: one.to_pandas().to_csv(), lambda run: analysis.frame(run).to_csv()),
     "to_polars": (

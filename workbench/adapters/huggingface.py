@@ -123,6 +123,7 @@ class AlgorithmTrainer(transformers.Trainer):
             raise
         finally:
             self.loop = None
+            self._restore_step()
 
     def _check(self) -> None:
         """Raise `ConfigError` for what the library would do between a gradient and its update."""
@@ -155,7 +156,12 @@ class AlgorithmTrainer(transformers.Trainer):
         if self.loop is not None:
             self.loop.finish()
             self.loop = None
-            del cast("Any", self.optimizer).step
+            self._restore_step()
+
+    def _restore_step(self) -> None:
+        """Let the optimizer take steps again. It may not exist, because the training failed before."""
+        if self.optimizer is not None:
+            vars(self.optimizer).pop("step", None)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Take a step of the algorithm with the loss of `compute_loss`."""

@@ -1,9 +1,9 @@
 """The training algorithms, one file each.
 
 The folder is long and flat on purpose: a file is one algorithm, and none imports another. What several share is not an
-algorithm: `parameter_server`, `first_gradients`, `outer_optimizer`, `quorum` and `staleness`.
+algorithm: `parameter_server`, `first_gradients`, `outer_optimizer`, `gossip`, `quorum` and `staleness`.
 
-Imports `collectives`, `codecs`, `program` and layers below, and never a runtime. Used by `calibration`, `plots`,
+Imports `collectives`, `codecs`, `topologies`, `program` and layers below, and never a runtime. Used by `calibration`, `plots`,
 `clusters` and layers above. Begin with `synchronous`, then `pipe`.
 """
 
@@ -13,17 +13,21 @@ from collections.abc import Callable
 from inspect import get_annotations
 from typing import Any
 
-from workbench import codecs, collectives
+from workbench import codecs, collectives, topologies
+from workbench.algorithms.ad_psgd import ADPSGD
 from workbench.algorithms.adaptive_delay import AdaptiveDelaySGD
 from workbench.algorithms.adasum import AdasumSGD
 from workbench.algorithms.async_sgd import AsyncSGD
 from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
 from workbench.algorithms.bmuf import BMUF
+from workbench.algorithms.choco_sgd import ChocoSGD
 from workbench.algorithms.dc_asgd import DelayCompensatedSGD
 from workbench.algorithms.dear import DeAR
 from workbench.algorithms.diloco import DiLoCo
+from workbench.algorithms.dpsgd import DPSGD
 from workbench.algorithms.eager_diloco import EagerDiLoCo
 from workbench.algorithms.fed_avg import FedAvg, FedProx
+from workbench.algorithms.gradient_tracking import GradientTracking
 from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD, SendOrder
 from workbench.algorithms.local_sgd import LocalSGD
 from workbench.algorithms.no_communication import NoCommunication
@@ -37,6 +41,7 @@ from workbench.algorithms.softsync import SoftsyncSGD
 from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
 from workbench.algorithms.staleness import Constant, Empirical, Geometric, Staleness, Uniform, parse_staleness
+from workbench.algorithms.stochastic_gradient_push import StochasticGradientPush
 from workbench.algorithms.streaming_diloco import StreamingDiLoCo
 from workbench.algorithms.synchronous import SynchronousSGD
 from workbench.errors import ConfigError
@@ -45,12 +50,15 @@ from workbench.program import Algorithm
 from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 __all__ = [
+    "ADPSGD",
     "BMUF",
+    "DPSGD",
     "AdaptiveDelaySGD",
     "AdasumSGD",
     "ApplyOrder",
     "AsyncSGD",
     "BackupSGD",
+    "ChocoSGD",
     "Constant",
     "DeAR",
     "DelayCompensatedSGD",
@@ -62,6 +70,7 @@ __all__ = [
     "FedProx",
     "FirstSteps",
     "Geometric",
+    "GradientTracking",
     "LayerwiseSGD",
     "LocalSGD",
     "NoCommunication",
@@ -78,9 +87,11 @@ __all__ = [
     "StaleSGD",
     "StaleSynchronousSGD",
     "Staleness",
+    "StochasticGradientPush",
     "StreamingDiLoCo",
     "SynchronousSGD",
     "Uniform",
+    "family_of",
     "find",
     "get",
     "named",
@@ -93,6 +104,8 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "synchronous-sgd": SynchronousSGD,
     "layerwise-sgd": LayerwiseSGD,
     "dear": DeAR,
+    "sign-sgd": SignSGD,
+    "adasum-sgd": AdasumSGD,
     "pipe-sgd": PipeSGD,
     "delayed-sgd": DelayedSGD,
     "adaptive-delay-sgd": AdaptiveDelaySGD,
@@ -112,19 +125,43 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "bmuf": BMUF,
     "fed-avg": FedAvg,
     "fed-prox": FedProx,
-    "sign-sgd": SignSGD,
-    "adasum-sgd": AdasumSGD,
+    "d-psgd": DPSGD,
+    "gradient-tracking": GradientTracking,
+    "stochastic-gradient-push": StochasticGradientPush,
+    "choco-sgd": ChocoSGD,
+    "ad-psgd": ADPSGD,
     "stale-sgd": StaleSGD,
     "no-communication": NoCommunication,
     "serial-sgd": SerialSGD,
 }
 
+_FAMILIES: dict[str, str] = {  # the first name of each family, in the order of the table -> its heading
+    "synchronous-sgd": "synchronous",
+    "pipe-sgd": "delayed",
+    "partial-all-reduce": "partial sums",
+    "parameter-server-sgd": "servers",
+    "local-sgd": "local steps",
+    "d-psgd": "gossip",
+    "stale-sgd": "for comparison",
+}
+
+
+def family_of(name: str) -> str:
+    """Return the family of an algorithm by its name.
+
+    >>> family_of("dear"), family_of("choco-sgd")
+    ('synchronous', 'gossip')
+    """
+    order = list(_ALGORITHMS)
+    first = [other for other in order[: order.index(name) + 1] if other in _FAMILIES][-1]
+    return _FAMILIES[first]
+
 
 def names() -> tuple[str, ...]:
     """Return the names that `get` accepts.
 
-    >>> names()[:4]
-    ('synchronous-sgd', 'layerwise-sgd', 'dear', 'pipe-sgd')
+    >>> names()[:3]
+    ('synchronous-sgd', 'layerwise-sgd', 'dear')
     """
     return tuple(_ALGORITHMS)
 
@@ -178,25 +215,30 @@ def named(settings: dict[str, Any]) -> dict[str, Any]:
     {'collective': Ring(), 'codec': TopK(fraction=None, k=None), 'width': 3}
     >>> named({"collective": "Ring(codec=TopK(k=5))"})["collective"].codec.k
     5
+    >>> named({"topology": "random-regular:3"})
+    {'topology': RandomRegular(degree=3, seed=0)}
     """
     makers: dict[str, Callable[[str], Any]] = {
         "collective": collectives.get,
         "codec": codecs.get,
         "staleness": parse_staleness,
+        "topology": topologies.get,
     }
     return {
-        key: _named(makers[key], value) if key in makers and isinstance(value, str) else value
+        key: _named(key, makers[key], value) if key in makers and isinstance(value, str) else value
         for key, value in settings.items()
     }
 
 
-def _named(make: Callable[[str], Any], text: str) -> Any:
+def _named(setting: str, make: Callable[[str], Any], text: str) -> Any:
     """Return an object that is given in full, as in records, or by name."""
-    return build(text, _parts()) if text.endswith(")") else None if text.lower() == "none" else make(text)
+    return build(text, _parts(setting)) if text.endswith(")") else None if text.lower() == "none" else make(text)
 
 
-def _parts() -> dict[str, Callable[..., Any]]:
-    """Return the classes of objects in an algorithm's settings: name -> class."""
+def _parts(setting: str) -> dict[str, Callable[..., Any]]:
+    """Return the classes of objects in that setting of an algorithm: name -> class."""
+    if setting == "topology":  # `Ring` is also the name of a collective
+        return {name: getattr(topologies, name) for name in topologies.__all__}
     classes = {name: getattr(module, name) for module in (collectives, codecs) for name in module.__all__}
     return classes | {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
 
@@ -233,7 +275,7 @@ def recorded(entry: dict[str, Any]) -> Algorithm | None:
     kind = globals().get(str(entry.get("name"))) if entry.get("name") in __all__ else None
     try:
         settings = {
-            key: build(value, _parts()) if isinstance(value, str) and value.endswith(")") else value
+            key: build(value, _parts(key)) if isinstance(value, str) and value.endswith(")") else value
             for key, value in (entry.get("settings") or {}).items()
         }
         return kind(**settings) if isinstance(kind, type) and issubclass(kind, Algorithm) else None

@@ -1,4 +1,4 @@
-"""`workbench cluster`: lists, shows and stops clusters, also detached ones."""
+"""`workbench cluster`: lists, shows, scales, heals and stops clusters, also detached ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workbench.clusters.cluster import Cluster
     from workbench.clusters.supervision.registry import Entry
 
 EXAMPLES = """
@@ -18,6 +21,7 @@ A detached cluster runs until a process attaches to it (workbench.attach in Pyth
 
   workbench cluster list
   workbench cluster status cluster-3f2a
+  workbench cluster scale cluster-3f2a 8
   workbench cluster stop cluster-3f2a
 """
 
@@ -33,6 +37,13 @@ def add_cluster_options(cluster: argparse.ArgumentParser) -> None:
     status = actions.add_parser("status", help="show the ranks of a cluster and their states")
     status.add_argument("name", help="the cluster's id, or the beginning of it")
     status.set_defaults(command=_status)
+    scale = actions.add_parser("scale", help="restart a detached cluster with another number of ranks")
+    scale.add_argument("name", help="the cluster's id, or the beginning of it")
+    scale.add_argument("ranks", type=int, help="number of ranks")
+    scale.set_defaults(command=_scale)
+    heal = actions.add_parser("heal", help="restart the ranks of a detached cluster if some have ended")
+    heal.add_argument("name", help="the cluster's id, or the beginning of it")
+    heal.set_defaults(command=_heal)
     stop = actions.add_parser("stop", help="end a cluster and remove its files")
     stop.add_argument("name", help="the cluster's id, or the beginning of it")
     stop.add_argument("--force", action="store_true", help="also if a running process owns it")
@@ -90,6 +101,34 @@ def _status(options: argparse.Namespace) -> int:
     if training is not None:
         print(f"training {training}")
     return 0
+
+
+def _scale(options: argparse.Namespace) -> int:
+    _change(options.name, f"scale({options.ranks})", lambda cluster: cluster.scale(options.ranks))
+    return 0
+
+
+def _heal(options: argparse.Namespace) -> int:
+    _change(options.name, "heal()", lambda cluster: cluster.heal())
+    return 0
+
+
+def _change(name: str, what: str, change: Callable[[Cluster], object]) -> None:
+    """Change a detached cluster: attach to it, and detach it again."""
+    from workbench.clusters.cluster import Cluster
+    from workbench.clusters.supervision.registry import find_entry
+
+    entry = find_entry(name)
+    if entry.detached is None:
+        who = f"process {entry.owner} owns it: call {what} there" if entry.owner else f"it is {entry.state}"
+        raise ConfigError(f"cluster {entry.id} is not detached: {who}")
+    cluster = Cluster.attach(entry.id, quiet=True)
+    try:
+        change(cluster)
+    finally:
+        if cluster.state != "stopped":  # else the new ranks did not start
+            cluster.detach()
+    print(f"{entry.id}: {cluster.num_ranks} rank{'s' if cluster.num_ranks != 1 else ''}")
 
 
 def _stop(options: argparse.Namespace) -> int:

@@ -168,6 +168,7 @@ def _parser() -> argparse.ArgumentParser:
     add_record_options(add("record", help="run a command, and record where its training loops spend their time"))
     add_runs_options(add("runs", help="list, export or remove runs of the run store"))
     _add_show(add("show", help="compare the numbers of runs"))
+    _add_timeline(add("timeline", help="write an HTML page with the timeline of a run, or of two runs to compare"))
     _add_export(add("export", help="write a run's trace for ui.perfetto.dev, or as a graph for ASTRA-sim"))
     _add_evaluate(add("evaluate", help="make the evaluations that a failed or killed run lacks"))
 
@@ -256,6 +257,18 @@ def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
     evaluate.set_defaults(command=_evaluate)
 
 
+def _add_timeline(timeline: argparse.ArgumentParser) -> None:
+    timeline.add_argument("run", nargs="+", help="name, beginning of a name, folder, or `last`; two to compare them")
+    timeline.add_argument(
+        "--steps", metavar="FIRST:LAST", help="these steps; by default those from the middle that fit"
+    )
+    timeline.add_argument("--ranks", metavar="0,1,...", help="only these ranks")
+    timeline.add_argument(
+        "--output", "-o", type=Path, help="file to write; by default timeline.html in the (first) run's folder"
+    )
+    timeline.set_defaults(command=_timeline)
+
+
 def _add_export(export: argparse.ArgumentParser) -> None:
     export.add_argument("run", help="name, beginning of a name, folder, or `last`")
     export.add_argument(
@@ -305,6 +318,32 @@ def _evaluate(options: argparse.Namespace) -> int:
     name = options.problem or str((run.info.get("problem") or {}).get("name"))
     problem = problems.get(name, **parse_pairs(options.option, "--option"))
     print(f"evaluations made: {evaluate_left(run.folder, algorithm, problem)}")
+    return 0
+
+
+def _timeline(options: argparse.Namespace) -> int:
+    from workbench.plots import TraceViewer
+    from workbench.plots.trace_viewer.payload import MAX_SPANS
+    from workbench.trace import open_run
+
+    runs = [open_run(name) for name in options.run]
+    steps = None
+    if options.steps is not None:
+        found = re.fullmatch(r"(\d+):(\d+)", options.steps)
+        if found is None or int(found[1]) > int(found[2]):
+            raise ConfigError(f"--steps {options.steps}: give the first and the last step, such as 100:105")
+        steps = slice(int(found[1]), int(found[2]) + 1)
+    if options.ranks is not None and not re.fullmatch(r"\d+(,\d+)*", options.ranks):
+        raise ConfigError(f"--ranks {options.ranks}: give numbers, such as 0,1,2")
+    ranks = None if options.ranks is None else [int(rank) for rank in options.ranks.split(",")]
+    target = options.output or (runs[0].folder or Path()) / "timeline.html"
+    viewer = TraceViewer(runs, steps, ranks, max_spans=MAX_SPANS)
+    if viewer.difference is not None:
+        print(viewer.difference)
+    try:
+        print(f"{viewer.save(target)}: open it in a browser; press ? for its keys")
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written ({error.strerror}): name another file with --output") from error
     return 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,8 @@ EXAMPLES = """
   workbench reproduce all --size full --site lab-8-gpus -f data.yaml
   workbench reproduce all --size full -f data.yaml --submit slurm --partition gpu --time 12:00:00 --nodes 2 --gpus-per-rank 1
 
-The output folder holds the executed notebooks, their pages and records, and index.html, which shows all of them.
+The output folder holds the executed notebooks, their pages and records, and index.html, which shows all of them. Its folder
+`runs` holds the runs of the notebooks: WORKBENCH_RUNS=FOLDER/runs workbench runs.
 """
 
 
@@ -110,7 +113,9 @@ def _execute(options: argparse.Namespace) -> int:
         timeout_s=options.timeout,
         say=LOG.info,
     )
-    outcomes = how.run(jobs)
+    runs = output / "runs"
+    with _runs_in(runs):
+        outcomes = how.run(jobs)
     for message in draw_pictures(outcomes, records, size, site):
         LOG.info(message)
     if options.update:
@@ -118,7 +123,7 @@ def _execute(options: argparse.Namespace) -> int:
 
         update_pages()
     page = write_page(outcomes, output / "index.html", records, size, site)
-    print(f"page:    {page}\nrecords: {records}")
+    print(f"page:    {page}\nrecords: {records}\nruns:    {runs}")
     return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
 
 
@@ -140,8 +145,21 @@ def _submit(options: argparse.Namespace, num_ranks: int) -> int:
 def _output(given: Path | None, size: str, site: str) -> Path:
     from workbench.trace.store import runs_root
 
-    os.environ.setdefault("WORKBENCH_RUNS", str(runs_root().resolve()))
     return (given or runs_root() / "reproduce" / f"{site}-{size}").resolve()
+
+
+@contextmanager
+def _runs_in(folder: Path) -> Iterator[None]:
+    """Let notebooks keep their runs in this folder, so that they do not mix with the user's own."""
+    before = os.environ.get("WORKBENCH_RUNS")
+    os.environ["WORKBENCH_RUNS"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["WORKBENCH_RUNS"]
+        else:
+            os.environ["WORKBENCH_RUNS"] = before
 
 
 def _reproducing_options(options: argparse.Namespace, size: Size, parameters: dict[str, Any]) -> str:

@@ -32,11 +32,12 @@ def _train(options: argparse.Namespace) -> int:
 
     from workbench.clusters.local.spawn import spawn_ranks
     from workbench.replica.local_training import run_info
+    from workbench.runtimes.checkpoint.files import find_source
     from workbench.runtimes.control.job import record_run
     from workbench.runtimes.elastic.policy import check_shrinks, ranks_to_replace
-    from workbench.trace.store import find_run, new_run, read_info, update_run
+    from workbench.trace.store import new_run, read_info, update_run
 
-    resume = str(find_run(options.resume)) if options.resume else None
+    resume = find_source(options.resume) if options.resume else None
     if here is not None:
         return _join(options, algorithm, problem, settings, resume)
     _check_ranks_here(options)
@@ -48,7 +49,7 @@ def _train(options: argparse.Namespace) -> int:
     problem.train_source()  # raises for a missing folder once, here, and not on every rank
     folder = new_run(run_info(algorithm, problem, settings, options.runtime, options.workers))
     record_run(folder)
-    resolved = ["--resume", str(Path(resume).resolve())] if resume else []  # for ranks, `last` would be the new run
+    resolved = ["--resume", resume] if resume else []  # for ranks, `last` would be the new run
     arguments = [*options.given, *resolved]
     try:
         how: dict[str, Any] = {"shrinks": options.on_failure == "shrink", "fork_server": fork_server}

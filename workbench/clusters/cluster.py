@@ -288,11 +288,11 @@ class Cluster:
         return self.id
 
     @classmethod
-    def attach(cls, name: str, *, quiet: bool = False) -> Cluster:
+    def attach(cls, name: str = "", *, quiet: bool = False) -> Cluster:
         """Attach to a detached cluster. `run` is the training that continued without a notebook.
 
         Args:
-            name: the cluster's id, or the beginning of the id.
+            name: the cluster's id, or the beginning of the id. Not needed if there is only one cluster.
             quiet: print nothing.
 
         Raises:
@@ -341,11 +341,12 @@ class Cluster:
         return self.status()._repr_html_() if self.ready else f"<p>{html.escape(repr(self)[1:-1])}</p>"
 
 
-def attach(name: str, *, quiet: bool = False) -> Cluster:
+def attach(name: str = "", *, quiet: bool = False) -> Cluster:
     """Attach to a detached cluster and its training: see `Cluster.attach`.
 
     Args:
-        name: the cluster's id, or a beginning of the id that no other cluster shares.
+        name: the cluster's id, or a beginning of the id that no other cluster shares. Not needed if there is only one
+            cluster.
         quiet: print nothing.
 
     Raises:

@@ -15,7 +15,7 @@ from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.settings import Settings
 from workbench.trace import new_run
-from workbench.trace.store import find_run, read_info
+from workbench.trace.store import read_info
 from workbench.user_file import loaded_modules
 
 if TYPE_CHECKING:
@@ -104,22 +104,26 @@ def _can_be_pickled(one: Any) -> bool:
 
 
 def checkpoint_of(resume: Any) -> str:
-    """Return the folder of the run to continue from.
+    """Return the folder of the run to continue from; `folder@200` for its checkpoint after 200 steps.
 
     Args:
-        resume: a handle, a run, or what `open_run` accepts.
+        resume: a handle, a run, or what `open_run` accepts; also as `name@200`.
 
     Raises:
-        ConfigError: the run has no checkpoint.
+        ConfigError: the run has no checkpoint, or none after this number of steps.
     """
-    folder = Path(find_run(getattr(resume, "folder", None) or resume)).resolve()
+    from workbench.runtimes.checkpoint.files import find_source, split_source
+
+    given = getattr(resume, "folder", None) or resume
+    source = find_source(str(given.absolute()) if isinstance(given, Path) else given)
+    folder = Path(split_source(source)[0])
     if checkpoints(folder) == 0:
         before = read_info(folder).get("resumed")
         hint = f"; it continued from {Path(before).name}, which may still have a checkpoint" if before else ""
         raise ConfigError(
             f"{folder.name} has no checkpoint; resume needs a stopped run, or one trained with checkpoint_every={hint}"
         )
-    return str(folder)
+    return source
 
 
 def checkpoints(folder: Path) -> int:

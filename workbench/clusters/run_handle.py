@@ -230,7 +230,7 @@ class RunHandle(Views):
             self._over.set()
 
     def _ipython_display_(self) -> None:
-        """Show live curves during the training, and a static figure after it."""
+        """Show live curves and the newest steps during the training, and static figures of them after it."""
         if not in_notebook():  # a terminal draws no figures
             print(repr(self))
             return
@@ -246,12 +246,16 @@ class RunHandle(Views):
         view.update(runs())
         if self.done:
             view.finish()
+            timeline.finish()
+            view._ipython_display_()
+            if timeline.static() is not None:
+                timeline._ipython_display_()
+            return
         view._ipython_display_()
-        if not self.done:
-            timeline._ipython_display_()
-            self._views += [view, timeline]
-            view.follow(runs)
-            timeline.follow()
+        timeline._ipython_display_()
+        self._views += [view, timeline]
+        view.follow(runs)
+        timeline.follow()
 
     def shown_by(self, view: Any) -> None:
         """Call `view.settle()` when the run has ended and a `wait` for it returns."""

@@ -9,7 +9,9 @@ from threading import RLock, Thread
 from typing import Any, final
 
 import ipywidgets
+import torch
 from IPython.display import HTML, display
+from torch.optim import lr_scheduler
 
 from workbench import algorithms, costs, problems
 from workbench.analysis import compare
@@ -18,18 +20,21 @@ from workbench.analysis.table import three_digits
 from workbench.dashboard.form import LABEL, WIDE, AlgorithmForm, optional_number
 from workbench.dashboard.session import Choice, Entry, Session
 from workbench.machine import in_notebook
-from workbench.plots import convergence
-from workbench.plots.lines import X_TITLES
-from workbench.plots.live.buttons import RunButtons, answer_while_busy, error_line
+from workbench.plots.comparison import comparison_html
+from workbench.plots.live.axes import AxisControls
+from workbench.plots.live.buttons import RunButtons, answer_while_busy, error_line, without_null_tooltips
 from workbench.plots.live.curves import LIVE_POINTS, as_data, status_table
-from workbench.plots.live.moving_figure import MovingFigure
+from workbench.plots.live.moving_figure import LIVE_CLASS, VIEW_CLASS, MovingFigure
 from workbench.plots.live.pace import pause_after
+from workbench.plots.live.still import picture, still
 from workbench.problems.base import Problem
-from workbench.run_spec import compute_of
+from workbench.run_spec import compute_of, names_in, optimizer_of, schedule_of
 from workbench.trace.run import Run
 
-INTERVAL_S = 0.5
+INTERVAL_S, KEEP_S = 0.5, 1.0
 RANKS, SIMULATED = "MPI ranks", "simulated workers"
+# Names of runs take several lines instead of being cut.
+RUN_NAMES = "<style>.workbench-view .widget-checkbox .widget-label-basic { white-space: normal; height: auto }</style>"
 
 
 @final
@@ -57,6 +62,7 @@ class Dashboard:
         self._lock = RLock()
         self._boxes: dict[int, Any] = {}
         self._controls: Any = None  # display of the widget
+        self._kept: Any = None  # display of the HTML that a saved notebook keeps instead of the widget
         self._figure: Any = None  # display of the curves as a static figure
         self._table: Any = None  # display of the table
         self._curves = MovingFigure()
@@ -65,11 +71,16 @@ class Dashboard:
         self._compared: tuple[Any, ...] = ()
         self._ticker: Thread | None = None
         self._closed = False
+        self._kept_text, self._kept_s = "", 0.0
         self._make_form(cluster)
         self._make_runs()
         left = ipywidgets.VBox([self._algorithm, self._form_box, self._problem, self._training, self._place])
-        self.widget = ipywidgets.VBox([ipywidgets.HBox([left, self._right]), self._line, self._stage])
+        columns = ipywidgets.HBox([left, self._right], layout={"flex_flow": "row wrap"})
+        self.widget = ipywidgets.VBox([ipywidgets.HTML(RUN_NAMES), columns, self._line, self._stage])
+        self.widget.add_class(VIEW_CLASS)
+        self.widget.add_class(LIVE_CLASS)
         answer_while_busy(self.widget)
+        without_null_tooltips(self.widget)
 
     @property
     def runs(self) -> list[Run]:
@@ -94,8 +105,13 @@ class Dashboard:
         self._closed = True
         self._show_buttons()
         if self._controls is not None:
-            lines = [html.escape(box.description) for box in self._list.children] or ["nothing was trained"]
-            self._controls.update({"text/html": "<br>".join(["<b>Dashboard, closed</b>", *lines])}, raw=True)
+            self._controls.update({"text/html": self._lines("Dashboard, closed")}, raw=True)
+            self._kept.update({"text/html": ""}, raw=True)
+
+    def _lines(self, title: str) -> str:
+        """Return the list of runs as HTML."""
+        lines = [html.escape(box.description) for box in self._list.children] or ["nothing was trained"]
+        return "<br>".join([f"<b>{title}</b>", *lines])
 
     def _make_form(self, cluster: Any) -> None:
         common = {"style": LABEL, "layout": WIDE}
@@ -116,6 +132,20 @@ class Dashboard:
         self._lr = ipywidgets.Text(
             description="lr", placeholder="the problem's own", tooltip="learning rate, above 0", **common
         )
+        self._optimizer = ipywidgets.Combobox(
+            options=names_in(torch.optim, torch.optim.Optimizer),
+            description="optimizer",
+            placeholder="the problem's own",
+            tooltip="a class of torch.optim, with arguments after it: SGD momentum=0.9",
+            **common,
+        )
+        self._schedule = ipywidgets.Combobox(
+            options=names_in(lr_scheduler, lr_scheduler.LRScheduler),
+            description="schedule",
+            placeholder="constant",
+            tooltip="a class of torch.optim.lr_scheduler, with arguments after it, in updates: CosineAnnealingLR T_max=200",
+            **common,
+        )
         self._batch = ipywidgets.Text(
             description="batch size", placeholder="the problem's own", tooltip="samples per worker and step", **common
         )
@@ -135,8 +165,23 @@ class Dashboard:
             **common,
         )
         length = ipywidgets.HBox([self._length, self._unit])
-        self._training = ipywidgets.VBox([length, self._lr, self._batch, self._seed, self._compute, self._stragglers])
-        self._where = ipywidgets.ToggleButtons(options=[RANKS, SIMULATED], style={"button_width": "150px"})
+        self._training = ipywidgets.VBox(
+            [
+                length,
+                self._lr,
+                self._optimizer,
+                self._schedule,
+                self._batch,
+                self._seed,
+                self._compute,
+                self._stragglers,
+            ]
+        )
+        self._where = ipywidgets.ToggleButtons(
+            options=[RANKS, SIMULATED],
+            tooltips=["processes of a cluster", "in this process, on a network that is calculated"],
+            style={"button_width": "150px"},
+        )
         ranks = 2 if cluster is None else cluster.num_ranks
         self._ranks = ipywidgets.BoundedIntText(
             value=ranks, min=1, max=1024, description="ranks", disabled=cluster is not None, **common
@@ -152,22 +197,25 @@ class Dashboard:
     def _make_runs(self) -> None:
         self._start = ipywidgets.Button(description="Start", icon="play", button_style="primary")
         self._start.on_click(self._start_clicked)
-        self._buttons = RunButtons(self._session.stop, self._session.pause, self._session.resume)
+        self._buttons = RunButtons(
+            self._session.stop, self._session.pause, self._session.resume, on_click=self._session.hurry
+        )
         self._line = ipywidgets.HTML()
-        self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value="seconds", style={"button_width": "80px"})
-        self._axis.observe(lambda _: self._refresh(), names="value")
+        self._axes = AxisControls("seconds", self._refresh)
         self._list = ipywidgets.VBox()
         self._ranks_table = ipywidgets.HTML()
         buttons = ipywidgets.HBox([self._start, self._buttons.widget])
         title = ipywidgets.HTML("<b>Runs</b> (ticked ones are compared)")
         self._right = ipywidgets.VBox(
-            [buttons, title, self._list, self._axis, self._ranks_table], layout={"padding": "0 0 0 24px"}
+            [buttons, title, self._list, self._axes.widget, self._ranks_table],
+            layout={"padding": "0 0 0 24px", "flex": "1 1 400px", "min_width": "0"},
         )
         self._show_buttons()
 
     def _choose_algorithm(self, _: Any = None) -> None:
         self._form = AlgorithmForm(self._algorithm.value)
         answer_while_busy(self._form.widget)
+        without_null_tooltips(self._form.widget)
         self._form_box.children = (self._form.widget,)
 
     def _choose_place(self, _: Any = None) -> None:
@@ -182,8 +230,11 @@ class Dashboard:
         """
         simulated = self._where.value == SIMULATED
         settings = {self._unit.value: self._length.value, "seed": self._seed.value}
+        optimizer, schedule = self._optimizer.value.split(), self._schedule.value.split()
         given = {
             "lr": optional_number(self._lr.value),
+            "optimizer": optimizer_of(optimizer[0], optimizer[1:], "optimizer") if optimizer else None,
+            "schedule": schedule_of(schedule[0], schedule[1:]) if schedule else None,
             "batch_size": optional_number(self._batch.value),
             "compute": compute_of(self._compute.value.split(), self._stragglers.value.split()),
         }
@@ -210,14 +261,14 @@ class Dashboard:
     def _tick(self) -> None:
         """Refresh repeatedly, until no training runs."""
         while True:
-            begin_s, active = time.monotonic(), self._session.active
+            begin_s, active = time.thread_time(), self._session.active
             try:
                 self._refresh()
             except Exception as error:  # noqa: BLE001 - as above
                 self._line.value = error_line(error)
             if active is None:
                 return
-            active.over.wait(pause_after(time.monotonic() - begin_s, INTERVAL_S))
+            active.wait(pause_after(time.thread_time() - begin_s, INTERVAL_S))
 
     def _refresh(self) -> None:
         """Show the present state."""
@@ -233,6 +284,7 @@ class Dashboard:
             shown = [entry for entry in entries if entry.run is not None and self._boxes[entry.number].value]
             self._show_curves(shown)
             self._show_table([entry for entry in shown if entry.over.is_set()])
+            self._keep()
 
     def _show_list(self, entries: list[Entry]) -> None:
         begun = [entry for entry in entries if entry.run is not None]
@@ -240,7 +292,7 @@ class Dashboard:
         labels = {entry.number: text for entry, text in zip(begun, texts, strict=True)}
         for entry in entries:
             if entry.number not in self._boxes:
-                box = ipywidgets.Checkbox(value=True, indent=False, layout={"width": "560px"})
+                box = ipywidgets.Checkbox(value=True, indent=False, layout={"width": "auto"}, tooltip="")
                 answer_while_busy(box)
                 box.observe(lambda _: self._refresh(), names="value")
                 self._boxes[entry.number] = box
@@ -260,7 +312,11 @@ class Dashboard:
         JupyterLab draws such a figure once, so the old one is cleared.
         """
         active = self._session.active
-        state = (active is None, self._axis.value, *((entry.number, num_rows(entry), entry.status) for entry in shown))
+        state = (
+            active is None,
+            *self._axes.choice,
+            *((entry.number, num_rows(entry), entry.status) for entry in shown),
+        )
         if self._figure is None or state == self._drawn:
             return
         self._drawn = state
@@ -268,7 +324,7 @@ class Dashboard:
         training = active.run if active is not None else None
         self._ranks_table.value = status_table([training])._repr_html_() if training is not None else ""
         if active is not None and runs:
-            self._curves.draw(convergence(runs, self._axis.value, max_points=LIVE_POINTS))
+            self._curves.draw(self._axes.figure(runs, max_points=LIVE_POINTS))
         moving = active is not None and bool(runs)
         if not moving or not self._stage.children:
             self._figure.update({"text/html": ""}, raw=True)
@@ -282,14 +338,24 @@ class Dashboard:
             return
         self._compared = state
         runs = [entry.run for entry in ended if entry.run is not None]
-        self._table.update({"text/html": compare(runs)._repr_html_() if runs else ""}, raw=True)
+        self._table.update({"text/html": comparison_html(compare(runs)) if runs else ""}, raw=True)
+
+    def _keep(self) -> None:
+        """Update the HTML of a saved notebook, at most once a second: the runs; and a picture, if curves are live."""
+        if self._kept is None or self._closed or (time.monotonic() - self._kept_s < KEEP_S and self._session.active):
+            return
+        self._kept_s = time.monotonic()
+        text = still(self._lines("Dashboard") + (f"<br>{picture(self._curves.figure)}" if self._stage.children else ""))
+        if text != self._kept_text:
+            self._kept_text = text
+            self._kept.update({"text/html": text}, raw=True)
 
     def static(self) -> Any:
         """Return the curves of the ticked runs as a static figure."""
         runs = [
             entry.run for entry in self._session.entries if entry.run is not None and self._boxes[entry.number].value
         ]
-        return convergence(runs, self._axis.value)
+        return self._axes.figure(runs)
 
     def __repr__(self) -> str:
         entries = self._session.entries
@@ -300,6 +366,7 @@ class Dashboard:
             print(repr(self))
             return
         with self._lock:
+            self._kept = display(HTML(""), display_id=True)  # type: ignore[no-untyped-call]
             self._controls = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
             self._figure = display(HTML(""), display_id=True)  # type: ignore[no-untyped-call]
             self._table = display(HTML(""), display_id=True)  # type: ignore[no-untyped-call]

@@ -9,12 +9,12 @@ from typing import Any, final
 
 import ipywidgets
 
-from workbench import algorithms
+from workbench import algorithms, codecs
 from workbench.catalogue import describe
 from workbench.naming import parse_value
 
 LABEL = {"description_width": "110px"}
-WIDE = {"width": "330px"}
+WIDE = {"width": "330px", "max_width": "100%"}
 
 
 @final
@@ -33,6 +33,14 @@ class AlgorithmForm:
             setting["name"]: field_of(setting, notes.get(setting["name"], "")) for setting in known["settings"]
         }
         self._begin = {key: field.value for key, field in self.fields.items()}
+        self.codec = ipywidgets.Dropdown(
+            options=["none", *codecs.names()],
+            description="codec",
+            tooltip="compresses the collective's messages; or write it after the collective, such as ring:truncate16",
+            style=LABEL,
+            layout=WIDE,
+        )
+        coded = (self.codec,) if "collective" in self.fields else ()
         rule = html.escape(" ".join(known["rule"]))
         facts = html.escape(
             f"{known['about']} Staleness: {known['staleness']}. Bytes a step: {known['bytes_per_step']}."
@@ -41,11 +49,13 @@ class AlgorithmForm:
             f'<div style="line-height: 1.35"><code>{rule}</code><br><small>{facts}</small></div>',
             layout={"max_width": "340px"},
         )
-        self.widget = ipywidgets.VBox([about, *self.fields.values()])
+        self.widget = ipywidgets.VBox([about, *self.fields.values(), *coded])
 
     def options(self) -> dict[str, Any]:
         """Return the changed settings, for `algorithms.get`."""
         changed = {key: field.value for key, field in self.fields.items() if field.value != self._begin[key]}
+        if self.codec.value != "none":
+            changed["collective"] = f"{self.fields['collective'].value}:{self.codec.value}"
         return {key: parse_value(value) if isinstance(value, str) else value for key, value in changed.items()}
 
 

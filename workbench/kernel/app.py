@@ -12,6 +12,7 @@ from ipykernel.kernelapp import IPKernelApp
 from IPython.core.inputtransformer2 import TransformerManager
 
 from workbench.kernel.cells import parse_cell
+from workbench.kernel.debugger import NotebookDebugger
 from workbench.kernel.ranks import Ranks
 
 
@@ -25,6 +26,7 @@ class RanksKernel(IPythonKernel):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]
         self.ranks = Ranks.attach_to(self.shell)
+        self.ranks.debugger = NotebookDebugger(self)
         self._plain = TransformerManager()  # type: ignore[no-untyped-call]
 
     def do_complete(self, code: str, cursor_pos: int | None) -> Any:
@@ -39,12 +41,26 @@ class RanksKernel(IPythonKernel):
             return answer
         return super().do_inspect(code, cursor_pos, detail_level, omit_sections)  # type: ignore[no-untyped-call]
 
+    async def do_debug_request(self, msg: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request of the front end's debugger, whose breakpoints stop ranks."""
+        assert self.ranks.debugger is not None
+        session = self.ranks.debugger.session
+        answer = await session.answer(msg)
+        if msg["command"] == "attach" and self.ranks.free():
+            try:
+                await session.update()
+            except Exception as error:  # noqa: BLE001 - of a rank; the front end waits for an answer
+                return {**answer, "success": False, "message": f"{type(error).__name__}: {error}"}
+        return answer
+
     def do_is_complete(self, code: str) -> Any:
         """Check the cell as the user typed it, because the transformed cell is always complete."""
         status, indent = self._plain.check_complete(code)
         return {"status": status, "indent": " " * (indent or 0)} if status == "incomplete" else {"status": status}
 
-    def do_shutdown(self, restart: bool) -> Any:
+    async def do_shutdown(self, restart: bool) -> Any:
+        assert self.ranks.debugger is not None
+        await self.ranks.debugger.session.release()  # attached ranks continue, and no breakpoint may stop them
         self.ranks.stop()
         return super().do_shutdown(restart)  # type: ignore[no-untyped-call]
 

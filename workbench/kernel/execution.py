@@ -10,17 +10,24 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, final
 
-from IPython.display import display
-
 from workbench.clusters.engines.execute import execute_with_output
 from workbench.clusters.waiting import Waiting, interrupt_ranks
 from workbench.errors import LaunchError, WorkbenchError
 from workbench.kernel.cells import format_ranks
-from workbench.kernel.outputs import Merger, label
+from workbench.kernel.debugger import NotebookDebugger
+from workbench.kernel.outputs import Merger
+from workbench.kernel.questions import Questions
+from workbench.kernel.screen import MergedScreen, Screen
 
 POLL_S = 0.02
 GRACE_S = 1.0  # how long the other ranks may take to end by themselves after one has failed
 INTERRUPT_S = 3.0  # how long an interrupt may take
+KINDS = {
+    "display_data": "display",
+    "execute_result": "result",
+    "update_display_data": "update",
+    "clear_output": "clear",
+}
 LAST_OUTPUT_S = 2.0  # how much later than the result the last output may arrive
 
 
@@ -43,12 +50,26 @@ class Execution:
         client: the cluster's ipyparallel client; engine numbers are ranks.
         ranks: the ranks that run the cell.
         num_ranks: number of all ranks.
+        screen: shows the output; None: below the cell, without a log.
+        questions: asks what ranks ask; None: their questions have no answer.
+        debugger: the debugger of the ranks, if there is one.
     """
 
-    def __init__(self, client: Any, ranks: Sequence[int], num_ranks: int) -> None:
+    def __init__(
+        self,
+        client: Any,
+        ranks: Sequence[int],
+        num_ranks: int,
+        *,
+        screen: Screen | None = None,
+        questions: Questions | None = None,
+        debugger: NotebookDebugger | None = None,
+    ) -> None:
         self._client, self._ranks, self._num_ranks = client, list(ranks), num_ranks
+        self._screen = screen or MergedScreen(num_ranks)
+        self._questions, self._debugger = questions, debugger
         self._messages: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()  # filled by the client's own thread
-        self._merger = Merger(self._ranks, self._show)
+        self._merger = Merger(self._ranks, self._screen.show)
         self._results: dict[int, Any] = {}
         self._released = False  # whether the other ranks were interrupted after a failure
 
@@ -74,7 +95,13 @@ class Execution:
             raise
         finally:
             self._drain(final=True)
+            self._screen.close()
         self._raise_failure()
+
+    @property
+    def payload(self) -> list[dict[str, Any]]:
+        """What the cell asks of the front end on the first of its ranks: a page of help, text for the next cell."""
+        return list(self._results[self._ranks[0]].result(0)._content["payload"])  # no public name has it
 
     def _on_message(self, rank: int, message: dict[str, Any]) -> None:
         self._messages.put((rank, message))
@@ -82,7 +109,12 @@ class Execution:
     def _describe_busy(self) -> str:
         busy = self.busy
         done = format_ranks([rank for rank in self._ranks if rank not in busy])
-        return f"ranks {format_ranks(busy)} to return from this cell" + (f"; returned: {done}" if done else "")
+        stopped = self._debugger.session.stopped if self._debugger is not None else []
+        return (
+            f"ranks {format_ranks(busy)} to return from this cell"
+            + (f"; returned: {done}" if done else "")
+            + (f"; stopped by the debugger: {format_ranks(stopped)}" if stopped else "")
+        )
 
     def _follow(self, waiting: Waiting) -> None:
         failed_s: float | None = None
@@ -93,18 +125,29 @@ class Execution:
             for rank in self._ranks:
                 if rank not in ended and self._results[rank].done():
                     ended[rank] = time.monotonic()
+                    if self._debugger is not None:
+                        self._debugger.returned(rank)
             self._drain()
             for rank, since in ended.items():
                 if self._output_complete(rank, since):
                     self._merger.ended(rank)
-            if failed_s is None and self._failures():
+            if self._debugger is not None and self._debugger.is_paused():
+                failed_s = None  # no rank waits in vain for one that the user looks at
+            elif failed_s is None and self._failures():
                 failed_s = time.monotonic()
             if failed_s is not None and self.busy and time.monotonic() - failed_s > GRACE_S:
                 self._release()
                 return
-            self._merger.flush()
+            self._refresh()
+            if self._questions is not None:
+                self._questions.settle(set(self._ranks) - set(ended))
             waiting.update()
             time.sleep(POLL_S)
+
+    def _refresh(self) -> None:
+        self._merger.flush()
+        self._screen.flush()
+        self._screen.change(self._merger.incomplete())
 
     def _output_complete(self, rank: int, ended_s: float) -> bool:
         result = self._results[rank]
@@ -119,25 +162,14 @@ class Execution:
             kind, content = message["header"]["msg_type"], message["content"]
             if kind == "stream":
                 self._merger.text(rank, content["name"], content["text"])
-            elif kind in ("display_data", "execute_result"):
-                bundle = {"data": content["data"], "metadata": content.get("metadata", {})}
-                self._merger.display(rank, "display" if kind == "display_data" else "result", bundle)
+            elif kind in KINDS:
+                self._merger.display(rank, KINDS[kind], content)
+            elif kind == "question" and self._questions is not None:
+                self._questions.add(rank, content)
         if final:
             for rank in self._ranks:
                 self._merger.ended(rank)
             self._merger.flush(final=True)
-
-    def _show(self, group: list[int], kind: str, content: Any) -> None:
-        before = label(group, self._num_ranks)
-        if kind in ("stdout", "stderr"):
-            print(before + content, file=sys.stderr if kind == "stderr" else sys.stdout, flush=True)
-            return
-        if group != list(range(self._num_ranks)):
-            if list(content["data"]) == ["text/plain"]:
-                print(before + content["data"]["text/plain"], flush=True)
-                return
-            print(before.rstrip(), flush=True)
-        display(content["data"], metadata=content["metadata"], raw=True)  # type: ignore[no-untyped-call]
 
     # -- failures --------------------------------------------------------------------------------------------------
 
@@ -147,6 +179,8 @@ class Execution:
         return {rank: error for rank, error in errors.items() if error is not None}
 
     def _signal(self, ranks: list[int]) -> None:
+        if self._debugger is not None:
+            self._debugger.release()
         with suppress(LaunchError):  # a nanny does not answer: its rank is named as busy later
             interrupt_ranks(self._client, ranks)
 
@@ -160,7 +194,7 @@ class Execution:
         deadline = time.monotonic() + INTERRUPT_S
         while self.busy and time.monotonic() < deadline:
             self._drain()
-            self._merger.flush()
+            self._refresh()
             time.sleep(POLL_S)
 
     def _interrupted(self) -> None:

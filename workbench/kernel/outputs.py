@@ -22,8 +22,9 @@ class Item:
     """A complete line of text, or a displayed object, of one rank.
 
     Attributes:
-        kind: "stdout", "stderr", "display" or "result".
-        content: the line without its end; for "display" and "result", the MIME bundle {"data": ..., "metadata": ...}.
+        kind: "stdout", "stderr", "display", "result", "update" (of a display) or "clear" (of the cell's output).
+        content: the line without its end; for displays and results, the MIME bundle {"data": ..., "metadata": ...},
+            with "transient" if it has a display id; for "clear", {"wait": ...}.
         arrived_s: time of arrival, by the caller's clock.
     """
 
@@ -37,7 +38,8 @@ class Item:
         if isinstance(self.content, str):
             text = self.content
         else:
-            text = json.dumps(self.content["data"], sort_keys=True, default=str)
+            seen = {name: self.content.get(name) for name in ("data", "transient", "wait")}  # no numbers of cells
+            text = json.dumps(seen, sort_keys=True, default=str)
         return self.kind + ADDRESS.sub("0x", text)
 
 
@@ -73,14 +75,24 @@ class Merger:
     def text(self, rank: int, stream: str, text: str) -> None:
         """Add text that a rank wrote. An incomplete line waits for its end. A carriage return restarts the line."""
         pending = self._pending[rank]
-        *whole, pending.incomplete[stream] = (pending.incomplete[stream] + text).split("\n")
+        *whole, rest = (pending.incomplete[stream] + text).split("\n")
         for line in whole:
-            pending.items.append(Item(stream, line.rstrip("\r").rpartition("\r")[2], self._clock()))
+            pending.items.append(Item(stream, _visible(line), self._clock()))
+        end = "\r" if rest.endswith("\r") else ""
+        pending.incomplete[stream] = _visible(rest) + end  # not all that a progress bar has written
 
     def display(self, rank: int, kind: str, bundle: dict[str, Any]) -> None:
-        """Add an object that a rank displayed, or the value of its last expression."""
+        """Add an object that a rank displayed or changed, the value of its last expression, or a "clear"."""
         self._end_lines(rank)
         self._pending[rank].items.append(Item(kind, bundle, self._clock()))
+
+    def incomplete(self) -> dict[int, str]:
+        """Return the incomplete line of each rank that has one: rank -> text."""
+        lines = {
+            rank: " ".join(filter(None, map(_visible, pending.incomplete.values())))
+            for rank, pending in self._pending.items()
+        }
+        return {rank: line for rank, line in lines.items() if line}
 
     def ended(self, rank: int) -> None:
         """Note that a rank has no further output."""
@@ -91,7 +103,7 @@ class Merger:
         pending = self._pending[rank]
         for stream, rest in pending.incomplete.items():
             if rest:
-                pending.items.append(Item(stream, rest, self._clock()))
+                pending.items.append(Item(stream, _visible(rest), self._clock()))
                 pending.incomplete[stream] = ""
 
     def flush(self, final: bool = False) -> None:
@@ -120,6 +132,11 @@ class Merger:
         """Show the next item of some ranks, which is equal for all of them."""
         items = [self._pending[rank].items.popleft() for rank in group]
         self._show(group, items[0].kind, items[0].content)
+
+
+def _visible(line: str) -> str:
+    """Return what is seen of a line that was rewritten after each carriage return."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def label(group: list[int], num_ranks: int) -> str:

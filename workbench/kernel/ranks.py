@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,13 +15,23 @@ from workbench.clusters.waiting import Waiting
 from workbench.config import value_of
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 from workbench.kernel.cells import COMMANDS, INSTALLERS, Cell, parse_cell, parse_ranks
+from workbench.kernel.debugger import NotebookDebugger
 from workbench.kernel.execution import Execution, stuck_message
+from workbench.kernel.link import Link
+from workbench.kernel.magics import register_commands, unregister_commands
+from workbench.kernel.outputs import label
+from workbench.kernel.questions import Questions
+from workbench.kernel.screen import MergedScreen, TabbedScreen
+from workbench.kernel.variables import VariablesTable, rank_variables
+from workbench.trace.store import runs_root
 
 DEFAULT_RANKS = 4
+SHOWN = frozenset({"stream", "display_data", "execute_result", "update_display_data", "error"})
 PREPARE_S = 60.0
 FETCH_S = 600.0  # limit for the copy of one variable
 PREPARE = """
 import workbench as wb
+__import__("workbench.kernel.on_rank", fromlist=["prepare"]).prepare({rank})
 rank, world_size = {rank}, {world_size}
 """
 
@@ -45,6 +56,11 @@ class Ranks:
             or value_of("launcher")
             or "local"
         )
+        self.debugger: NotebookDebugger | None = None  # in the kernels for ranks
+        self._link: Link | None = None
+        self._client: Any = None  # whose engines are prepared
+        self._num_cells = 0
+        self._parent: dict[str, Any] = {}  # the front end's request of the last cell
         self._last: Execution | None = None
         self._owns = True
 
@@ -54,6 +70,7 @@ class Ranks:
         if id(shell) not in cls._of:
             ranks = cls._of[id(shell)] = cls(shell)
             shell.input_transformers_cleanup.append(ranks.transform)
+            register_commands(shell, ranks.command)
             shell.user_ns["__ranks__"] = ranks
             shell.user_ns_hidden["__ranks__"] = ranks
         return cls._of[id(shell)]
@@ -64,6 +81,7 @@ class Ranks:
         ranks = cls._of.pop(id(shell), None)
         if ranks is not None:
             shell.input_transformers_cleanup.remove(ranks.transform)
+            unregister_commands(shell)
             ranks.stop()
 
     # -- cells -----------------------------------------------------------------------------------------------------
@@ -97,8 +115,54 @@ class Ranks:
                 return
             self.start()
             self._check_free()
-            self._last = Execution(self.cluster.client, parse_ranks(cell.ranks, self.num_ranks), self.num_ranks)
-            self._last.run(cell.body)
+            self._parent = self.shell.get_parent()
+            ranks = parse_ranks(cell.ranks, self.num_ranks)
+            self._last = self._execution(ranks, cell.tabs)
+            self._last.run(self._as_typed(text))
+            for payload in self._last.payload:
+                self.shell.payload_manager.write_payload(payload)
+
+    def _execution(self, ranks: list[int], tabs: bool) -> Execution:
+        """Return the execution of a new cell. The ranks are free."""
+        if self._client is not self.cluster.client:  # heal() and scale() start other engines
+            self._prepare()
+        if self._link is None:
+            self._link = Link(self.cluster.client, self._heard)
+        self._num_cells += 1
+        log = runs_root() / "cell-output" / f"{self.cluster.id}-{self._num_cells}.log"
+        if self.debugger is not None:
+            self.debugger.attach(self._link, self.num_ranks)
+        return Execution(
+            self.cluster.client,
+            ranks,
+            self.num_ranks,
+            screen=TabbedScreen(ranks, log) if tabs else MergedScreen(self.num_ranks, log),
+            questions=Questions(self.num_ranks, self._ask, self._link.answer),
+            debugger=self.debugger,
+        )
+
+    def _as_typed(self, text: str) -> str:
+        """Return the whole cell as the front end has it, if this is its text: the debugger knows a cell by its text."""
+        typed = str(self.shell.get_parent().get("content", {}).get("code", "")) if self.shell else ""
+        return typed if typed.split() == text.split() else text
+
+    def _ask(self, prompt: str, secret: bool) -> str:
+        """Ask the user. The front end of the cell that runs shows the prompt."""
+        kernel = self.shell.kernel
+        return str(kernel.getpass(prompt) if secret else kernel.raw_input(prompt))
+
+    def _heard(self, rank: int, message: dict[str, Any]) -> None:
+        """Take what a rank says outside of a cell. Called on the thread of ipyparallel's client."""
+        kind, content, kernel = message["header"]["msg_type"], message["content"], self.shell.kernel
+        if kind == "debug_event" and self.debugger is not None:
+            self.debugger.heard(rank, content)
+        elif kind == "question" and self._link is not None:
+            reason = "A widget's callback cannot ask: the notebook may run another cell."
+            self._link.answer(rank, content["number"], {"status": "error", "message": reason})
+        elif kind in SHOWN:
+            if kind == "stream":
+                content = {**content, "text": label([rank], self.num_ranks) + content["text"]}
+            kernel.session.send(kernel.iopub_socket, kind, content, parent=self._parent)
 
     def prepare(self, commands: Iterable[tuple[str, str]], names: tuple[str, ...]) -> None:
         """Prepare a local cell: run its commands, and copy variables from rank 0.
@@ -131,11 +195,15 @@ class Ranks:
 
         None if there are no ranks yet, if rank 0 is busy or training, or if it takes longer than `timeout_s` seconds.
         """
-        if self.cluster is None or self.cluster.state != "ready" or self.busy():
+        if not self.free():
             return None
         with suppress(Exception):  # without a result, for any reason, the caller uses its own
             return self.cluster.client[0].apply_async(function, *arguments).get(timeout_s)
         return None
+
+    def free(self) -> bool:
+        """Return True if there are ranks, and they run neither a cell nor a training."""
+        return self.cluster is not None and self.cluster.state == "ready" and not self.busy()
 
     def busy(self) -> list[int]:
         """Ranks that still run an earlier cell."""
@@ -164,8 +232,14 @@ class Ranks:
         self._use(Cluster(self.num_ranks, launcher=self.launcher, **options), owns=True)
 
     def _use(self, cluster: Any, owns: bool) -> None:
-        self.cluster, self.num_ranks, self._owns, self._last = cluster, cluster.num_ranks, owns, None
+        self.cluster, self._owns = cluster, owns
         self.shell.user_ns["cluster"] = cluster
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Give the ranks their names. The ranks of a training receive them when it has ended."""
+        cluster = self.cluster
+        self.num_ranks, self._client, self._last, self._link = cluster.num_ranks, cluster.client, None, None
         pending = [
             cluster.client[rank].execute(PREPARE.format(rank=rank, world_size=self.num_ranks), silent=True, block=False)
             for rank in range(self.num_ranks)
@@ -188,6 +262,9 @@ class Ranks:
     def stop(self) -> None:
         """End the ranks that this notebook started. Ranks that it attached to are detached and continue."""
         cluster, self.cluster = self.cluster, None
+        self._link = self._client = None
+        if self.debugger is not None:
+            self.debugger.detach()
         self.shell.user_ns.pop("cluster", None)
         if cluster is None:
             return
@@ -224,7 +301,6 @@ class Ranks:
         getattr(self, f"_command_{name}")(argument)
 
     def _command_ranks(self, argument: str) -> None:
-        """%ranks N: start N ranks."""
         if argument:
             number = _number(argument)
             if number != self.num_ranks:
@@ -233,7 +309,6 @@ class Ranks:
         self.start()
 
     def _command_launcher(self, argument: str) -> None:
-        """%launcher TEXT: where further ranks start, as `launcher=` of Cluster."""
         if not argument:
             raise ConfigError(
                 "%launcher needs the argument of Cluster(launcher=...): local, emulated:1gbit, slurm:partition=debug"
@@ -243,7 +318,6 @@ class Ranks:
         self.launcher = argument
 
     def _command_attach(self, argument: str) -> None:
-        """%attach NAME: use the ranks of a detached cluster."""
         from workbench import clusters
 
         if not argument:
@@ -253,7 +327,6 @@ class Ranks:
         self._use(cluster, owns=False)
 
     def _command_detach(self, _: str) -> None:
-        """%detach: leave the ranks running without this notebook."""
         if self.cluster is None:
             raise ConfigError("there are no ranks to detach: the next cell starts some")
         print(f"%attach {self.cluster.id} continues with these ranks")
@@ -261,7 +334,6 @@ class Ranks:
         self.stop()
 
     def _command_status(self, _: str) -> None:
-        """%status: show the ranks and their states."""
         from IPython.display import display
 
         if self.cluster is None:
@@ -269,14 +341,33 @@ class Ranks:
             return
         display(self.cluster.status())  # type: ignore[no-untyped-call]
 
+    def _command_debug_rank(self, argument: str) -> None:
+        if self.debugger is None:
+            raise ConfigError("%debug_rank works in the kernels Workbench MPI and Workbench Slurm only")
+        if not argument:
+            raise ConfigError("%debug_rank needs numbers of ranks: %debug_rank 1, %debug_rank 0,2 or %debug_rank all")
+        self.debugger.choose(parse_ranks(argument, self.num_ranks), at_once=self.free())
+
+    def _command_variables(self, argument: str) -> None:
+        from IPython.display import display
+
+        self.start()
+        self._check_free()
+        names = tuple(filter(None, re.split(r"[,\s]+", argument)))
+        pending = [self.cluster.client[rank].apply_async(rank_variables, names) for rank in range(self.num_ranks)]
+        with Waiting("the variables of the ranks") as waiting:
+            if not waiting.until(lambda seconds: all(each.wait(seconds) or each.done() for each in pending), FETCH_S):
+                raise LaunchError(
+                    f"the ranks do not give their variables in {FETCH_S:g} s: name a few, %variables x, y"
+                )
+        display(VariablesTable([each.result(0) for each in pending]))  # type: ignore[no-untyped-call]
+
     def _command_restart_ranks(self, _: str) -> None:
-        """%restart_ranks: end the ranks, also attached ones, and start new ones. Their variables are lost."""
         self._owns = True
         self.stop()
         self.start()
 
     def _command_stop_ranks(self, _: str) -> None:
-        """%stop_ranks: end the ranks, also attached ones. The next cell starts new ones."""
         self._owns = True
         self.stop()
 

@@ -3,7 +3,10 @@
 - `handlers`: what the server answers below `workbench/api/`.
 - `run_rows`: the runs of the stores as rows; a run that did not change is not read again.
 - `live_curve`: the loss and the evaluations of a run, in a bounded number of points, from new lines only.
-- `cluster_rows`: the registered clusters as rows; their logs; how one is stopped.
+- `compare_runs`: curves of several runs, averaged over seeds, and the settings in which the runs differ.
+- `cluster_rows`: the registered clusters as rows; their logs; how one is stopped, scaled or healed.
+- `rank_rows`: the ranks of a run or a cluster: what each one does and uses, and which one delays the others.
+- `run_timeline`: the timeline of a run, of its newest steps while it trains.
 - `snippets`: Python that attaches to a cluster, opens a run, or continues it.
 
 The sources of the front end are in `lab/`, and `make lab-extension` builds them. The Jupyter server imports this

@@ -1,7 +1,8 @@
-"""The registered clusters as rows, their logs, and how one is stopped."""
+"""The registered clusters as rows, their logs, and how one is stopped, scaled or healed."""
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from workbench.clusters.supervision.rank_output import output_name
 from workbench.clusters.supervision.registry import Entry, entries
 from workbench.errors import ConfigError, LaunchError, RunNotFound
 from workbench.lab.snippets import attach_code
+from workbench.machine import is_running
 from workbench.trace.files.text import open_file
 from workbench.trace.processes import with_true_status
 from workbench.trace.store import read_info
@@ -22,6 +24,7 @@ YOUNG_S = 1.0
 LOG_BYTES = 64 * 1024  # from the end of each file
 MAX_LOGS = 16
 STOP_S = 90.0
+START_S = 180.0
 
 
 @final
@@ -50,6 +53,13 @@ class ClusterRows:
                 self._valid_until_s = now_s + max(YOUNG_S, 10 * (now_s - begin_s))
             return self._rows
 
+    def change(self, name: str, action: str, *arguments: str) -> str:
+        """Scale or heal a detached cluster: see `change_cluster`. The next call of `rows` reads the clusters again."""
+        try:
+            return change_cluster(name, action, *arguments)
+        finally:
+            self._valid_until_s = float("-inf")
+
     def stop(self, name: str) -> str:
         """Stop a cluster: see `stop_cluster`. The next call of `rows` reads the clusters again."""
         try:
@@ -74,11 +84,18 @@ def _row(entry: Entry, notebooks: Mapping[int, str]) -> dict[str, Any]:
         "state": state,
         "alive": state not in ("lost", "left over"),
         "owned": owner is not None,
+        "notebook": notebooks.get(owner) if owner is not None else None,
+        "num_gone": sum(map(_has_ended, (entry.detached or entry.record).get("ranks") or ())),
         "since_s": (entry.detached or {}).get("at_s", entry.record["started_s"]),
         "run": Path(folder).name if folder else None,
         "run_status": _status(Path(folder)) if folder else None,
         "attach": attach_code(entry.id) if attachable else None,
     }
+
+
+def _has_ended(process: Mapping[str, Any]) -> bool:
+    """Return True if a rank's process was on this machine and has ended."""
+    return process.get("host") == socket.gethostname() and not is_running(int(process["pid"]))
 
 
 def _status(folder: Path) -> str | None:
@@ -141,15 +158,32 @@ def stop_cluster(name: str) -> str:
         LaunchError: it cannot be stopped from here; the message says why.
     """
     entry = exact_entry(name)
-    force = ["--force"] if entry.owner is not None else []
+    return _workbench("stop", entry.id, *(["--force"] if entry.owner is not None else []), limit_s=STOP_S)
+
+
+def change_cluster(name: str, action: str, *arguments: str) -> str:
+    """Scale or heal a detached cluster as `workbench cluster scale` and `heal` do, in a process of its own.
+
+    Returns:
+        What the command printed.
+
+    Raises:
+        ConfigError: no cluster has this id, or the change is not possible; the message says why.
+        LaunchError: the new ranks did not start.
+    """
+    return _workbench(action, exact_entry(name).id, *arguments, limit_s=START_S)
+
+
+def _workbench(action: str, *arguments: str, limit_s: float) -> str:
     # -P: a folder `workbench` in the server's current folder is not the package
-    command = [sys.executable, "-P", "-m", "workbench", "cluster", "stop", entry.id, *force]
+    command = [sys.executable, "-P", "-m", "workbench", "cluster", action, *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=STOP_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
         raise LaunchError(
-            f"cluster {name} did not end within {STOP_S:.0f} s: `workbench cluster stop {name}`"
+            f"no answer within {limit_s:.0f} s: `workbench cluster {action} {' '.join(arguments)}`"
         ) from None
     if done.returncode:
-        raise LaunchError(done.stderr.strip().removeprefix("workbench: ") or f"cluster {name} cannot be stopped")
+        error = done.stderr.strip().removeprefix("workbench: ")
+        raise LaunchError(error or f"`workbench cluster {action} {' '.join(arguments)}` failed")
     return done.stdout.strip()

@@ -7,7 +7,14 @@
 | POST clusters/ID/stop | stop it |
 | GET runs?limit=&after=&curves= | rows of runs, newest first |
 | GET runs/NAME?points= | a run's row, curves and failures |
-| GET runs/NAME/code | Python that opens, repeats or continues it |
+| GET clusters/ID/ranks | its ranks, with what they do and use |
+| POST clusters/ID/scale?ranks=, heal | the same for a detached cluster, as `workbench cluster scale` and `heal` |
+| GET runs/NAME/code?after= | Python that opens, repeats, continues or branches it |
+| GET runs/NAME/checkpoints | the numbers of steps after which it can be branched |
+| GET runs/NAME/ranks | its ranks, with what they do and use |
+| GET compare?run=&run=&points= | curves of several runs, and where their settings differ |
+| GET runs/NAME/timeline?first=&last=&other=&critical= | its timeline; see `plots.trace_viewer` |
+| GET timeline.js | the script that draws it |
 | GET plotly.js | the library of the live figures; see `plots.live.moving_figure` |
 | POST runs/NAME/pause, resume, stop | a command to the run, as `workbench steer` gives it |
 
@@ -33,14 +40,19 @@ from tornado import web
 from workbench.clusters.commands import send_command
 from workbench.config import value_of
 from workbench.errors import ConfigError, RunNotFound, WorkbenchError
-from workbench.lab.cluster_rows import ClusterRows, cluster_log, runs_of_clusters
+from workbench.lab.cluster_rows import ClusterRows, cluster_log, exact_entry, runs_of_clusters
+from workbench.lab.rank_rows import RankRows
 from workbench.lab.run_rows import RunRows
+from workbench.lab.run_timeline import RunTimelines
 from workbench.lab.snippets import run_code
 from workbench.plots.plotly_js import plotly_js, plotly_js_version
+from workbench.plots.trace_viewer.script import viewer_js
+from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.trace.store import runs_root
 
 COMMANDS = ("pause", "resume", "stop")
 MAX_POINTS = 2000
+MAX_COMPARED = 200
 
 T = TypeVar("T")
 
@@ -55,11 +67,18 @@ def add_handlers(server: Any) -> None:
         [
             (url_path_join(base, "clusters"), Clusters, given),
             (url_path_join(base, r"plotly\.js"), PlotlyJs, given),
+            (url_path_join(base, r"timeline\.js"), TimelineJs, given),
             (url_path_join(base, "clusters", "([^/]+)", "log"), ClusterLog, given),
             (url_path_join(base, "clusters", "([^/]+)", "stop"), ClusterStop, given),
+            (url_path_join(base, "clusters", "([^/]+)", "ranks"), ClusterRanks, given),
+            (url_path_join(base, "clusters", "([^/]+)", "(scale|heal)"), ClusterChange, given),
+            (url_path_join(base, "compare"), Compare, given),
             (url_path_join(base, "runs"), Runs, given),
             (url_path_join(base, "runs", "([^/]+)"), OneRun, given),
             (url_path_join(base, "runs", "([^/]+)", "code"), RunCode, given),
+            (url_path_join(base, "runs", "([^/]+)", "checkpoints"), Checkpoints, given),
+            (url_path_join(base, "runs", "([^/]+)", "ranks"), RunRanks, given),
+            (url_path_join(base, "runs", "([^/]+)", "timeline"), RunTimeline, given),
             (url_path_join(base, "runs", "([^/]+)", "([a-z]+)"), Steer, given),
         ],
     )
@@ -73,7 +92,7 @@ class State:
     """
 
     def __init__(self, root: Path) -> None:
-        self.rows, self.clusters = RunRows(), ClusterRows()
+        self.rows, self.clusters, self.ranks, self.timelines = RunRows(), ClusterRows(), RankRows(), RunTimelines()
         self._root = root
         self._seen: dict[Path, None] = {}
         self.threads = ThreadPoolExecutor(4, thread_name_prefix="workbench")
@@ -200,6 +219,17 @@ class PlotlyJs(Handler):
         self.finish(await self.in_thread(plotly_js), set_content_type="text/javascript; charset=utf-8")
 
 
+class TimelineJs(Handler):
+    """The script that draws a timeline."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer its text."""
+        self.set_header("Cache-Control", "private, no-cache")
+        self.finish(await self.in_thread(viewer_js), set_content_type="text/javascript; charset=utf-8")
+
+
 class ClusterLog(Handler):
     """The logs of a cluster."""
 
@@ -218,6 +248,32 @@ class ClusterStop(Handler):
     async def post(self, name: str) -> None:
         """Answer {"message": what was ended}."""
         await self.answer(lambda: {"message": _known(self.state.clusters.stop, name)})
+
+
+class ClusterRanks(Handler):
+    """The ranks of a cluster."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer {"ranks", "run", "status"}: see `RankRows`."""
+        await self.answer(lambda: self.state.ranks.of_cluster(_known(exact_entry, name)))
+
+
+class ClusterChange(Handler):
+    """Scales or heals a detached cluster."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, name: str, action: str) -> None:
+        """Answer {"message": what was changed}."""
+        number = self.whole("ranks", None, 1, 4096)
+        if action == "scale" and number is None:
+            raise web.HTTPError(400, "scale: give the number of ranks, such as ranks=4")
+        arguments = [str(number)] if action == "scale" else []
+        await self.answer(
+            lambda: {"message": _known(lambda one: self.state.clusters.change(one, action, *arguments), name)}
+        )
 
 
 def _known(work: Callable[[str], T], name: str) -> T:
@@ -258,14 +314,74 @@ class RunCode(Handler):
     @web.authenticated
     @authorized
     async def get(self, name: str) -> None:
-        """Answer {"open", "repeat", "continue"}."""
-        stores, rows = await self.stores(), self.state.rows
+        """Answer {"open", "repeat", "continue", "branch"}, those that are possible."""
+        stores, rows, after = await self.stores(), self.state.rows, self.whole("after", None, 0, 10**15)
 
         def code() -> dict[str, str]:
             folder = rows.find(stores, name)
-            return run_code(folder, rows.info(folder))
+            return run_code(folder, rows.info(folder), after)
 
         await self.answer(code)
+
+
+class Checkpoints(Handler):
+    """The checkpoints of a run."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer {"steps": the number of steps of each complete checkpoint, the newest first}."""
+        stores, rows = await self.stores(), self.state.rows
+
+        def steps() -> dict[str, list[int]]:
+            found = (one.num_steps for one in complete_checkpoints(rows.find(stores, name)))
+            return {"steps": list(dict.fromkeys(number for number in found if number >= 0))}
+
+        await self.answer(steps)
+
+
+class RunRanks(Handler):
+    """The ranks of a run."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer {"ranks", "run", "status"}: see `RankRows`."""
+        stores, rows, ranks = await self.stores(), self.state.rows, self.state.ranks
+        await self.answer(lambda: ranks.of_run(rows.find(stores, name)))
+
+
+class Compare(Handler):
+    """Several runs on the same axes."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """Answer the curves: see `RunRows.compare`."""
+        names = list(dict.fromkeys(self.get_query_arguments("run")))
+        if not 1 <= len(names) <= MAX_COMPARED:
+            raise web.HTTPError(400, f"give 1 to {MAX_COMPARED} runs to compare, not {len(names)}")
+        points, stores, rows = self.whole("points", 300, 10, MAX_POINTS), await self.stores(), self.state.rows
+        await self.answer(lambda: rows.compare([rows.find(stores, name) for name in names], points or 300))
+
+
+class RunTimeline(Handler):
+    """What the ranks of a run did, and when."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, name: str) -> None:
+        """Answer the content for a viewer: see `RunTimelines.of`."""
+        first, last = self.whole("first", None, 0, 10**9), self.whole("last", None, 0, 10**9)
+        critical, other = self.get_query_argument("critical", "0") == "1", self.get_query_argument("other", None)
+        steps = None if first is None and last is None else slice(first, last)
+        stores, rows = await self.stores(), self.state.rows
+
+        def content() -> dict[str, Any]:
+            folders = [rows.find(stores, one) for one in (name, other) if one]
+            return self.state.timelines.of(folders, steps, critical=critical)
+
+        await self.answer(content)
 
 
 class Steer(Handler):

@@ -14,6 +14,7 @@ from typing import Any, final
 
 from workbench.analysis.runs_table import add_results, row_of
 from workbench.errors import RunNotFound
+from workbench.lab.compare_runs import differences, group_of, merged, series_of
 from workbench.lab.live_curve import LiveCurve
 from workbench.trace.index import state_of
 from workbench.trace.info import NAME
@@ -135,6 +136,58 @@ class RunRows:
             "notes": [note for note in kept.info.get("notes") or () if isinstance(note, str)],
         }
 
+    def compare(self, folders: Iterable[Path], max_points: int) -> dict[str, Any]:
+        """Return the curves of several runs on the same axes, and the settings in which the runs differ.
+
+        Returns:
+            "series": for each curve its label, its "runs" and "statuses", and by metric the curve of `merged`.
+            "differences": see `compare_runs.differences`.
+
+        Raises:
+            RunNotFound: a run was removed.
+        """
+        with self._lock:
+            read = [self._read(folder, state_of(folder / "run.json") or []) for folder in folders]
+            for kept in read:
+                self._add_results([kept], Path(kept.row["folder"]).parent)
+            infos, rows = [kept.info for kept in read], [kept.row for kept in read]
+            curves = [self._curve_columns(kept) for kept in read]
+        found = []
+        series = series_of([{**info, "status": row["status"]} for info, row in zip(infos, rows, strict=True)])
+        for one in series:
+            metrics = dict.fromkeys(name for member in one.members for name in curves[member])
+            found.append(
+                {
+                    "label": one.label,
+                    "runs": [rows[member]["run"] for member in one.members],
+                    "statuses": [rows[member]["status"] for member in one.members],
+                    "curves": {
+                        name: merged(
+                            [curves[member][name] for member in one.members if name in curves[member]], name, max_points
+                        )
+                        for name in metrics
+                    },
+                }
+            )
+        return {"series": found, "differences": differences(rows, series)}
+
+    def _curve_columns(self, kept: _Kept) -> dict[str, dict[str, list[Any]]]:
+        """Return metric -> equally long lists of steps, seconds, and the metric's values."""
+        curve = self._curve(Path(kept.row["folder"]))
+        curve.poll()
+        loss = curve.loss()
+        found = {"train_loss": {"steps": loss["steps"], "seconds": loss["seconds"], "train_loss": loss["values"]}}
+        rows = curve.evaluations(kept.info)
+        for name in ("test_loss", "accuracy", *Run(info=kept.info, metrics={}).metric_names):
+            measured = [row for row in rows if row.get(name) is not None]
+            if measured:
+                found[name] = {
+                    "steps": [row["step"] + 1 for row in measured],
+                    "seconds": [row["seconds"] for row in measured],
+                    name: [row[name] for row in measured],
+                }
+        return found
+
     def info(self, folder: Path) -> dict[str, Any]:
         """Return the run's `run.json`, with its true status."""
         return with_true_status(folder, read_info(folder))
@@ -174,6 +227,7 @@ class RunRows:
         recorded = read_info(folder)
         info = with_true_status(folder, recorded)
         row = {**row_of(StoredRun(folder, info)), "num_steps": _planned(info), "left_s": None, "steps": 0}
+        row |= {"group": group_of(info), "metrics": list(Run(info=info, metrics={}).metric_names)}
         before = self._kept.get(folder)
         if row["status"] in ENDED:
             if before is not None and before.state == state and before.row["status"] == row["status"]:

@@ -34,18 +34,30 @@ def attach_code(cluster_id: str) -> str:
     return f'cluster = wb.Cluster.attach("{cluster_id}")'
 
 
-def run_code(folder: Path, info: dict[str, Any]) -> dict[str, str]:
-    """Return Python by purpose: "open", "repeat", and "continue" if the run has a checkpoint or can be stopped with one.
+def change_code(cluster_id: str, change: str) -> str:
+    """Return the line that changes a cluster, for the notebook that owns it. Its variable may have another name.
+
+    >>> change_code("cluster-3f2a", "scale(3)")
+    'cluster.scale(3)  # cluster-3f2a'
+    """
+    return f"cluster.{change}  # {cluster_id}"
+
+
+def run_code(folder: Path, info: dict[str, Any], num_steps: int | None = None) -> dict[str, str]:
+    """Return Python by purpose: "open", "repeat", and "continue" if the run has a checkpoint.
 
     Args:
         folder: the run's folder.
         info: its `run.json`.
+        num_steps: "branch" continues from the checkpoint after this number of steps.
     """
     found = {"open": f"{IMPORT}\n\nrun = wb.open_run({str(folder)!r})\nwb.plots.watch(run)"}
     if info.get("runtime") in ("mpi", "torch"):
         found["repeat"] = _train(info, {})
         if any(folder.glob("checkpoint*")):
             found["continue"] = _train(info, {"resume": str(folder)})
+            if num_steps is not None:
+                found["branch"] = _train(info, {"resume": f"{folder}@{num_steps}"})
     return found
 
 
@@ -79,6 +91,6 @@ def _train(info: dict[str, Any], more: dict[str, Any]) -> str:
         lines += [f"problem = wb.problems.get({title!r})"]
     else:
         lines += [f"problem = ...  # your own problem {title!r}"]
-    lines += [f"cluster = wb.Cluster({info.get('num_workers') or 2})"]
+    lines += [f"cluster = wb.Cluster({info.get('num_workers') or 2})  # leave this out if you have a cluster"]
     lines += [f"run = cluster.train(algorithm, problem, {', '.join(settings)})", "run"]
     return "\n".join(lines)

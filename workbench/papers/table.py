@@ -146,7 +146,7 @@ def front_page(papers: Sequence[Paper]) -> str:
     for row in (row for paper in papers for row in paper.rows if row.claim.headline):
         claim = row.claim
         measured = _measured(row) if row.record else "not measured yet"
-        verdict = f"{row.word}; {row.clock}" if row.record else ""
+        verdict = f"{row.word}; {row.clock.partition(',')[0]}" if row.record else ""  # the page has the rest
         about = f"{claim.statement} ([{claim.paper}](papers/{claim.paper}/card.md))"
         lines.append(_line([about, claim.theirs or "none quoted", measured, verdict]))
     return "\n".join(lines)

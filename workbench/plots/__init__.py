@@ -1,9 +1,10 @@
 """Numbers to Plotly figures, live views for JupyterLab, and HTML pages with figures offline.
 
 Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `dots`, `limits`, `prediction`,
-`fronts`, `parallel_axes`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt` (the
-timeline) and `live` (figures that grow while a run trains). `html`, `pictures` and `for_nbconvert` write pages and
-images.
+`fronts`, `parallel_axes`, `graphs`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt`
+(the timeline), `trace_viewer` (the interactive one) and `live` (figures that grow while a run trains). `html`, `pictures`
+and `for_nbconvert` write pages and images. `comparison` is a table of runs, and `differences` the settings in which they
+differ. `labextension/` gives finished figures the colours of a dark theme in JupyterLab.
 
 Imports `calibration`, `analysis` and what lies below. Used by `clusters` (live views), `papers` and layers above.
 Begin with `lines`. Names are imported at first use.
@@ -17,6 +18,7 @@ from workbench.errors import ConfigError
 if TYPE_CHECKING:
     from workbench.plots.dots import dot_plot
     from workbench.plots.gantt.figures import timeline, timelines
+    from workbench.plots.graphs import topology
     from workbench.plots.html import export_html, use_notebook_renderer
     from workbench.plots.limits import compare_with_limits
     from workbench.plots.lines import convergence, curves
@@ -27,10 +29,13 @@ if TYPE_CHECKING:
     from workbench.plots.prediction import compare_with_prediction
     from workbench.plots.steps import per_step
     from workbench.plots.studies import curves_of, heat_map, scaling, stacked_bars, step_bars
+    from workbench.plots.trace_viewer.difference import step_difference
+    from workbench.plots.trace_viewer.page import TraceViewer
 
 _HOMES = {  # no module has the name of a function: importing it would hide the function
     "LiveCurves": "live.curves",
     "LiveTimeline": "live.timeline",
+    "TraceViewer": "trace_viewer.page",
     "compare_with_limits": "limits",
     "compare_with_prediction": "prediction",
     "convergence": "lines",
@@ -45,8 +50,10 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
     "scaling": "studies",
     "stacked_bars": "studies",
     "step_bars": "studies",
+    "step_difference": "trace_viewer.difference",
     "timeline": "gantt.figures",
     "timelines": "gantt.figures",
+    "topology": "graphs",
     "use_notebook_renderer": "html",
     "watch": "live.curves",
 }
@@ -54,6 +61,7 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
 __all__ = [
     "LiveCurves",
     "LiveTimeline",
+    "TraceViewer",
     "compare_with_limits",
     "compare_with_prediction",
     "convergence",
@@ -68,8 +76,10 @@ __all__ = [
     "scaling",
     "stacked_bars",
     "step_bars",
+    "step_difference",
     "timeline",
     "timelines",
+    "topology",
     "use_notebook_renderer",
     "watch",
 ]

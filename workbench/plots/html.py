@@ -9,15 +9,19 @@ from typing import Any
 
 import nbformat
 import plotly.io as pio
+from IPython.core.getipython import get_ipython
 from jinja2 import DictLoader
 from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
 from workbench.errors import ConfigError
+from workbench.machine import in_notebook
+from workbench.plots.comparison import use_comparison_html
 from workbench.trace.files.atomic import write_atomic
 
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["sendChartToCloud"]}  # no button that uploads a figure
 
 # The usual page of JupyterLab's look without downloads. require.js would also hide Plotly from the figures' scripts.
 TEMPLATE = """{% extends 'lab/index.html.j2' %}
@@ -28,12 +32,16 @@ TEMPLATE = """{% extends 'lab/index.html.j2' %}
 
 
 def use_notebook_renderer() -> None:
-    """Store figures as data (about ten kB each), which JupyterLab and VS Code draw.
+    """Store figures as data (about ten kB each), which JupyterLab and VS Code draw. Tables of `wb.compare` can be sorted.
 
     Plotly's offline renderer "notebook" stores plotly.js, 5 MB, in every notebook; "notebook_connected" downloads it.
     `export_html` makes an offline page instead.
     """
+    pio.renderers["plotly_mimetype"].config.update(CONFIG)
     pio.renderers.default = "plotly_mimetype"
+    if in_notebook():
+        shell: Any = get_ipython()
+        use_comparison_html(shell.display_formatter.formatters["text/html"])
 
 
 def export_html(notebook: Path | str, page: Path | str, *, first: Sequence[str] = ()) -> Path:
@@ -109,7 +117,7 @@ def draw_figures(content: Any) -> int:
 def figure_division(specification: dict[str, Any], name: str) -> str:
     """Return the HTML of one figure; it calls Plotly."""
     height = f"{specification.get('layout', {}).get('height', 450)}px"
-    config = {**specification.get("config", {}), "responsive": True, "displaylogo": False}
+    config = {**specification.get("config", {}), "responsive": True, **CONFIG}
     figure = {key: specification[key] for key in ("data", "layout") if key in specification}
     return str(
         pio.to_html(

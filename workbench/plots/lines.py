@@ -14,21 +14,37 @@ from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
 from workbench.analysis.labels import distinct_labels
+from workbench.plots.differences import differences
 from workbench.plots.style import CYCLE, LINE_PIXELS, TEMPLATE, TOP_PIXELS, escape_text, faded, legend_below
-from workbench.trace.run import Run, as_runs
+from workbench.trace.run import X_FIELDS, Run, as_runs
 from workbench.trace.views import XAxis, YAxis
 
 MAX_POINTS = 1000  # about the resolution of a screen; the faint raw curve has half of it
 HEIGHT = 430
 Floats = NDArray[np.float64]
 
-X_TITLES = {
+X_TITLES: dict[XAxis, str] = {
     "steps": "step",
+    "epochs": "epoch",
     "seconds": "training time (s)",
     "samples": "samples seen",
     "bytes": "bytes sent, all ranks together",
 }
-Y_TITLES = {"loss": "training loss", "test_loss": "test loss", "accuracy": "test accuracy"}
+HOVER_TEXTS: dict[XAxis, str] = {
+    "steps": "step %{x:.0f}",
+    "epochs": "epoch %{x:.2f}",
+    "seconds": "%{x:.3f} s",
+    "samples": "%{x:.4s} samples",
+    "bytes": "%{x:.4s}B sent",
+}
+Y_TITLES = {
+    "loss": "training loss",
+    "test_loss": "test loss",
+    "accuracy": "test accuracy",
+    "consensus_distance": "distance of replicas from their mean",
+}
+LOSSES = ("loss", "test_loss")  # may have a logarithmic axis
+SMOOTH = 0.02  # share of a curve over which the minibatch loss is averaged
 
 
 def curves(
@@ -36,7 +52,8 @@ def curves(
     x: XAxis = "seconds",
     y: YAxis = "loss",
     *,
-    smooth: float = 0.02,
+    smooth: float = SMOOTH,
+    log_x: bool = False,
     log_y: bool = False,
     max_points: int = MAX_POINTS,
 ) -> go.Figure:
@@ -46,17 +63,17 @@ def curves(
 
     Args:
         runs: runs to compare; handles of `Cluster.train` are allowed.
-        x: "steps", "seconds" (of training, without evaluation), "samples" or "bytes" (sent by all ranks).
+        x: "steps", "epochs", "seconds" (of training, without evaluation), "samples" or "bytes" (sent by all ranks).
         y: "loss" (minibatches), "test_loss" or "accuracy" (evaluations), or one of the problem's metrics.
         smooth: share of a curve over which the minibatch loss is averaged; the raw loss is drawn faintly behind it.
             0: no average.
-        log_y: logarithmic y axis.
+        log_x, log_y: logarithmic axes.
         max_points: a curve with more keeps its ends and extremes (`decimate`).
     """
     runs = as_runs(runs)
     figure = go.Figure(layout={"template": TEMPLATE, "hovermode": "closest"})
     figure.add_traces(curve_traces(runs, x, y, smooth=smooth, max_points=max_points))
-    figure.update_xaxes(**x_axis(runs, x))
+    figure.update_xaxes(**x_axis(runs, x, log_x))
     figure.update_yaxes(**y_axis(y, log_y))
     figure.update_layout(title=escape_text(_title(runs, Y_TITLES.get(y, y))), showlegend=True)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.name])
@@ -71,29 +88,48 @@ def measured_axes(runs: Sequence[Run]) -> list[YAxis]:
     return [*accuracy, *dict.fromkeys(name for run in runs for name in run.metric_names), "test_loss"]
 
 
+def offered_axes(runs: Sequence[Run]) -> list[XAxis]:
+    """Return the x axes that all runs have: epochs only if their length is known."""
+    return [x for x in X_FIELDS if x != "epochs" or all(run.steps_per_epoch for run in as_runs(runs))]
+
+
 def convergence(
-    runs: Sequence[Run], x: XAxis = "seconds", *, right: YAxis | None = None, max_points: int = MAX_POINTS
+    runs: Sequence[Run],
+    x: XAxis = "seconds",
+    *,
+    right: YAxis | None = None,
+    smooth: float = SMOOTH,
+    log_x: bool = False,
+    log_y: bool = False,
+    max_points: int = MAX_POINTS,
 ) -> go.Figure:
-    """Draw the training loss next to a curve on the test data.
+    """Draw the training loss next to a curve on the test data. A point's hover text has its step, bytes and seconds.
 
     Args:
         runs: runs to compare.
         x: as in `curves`.
         right: "accuracy", "test_loss", or one of the problems' own metrics. None: the accuracy if it is measured, else
             the first metric, else the test loss.
-        max_points: as in `curves`.
+        smooth, max_points: as in `curves`.
+        log_x: logarithmic x axes.
+        log_y: logarithmic axes of the losses.
     """
     runs = as_runs(runs)
     right = measured_axes(runs)[0] if right is None else right
     figure = go.Figure(_two_panels())
     panels: tuple[YAxis, YAxis] = ("loss", right)
     for column, y in enumerate(panels, 1):
-        traces = curve_traces(runs, x, y, max_points=max_points)
+        traces = curve_traces(runs, x, y, smooth=smooth, max_points=max_points, details=True)
         for trace in traces:
             trace.showlegend = trace.showlegend is not False and column == 1
         figure.add_traces(traces, rows=1, cols=column)
-    below = x_axis(runs, x)
-    axes = {"xaxis": below, "yaxis": y_axis("loss"), "xaxis2": below, "yaxis2": y_axis(right)}
+    below = x_axis(runs, x, log_x)
+    axes = {
+        "xaxis": below,
+        "yaxis": y_axis("loss", log_y),
+        "xaxis2": below,
+        "yaxis2": y_axis(right, log_y and right in LOSSES),
+    }
     figure.update_layout(title=escape_text(_title(runs, "convergence")), **axes)
     legend_below(figure, HEIGHT, [trace.name for trace in figure.data if trace.showlegend])
     _show_failures(figure, runs)
@@ -108,9 +144,18 @@ def _two_panels() -> go.Figure:
 
 
 def curve_traces(
-    runs: Sequence[Run], x: XAxis, y: YAxis, *, smooth: float = 0.02, max_points: int = MAX_POINTS
+    runs: Sequence[Run],
+    x: XAxis,
+    y: YAxis,
+    *,
+    smooth: float = SMOOTH,
+    max_points: int = MAX_POINTS,
+    details: bool = False,
 ) -> list[go.Scatter]:
-    """Return the curves' traces: for each group of repetitions a line, and a band or the faint raw curve."""
+    """Return the curves' traces: for each group of repetitions a line, and a band or the faint raw curve.
+
+    `details`: the hover text of a single run has all its x axes, and the number of ranks.
+    """
     groups = _repetitions(runs)
     own = {name for run in runs for name in run.metric_names}
     traces: list[go.Scatter] = []
@@ -119,9 +164,9 @@ def curve_traces(
         name = escape_text(label) + (f" (mean of {len(members)})" if len(members) > 1 else "")
         common = {"legendgroup": label, "hoverlabel": {"namelength": -1}}
         # another run may not measure this run's metric
+        measured = [(run, run.curve_rows(y)) for run in members if y not in own or y in run.metric_names]
         xs, middle, low, high = _merge(
-            [run.curve(x, y) for run in members if y not in own or y in run.metric_names]
-            or [(np.zeros(0), np.zeros(0))]
+            [(run.abscissa(rows, x), np.array([row[y] for row in rows], float)) for run, rows in measured]
         )
         if y == "loss" and smooth > 0:
             window = max(1, round(smooth * len(xs)))
@@ -137,12 +182,22 @@ def curve_traces(
         line_x, line_y = decimate(xs, middle, max_points)
         mode = "lines+markers" if len(line_x) <= 40 else "lines"
         line, marker = {"color": color, "width": 2.2}, {"size": 6}
-        traces.append(
-            go.Scatter(
-                x=line_x, y=line_y, name=name, mode=mode, line=line, marker=marker, hovertemplate=_hover(x, y), **common
-            )
-        )
+        hover = {"hovertemplate": _hover(x, y)}
+        if details and len(members) == 1 and len(line_x):
+            hover = _detailed_hover(*measured[0], x, y, line_x)
+        traces.append(go.Scatter(x=line_x, y=line_y, name=name, mode=mode, line=line, marker=marker, **hover, **common))
     return traces
+
+
+def _detailed_hover(run: Run, rows: Sequence[dict[str, Any]], x: XAxis, y: YAxis, shown: Floats) -> dict[str, Any]:
+    """Return the hover text of a run's points `shown`, with their places on the other x axes, and the ranks."""
+    place = np.searchsorted(run.abscissa(rows, x), shown).clip(0, len(rows) - 1)
+    others = [name for name in offered_axes([run]) if name != x]
+    lines = [HOVER_TEXTS[name].replace("{x", f"{{customdata[{number}]") for number, name in enumerate(others)]
+    lines += [f"all {run.num_ranks} ranks"] if run.num_ranks > 1 else []
+    text = "<br>".join([_hover(x, y).removesuffix("<extra></extra>"), *lines]) + "<extra></extra>"
+    columns = [run.abscissa(rows, name)[place] for name in others]
+    return {"customdata": np.array(columns, np.float32).T, "hovertemplate": text}
 
 
 def _show_failures(figure: go.Figure, runs: Sequence[Run]) -> None:
@@ -174,11 +229,8 @@ def _show_failures(figure: go.Figure, runs: Sequence[Run]) -> None:
 
 def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return label -> runs that differ only in their seed, have ended, and have equal length. Other runs are alone."""
-    together: dict[str, list[Run]] = defaultdict(list)
-    for label, run in zip(distinct_labels(runs, repetitions=False), runs, strict=True):
-        together[label].append(run)
     groups: dict[str, list[Run]] = defaultdict(list)
-    for label, members in together.items():
+    for label, members in _by_settings(runs).items():
         lengths = {max(run.rows(), default=-1) for run in members if not _is_apart(run, members)}
         for position, run in enumerate(members, 1):
             status = str(run.info.get("status"))
@@ -191,19 +243,32 @@ def _repetitions(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return groups
 
 
+def _by_settings(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return label -> runs that differ only in their seed. Labels do not have all settings, so these are added."""
+    labelled: dict[str, list[Run]] = defaultdict(list)
+    for label, run in zip(distinct_labels(runs, repetitions=False), runs, strict=True):
+        labelled[label].append(run)
+    together: dict[str, list[Run]] = defaultdict(list)
+    for label, members in labelled.items():
+        for run, settings in zip(members, differences(members), strict=True):
+            more = [f"{name}={value}" for name, value in settings.items() if name != "seed" and value is not None]
+            together[", ".join([label, *more])].append(run)
+    return together
+
+
 def _is_apart(run: Run, members: Sequence[Run]) -> bool:
     """Return whether a run is excluded from a mean: it failed, or it has not ended and there are others."""
     return bool(run.failure_summary) or (len(members) > 1 and run.info.get("status") not in (None, "finished"))
 
 
-def x_axis(runs: Sequence[Run], x: XAxis) -> dict[str, Any]:
+def x_axis(runs: Sequence[Run], x: XAxis, log_x: bool = False) -> dict[str, Any]:
     """Return title and ticks of the x axis."""
     virtual = [run.info.get("clock") == "virtual" for run in runs]
     title = X_TITLES[x]
     if x == "seconds" and any(virtual):
         title = "virtual training time (s)" if all(virtual) else "training time, wall or virtual (s)"
     ticks = {"tickformat": "~s" if x in ("bytes", "samples") else None, "ticksuffix": "B" if x == "bytes" else ""}
-    return {"title": title, "rangemode": "tozero", **ticks}
+    return {"title": title, "type": "log"} | ticks if log_x else {"title": title, "rangemode": "tozero", **ticks}
 
 
 def y_axis(y: YAxis, log_y: bool = False) -> dict[str, Any]:
@@ -287,13 +352,7 @@ def _band(xs: Floats, low: Floats, high: Floats, color: str, max_points: int, co
 
 def _hover(x: XAxis, y: YAxis) -> str:
     value = "%{y:.2%}" if y == "accuracy" else "%{y:.4g}"
-    where = {
-        "steps": "step %{x:.0f}",
-        "seconds": "%{x:.3f} s",
-        "samples": "%{x:.4s} samples",
-        "bytes": "%{x:.4s}B sent",
-    }[x]
-    return f"%{{fullData.name}}<br>{Y_TITLES.get(y, y)} {value}<br>{where}<extra></extra>"
+    return f"%{{fullData.name}}<br>{Y_TITLES.get(y, y)} {value}<br>{HOVER_TEXTS[x]}<extra></extra>"
 
 
 def _title(runs: Sequence[Run], what: str) -> str:

@@ -20,6 +20,7 @@ KINDS: dict[str, type] = {
     "runtime": str,
     "num_workers": int,
     "num_steps": int,
+    "steps_per_epoch": int,
     "algorithm": dict,
     "problem": dict,
     "settings": dict,

@@ -29,7 +29,13 @@ from workbench.trace.weights import write_weights
 PENDING_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
 PROFILED = "torch.profiler"  # the runtime of a run that was made from profiles
 DISTANCE = "consensus_distance"  # of an evaluation of replicas that differ between steps
-X_FIELDS = {"steps": "step", "seconds": "seconds", "samples": "samples", "bytes": "bytes_sent"}
+X_FIELDS: dict[XAxis, str] = {
+    "steps": "step",
+    "epochs": "step",
+    "seconds": "seconds",
+    "samples": "samples",
+    "bytes": "bytes_sent",
+}
 
 
 def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
@@ -247,6 +253,20 @@ class Run(Views):
         return {rank: trace.header for rank, trace in self._traces.items()}
 
     @property
+    def steps_per_epoch(self) -> float | None:
+        """Steps of a pass over the training data; None if the record does not have it.
+
+        >>> Run(info={"num_steps": 40, "settings": {"epochs": 4}}, metrics={}).steps_per_epoch
+        10.0
+        """
+        if known := self.info.get("steps_per_epoch"):
+            return float(known)
+        epochs, length = (self.info.get("settings") or {}).get("epochs"), self.info.get("num_steps")
+        if length is None and self.info.get("status") == "finished":  # simulated
+            length = 1 + max((row["step"] for rows in self.metrics.values() for row in rows), default=-1)
+        return length / epochs if length and isinstance(epochs, int) and epochs > 0 else None
+
+    @property
     def failures(self) -> dict[int, dict[str, Any]]:
         """rank -> error and traceback, for ranks that failed."""
         return read_failures(self.folder) if self.folder is not None else {}
@@ -416,20 +436,41 @@ class Run(Views):
         """Return a curve to plot: two arrays of equal length.
 
         Args:
-            x: "steps", "seconds" (of training, without evaluation), "samples" or "bytes" (sent by all ranks).
+            x: "steps", "epochs", "seconds" (of training, without evaluation), "samples" or "bytes" (sent by all ranks).
             y: "loss" (of the minibatches, sample mean), "test_loss" or "accuracy" (of the evaluations), the name of one
                 of the problem's metrics, or "consensus_distance" (of replicas from their mean, at the evaluations).
 
         Raises:
+            ConfigError: unknown axis, or epochs of a run that does not record their length.
+        """
+        rows = self.curve_rows(y)
+        return self.abscissa(rows, x), np.array([row[y] for row in rows], float)
+
+    def curve_rows(self, y: YAxis = "loss") -> list[dict[str, Any]]:
+        """Return the rows of a curve, of `steps` for the loss and of `evaluations` otherwise, that have its value.
+
+        Raises:
             ConfigError: unknown axis.
         """
-        if x not in X_FIELDS:
-            raise ConfigError(f"x={x!r}: choose one of {', '.join(X_FIELDS)}")
         known = ("loss", "test_loss", "accuracy", *self.metric_names, DISTANCE)
         if y not in known:
             raise ConfigError(f"y={y!r}: choose one of {', '.join(known)}")
-        rows = [row for row in (self.steps() if y == "loss" else self.evaluations()) if row.get(y) is not None]
-        return np.array([row[X_FIELDS[x]] for row in rows], float), np.array([row[y] for row in rows], float)
+        return [row for row in (self.steps() if y == "loss" else self.evaluations()) if row.get(y) is not None]
+
+    def abscissa(self, rows: Sequence[dict[str, Any]], x: XAxis) -> NDArray[np.float64]:
+        """Return the values of an x axis of rows of `steps` or `evaluations`.
+
+        Raises:
+            ConfigError: unknown axis, or epochs of a run that does not record their length.
+        """
+        if x not in X_FIELDS:
+            raise ConfigError(f"x={x!r}: choose one of {', '.join(X_FIELDS)}")
+        values = np.array([row[X_FIELDS[x]] for row in rows], float)
+        if x != "epochs":
+            return values
+        if self.steps_per_epoch is None:
+            raise ConfigError(f"run {self.id} does not record the length of an epoch: choose x='steps' or 'samples'")
+        return (values + 1) / self.steps_per_epoch
 
 
 def _merged(parts: list[dict[str, list[float]]]) -> dict[str, float]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import Any, Literal
 
-XAxis = Literal["steps", "seconds", "samples", "bytes"]
+XAxis = Literal["steps", "epochs", "seconds", "samples", "bytes"]
 YAxis = str  # "loss", "test_loss", "accuracy", or the name of one of the problem's metrics
 
 
@@ -47,6 +47,10 @@ class Views(ABC):
     def timeline(self, steps: slice | None = None, **options: Any) -> Any:
         """Draw what each rank did when: see `workbench.plots.timeline`."""
         return import_module("workbench.plots").timeline(self._recorded(), steps, **options)
+
+    def trace_viewer(self, steps: slice | None = None, **options: Any) -> Any:
+        """Return the timeline with ranks that fold, keys, messages and Perfetto: see `workbench.plots.TraceViewer`."""
+        return import_module("workbench.plots").TraceViewer(self._recorded(), steps, **options)
 
     def per_step(self, steps: slice | None = None) -> Any:
         """Draw the parts of each step's time, and its critical path: see `workbench.plots.per_step`."""

@@ -310,6 +310,8 @@ class Engines:
                         self._loop.run(self._cluster.stop_controller(), STOP_S)
                     self._loop.run(self.launcher.close(), STOP_S)
         finally:
+            if self._cluster is not None:
+                self._cluster.cluster_file = ""  # when it sees the end of its processes, it removes the next one's file
             self.client = self._cluster = None
             end_marked(self.mark)
 

@@ -55,7 +55,7 @@ def warm_up() -> None:
 
 def idle_status() -> dict[str, Any]:
     """Return the memory, in bytes, and the device of an idle engine."""
-    from workbench.runtimes.liveness.failure_detector import memory_bytes
+    from workbench.runtimes.liveness.usage import memory_bytes
     from workbench.runtimes.transport.base import pick_device
 
     rank = world()["rank"]

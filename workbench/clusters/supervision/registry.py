@@ -112,7 +112,7 @@ def entries() -> list[Entry]:
 
 
 def find_entry(name: str) -> Entry:
-    """Return a cluster by its id, or by the beginning of the id.
+    """Return a cluster by its id, or by the beginning of the id; "" is the only cluster.
 
     Raises:
         ConfigError: no cluster or several match; the message names those that exist.
@@ -123,6 +123,8 @@ def find_entry(name: str) -> Entry:
     if len(found) == 1:
         return found[0]
     names = ", ".join(f"{entry.id} ({entry.state})" for entry in (found or known)) or "none"
+    if not name:
+        raise ConfigError(f"give the name of a cluster, such as attach('NAME'): there are {names}")
     raise ConfigError(f"{len(found) or 'no'} clusters are called {name!r}: there are {names}")
 
 

@@ -14,7 +14,7 @@ from workbench.analysis.labels import distinct_labels
 from workbench.analysis.summary import trace_coverage
 from workbench.analysis.table import num_bytes, seconds
 from workbench.errors import ConfigError
-from workbench.plots.gantt.layout import FILLED, MAX_BARS, Panel, panel
+from workbench.plots.gantt.layout import FILLED, MAX_BARS, Panel, panel, usual_time
 from workbench.plots.gantt.marks import arrows, path_line
 from workbench.plots.style import GREY, GRID, INK, KIND_COLORS, MUTED_INK, TEMPLATE, coverage_note, escape_text, ink_on
 from workbench.trace.kinds import KINDS
@@ -32,26 +32,36 @@ Steps = slice | None
 
 
 def timeline(
-    run: Run, steps: Steps = None, ranks: Iterable[int] | None = None, *, links: bool = True, critical: bool = False
+    run: Run,
+    steps: Steps = None,
+    ranks: Iterable[int] | None = None,
+    *,
+    links: bool = True,
+    critical: bool = False,
+    folded: bool | None = None,
 ) -> go.Figure:
     """Draw what each rank did: a row for each rank and lane, coloured by kind.
 
-    Overlapping spans of a lane are in further rows.
+    Overlapping spans of a lane are in further rows. A folded rank is one row: computation above all else.
+    `plots.TraceViewer` folds and unfolds ranks by a click.
 
     The number in a bar is the step of a forward or backward, or the bucket of a span that has one. Click on the
     legend to hide a kind, or to show the arrows of messages if they are too many to be shown at first.
 
     Args:
         run: a run with a trace.
-        steps: slice(first, one after the last); None for five from the middle of the run.
-        ranks: which ranks; None for all, or for the first eight if there are more.
+        steps: slice(first, one after the last); None for five from the middle of the run. Of those five, a step that
+            takes more than three times the median is outside the axis at first. The title says so; a double click
+            shows it.
+        ranks: which ranks; None for all.
         links: draw an arrow from each send to its receive.
         critical: draw each step's critical path over the bars (see `workbench.analysis.critical_path`).
+        folded: draw one row for each rank; None: if `ranks` is None and there are more than eight.
 
     Raises:
         ConfigError: the trace holds none of these steps; the message says which it holds.
     """
-    return timelines([run], steps, ranks, links=links, critical=critical)
+    return timelines([run], steps, ranks, links=links, critical=critical, folded=folded)
 
 
 def timelines(
@@ -61,6 +71,7 @@ def timelines(
     *,
     links: bool = True,
     critical: bool = False,
+    folded: bool | None = None,
     names: Sequence[str] | None = None,
     title: str = "",
 ) -> go.Figure:
@@ -71,7 +82,7 @@ def timelines(
     Args:
         runs: runs with traces.
         steps: as for `timeline`; or a list with one entry for each run.
-        ranks, links, critical: as for `timeline`.
+        ranks, links, critical, folded: as for `timeline`.
         names: titles of the runs; None: their algorithms, and what distinguishes them.
         title: title of the figure, above the legend.
 
@@ -88,13 +99,19 @@ def timelines(
             f"{len(runs)} runs, {len(windows)} windows of steps and {len(labels)} names: give one of each for every run"
         )
     chosen = None if ranks is None else list(ranks)
-    panels = [panel(run, window, chosen, MAX_BARS // len(runs)) for run, window in zip(runs, windows, strict=True)]
-    longest_s = max(item.length_s for item in panels)
-    unit, factor = time_unit(longest_s)
+    panels = [
+        panel(run, window, chosen, MAX_BARS // len(runs), folded) for run, window in zip(runs, windows, strict=True)
+    ]
+    usual = [
+        usual_time(item.bounds, item.length_s) if window is None else (0.0, item.length_s, {})
+        for item, window in zip(panels, windows, strict=True)
+    ]
+    begin_s, end_s = min(begin for begin, _, _ in usual), max(end for _, end, _ in usual)
+    unit, factor = time_unit(end_s - begin_s)
     figure = _frame(panels, title)
     seen: set[str] = set()
     shapes, notes = list[Any](), list[Any]()
-    for number, (run, item, label) in enumerate(zip(runs, panels, labels, strict=True), 1):
+    for number, (run, item, label, (_, _, unusual)) in enumerate(zip(runs, panels, labels, usual, strict=True), 1):
         traces: list[Any] = _bars(item, factor)
         traces += [trace for trace in (arrows(run, item, factor),) if links and trace is not None]
         if critical:
@@ -108,12 +125,12 @@ def timelines(
         more = _decorate(
             number,
             item,
-            f"<b>{escape_text(label)}</b>{coverage_note(trace_coverage(run))}{_merging_note(item)}",
+            f"<b>{escape_text(label)}</b>{coverage_note(trace_coverage(run))}{_merging_note(item)}{_unusual_note(unusual)}",
             factor,
-            longest_s,
+            end_s - begin_s,
         )
         shapes, notes = shapes + more[0], notes + more[1]
-    figure.update_xaxes(range=[0, longest_s * factor], showgrid=False)
+    figure.update_xaxes(range=[begin_s * factor, end_s * factor], showgrid=False)
     figure.update_xaxes(title=f"time ({unit})", row=len(runs), col=1)
     figure.update_layout(shapes=shapes, annotations=notes)
     return figure
@@ -261,6 +278,18 @@ def _merging_note(item: Panel) -> str:
     )
 
 
+def _unusual_note(unusual: dict[int, float]) -> str:
+    """Return a note on steps that may lie outside the axis; "" without any."""
+    if not unusual:
+        return ""
+    step = max(unusual, key=lambda one: unusual[one])
+    more = f" and {len(unusual) - 1} more" if len(unusual) > 1 else ""
+    return (
+        f"   <span style='font-size:11px;color:{MUTED_INK}'>step {step} takes {unusual[step]:g} times the median{more}: "
+        "double-click to see all steps</span>"
+    )
+
+
 def _row_names(item: Panel) -> dict[str, Any]:
     """Return the y axis: ranks and lanes by name, from top to bottom."""
     ranks = [rank for _, rank, _ in item.rows.lanes]
@@ -269,10 +298,13 @@ def _row_names(item: Panel) -> dict[str, Any]:
         f"<b>rank {rank}</b>   {escape_text(lane)} " if new else f"{escape_text(lane)} "
         for new, (_, rank, lane) in zip(first, item.rows.lanes, strict=True)
     ]
+    if item.folded:
+        names = [f"rank {rank} " for rank in ranks]
     centers = [center for center, _, _ in item.rows.lanes]
     return {
         "tickvals": centers,
         "ticktext": names,
+        **({"tickfont": {"size": 10}} if item.folded else {}),
         "range": [item.rows.ends[-1], 0],
         "showgrid": False,
         "ticks": "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -22,7 +22,9 @@ MAX_BARS = 4_000  # a browser draws and moves this many without delay
 FILLED = 0.86  # share of a row's height that its bar fills
 USUAL_LANES, MAX_TIMES = 8, 5  # with more lanes than usual, there may be more bars, up to this factor
 NUM_STEPS = 5  # default number of steps shown
-MAX_RANKS = 8  # default number of ranks shown
+MAX_RANKS = 8  # with more ranks, each is one row by default
+OUTLIER, MIN_JUDGED = 3.0, 3  # an unusual step takes more than this many medians; with fewer steps none is judged
+FOLDED_HEIGHT = 0.6  # of a rank in one row; two tracks, computation above all else
 MIN_SHOWN_SHARE = 1e-3  # share of the window: a span that reaches into it by less is not shown
 
 Floats = NDArray[np.float64]
@@ -47,6 +49,25 @@ class Rows:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Window:
+    """The spans of a run within the time of some steps.
+
+    Attributes:
+        chosen: (N,) their places in the run's table.
+        table: (N,) span table, cut to the window, with times since its begin.
+        bounds: step -> its begin on the first rank shown, since the window's begin.
+        begin_s, length_s: begin and length of the window.
+    """
+
+    chosen: NDArray[np.int64]
+    table: NDArray[Any]
+    bounds: dict[int, float]
+    begin_s: float
+    length_s: float
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Panel:
     """One run's part of a timeline.
 
@@ -57,6 +78,7 @@ class Panel:
         rows: vertical places.
         bounds: step -> its begin on the first rank shown, since the window's begin.
         begin_s, length_s: begin and length of the window.
+        folded: whether each rank is one row.
     """
 
     table: NDArray[Any]
@@ -66,6 +88,7 @@ class Panel:
     bounds: dict[int, float]
     begin_s: float
     length_s: float
+    folded: bool = False
 
     @property
     def num_spans(self) -> int:
@@ -73,21 +96,76 @@ class Panel:
         return len(self.merged.place)
 
 
-def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = None, max_bars: int = MAX_BARS) -> Panel:
+def panel(
+    run: Run,
+    steps: slice | None = None,
+    ranks: Sequence[int] | None = None,
+    max_bars: int = MAX_BARS,
+    folded: bool | None = None,
+) -> Panel:
     """Lay out the spans of a run within the time of some steps.
+
+    Args:
+        run: a run with a trace.
+        steps: which steps; None for five from the middle.
+        ranks: which ranks; None for all.
+        max_bars: about how many bars a browser may draw.
+        folded: draw one row for each rank; None: if `ranks` is None and there are more than `MAX_RANKS`.
 
     Raises:
         ConfigError: the trace holds none of these steps; the message says which it holds.
     """
     spans = run.spans
-    available = spans.ranks
+    found = window(run, steps, ranks)
+    if folded is None:
+        folded = ranks is None and len(spans.ranks) > MAX_RANKS
+    num_ranks = len(shown_ranks(run, ranks))
+    most = max_bars * min(max(1, num_ranks * (2 if folded else len(spans.lanes)) // USUAL_LANES), MAX_TIMES)
+    table = _in_tracks(found.table, computing_lanes(spans)) if folded else found.table
+    merged = merge_bars(table, most, found.length_s)
+    bars = np.full(len(spans), -1, np.int64)
+    bars[found.chosen] = merged.place
+    exact = len(merged.table) == len(table)
+    if folded:
+        rows = _lay_folded(merged)
+    else:
+        rows = lay_rows(Spans(table, spans.lanes), sublanes(table)) if exact else _lay_merged(merged, spans.lanes)
+    return Panel(
+        table=merged.table,
+        merged=merged,
+        bars=bars,
+        rows=rows,
+        bounds=found.bounds,
+        begin_s=found.begin_s,
+        length_s=found.length_s,
+        folded=folded,
+    )
+
+
+def shown_ranks(run: Run, ranks: Sequence[int] | None) -> list[int]:
+    """Return the ranks to show that have a trace; None: all.
+
+    Raises:
+        ConfigError: none of them has; the message says which have.
+    """
+    available = run.spans.ranks
     if not available:
         raise ConfigError(f"run {run.id} has no trace: was it made with trace_steps=0?")
-    shown = [rank for rank in (available[:MAX_RANKS] if ranks is None else ranks) if rank in available]
+    shown = [rank for rank in (available if ranks is None else ranks) if rank in available]
     if not shown:
         raise ConfigError(
             f"ranks={list(ranks or ())}: run {run.id} has traces of ranks {available[0]} to {available[-1]}"
         )
+    return shown
+
+
+def window(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = None) -> Window:
+    """Return the spans of a run within the time of some steps.
+
+    Raises:
+        ConfigError: the trace holds none of these steps or ranks; the message says which it holds.
+    """
+    spans, shown = run.spans, shown_ranks(run, ranks)
     windows = {rank: step_windows(spans.of_rank(rank)) for rank in shown}
     numbers, bounds = windows[shown[0]]
     first, last = step_range(run.id, numbers, steps)
@@ -96,7 +174,6 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
     ]
     begin_s = min(bounds_[found[0]] for bounds_, found in inside if len(found))
     end_s = max(bounds_[found[-1] + 1] for bounds_, found in inside if len(found))
-
     table = spans.table
     visible_s = np.minimum(table["end_s"], end_s) - np.maximum(table["start_s"], begin_s)
     within = (table["start_s"] >= begin_s) & (table["end_s"] <= end_s)
@@ -106,24 +183,41 @@ def panel(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = No
     table = table[chosen]
     table["start_s"] = np.maximum(table["start_s"], begin_s) - begin_s
     table["end_s"] = np.minimum(table["end_s"], end_s) - begin_s
-    most = max_bars * min(max(1, len(shown) * len(spans.lanes) // USUAL_LANES), MAX_TIMES)
-    merged = merge_bars(table, most, float(end_s - begin_s))
-    bars = np.full(len(spans), -1, np.int64)
-    bars[chosen] = merged.place
     starts = {
         int(step): float(at_s - begin_s) for step, at_s in zip(numbers, bounds, strict=False) if first <= step < last
     }
-    exact = len(merged.table) == len(table)
-    rows = lay_rows(Spans(table, spans.lanes), sublanes(table)) if exact else _lay_merged(merged, spans.lanes)
-    return Panel(
-        table=merged.table,
-        merged=merged,
-        bars=bars,
-        rows=rows,
-        bounds=starts,
-        begin_s=float(begin_s),
-        length_s=float(end_s - begin_s),
-    )
+    return Window(chosen=chosen, table=table, bounds=starts, begin_s=float(begin_s), length_s=float(end_s - begin_s))
+
+
+def usual_time(bounds: dict[int, float], length_s: float) -> tuple[float, float, dict[int, float]]:
+    """Return begin and end of the longest stretch of usual steps, and the others: step -> multiple of the median.
+
+    A step is unusual if it takes more than `OUTLIER` times the median. An axis over all steps would show the usual
+    ones too small to read.
+
+    Args:
+        bounds: step -> its begin, ascending.
+        length_s: end of the last step.
+
+    >>> usual_time({0: 0.0, 1: 9.0, 2: 10.0, 3: 11.0}, 12.0)
+    (9.0, 12.0, {0: 9.0})
+    """
+    begins = np.array(list(bounds.values()))
+    ends = np.append(begins[1:], length_s)
+    lengths = ends - begins
+    median_s = float(np.median(lengths)) if len(lengths) else 0.0
+    unusual = lengths > OUTLIER * median_s
+    if len(lengths) < MIN_JUDGED or not unusual.any() or median_s <= 0:
+        return 0.0, length_s, {}
+    edges = np.flatnonzero(np.diff(np.concatenate([[True], unusual, [True]]).astype(np.int8)))
+    stretches = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+    first, last = max(stretches, key=lambda ends_: ends_[1] - ends_[0])
+    others = {
+        step: round(float(length / median_s), 1)
+        for step, length, far in zip(bounds, lengths, unusual, strict=True)
+        if far
+    }
+    return float(begins[first]), float(ends[last - 1]), others
 
 
 def step_range(name: str, numbers: NDArray[np.int64], steps: slice | None) -> tuple[int, int]:
@@ -164,19 +258,7 @@ def lay_rows(spans: Spans, numbers: NDArray[np.int64]) -> Rows:
     depth: dict[tuple[int, int], int] = {}
     for rank, lane, number in keys:
         depth[rank, lane] = max(depth.get((rank, lane), 0), number + 1)
-    computing = set(np.unique(table["lane"][spans.is_kind(COMPUTE_KINDS)]).tolist())
-
-    def by_place(key: tuple[int, int]) -> tuple[Any, ...]:
-        words = re.split(r"(\d+)", spans.lanes[key[1]])  # stream 7 before stream 20
-        computes = words[0].startswith("compute")
-        return (
-            key[0],
-            not computes,
-            key[1] not in computing,
-            [(len(word) if word.isdigit() else 0, word) for word in words],
-        )
-
-    order = sorted(depth, key=by_place)
+    order = in_order(depth, spans)
     places: dict[tuple[int, int, int], tuple[float, float]] = {}
     lanes, ends, top = [], [], 0.0
     for position, (rank, lane) in enumerate(order):
@@ -190,6 +272,50 @@ def lay_rows(spans: Spans, numbers: NDArray[np.int64]) -> Rows:
             ends.append(top)
     spots = np.array([places[key] for key in keys], float).reshape(-1, 2)
     return Rows(center=spots[:, 0], height=spots[:, 1], lanes=tuple(lanes), ends=tuple(ends))
+
+
+def computing_lanes(spans: Spans) -> set[int]:
+    """Return the numbers of the lanes on which something computes."""
+    return set(np.unique(spans.table["lane"][spans.is_kind(COMPUTE_KINDS)]).tolist())
+
+
+def in_order(keys: Iterable[tuple[int, int]], spans: Spans) -> list[tuple[int, int]]:
+    """Return pairs of rank and lane as they are drawn: by rank, computing lanes first, then by name."""
+    computing = computing_lanes(spans)
+
+    def by_place(key: tuple[int, int]) -> tuple[Any, ...]:
+        words = re.split(r"(\d+)", spans.lanes[key[1]])  # stream 7 before stream 20
+        computes = words[0].startswith("compute")
+        return (
+            key[0],
+            not computes,
+            key[1] not in computing,
+            [(len(word) if word.isdigit() else 0, word) for word in words],
+        )
+
+    return sorted(keys, key=by_place)
+
+
+def _in_tracks(table: NDArray[Any], computing: set[int]) -> NDArray[Any]:
+    """Return a copy whose lanes are two tracks: 0 for lanes that compute, 1 for the others."""
+    table = table.copy()
+    table["lane"] = np.where(np.isin(table["lane"], list(computing)), 0, 1)
+    return table
+
+
+def _lay_folded(merged: MergedBars) -> Rows:
+    """Place each rank in one row of two tracks. In a track of exact bars, an inner span is drawn over an outer one."""
+    table = merged.table
+    ranks, place = np.unique(table["rank"], return_inverse=True)
+    track = FOLDED_HEIGHT / 2
+    tops = place.reshape(-1) * FOLDED_HEIGHT + table["lane"] * track + track * (1 - FILLED) / 2
+    center = tops + track * FILLED * (1 - (merged.low + merged.high) / 2)
+    return Rows(
+        center=center,
+        height=track * (merged.high - merged.low),
+        lanes=tuple((FOLDED_HEIGHT * (number + 0.5), int(rank), "") for number, rank in enumerate(ranks)),
+        ends=tuple(FOLDED_HEIGHT * (number + 1) for number in range(len(ranks))),
+    )
 
 
 def _lay_merged(merged: MergedBars, names: tuple[str, ...]) -> Rows:

@@ -18,9 +18,18 @@ class RunButtons:
     Args:
         on_stop: called when Stop is pressed; None for no such button.
         on_pause, on_resume: called when the other button is pressed; if one is None, there is no such button.
+        on_click: called after each of these calls.
     """
 
-    def __init__(self, on_stop: Action | None, on_pause: Action | None = None, on_resume: Action | None = None) -> None:
+    def __init__(
+        self,
+        on_stop: Action | None,
+        on_pause: Action | None = None,
+        on_resume: Action | None = None,
+        *,
+        on_click: Action | None = None,
+    ) -> None:
+        self._on_click = on_click
         self._actions = {"stop": on_stop, "pause": on_pause, "resume": on_resume}
         self._active = True
         self._paused = False
@@ -49,10 +58,6 @@ class RunButtons:
         if self._asked not in ("pause", "resume"):
             self._name_pause()
 
-    def end(self) -> None:
-        """Disable all buttons."""
-        self.stop.disabled = self.pause.disabled = True
-
     def _name_pause(self) -> None:
         self.pause.description, self.pause.icon = ("Resume", "play") if self._paused else ("Pause", "pause")
         self.pause.tooltip = "Continue with the next step" if self._paused else "Pause all ranks after the current step"
@@ -74,6 +79,8 @@ class RunButtons:
             button.description = "Stop"
             self._name_pause()
             self._error.value = error_line(error)
+        if self._on_click is not None:
+            self._on_click()
 
 
 def error_line(error: BaseException) -> str:
@@ -92,6 +99,13 @@ def answer_while_busy(widget: Any) -> None:
     for part in parts_of(widget):
         if hasattr(part.comm, "_reply_subshell_for"):
             part.comm._reply_subshell_for = lambda _, asked_over: asked_over
+
+
+def without_null_tooltips(widget: Any) -> None:
+    """Give an empty tooltip to a widget, and to each one inside it, that has none: ipywidgets would write "null"."""
+    for part in parts_of(widget):
+        if getattr(part, "tooltip", "") is None:
+            part.tooltip = ""
 
 
 def parts_of(widget: Any) -> Iterator[Any]:

@@ -16,19 +16,21 @@ from IPython.display import HTML, display
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import MISSING, Column, Table, format_age, num_bytes, seconds, three_digits
 from workbench.errors import ConfigError
-from workbench.plots.html import PLOTLY
-from workbench.plots.lines import X_TITLES, Y_TITLES, convergence, measured_axes
-from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line
+from workbench.plots.html import CONFIG, PLOTLY
+from workbench.plots.lines import convergence
+from workbench.plots.live.axes import AxisControls
+from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line, without_null_tooltips
 from workbench.plots.live.header import header
-from workbench.plots.live.moving_figure import MovingFigure
-from workbench.plots.live.pace import pause_after
+from workbench.plots.live.moving_figure import VIEW_CLASS, MovingFigure
+from workbench.plots.live.pace import HURRIED_S, HURRY_S, pause_after
+from workbench.plots.live.still import picture, still
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, as_runs
 from workbench.trace.store import ENDED
 from workbench.trace.views import XAxis
 
-HEADER_S = 1.0  # between two texts of the header, which a notebook keeps
+HEADER_S = 1.0  # between two versions of the HTML, which a notebook keeps
 INTERVAL_S = 0.2  # every update sends complete curves to the browser: five a second look continuous
 LIVE_POINTS = 500
 MAX_RANKS = 8  # up to this number, each rank has a row
@@ -48,10 +50,14 @@ STATUS_COLUMNS = (
 
 @final
 class LiveCurves:
-    """A header, curves, a table of the ranks, a choice of the x axis, and buttons. Show it as a cell's last expression.
+    """A header, curves, a table of the ranks, switches of the axes, and buttons. Show it as a cell's last expression.
 
     Call `update` when there is new data, or let `follow` poll for it. Any thread may do so. Runs that differ only in
     their seed are one curve, their mean, in a band from the lowest to the highest.
+
+    It has two outputs. The first one is HTML: the header, and a picture of the curves while the run trains. A saved
+    notebook keeps it, and the browser shows it before the widget is ready and after a kernel restart. The second one
+    is the widget, which has the header too; a plain figure replaces it at the end.
 
     Args:
         x: the first x axis.
@@ -73,22 +79,25 @@ class LiveCurves:
         self._drawn_s = 0.0
         self._pause_s = INTERVAL_S
         self._ended = Event()
+        self._wake = Event()  # a button was pressed, or the view has ended
+        self._hurry_until_s = 0.0
+        self._states: list[Any] = []
         self._problem = ""
-        self._handle: Any = None
-        self._header: Any = None  # the handle of its output, which is there before, during and after the widget
+        self._handle: Any = None  # of the widget's output
+        self._header: Any = None  # of the HTML
         self._header_text, self._header_s = "", 0.0
+        self._axes = AxisControls(x, self._redraw)
         self._curves = MovingFigure(convergence([], x))
-        self._axis = ipywidgets.ToggleButtons(options=list(X_TITLES), value=x, style={"button_width": "90px"})
-        self._axis.observe(self._redraw, names="value")
-        # what the right panel shows; to choose from if the problem has metrics of its own
-        self._right = ipywidgets.Dropdown(layout={"width": "160px", "display": "none"})
-        self._right.observe(self._redraw, names="value")
-        self._buttons = RunButtons(on_stop, on_pause, on_resume)
+        self._buttons = RunButtons(on_stop, on_pause, on_resume, on_click=self._hurry)
         self._stop = self._buttons.stop
         self._status = ipywidgets.HTML()
-        controls = ipywidgets.HBox([self._axis, self._right, self._buttons.widget])
-        answer_while_busy(controls)
-        self.widget = ipywidgets.VBox([controls, self._curves.widget, self._status])
+        self._live_header = ipywidgets.HTML()
+        self._live_header.add_class("workbench-header")
+        controls = ipywidgets.HBox([self._axes.widget, self._buttons.widget], layout={"flex_flow": "row wrap"})
+        self.widget = ipywidgets.VBox([self._live_header, controls, self._curves.widget, self._status])
+        self.widget.add_class(VIEW_CLASS)
+        answer_while_busy(self.widget)
+        without_null_tooltips(self.widget)
 
     @property
     def _figure(self) -> go.Figure:
@@ -102,23 +111,29 @@ class LiveCurves:
     @property
     def x(self) -> XAxis:
         """The present x axis."""
-        axis: XAxis = self._axis.value
-        return axis
+        return self._axes.x
 
     def update(self, runs: Sequence[Run], *, force: bool = False) -> bool:
-        """Show the runs as they are, unless the last drawing was less than `pause_s` ago. Return whether it drew."""
+        """Show the runs as they are, unless the last drawing was less than `pause_s` ago. Return whether it drew.
+
+        A change of a run's state is shown at once.
+        """
         with self._lock:
-            begin_s = time.monotonic()
             if self._ended.is_set():
                 return False
             self._runs = list(runs)
-            if begin_s - self._drawn_s < self._pause_s and not force:
+            states = [run.info.get("status") for run in self._runs]
+            force = force or states != self._states
+            if states != self._states:
+                self._states, self._hurry_until_s = states, 0.0
+            if time.monotonic() - self._drawn_s < self._pause_s and not force:
                 return False
+            begin_s = time.thread_time()
             self._redraw()
-            if begin_s - self._header_s >= HEADER_S or force:
+            if time.monotonic() - self._header_s >= HEADER_S or force:
                 self._show_header()
             self._drawn_s = time.monotonic()
-            self._pause_s = pause_after(self._drawn_s - begin_s, INTERVAL_S)
+            self._pause_s = pause_after(time.thread_time() - begin_s, INTERVAL_S)
             return True
 
     def follow(self, poll: Callable[[], Sequence[Run]]) -> Thread:
@@ -135,11 +150,18 @@ class LiveCurves:
                 self.update(runs)
                 if runs and all(run.info.get("status") in ENDED for run in runs):
                     return
-                self._ended.wait(self._pause_s)
+                hurries = time.monotonic() < self._hurry_until_s
+                self._wake.wait(HURRY_S if hurries else self._pause_s)
+                self._wake.clear()
         except Exception as error:  # noqa: BLE001 - a thread has no caller that could handle it: the view shows it
             self._problem = f"<p><b>Not updated any more:</b> {error_line(error)}</p>"
         finally:
             self.finish()
+
+    def _hurry(self) -> None:
+        """Look at the run often for a while, because a button was pressed: its effect is shown at once."""
+        self._hurry_until_s = time.monotonic() + HURRIED_S
+        self._wake.set()
 
     def settle(self) -> None:
         """Update once more, and `finish` if all runs have ended, so that a notebook that ends here has the whole curve.
@@ -161,7 +183,7 @@ class LiveCurves:
             if self._ended.is_set():
                 return
             self._ended.set()
-            self._buttons.end()
+            self._wake.set()
             self._keep(self._runs if runs is None else runs)
 
     def _keep(self, runs: Sequence[Run]) -> None:
@@ -176,41 +198,37 @@ class LiveCurves:
 
     def static(self) -> go.Figure:
         """Return the curves as a plain figure."""
-        return convergence(self._runs, self.x, right=self._right.value)
+        return self._axes.figure(self._runs)
 
     def _ipython_display_(self) -> None:
         with self._lock:
-            self._header = display(HTML(header(self._runs)), display_id=True)  # type: ignore[no-untyped-call]
+            self._header = display(HTML(self._as_html()), display_id=True)  # type: ignore[no-untyped-call]
             if self._ended.is_set():
                 display(HTML(self._problem) if self._problem else self.static())  # type: ignore[no-untyped-call]
             else:
                 self._handle = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]
 
+    def _as_html(self) -> str:
+        """What a saved notebook keeps: the header; and a picture, unless a plain figure follows."""
+        if self._ended.is_set():
+            return header(self._runs)
+        clock = f'<small style="color: #767676">as of {time.strftime("%H:%M:%S")}</small>'
+        return still(f"{header(self._runs)}{picture(self._figure)}<br>{clock}")
+
     def _show_header(self) -> None:
-        text, self._header_s = header(self._runs), time.monotonic()
-        if self._header is not None and text != self._header_text:
+        self._header_s = time.monotonic()
+        self._live_header.value = header(self._runs)
+        text = self._as_html() if self._header is not None else ""
+        if text != self._header_text:
             self._header_text = text
             self._header.update(HTML(text))  # type: ignore[no-untyped-call]
 
-    def _redraw(self, _: Any = None) -> None:
+    def _redraw(self) -> None:
         with self._lock:
-            self._offer_axes()
-            self._curves.draw(convergence(self._runs, self.x, right=self._right.value, max_points=LIVE_POINTS))
-            self._buttons.show(any(run.info.get("status") == "paused" for run in self._runs))
+            self._curves.draw(self._axes.figure(self._runs, max_points=LIVE_POINTS))
+            active = not self._ended.is_set() and any(run.info.get("status") not in ENDED for run in self._runs)
+            self._buttons.show(any(run.info.get("status") == "paused" for run in self._runs), active)
             self._status.value = status_table(self._runs)._repr_html_() + self._problem
-
-    def _offer_axes(self) -> None:
-        """Offer what the runs measure for the right panel, and keep what was chosen."""
-        axes, before = measured_axes(self._runs), self._right.options
-        offered = tuple((Y_TITLES.get(name, name), name) for name in axes)
-        if offered == before:
-            return
-        chosen = self._right.value if before and self._right.value != before[0][1] else axes[0]
-        self._right.unobserve(self._redraw, names="value")  # the caller draws
-        self._right.options = offered
-        self._right.value = chosen if chosen in axes else axes[0]
-        self._right.observe(self._redraw, names="value")
-        self._right.layout.display = None if any(name not in Y_TITLES for name in axes) else "none"
 
 
 def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
@@ -248,7 +266,7 @@ def as_data(figure: go.Figure) -> dict[str, Any]:
 
     (`update_display` of the figure itself would add an output, not replace one.)
     """
-    return {PLOTLY: json.loads(figure.to_json())}
+    return {PLOTLY: {**json.loads(figure.to_json()), "config": CONFIG}}
 
 
 def status_table(runs: Sequence[Run]) -> Table:

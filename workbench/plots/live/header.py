@@ -41,9 +41,9 @@ def _progress(run: Run) -> list[str]:
     if not done.taken:
         return []
     facts = [f"step {done.taken}" if done.total is None else f"step {done.taken} of {done.total}"]
-    epochs = (run.info.get("settings") or {}).get("epochs")
-    if epochs and done.total:
-        facts.append(f"epoch {epochs * done.taken / done.total:.1f} of {epochs:g}")
+    if run.steps_per_epoch:
+        of = f" of {round(done.total / run.steps_per_epoch, 1):g}" if done.total else ""
+        facts.append(f"epoch {done.taken / run.steps_per_epoch:.1f}{of}")
     if done.left_s is not None:
         facts.append(f"{tqdm.format_interval(done.left_s)} left")
     return facts
@@ -62,7 +62,8 @@ def _error(run: Run, status: str) -> str:
     failures: dict[int, dict[str, Any]] = run.failures
     if failures:
         rank = min(failures, key=lambda rank: ("PeerFailed" in str(failures[rank].get("error")), rank))
-        text = f"rank {rank}: {failures[rank].get('error', 'failed')}"
+        error = str(failures[rank].get("error", "failed"))
+        text = error if error.startswith("rank ") else f"rank {rank}: {error}"
     else:
         text = str(run.info.get("error") or "") if status in ("failed", "killed") else ""
     first = text.split("\n", 1)[0]

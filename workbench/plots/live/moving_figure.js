@@ -57,7 +57,9 @@ function themed(layout) {
   return {
     ...layout,
     ...Object.fromEntries(axes.map((name) => [name, drawn(layout[name])])),
-    annotations: (layout.annotations ?? []).map((one) => ({ ...one, font: { ...one.font, color: ink } })),
+    annotations: (layout.annotations ?? []).map((one) =>
+      one.bgcolor ? one : { ...one, font: { ...one.font, color: ink } },
+    ),
     paper_bgcolor: ground,
     plot_bgcolor: ground,
     font: { ...layout.font, color: ink },
@@ -103,13 +105,20 @@ function settings(Plotly) {
 async function render({ model, el }) {
   const source = await model.widget_manager.get_model(model.get("source"));
   const place = document.createElement("div");
-  place.style.minHeight = "450px"; // so that the page does not jump
   el.appendChild(place);
+  // The rules of these classes are in still.py.
+  const view = () => el.closest(".workbench-view")?.classList;
+  const showState = () => {
+    view()?.toggle("workbench-live", Boolean(place.data) && source.comm_live !== false);
+    view()?.toggle("workbench-ended", source.comm_live === false);
+  };
+  source.on("comm_live_update", showState);
   const Plotly = await load(model);
-  place.style.minHeight = "";
+  let drawing;
   const draw = () => {
     const { data, layout } = JSON.parse(source.get("value"));
-    Plotly.react(place, data, themed(layout), settings(Plotly));
+    drawing = Plotly.react(place, data, themed(layout), settings(Plotly));
+    showState(); // not only once: the first time, the view may not be on the page yet
   };
   const theme = new MutationObserver(draw);
   theme.observe(document.body, { attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
@@ -119,9 +128,10 @@ async function render({ model, el }) {
   draw();
   return () => {
     source.off("change:value", draw);
+    source.off("comm_live_update", showState);
     fit.disconnect();
     theme.disconnect();
-    Plotly.purge(place);
+    drawing.finally(() => Plotly.purge(place)); // earlier, Plotly would fail in the midst of a drawing
   };
 }
 export default { render };

@@ -14,6 +14,9 @@ from plotly.io.json import to_json_plotly
 from workbench.plots.live.buttons import answer_while_busy
 from workbench.plots.plotly_js import plotly_js
 
+# Classes of a widget around a figure, which has the second one while it shows something; `still.STYLE` has their rules
+VIEW_CLASS, LIVE_CLASS = "workbench-view", "workbench-live"
+
 
 @final
 class MovingFigure:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, final
 from workbench.errors import ConfigError
 from workbench.trace.files.atomic import atomic_file
 from workbench.trace.files.text import read_json
+from workbench.trace.store import find_run
 
 FORMAT = 8  # of a record and its rank file; other formats are refused
 BLOCK = 1 << 20  # bytes read at a time
@@ -50,9 +51,68 @@ class Checkpoint:
     def __str__(self) -> str:
         return "that of the stop" if self.step is None else f"that of step {self.step}"
 
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that a run which continues from it has behind it; -1 if its record cannot be read."""
+        if self.step is not None:
+            return self.step + 1
+        record = _read(record_path(self.rank_file(0))) or {}
+        return int(record.get("step", -2)) + 1
+
     def rank_file(self, rank: int) -> Path:
         """Path of a rank's file."""
         return rank_file_path(self.folder, self.step, rank)
+
+
+def split_source(source: str) -> tuple[str, int | None]:
+    """Return the run of a `resume=`, and the number of steps of the checkpoint to use; None for the newest one.
+
+    >>> split_source("runs/first@200"), split_source("first")
+    (('runs/first', 200), ('first', None))
+    """
+    run, sign, num_steps = source.rpartition("@")
+    # isdecimal also accepts other scripts' digits
+    if sign and run and num_steps.isascii() and num_steps.isdecimal() and not Path(source).is_dir():
+        return run, int(num_steps)
+    return source, None
+
+
+def choose_checkpoint(places: list[list[Any]], name: str, num_steps: int | None) -> list[list[Any]]:
+    """Return those of the complete checkpoints that have this number of steps; all of them for None.
+
+    Args:
+        places: step, number of ranks and number of steps of each complete checkpoint, the newest first.
+        name: of the run, for the message.
+
+    Raises:
+        ConfigError: no checkpoint has this number of steps; the message names those that exist.
+    """
+    chosen = [place for place in places if num_steps in (None, place[2])]
+    if places and not chosen:
+        found = ", ".join(map(str, sorted({place[2] for place in places})))
+        raise ConfigError(f"{name} has no checkpoint after {num_steps} steps: there are those after {found} steps")
+    return chosen
+
+
+def places_of(folder: Path) -> list[list[Any]]:
+    """Return step, number of ranks and number of steps of each complete checkpoint, the newest first."""
+    return [[one.step, one.num_ranks, one.num_steps] for one in complete_checkpoints(folder)]
+
+
+def find_source(name: str) -> str:
+    """Return the folder of a `resume=`, as `folder@200` if it names a checkpoint.
+
+    Args:
+        name: what `find_run` accepts, or `name@200` for the checkpoint after 200 steps.
+
+    Raises:
+        RunNotFound: there is no such run.
+        ConfigError: it has checkpoints, but none after this number of steps.
+    """
+    run, num_steps = split_source(name)
+    folder = Path(find_run(run)).resolve()
+    choose_checkpoint(places_of(folder), folder.name, num_steps)
+    return str(folder) if num_steps is None else f"{folder}@{num_steps}"
 
 
 def rank_file_path(folder: Path, step: int | None, rank: int) -> Path:

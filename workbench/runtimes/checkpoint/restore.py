@@ -19,9 +19,11 @@ from workbench.replica.replica import Replica
 from workbench.runtimes.checkpoint.files import (
     Checkpoint,
     CorruptFile,
-    complete_checkpoints,
+    choose_checkpoint,
     lacks_record,
+    places_of,
     run_name_of,
+    split_source,
     verify_rank_file,
 )
 from workbench.runtimes.checkpoint.rank_state import holds_state, restore_random_state, resume
@@ -39,6 +41,9 @@ def restore(
     """Continue from another run's newest complete checkpoint, and from its position in the data.
 
     Every rank must call it.
+
+    Args:
+        folder: the run's folder; `folder@200` for its checkpoint after 200 steps.
 
     Returns:
         Notes for the user; they go into the record.
@@ -110,8 +115,10 @@ def _newest(folder: Path, ctx: Context, agree: Agree) -> tuple[Checkpoint, list[
         The checkpoint, notes, and this rank's state; None in place of the state if the number of ranks differs.
     """
     notes: list[str] = []
-    places = agree([[checkpoint.step, checkpoint.num_ranks] for checkpoint in complete_checkpoints(folder)])[0]
-    for step, num_ranks in places:
+    source, num_steps = split_source(str(folder))
+    folder = Path(source)
+    places = choose_checkpoint(agree(places_of(folder))[0], folder.name, num_steps)
+    for step, num_ranks, _ in places:
         checkpoint = Checkpoint(folder, step, num_ranks)
         found: dict[str, list[str]] = {"damaged": [], "notes": [], "runs": []}
         saved: dict[str, Any] | None = None

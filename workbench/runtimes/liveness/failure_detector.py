@@ -12,15 +12,13 @@ import json
 import os
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, final
 
-import psutil
-
+from workbench.runtimes.liveness.usage import Usage
 from workbench.runtimes.liveness.watchdog import Watchdog, describe_place
 from workbench.trace.files.atomic import write_atomic
 from workbench.trace.files.text import read_json
@@ -43,6 +41,17 @@ KINDS: dict[str, Any] = {
     "does": str,
     "step": int,
     "memory_bytes": int,
+    "cpu_cores": float | None,
+    "gpu": dict | None,
+}
+# Entries that heartbeats of earlier versions lack
+UNKNOWN: dict[str, Any] = {
+    "waits": None,
+    "does": "",
+    "step": -1,
+    "memory_bytes": 0,
+    "cpu_cores": None,
+    "gpu": None,
 }
 # Errors after a peer's death: of gloo, of torch.distributed's store, and of a fault-tolerant MPI.
 CONNECTION = re.compile(
@@ -86,21 +95,8 @@ def read_heartbeat(folder: Path, rank: int) -> dict[str, Any] | None:
         silent_s = time.time() - path.stat().st_mtime
     except (OSError, ValueError):
         return None
-    row = (
-        {"waits": None, "does": "", "step": -1, "memory_bytes": 0, **row, "silent_s": max(0.0, silent_s)}
-        if isinstance(row, dict)
-        else {}
-    )
+    row = {**UNKNOWN, **row, "silent_s": max(0.0, silent_s)} if isinstance(row, dict) else {}
     return row if all(isinstance(row.get(name), kind) for name, kind in KINDS.items()) else None
-
-
-def memory_bytes() -> int:
-    """Bytes that this process holds in the machine's memory, and on its GPU if it has one."""
-    held = int(psutil.Process().memory_info().rss)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        held += int(torch.cuda.memory_reserved())
-    return held
 
 
 def state_of(row: dict[str, Any]) -> Literal["alive", "stopped", "gone"] | None:
@@ -143,6 +139,7 @@ class FailureDetector:
         # Reentrant: a garbage collection may call `leave`.
         self._over, self._writing = threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._run, name="workbench-heartbeat", daemon=True)
+        self._usage = Usage()
         self._mine = {
             "host": socket.gethostname(),
             "place": pid_namespace(),
@@ -338,7 +335,7 @@ class FailureDetector:
                     "rank": self.rank,
                     **self._mine,
                     **self._here.row(2 * HEARTBEAT_S),
-                    "memory_bytes": memory_bytes(),
+                    **self._usage.row(),
                 }
                 write_atomic(path, json.dumps(row))
             except OSError:

@@ -20,6 +20,7 @@ import torch
 from workbench.errors import ConfigError, LaunchError, PeerFailed, WorkbenchError
 from workbench.machine import num_cores
 from workbench.problems.base import Problem
+from workbench.problems.loading import ENDLESS
 from workbench.program import Algorithm, Context
 from workbench.replica.local_training import LocalTraining, model_info, run_info, share_cores, trace_note
 from workbench.runtimes.checkpoint.restore import restore
@@ -327,6 +328,7 @@ def _train(
                 library=transport.library,
                 num_workers=num_workers,
                 num_steps=worker.num_steps,
+                steps_per_epoch=None if worker.sampler.num_samples == ENDLESS else worker.sampler.steps_per_epoch,
                 notes=notes,
             )
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)

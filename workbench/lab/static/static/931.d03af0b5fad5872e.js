@@ -567,4 +567,117 @@
 .wb-Table td .wb-Dot {
   margin-right: 7px;
 }
+
+.wb-Table th[data-number],
+.wb-Plain td[data-number] {
+  text-align: right;
+}
+
+.wb-Plain {
+  min-width: 0;
+  table-layout: auto;
+}
+
+.wb-Plain th {
+  padding: 0 10px;
+  font-weight: 600;
+  white-space: nowrap;
+}
+
+.wb-Plain td {
+  padding: 0 10px;
+}
+
+.wb-Table tr[data-group] .wb-Link {
+  font-weight: 600;
+}
+
+.wb-Table .wb-Choice {
+  padding: 0;
+  text-align: center;
+  text-overflow: clip;
+}
+
+.wb-Choice input {
+  margin: 0;
+  vertical-align: middle;
+}
+
+.wb-Fold {
+  display: inline-block;
+  width: 16px;
+}
+
+.wb-Ranks {
+  padding: 4px 16px 24px;
+}
+
+.wb-Scroll {
+  margin-top: 14px;
+  overflow-x: auto;
+}
+
+.wb-Tag {
+  margin-left: 8px;
+  padding: 1px 6px;
+  border: var(--jp-border-width) solid var(--jp-warn-color1);
+  border-radius: 8px;
+  color: var(--jp-ui-font-color1);
+  font-size: var(--jp-ui-font-size0);
+}
+
+.wb-Plain tr[data-straggler] td:first-child {
+  box-shadow: inset 3px 0 0 var(--jp-warn-color1);
+}
+
+.wb-Swatch {
+  display: inline-block;
+  width: 10px;
+  height: 10px;
+  margin-right: 7px;
+  border-radius: 2px;
+}
+
+.wb-Chart-band {
+  opacity: 0.18;
+  stroke: none;
+}
+
+.wb-Row[data-drag] {
+  cursor: grab;
+}
+
+.wb-Row[data-drag] button {
+  cursor: pointer;
+}
+
+.wb-Dragged {
+  padding: 4px 10px;
+  border: var(--jp-border-width) solid var(--jp-brand-color1);
+  border-radius: var(--jp-border-radius);
+  background: var(--jp-layout-color1);
+  color: var(--jp-ui-font-color1);
+  font-family: var(--jp-ui-font-family);
+  font-size: var(--jp-ui-font-size1);
+}
+
+.wb-TimelinePane {
+  display: flex;
+  flex-direction: column;
+  overflow: hidden;
+}
+
+.wb-TimelinePane-place {
+  flex: 1;
+  min-height: 0;
+}
+
+.wb-TimelinePane-other {
+  padding: 4px 8px;
+  color: var(--jp-ui-font-color2);
+}
+
+.wb-TimelinePane [hidden] {
+  display: none;
+}
 `,""]),e.d(r,{},{A:n})},314(o){o.exports=function(o){var r=[];return r.toString=function(){return this.map(function(r){var e="",t=void 0!==r[5];return r[4]&&(e+="@supports (".concat(r[4],") {")),r[2]&&(e+="@media ".concat(r[2]," {")),t&&(e+="@layer".concat(r[5].length>0?" ".concat(r[5]):""," {")),e+=o(r),t&&(e+="}"),r[2]&&(e+="}"),r[4]&&(e+="}"),e}).join("")},r.i=function(o,e,t,a,i){"string"==typeof o&&(o=[[null,o,void 0]]);var n={};if(t)for(var l=0;l<this.length;l++){var p=this[l][0];null!=p&&(n[p]=!0)}for(var d=0;d<o.length;d++){var s=[].concat(o[d]);t&&n[s[0]]||(void 0!==i&&(void 0===s[5]||(s[1]="@layer".concat(s[5].length>0?" ".concat(s[5]):""," {").concat(s[1],"}")),s[5]=i),e&&(s[2]&&(s[1]="@media ".concat(s[2]," {").concat(s[1],"}")),s[2]=e),a&&(s[4]?(s[1]="@supports (".concat(s[4],") {").concat(s[1],"}"),s[4]=a):s[4]="".concat(a)),r.push(s))}},r}},601(o){o.exports=function(o){return o[1]}},966(o,r,e){e.r(r);var t=e(72),a=e.n(t),i=e(825),n=e.n(i),l=e(659),p=e.n(l),d=e(56),s=e.n(d),c=e(540),b=e.n(c),u=e(113),w=e.n(u),f=e(475),x={};x.styleTagTransform=w(),x.setAttributes=s(),x.insert=p().bind(null,"head"),x.domAPI=n(),x.insertStyleElement=b(),a()(f.A,x);let v=f.A&&f.A.locals?f.A.locals:void 0;e.d(r,{},{default:v})},72(o){var r=[];function e(o){for(var e=-1,t=0;t<r.length;t++)if(r[t].identifier===o){e=t;break}return e}function t(o,t){for(var a={},i=[],n=0;n<o.length;n++){var l=o[n],p=t.base?l[0]+t.base:l[0],d=a[p]||0,s="".concat(p," ").concat(d);a[p]=d+1;var c=e(s),b={css:l[1],media:l[2],sourceMap:l[3],supports:l[4],layer:l[5]};if(-1!==c)r[c].references++,r[c].updater(b);else{var u=function(o,r){var e=r.domAPI(r);return e.update(o),function(r){r?(r.css!==o.css||r.media!==o.media||r.sourceMap!==o.sourceMap||r.supports!==o.supports||r.layer!==o.layer)&&e.update(o=r):e.remove()}}(b,t);t.byIndex=n,r.splice(n,0,{identifier:s,updater:u,references:1})}i.push(s)}return i}o.exports=function(o,a){var i=t(o=o||[],a=a||{});return function(o){o=o||[];for(var n=0;n<i.length;n++){var l=e(i[n]);r[l].references--}for(var p=t(o,a),d=0;d<i.length;d++){var s=e(i[d]);0===r[s].references&&(r[s].updater(),r.splice(s,1))}i=p}}},659(o){var r={};o.exports=function(o,e){var t=function(o){if(void 0===r[o]){var e=document.querySelector(o);if(window.HTMLIFrameElement&&e instanceof window.HTMLIFrameElement)try{e=e.contentDocument.head}catch(o){e=null}r[o]=e}return r[o]}(o);if(!t)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");t.appendChild(e)}},540(o){o.exports=function(o){var r=document.createElement("style");return o.setAttributes(r,o.attributes),o.insert(r,o.options),r}},56(o,r,e){o.exports=function(o){var r=e.nc;r&&o.setAttribute("nonce",r)}},825(o){o.exports=function(o){if("u"<typeof document)return{update:function(){},remove:function(){}};var r=o.insertStyleElement(o);return{update:function(e){var t,a,i;t="",e.supports&&(t+="@supports (".concat(e.supports,") {")),e.media&&(t+="@media ".concat(e.media," {")),(a=void 0!==e.layer)&&(t+="@layer".concat(e.layer.length>0?" ".concat(e.layer):""," {")),t+=e.css,a&&(t+="}"),e.media&&(t+="}"),e.supports&&(t+="}"),(i=e.sourceMap)&&"u">typeof btoa&&(t+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(i))))," */")),o.styleTagTransform(t,r,o.options)},remove:function(){var o;null===(o=r).parentNode||o.parentNode.removeChild(o)}}}},113(o){o.exports=function(o,r){if(r.styleSheet)r.styleSheet.cssText=o;else{for(;r.firstChild;)r.removeChild(r.firstChild);r.appendChild(document.createTextNode(o))}}}}]);
