@@ -22,7 +22,7 @@ class _Layerwise(torch.optim.Optimizer):
     """An optimizer that updates each parameter tensor (a layer of the papers) by itself."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step with the gradients in `.grad`. A parameter without a gradient stays as it is."""
         loss = None
         if closure is not None:
