@@ -9,6 +9,8 @@ from .algorithms import (
     SynchronousSGD as SynchronousSGD,
     LayerwiseSGD as LayerwiseSGD,
     DeAR as DeAR,
+    SignSGD as SignSGD,
+    AdasumSGD as AdasumSGD,
     PipeSGD as PipeSGD,
     DelayedSGD as DelayedSGD,
     AdaptiveDelaySGD as AdaptiveDelaySGD,
@@ -24,6 +26,10 @@ from .algorithms import (
     DiLoCo as DiLoCo,
     StreamingDiLoCo as StreamingDiLoCo,
     EagerDiLoCo as EagerDiLoCo,
+    SlowMo as SlowMo,
+    BMUF as BMUF,
+    FedAvg as FedAvg,
+    FedProx as FedProx,
     DPSGD as DPSGD,
     GradientTracking as GradientTracking,
     StochasticGradientPush as StochasticGradientPush,
@@ -35,7 +41,7 @@ from .algorithms import (
     ApplyOrder as ApplyOrder,
 )
 from . import algorithms as algorithms, collectives as collectives, codecs as codecs, schedules as schedules
-from . import callbacks as callbacks, topologies as topologies
+from . import callbacks as callbacks, optimizers as optimizers, topologies as topologies
 from .settings import Settings as Settings
 
 # where

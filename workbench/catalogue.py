@@ -25,7 +25,8 @@ LEGEND = """\
 p ranks (with servers: workers), n bytes of one gradient. Staleness in updates; bytes that a rank sends in one step, on average; memory
 of a rank, beyond parameters and optimizer. K: width of a pipeline. d: delay in steps. M: servers, each with a shard of the
 parameters; their bytes are those of a rank that is also a worker. N, b: gradients that an update uses, and that it drops.
-H: steps between two averages. P: fragments of the parameters. t_c, t_compute: seconds of an all-reduce, and of a step's compute."""
+H: steps between two averages. P: fragments of the parameters. C: share of the ranks in a round. lg: logarithm to base 2.
+t_c, t_compute: seconds of an all-reduce, and of a step's compute."""
 
 NO_CARD = Card(paper="none", staleness="not given", bytes_per_step="not given", memory="not given", roles="not given")
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps text in parentheses on one line

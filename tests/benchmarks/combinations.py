@@ -27,6 +27,7 @@ from workbench.algorithms import (
     DeAR,
     DiLoCo,
     EagerDiLoCo,
+    FedAvg,
     LayerwiseSGD,
     LocalSGD,
     PartialAllReduce,
@@ -35,7 +36,20 @@ from workbench.algorithms import (
     StreamingDiLoCo,
     SynchronousSGD,
 )
-from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt8, Sign, TopK, Truncate16
+from workbench.codecs import (
+    QSGD,
+    Codec,
+    ErrorFeedback,
+    Float16,
+    Linear8,
+    NaturalCompression,
+    RandomK,
+    SharedInt8,
+    Sign,
+    TernGrad,
+    TopK,
+    Truncate16,
+)
 from workbench.collectives import Collective, Hierarchical, Once, PowerSGD, Ring
 from workbench.costs import Compute, Lognormal, Network
 from workbench.errors import ConfigError
@@ -50,14 +64,28 @@ SHARE = 0.1  # of the values, that top-k sends
 # (karimireddy2019error, theorem II: the error is of second order in the delay). Half as much again is for noise of a last loss.
 MARGIN = 1.5 / SHARE / STEPS
 
-CODECS: tuple[Codec, ...] = (Truncate16(), Linear8(), QSGD(), TopK(fraction=SHARE), Sign(), SharedInt8())
+CODECS: tuple[Codec, ...] = (
+    Truncate16(),
+    Float16(),
+    Linear8(),
+    QSGD(),
+    TernGrad(),
+    NaturalCompression(),
+    TopK(fraction=SHARE),
+    RandomK(fraction=SHARE),
+    Sign(),
+    SharedInt8(),
+)
 COLLECTIVES: tuple[Collective, ...] = (
     *(Ring(codec=codec) for codec in CODECS),
     *(
         Once(codec=codec, inner=Ring()) if isinstance(codec, type(SharedInt8())) else Once(codec=codec)
         for codec in CODECS
     ),
-    *(Once(codec=ErrorFeedback(codec=codec)) for codec in (TopK(fraction=SHARE), Sign(), Linear8())),
+    *(
+        Once(codec=ErrorFeedback(codec=codec))
+        for codec in (TopK(fraction=SHARE), RandomK(fraction=SHARE), Sign(), Linear8())
+    ),
     *(Hierarchical(group=2, codec=codec) for codec in CODECS),
     PowerSGD(rank=1, inner=Ring()),
     PowerSGD(rank=1, alternate=True, inner=Ring()),
@@ -73,6 +101,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "PartialAllReduce": PartialAllReduce,
     "PartialAllReduce(quorum='all')": partial(PartialAllReduce, quorum="all"),
     "LocalSGD(every=4)": partial(LocalSGD, every=4),
+    "FedAvg(every=4)": partial(FedAvg, every=4),
     "StaleSGD(staleness=Constant(1))": partial(StaleSGD, staleness=Constant(1)),
     "DiLoCo(every=4)": partial(DiLoCo, every=4, outer_lr=1.0, outer_momentum=0.0, nesterov=False),
     "StreamingDiLoCo(every=4, fragments=2)": partial(

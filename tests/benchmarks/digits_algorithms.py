@@ -29,7 +29,9 @@ HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "records"
 PLAN = json.loads((HERE / "margins.json").read_text())
 HOW, MARGINS = PLAN["how"], PLAN["margins"]
-SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE = MARGINS  # in the file's order
+SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE, SIGNS, SOME, ADAPTIVE = (
+    MARGINS  # in the file's order
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,12 @@ def entries() -> list[Entry]:
         Entry(a.StreamingDiLoCo(every=12, fragments=3, delay=2, mix=0.5), SELDOM),
         Entry(a.EagerDiLoCo(every=12), SELDOM),
         Entry(a.EagerDiLoCo(every=12, outer_lr=0.5, outer_momentum=0.3), SELDOM),
+        Entry(a.SlowMo(every=4), SELDOM),
+        Entry(a.BMUF(every=4), SELDOM),
+        Entry(a.FedAvg(every=4), SOME),
+        Entry(a.FedProx(every=4), SOME),
+        Entry(a.SignSGD(), SIGNS, 100),
+        Entry(a.AdasumSGD(), ADAPTIVE),
         Entry(a.DPSGD(), SELDOM),
         Entry(a.DPSGD(overlap=False), SELDOM),
         Entry(a.GradientTracking(), SELDOM),

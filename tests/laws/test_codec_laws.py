@@ -13,11 +13,26 @@ from hypothesis import strategies as st
 from torch import Generator, Tensor
 
 from workbench import codecs
-from workbench.codecs import QSGD, Codec, ErrorFeedback, Linear8, SharedInt, Sign, TopK, Truncate16, groups
+from workbench.codecs import (
+    QSGD,
+    Codec,
+    ErrorFeedback,
+    Float16,
+    Linear8,
+    NaturalCompression,
+    RandomK,
+    SharedInt,
+    Sign,
+    TernGrad,
+    TopK,
+    Truncate16,
+    groups,
+)
 
 ALL: list[Codec] = [
     Truncate16(),
     Truncate16(rounding="nearest"),
+    Float16(),
     Linear8(),
     Linear8(group=3),
     Linear8(rounding="stochastic"),
@@ -26,9 +41,14 @@ ALL: list[Codec] = [
     QSGD(levels=1, group=4),
     QSGD(levels=5, group=None),
     QSGD(levels=127, group=7),
+    TernGrad(),
+    TernGrad(group=5),
+    NaturalCompression(),
     TopK(),
     TopK(fraction=0.3),
     TopK(k=3),
+    RandomK(),
+    RandomK(fraction=0.3),
     Sign(),
     Sign(group=3),
     SharedInt(),

@@ -29,6 +29,7 @@ from workbench.algorithms import (
     ChocoSGD,
     DiLoCo,
     EagerDiLoCo,
+    FedAvg,
     GradientTracking,
     LocalSGD,
     NoCommunication,
@@ -108,6 +109,8 @@ def held_to_it() -> list[Algorithm]:
 
 def moves_as_sgd(algorithm: Algorithm) -> bool:
     """Whether nothing but averages moves the mean."""
+    if isinstance(algorithm, FedAvg):
+        return algorithm.proximal == 0
     if not isinstance(algorithm, OuterAlgorithm):
         return True
     late = isinstance(algorithm, EagerDiLoCo) or (isinstance(algorithm, StreamingDiLoCo) and algorithm.delay > 0)
@@ -129,7 +132,12 @@ def check_rest(algorithm: Algorithm, num_ranks: int) -> None:
 
 
 def check_mean(algorithm: Algorithm, num_ranks: int, shuffle: int | None = None) -> None:
-    """The mean over ranks is that of ranks which all have the mean gradient, and for plain averages that of SGD."""
+    """The mean over ranks is that of ranks which all have the mean gradient, and for plain averages that of SGD.
+
+    Where only some ranks take part in a round, the mean is theirs: `tests/unit/test_fed_avg.py`.
+    """
+    if isinstance(algorithm, FedAvg) and algorithm.fraction < 1:
+        return
     law = f"{name_of(algorithm)}: averaging keeps the mean over ranks"
     found, equal = states(run(algorithm, num_ranks, shuffle=shuffle)), states(run(algorithm, num_ranks, equal=True))
     position = START
@@ -209,7 +217,7 @@ def test_it_keeps_it_whatever_the_order_of_events(
 def test_every_algorithm_with_local_steps_is_held_to_them() -> None:
     kinds = {type(item) for item in held_to_it()}
     gossip = {DPSGD, GradientTracking, StochasticGradientPush, ChocoSGD}
-    assert kinds >= {LocalSGD, DiLoCo, StreamingDiLoCo, EagerDiLoCo, NoCommunication, RightGossip, *gossip}, (
+    assert kinds >= {LocalSGD, DiLoCo, StreamingDiLoCo, EagerDiLoCo, FedAvg, NoCommunication, RightGossip, *gossip}, (
         "found by their local steps, as one that is new will be"
     )
     assert kinds - {RightGossip} <= set(find_algorithms())

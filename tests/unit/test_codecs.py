@@ -21,10 +21,14 @@ from workbench.codecs import (
     QSGD,
     Codec,
     ErrorFeedback,
+    Float16,
     Linear8,
+    NaturalCompression,
+    RandomK,
     SharedInt,
     SharedInt8,
     Sign,
+    TernGrad,
     TopK,
     Truncate16,
     check_codec,
@@ -58,12 +62,17 @@ def through(codec: Codec, values: Tensor, seed: int = 0) -> Tensor:
     ("codec", "numel", "expected"),
     [
         (Truncate16(), 10, 20),
+        (Float16(), 10, 20),
         (Linear8(), 10, 14),
         (Linear8(group=4), 10, 22),  # three scales
         (QSGD(levels=1, group=4), 10, 12 + 3),  # 2 bits
         (QSGD(levels=2, group=4), 10, 12 + 5),  # 4 bits
         (QSGD(levels=7, group=None), 11, 4 + 6),
         (QSGD(levels=8, group=None), 11, 4 + 11),
+        (TernGrad(group=4), 10, 12 + 3),  # three scales, 2 bits a value
+        (NaturalCompression(), 9, 9 + 2),  # a byte and a bit
+        (RandomK(fraction=0.3), 10, 8 + 12),  # a seed
+        (RandomK(), 3, 8 + 4),  # at least one
         (TopK(fraction=0.3), 10, 24),
         (TopK(), 1000, 80),  # one in a hundred
         (TopK(), 3, 8),  # at least one
@@ -341,6 +350,152 @@ def test_packing_is_undone(numel: int, bits: int, seed: int) -> None:
     assert torch.equal(unpack(packed, bits, numel), symbols)
 
 
+# -- half precision --------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(numel=st.integers(0, 300), seed=SEEDS, dtype=DTYPES)
+def test_float16_is_numpys_half(numel: int, seed: int, dtype: torch.dtype) -> None:
+    """Bits of the message, also of values that no half can have; a NaN may have any payload."""
+    values = hard(numel, seed, dtype)
+    message = Float16().encode(values).view(torch.int16).numpy().view(np.uint16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = values.float().numpy().astype(np.float16)
+    numbers = ~np.isnan(expected)
+    assert np.array_equal(message[numbers], expected.view(np.uint16)[numbers])
+    found = through(Float16(), values).numpy()
+    assert np.array_equal(found, expected.astype(found.dtype), equal_nan=True)
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(1, 200), seed=SEEDS)
+def test_float16_errs_as_it_says(numel: int, seed: int) -> None:
+    values = draw(numel, seed).clamp(-65504, 65504)
+    error = (through(Float16(), values).double() - values.double()).abs()
+    assert bool((error <= torch.where(values.abs() >= 2.0**-14, 2.0**-11 * values.abs().double(), 2.0**-25)).all())
+
+
+def test_float16_at_its_ends() -> None:
+    values = torch.tensor([65519.996, 65520.0, 2.0**-25, 2.0**-25 * 1.001, 1 + 2.0**-11])
+    assert through(Float16(), values).tolist() == [65504, float("inf"), 0, 2.0**-24, 1]  # ties to even
+
+
+# -- TernGrad --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(1, 200), seed=SEEDS, group=st.sampled_from([None, 1, 3, 64]))
+def test_terngrad_is_its_formula_in_numpy(numel: int, seed: int, group: int | None) -> None:
+    """s sign(x) b, with b = 1 where the draw is below |x| / s: group by group, in float64."""
+    values = draw(numel, seed)
+    draws, exact = torch.rand(numel, generator=noise(seed)).double().numpy(), values.double().numpy()
+    found = through(TernGrad(group=group), values, seed).double().numpy()
+    for start in range(0, numel, group or numel):
+        part = slice(start, start + (group or numel))
+        scale = np.abs(exact[part]).max()
+        near = np.abs(draws[part] - np.abs(exact[part]) / scale) < 1e-6  # rounding may decide these
+        expected = scale * np.sign(exact[part]) * (draws[part] < np.abs(exact[part]) / scale)
+        assert np.array_equal(found[part][~near], expected[~near])
+
+
+@pytest.mark.parametrize("numel", [1, 4, 9, 64])
+def test_terngrad_reaches_its_variance_bound_and_no_more(numel: int) -> None:
+    """On the vector that the bound is from: E ||x - y||**2 = s ||x||_1 - ||x||**2."""
+    values = torch.full((numel,), 1 / (sqrt(numel) + 1))
+    values[0] = 1.0
+    bound = TernGrad().variance_bound(numel)
+    exact = values.double()
+    squared = float(exact.square().sum())
+    assert float(exact.max() * exact.abs().sum() - exact.square().sum()) == pytest.approx(bound * squared, abs=1e-6)
+    draws = torch.stack([through(TernGrad(), values, seed) for seed in range(2000)]).double()
+    errors = (draws - exact).square().sum(1) / squared
+    assert float(errors.mean()) == pytest.approx(bound, abs=5 * float(errors.std()) / sqrt(2000) + 1e-6)
+    assert TernGrad(group=numel).contracts == (bound < 1)
+
+
+# -- natural compression ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(1, 200), seed=SEEDS)
+def test_natural_compression_sends_one_of_the_two_nearest_powers_of_two(numel: int, seed: int) -> None:
+    values = draw(numel, seed)
+    decoded = through(NaturalCompression(), values, seed).double().numpy()
+    exact = values.double().numpy()
+    mantissa, exponent = np.frexp(np.abs(exact))  # |x| = mantissa 2**exponent, mantissa in [1/2, 1)
+    below = np.where(mantissa > 0, np.ldexp(0.5, exponent), 0.0)
+    assert np.array_equal(np.sign(decoded), np.sign(exact))
+    up = np.abs(decoded) == 2 * below
+    assert np.all(up | (np.abs(decoded) == below))
+    assert not np.any(up & (mantissa == 0.5)), "a power of two is kept"
+
+
+def test_natural_compression_goes_up_as_often_as_it_says() -> None:
+    """|x| / 2**e - 1, and the squared error is at most x**2 / 8, which it reaches at 4/3 of a power of two."""
+    num_draws = 20_000
+    for value, probability in ((1.0, 0.0), (-1.25, 0.25), (4 / 3, 1 / 3), (-3.5, 0.75), (2.0**-100 * 1.5, 0.5)):
+        values = torch.full((num_draws,), value)
+        decoded = through(NaturalCompression(), values).double()
+        low = 2.0 ** np.floor(np.log2(abs(value)))
+        share = float((decoded.abs() == 2 * low).double().mean())
+        spread = 5 * sqrt(probability * (1 - probability) / num_draws)
+        assert share == pytest.approx(probability, abs=spread + 1e-9)
+        squared = float((decoded - values.double()).square().mean()) / value**2
+        assert squared <= 1 / 8 + 2 * spread
+        if value == 4 / 3:
+            assert squared == pytest.approx(1 / 8, abs=2 * spread)
+
+
+def test_natural_compression_at_its_ends() -> None:
+    infinity = float("inf")
+    values = torch.tensor([0.0, -0.0, 2.0**-126, 2.0**127, infinity, -infinity])
+    for seed in range(20):
+        decoded = through(NaturalCompression(), values, seed)
+        assert torch.equal(decoded, values) and bool(torch.signbit(decoded[1]))
+        assert set(through(NaturalCompression(), torch.tensor([1e-42, 3e38]), seed).tolist()) <= {
+            0.0,
+            2.0**-126,
+            2.0**127,
+            infinity,
+        }
+
+
+# -- random-k --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50)
+@given(numel=st.integers(1, 3000), fraction=st.floats(0.001, 1), seed=SEEDS)
+def test_random_k_sends_k_values_and_positions_that_the_receiver_draws_too(
+    numel: int, fraction: float, seed: int
+) -> None:
+    values, codec = draw(numel, seed) + 1e6, RandomK(fraction=fraction)  # none is 0
+    kept = codec.num_kept(numel)
+    decoded = through(codec, values, seed)
+    places = decoded.nonzero().view(-1)
+    assert len(places) == kept and codec.wire_bytes(numel) == 8 + 4 * kept
+    assert torch.equal(decoded[places], values[places])
+
+
+def test_random_k_chooses_every_position_equally_often() -> None:
+    """And so loses 1 - k/n of the squares on average."""
+    values, num_draws, share = draw(20, 1), 4000, 0.25
+    exact = values.double()
+    draws = torch.stack([through(RandomK(fraction=share), values, seed) for seed in range(num_draws)]).double()
+    chosen = (draws != 0).double().mean(0)
+    assert float((chosen - share).abs().max()) < 5 * sqrt(share * (1 - share) / num_draws)
+    errors = (draws - exact).square().sum(1) / exact.square().sum()
+    assert float(errors.mean()) == pytest.approx(1 - share, abs=5 * float(errors.std()) / sqrt(num_draws))
+
+
+def test_random_k_hides_no_value_that_is_not_finite() -> None:
+    """It may be at a position that is not sent."""
+    for bad in (float("nan"), float("inf")):
+        values = torch.ones(100)
+        values[17] = bad
+        assert bool(through(RandomK(), values).isnan()[17])
+        assert not bool(through(RandomK(fraction=1.0), values).isfinite()[17])
+
+
 # -- top-k -----------------------------------------------------------------------------------------------------
 
 
@@ -456,6 +611,10 @@ def test_more_ranks_than_levels_are_refused_with_the_width_that_suits() -> None:
         (lambda: TopK(fraction=0.1, k=3), "not both"),
         (lambda: TopK(fraction=0.0), "above 0 and at most 1"),
         (lambda: TopK(k=0), "1 or more"),
+        (lambda: RandomK(fraction=0.0), "above 0 and at most 1"),
+        (lambda: RandomK(fraction=True), "above 0 and at most 1"),
+        (lambda: TernGrad(group=0), "1 or more, or None"),
+        (lambda: ErrorFeedback(codec=TernGrad(group=9)), "would grow"),
         (lambda: Sign(group=True), "1 or more, or None"),
         (lambda: SharedInt(bits=7), "8, 16, 32"),  # type: ignore[arg-type]
         (lambda: ErrorFeedback(codec=ErrorFeedback(codec=Sign())), "without feedback, such as TopK"),  # type: ignore[arg-type]
@@ -463,7 +622,7 @@ def test_more_ranks_than_levels_are_refused_with_the_width_that_suits() -> None:
         (lambda: ErrorFeedback(codec=QSGD(levels=1, group=512)), "would grow"),
         (lambda: ErrorFeedback(codec=Linear8(rounding="stochastic")), "would grow"),
         (lambda: check_codec(ErrorFeedback(codec=Sign())), "use Once"),
-        (lambda: check_codec("sign"), "give one of truncate16, linear8"),
+        (lambda: check_codec("sign"), "give one of truncate16, float16"),
         (lambda: codecs.get("linear-8"), "did you mean linear8"),
         (lambda: codecs.get("top-k", fracton=0.1), "did you mean fraction"),
     ],

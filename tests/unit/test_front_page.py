@@ -10,11 +10,12 @@ import workbench
 
 def test_public_names_are_these_and_all_are_there() -> None:
     expected = """
-        Problem problems SynchronousSGD LayerwiseSGD DeAR PipeSGD DelayedSGD AdaptiveDelaySGD PartialAllReduce
-        ParameterServerSGD BackupSGD OnlineBackupSGD AsyncSGD StaleSynchronousSGD SoftsyncSGD DelayCompensatedSGD
-        LocalSGD DiLoCo StreamingDiLoCo EagerDiLoCo DPSGD GradientTracking StochasticGradientPush ChocoSGD ADPSGD
+        Problem problems SynchronousSGD LayerwiseSGD DeAR SignSGD AdasumSGD PipeSGD DelayedSGD AdaptiveDelaySGD
+        PartialAllReduce ParameterServerSGD BackupSGD OnlineBackupSGD AsyncSGD StaleSynchronousSGD SoftsyncSGD DelayCompensatedSGD
+        LocalSGD DiLoCo StreamingDiLoCo EagerDiLoCo SlowMo BMUF FedAvg FedProx
+        DPSGD GradientTracking StochasticGradientPush ChocoSGD ADPSGD
         StaleSGD NoCommunication SerialSGD ApplyOrder algorithms collectives codecs
-        schedules callbacks topologies
+        schedules callbacks optimizers topologies
         Settings Cluster attach simulate costs replay Trainer serve stop_requested ddp_hook record Dashboard study
         Run open_run list_runs trace compare summary runs_table plots experiments papers
         Algorithm Context ops units

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench import algorithms, catalogue, codecs, collectives, topologies
+from workbench import algorithms, catalogue, codecs, collectives, optimizers, topologies
 from workbench.resources import shared
 
 PACKAGE = Path(algorithms.__file__).parents[1]
@@ -67,7 +67,15 @@ def test_a_card_has_the_form(key: str) -> None:
         for name in name
         if name
     }
-    known = {*dir(algorithms), *dir(collectives), *dir(codecs), *dir(topologies), "NoiseScale", "Settings"}
+    known = {
+        *dir(algorithms),
+        *dir(collectives),
+        *dir(codecs),
+        *dir(optimizers),
+        *dir(topologies),
+        "NoiseScale",
+        "Settings",
+    }
     assert names and names <= known, "what is implemented is named as it is called"
 
 

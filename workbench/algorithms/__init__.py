@@ -16,14 +16,17 @@ from typing import Any
 from workbench import codecs, collectives, topologies
 from workbench.algorithms.ad_psgd import ADPSGD
 from workbench.algorithms.adaptive_delay import AdaptiveDelaySGD
+from workbench.algorithms.adasum import AdasumSGD
 from workbench.algorithms.async_sgd import AsyncSGD
 from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
+from workbench.algorithms.bmuf import BMUF
 from workbench.algorithms.choco_sgd import ChocoSGD
 from workbench.algorithms.dc_asgd import DelayCompensatedSGD
 from workbench.algorithms.dear import DeAR
 from workbench.algorithms.diloco import DiLoCo
 from workbench.algorithms.dpsgd import DPSGD
 from workbench.algorithms.eager_diloco import EagerDiLoCo
+from workbench.algorithms.fed_avg import FedAvg, FedProx
 from workbench.algorithms.gradient_tracking import GradientTracking
 from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD, SendOrder
 from workbench.algorithms.local_sgd import LocalSGD
@@ -32,6 +35,8 @@ from workbench.algorithms.online_backup import OnlineBackupSGD
 from workbench.algorithms.partial import PartialAllReduce, Quorum
 from workbench.algorithms.pipe import DelayedSGD, FirstSteps, PipeSGD
 from workbench.algorithms.serial import SerialSGD
+from workbench.algorithms.sign_sgd import SignSGD
+from workbench.algorithms.slow_mo import SlowMo
 from workbench.algorithms.softsync import SoftsyncSGD
 from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
@@ -46,8 +51,10 @@ from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 __all__ = [
     "ADPSGD",
+    "BMUF",
     "DPSGD",
     "AdaptiveDelaySGD",
+    "AdasumSGD",
     "ApplyOrder",
     "AsyncSGD",
     "BackupSGD",
@@ -59,6 +66,8 @@ __all__ = [
     "DiLoCo",
     "EagerDiLoCo",
     "Empirical",
+    "FedAvg",
+    "FedProx",
     "FirstSteps",
     "Geometric",
     "GradientTracking",
@@ -72,6 +81,8 @@ __all__ = [
     "Quorum",
     "SendOrder",
     "SerialSGD",
+    "SignSGD",
+    "SlowMo",
     "SoftsyncSGD",
     "StaleSGD",
     "StaleSynchronousSGD",
@@ -93,6 +104,8 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "synchronous-sgd": SynchronousSGD,
     "layerwise-sgd": LayerwiseSGD,
     "dear": DeAR,
+    "sign-sgd": SignSGD,
+    "adasum-sgd": AdasumSGD,
     "pipe-sgd": PipeSGD,
     "delayed-sgd": DelayedSGD,
     "adaptive-delay-sgd": AdaptiveDelaySGD,
@@ -108,6 +121,10 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "diloco": DiLoCo,
     "streaming-diloco": StreamingDiLoCo,
     "eager-diloco": EagerDiLoCo,
+    "slow-mo": SlowMo,
+    "bmuf": BMUF,
+    "fed-avg": FedAvg,
+    "fed-prox": FedProx,
     "d-psgd": DPSGD,
     "gradient-tracking": GradientTracking,
     "stochastic-gradient-push": StochasticGradientPush,
@@ -143,8 +160,8 @@ def family_of(name: str) -> str:
 def names() -> tuple[str, ...]:
     """Return the names that `get` accepts.
 
-    >>> names()[:4]
-    ('synchronous-sgd', 'layerwise-sgd', 'dear', 'pipe-sgd')
+    >>> names()[:3]
+    ('synchronous-sgd', 'layerwise-sgd', 'dear')
     """
     return tuple(_ALGORITHMS)
 

@@ -1,8 +1,8 @@
 """Codecs: compression of float32 values for the wire.
 
 - `base`: `Codec`, which turns values into fewer bytes and back, with a known error bound.
-- `truncate`, `linear`, `shared_int`, `qsgd`, `sign`, `top_k`: one kind of codec each. `feedback` adds error feedback
-  to any.
+- `truncate`, `float16`, `linear`, `shared_int`, `qsgd`, `tern_grad`, `natural`, `sign`, `top_k`, `random_k`: one kind
+  of codec each. `feedback` adds error feedback to any that contracts.
 - `groups`: values that share a scale, and the layout of numbers in a message.
 - `gpu`, `triton_kernels`: the same codes by kernels on a GPU.
 
@@ -17,10 +17,14 @@ from typing import Any
 
 from workbench.codecs.base import Codec, SummableCodec
 from workbench.codecs.feedback import ErrorFeedback
+from workbench.codecs.float16 import Float16
 from workbench.codecs.linear import Linear8
+from workbench.codecs.natural import NaturalCompression
 from workbench.codecs.qsgd import QSGD
+from workbench.codecs.random_k import RandomK
 from workbench.codecs.shared_int import SharedInt, SharedInt8
 from workbench.codecs.sign import Sign
+from workbench.codecs.tern_grad import TernGrad
 from workbench.codecs.top_k import TopK
 from workbench.codecs.truncate import Truncate16
 from workbench.errors import ConfigError
@@ -30,11 +34,15 @@ __all__ = [
     "QSGD",
     "Codec",
     "ErrorFeedback",
+    "Float16",
     "Linear8",
+    "NaturalCompression",
+    "RandomK",
     "SharedInt",
     "SharedInt8",
     "Sign",
     "SummableCodec",
+    "TernGrad",
     "TopK",
     "Truncate16",
     "check_codec",
@@ -44,7 +52,20 @@ __all__ = [
 ]
 
 _CODECS: dict[str, Callable[..., Codec]] = {
-    kebab(make.__name__): make for make in (Truncate16, Linear8, QSGD, TopK, Sign, SharedInt8, SharedInt)
+    kebab(make.__name__): make
+    for make in (
+        Truncate16,
+        Float16,
+        Linear8,
+        QSGD,
+        TernGrad,
+        NaturalCompression,
+        TopK,
+        RandomK,
+        Sign,
+        SharedInt8,
+        SharedInt,
+    )
 }
 
 
@@ -62,8 +83,8 @@ def check_codec(codec: object) -> None:
 def names() -> tuple[str, ...]:
     """Return the names that `get` accepts.
 
-    >>> names()
-    ('truncate16', 'linear8', 'qsgd', 'top-k', 'sign', 'shared-int8', 'shared-int')
+    >>> names()[:4]
+    ('truncate16', 'float16', 'linear8', 'qsgd')
     """
     return tuple(_CODECS)
 

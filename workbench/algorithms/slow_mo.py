@@ -1,0 +1,39 @@
+"""SlowMo: a slow momentum over local SGD, which is DiLoCo without Nesterov's momentum."""
+
+from __future__ import annotations
+
+from workbench.algorithms.diloco import DiLoCo
+from workbench.arguments import is_number
+from workbench.collectives import Collective, Native
+from workbench.errors import ConfigError
+
+
+def SlowMo(  # noqa: N802 - the paper's name of a class with other settings
+    *, every: int = 12, slow_lr: float = 1.0, slow_momentum: float = 0.7, collective: Collective | None = None
+) -> DiLoCo:
+    """Every H steps, with the mean w of the ranks' parameters and their last common parameters a:
+
+        u <- beta u + (a - w) / lr,   a <- a - alpha lr u,   w_i <- a
+
+    With a constant learning rate this is `DiLoCo(outer_lr=alpha, outer_momentum=beta, nesterov=False)`, whose momentum
+    m is lr u. If a schedule changes the learning rate, m stays as it is, where the paper's lr u changes with it.
+    The local optimizer is any of torch's. Its own momentum stays with its rank.
+
+    Args:
+        every: H, the paper's tau.
+        slow_lr: alpha.
+        slow_momentum: beta.
+        collective: sums the differences a - w_i.
+
+    Paper: wang2019slowmo, Alg. 1.
+
+    >>> SlowMo(slow_momentum=0.5)
+    DiLoCo(every=12, outer_lr=1.0, outer_momentum=0.5, nesterov=False, collective=Native())
+    """
+    if not (is_number(slow_lr) and slow_lr > 0):
+        raise ConfigError(f"slow_lr={slow_lr!r}: give a number above 0")
+    if not (is_number(slow_momentum) and 0 <= slow_momentum < 1):
+        raise ConfigError(f"slow_momentum={slow_momentum!r}: give a number from 0 to below 1")
+    return DiLoCo(
+        every=every, outer_lr=slow_lr, outer_momentum=slow_momentum, nesterov=False, collective=collective or Native()
+    )
