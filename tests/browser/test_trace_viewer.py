@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,11 @@ class Shown:
         self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         found: dict[str, Any] = self.page.evaluate(STATE)
         return found
+
+    def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "still not"
 
     def press(self, *keys: str) -> dict[str, Any]:
         for key in keys:
@@ -307,7 +313,8 @@ def test_the_window_follows_until_it_is_moved_and_then_stays(browser: Any, tmp_p
     after = send(20, 40)
     assert (after["begin"], after["steps"]) == (moved["begin"], moved["steps"]), "stays where the reader put it"
     assert shown.page.get_by_role("button", name="Follow (newest step 39)").is_visible()
-    assert shown.press("n")["steps"][-1] == 39
+    shown.press("n")
+    shown.until(lambda: shown.state()["steps"][-1] == 39)
     assert send(30, 50)["steps"][-1] == 49, "follows again"
     shown.press("w")
     assert send(40, 60, live=False)["steps"][-1] == 49
