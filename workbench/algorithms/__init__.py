@@ -149,10 +149,12 @@ _FAMILIES: dict[str, str] = {  # the first name of each family, in the order of 
 def family_of(name: str) -> str:
     """Return the family of an algorithm by its name.
 
-    >>> family_of("dear"), family_of("choco-sgd")
-    ('synchronous', 'gossip')
+    >>> family_of("dear"), family_of("choco-sgd"), family_of("mine.py:Mine")
+    ('synchronous', 'gossip', 'your own')
     """
     order = list(_ALGORITHMS)
+    if name not in order:
+        return "your own"
     first = [other for other in order[: order.index(name) + 1] if other in _FAMILIES][-1]
     return _FAMILIES[first]
 
