@@ -8,9 +8,10 @@ from tests.laws import tiny
 from tests.laws.train import COMPUTE, NETWORK, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import LayerwiseSGD, PipeSGD
+from workbench.algorithms.gossip import GossipAlgorithm
 from workbench.collectives import native_bytes
 from workbench.gradients import USED, Layout, build_layout, trainable
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 
@@ -33,7 +34,7 @@ def has_closed_form(algorithm: Algorithm, num_ranks: int) -> bool:
 
 def of_the_last_mean(algorithm: Algorithm, num_ranks: int) -> float:
     """The bytes that a rank sends when a run with different replicas ends: one sum of the parameters, after all steps."""
-    if algorithm.replicas != Replicas.AT_END:
+    if not isinstance(algorithm, GossipAlgorithm):
         return 0.0
     return native_bytes(num_ranks, layout_of(algorithm).message_bytes)
 

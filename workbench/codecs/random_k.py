@@ -74,7 +74,7 @@ class RandomK(Codec):
         chosen = typed(wire[SEED_BYTES:], torch.float32).to(like.dtype)
         others = torch.where(chosen.isfinite().all(), 0.0, torch.nan).to(like.dtype)
         places = _positions(typed(wire[:SEED_BYTES], torch.int64), like.numel(), chosen.numel())
-        return others.expand(like.numel()).clone().index_copy_(0, places, chosen)
+        return others.repeat(like.numel()).index_copy_(0, places, chosen)
 
 
 def _positions(seed: Tensor, numel: int, num: int) -> Tensor:
