@@ -30,6 +30,8 @@ def test_only_the_seed_may_differ_in_a_group() -> None:
         info(name="LocalSGD"),
         info(problem={"name": "other"}),
         info(runtime="mpi"),
+        info(notes=["simulated: 1 Gbit/s", "simulated: 2 ms"]),
+        info(notes=["simulated: 100 Mbit/s", "simulated: 2 ms"]),
     ]
     assert len({group_of(one) for one in [info(), *others]}) == 1 + len(others)
 

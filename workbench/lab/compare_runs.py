@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.analysis.labels import distinct_labels
+from workbench.plots.differences import settings_of
 from workbench.trace.run import Run
 
 Floats = NDArray[np.float64]
@@ -55,10 +56,7 @@ def group_of(info: Mapping[str, Any]) -> str:
     Args:
         info: the run's `run.json`.
     """
-    algorithm, problem = info.get("algorithm") or {}, info.get("problem") or {}
-    settings = {name: value for name, value in (info.get("settings") or {}).items() if name != "seed"}
-    facts = [algorithm.get("name"), algorithm.get("settings"), problem.get("name"), problem.get("optimizer")]
-    facts += [info.get("runtime"), info.get("num_workers"), settings]
+    facts = {name: value for name, value in settings_of(Run(info=dict(info), metrics={})).items() if name != "seed"}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
