@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, final
@@ -18,7 +19,7 @@ from workbench.schedules import per_update
 from workbench.settings import ScheduleFactory
 
 
-class _Layerwise(torch.optim.Optimizer):
+class _Layerwise(torch.optim.Optimizer, ABC):
     """An optimizer that updates each parameter tensor (a layer of the papers) by itself."""
 
     @torch.no_grad()
@@ -34,8 +35,9 @@ class _Layerwise(torch.optim.Optimizer):
                     self._update(param, param.grad, self.state[param], group)
         return loss
 
+    @abstractmethod
     def _update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Update one parameter tensor."""
 
 
 @final
