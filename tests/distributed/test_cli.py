@@ -272,7 +272,7 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "pipe-sdg"], "did you mean pipe-sgd?"),
+        (["train", "pipe-sdg"], "did you mean pipe-sgd"),
         (["train", "pipe-sgd", "--problem", "digit-mlp"], "did you mean digits-mlp"),
         (["train", "pipe-sgd", "--runtime", "mip"], "did you mean mpi"),
         (["train", "pipe-sgd", "--set", "width=0"], "width=0: give a whole number, 1 or more"),

@@ -134,7 +134,7 @@ def test_a_widget_of_a_rank_is_heard_and_its_callback_runs_on_the_rank(notebook:
 
 def test_a_bar_of_tqdm_is_one_widget_for_each_rank(notebook: Notebook) -> None:
     text, error, kinds = notebook.cell("from tqdm.notebook import tqdm\nfor _ in tqdm(range(3)):\n    pass")
-    assert (text.split(), error, kinds.count(WIDGET)) == (["[0]", "[1]"], "", 2)
+    assert (sorted(text.split()), error, kinds.count(WIDGET)) == (["[0]", "[1]"], "", 2)  # ranks answer in any order
 
 
 # ---------------------------------------------------------------- help

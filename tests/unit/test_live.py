@@ -375,8 +375,14 @@ def test_a_change_of_state_is_drawn_at_once_and_a_button_makes_the_view_look_oft
     thread = view.follow(look)
     until(lambda: view._pause_s == 60.0, "the first drawing")
     view._buttons.pause.click()
-    until(lambda: view._buttons.pause.description == "Resume", "what the button did")
-    assert "paused" in view._status.value and "paused" in view._live_header.value
+    until(
+        lambda: (
+            view._buttons.pause.description == "Resume"
+            and "paused" in view._status.value
+            and "paused" in view._live_header.value
+        ),
+        "what the button did, in the table and in the header too",
+    )
     view.finish()
     thread.join(20)
     writer.close()
