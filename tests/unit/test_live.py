@@ -19,13 +19,13 @@ pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install
 
 from workbench import plots
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.plots.html import PLOTLY
 from workbench.plots.live import axes, curves, timeline
 from workbench.plots.live.buttons import RunButtons, parts_of
 from workbench.plots.live.curves import status_table
 from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import MovingFigure
 from workbench.plots.live.still import picture
+from workbench.plots.renderer import PLOTLY
 from workbench.plots.trace_viewer.newest import NUM_STEPS, newest_steps
 from workbench.trace import FileRecorder, Run, new_run, update_run
 from workbench.trace.tail import read_tail

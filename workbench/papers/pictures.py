@@ -10,8 +10,8 @@ from workbench.errors import ConfigError, LaunchError
 from workbench.papers.claims import Size
 from workbench.papers.records import read_records
 from workbench.papers.reproduction import Outcome
-from workbench.plots.html import PLOTLY
 from workbench.plots.pictures import write_pictures
+from workbench.plots.renderer import PLOTLY
 
 TAG = "figure-"
 
