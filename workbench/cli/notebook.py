@@ -42,7 +42,7 @@ def add_notebook_options(parser: argparse.ArgumentParser) -> None:
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench demo`, and set its function."""
-    parser.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE", help="of the notebook")
     parser.set_defaults(command=_demo)
 
 

@@ -22,9 +22,16 @@ PROBE_FILE = "probe.json"
 def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     """Add the options of `workbench calibrate`, and set its function."""
     add = calibrate.add_argument
-    add("run", nargs="+", help="a run's name or folder; or Chrome traces of torch.profiler of a DDP loop, one per rank")
+    add(
+        "run",
+        nargs="+",
+        help="a run's name or folder, or `last`; or traces of torch.profiler of a DDP loop, one for each rank",
+    )
     add("--output", "-o", type=Path, help="file to write; calibration.json in the run's folder, or here, by default")
-    add("--problem", help="the trained problem: measure here each parameter's share of the compute time")
+    add(
+        "--problem",
+        help="the trained problem: measure here each layer's share of the compute, for algorithms that send by layer",
+    )
     add(
         "--option",
         action="append",
@@ -33,7 +40,12 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
         help="an option of the problem, such as hidden=[64]",
     )
     add("--cores", type=float, help="number of cores that all ranks shared; known if they ran on one host")
-    add("--latency", type=float, metavar="SECONDS", help="latency of a hop; needed if all messages had the same size")
+    add(
+        "--latency",
+        type=float,
+        metavar="SECONDS",
+        help="latency of a message; needed if all messages had the same size",
+    )
     add(
         "--rate",
         metavar="RATE",
@@ -62,8 +74,8 @@ def add_predict_options(predict: argparse.ArgumentParser) -> None:
     _add_places(predict)
     add("--algorithm", default="synchronous-sgd", help="such as pipe-sgd; `workbench algorithms` lists them")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the algorithm, such as width=2")
-    add("--codec", help="codec of a ring's hops, such as truncate16: short for --set collective=ring:truncate16")
-    add("--backups", type=int, help="b: short for --algorithm backup-sgd --set backups=")
+    add("--codec", help="compression of messages, such as truncate16: short for --set collective=ring:truncate16")
+    add("--backups", type=int, help="number of backup workers: short for --algorithm backup-sgd --set backups=")
     predict.set_defaults(command=_predict)
 
 
