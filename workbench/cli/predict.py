@@ -18,9 +18,17 @@ from workbench.naming import parse_pairs
 TIMEOUT_S = 120.0
 PROBE_FILE = "probe.json"
 
+EXAMPLES = """
+  workbench train synchronous-sgd --workers 2 --steps 50
+  workbench calibrate last -o calibration.json
+  workbench predict calibration.json --algorithm pipe-sgd --set width=2 --workers 8,64 --network ethernet-1g,ethernet-10g
+  workbench recommend calibration.json --workers 16 --network ethernet-1g
+"""
+
 
 def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     """Add the options of `workbench calibrate`, and set its function."""
+    calibrate.formatter_class, calibrate.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = calibrate.add_argument
     add(
         "run",
@@ -70,6 +78,7 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
 
 def add_predict_options(predict: argparse.ArgumentParser) -> None:
     """Add the options of `workbench predict`, and set its function."""
+    predict.formatter_class, predict.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = predict.add_argument
     _add_places(predict)
     add("--algorithm", default="synchronous-sgd", help="such as pipe-sgd; `workbench algorithms` lists them")
@@ -81,6 +90,7 @@ def add_predict_options(predict: argparse.ArgumentParser) -> None:
 
 def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
     """Add the options of `workbench recommend`, and set its function."""
+    recommend.formatter_class, recommend.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = recommend.add_argument
     _add_places(recommend)
     add("--exact", action="store_true", help="only algorithms with the same numerical results as synchronous SGD")
