@@ -69,18 +69,19 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add(
         "--lr",
         type=_rate,
-        help="learning rate, or `tuned`: the one of records/tuned-rates.json; the problem's by default",
+        help="learning rate; the problem's by default. `tuned`: the best one of a search, for some problems",
     )
     add("--batch-size", type=int, help="samples per worker and step; the problem's by default")
     add("--micro-batches", type=int, default=1, dest="num_micro", help="micro-batches in a step; 1 by default")
-    add("--clip-norm", type=float, help="clip the mean gradient to this global norm")
-    add("--ema-decay", type=float, help="evaluate a moving average of the parameters, such as 0.999")
+    add("--clip-norm", type=float, help="clip the mean gradient of all ranks to this norm")
+    add("--ema-decay", type=float, help="evaluate a moving average of the parameters with this decay, such as 0.999")
     add(
         "--progress",
         default="auto",
-        help="how communication progresses while a rank computes: auto, blocking, tests, thread or library",
+        help="what moves messages while a rank computes: auto (the default), a thread, tests (calls between layers), the "
+        "library, or blocking (nothing)",
     )
-    add("--precision", default="fp32", help="fp32, bf16 or fp16")
+    add("--precision", default="fp32", help="fp32 (the default), bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")
     add(
         "--evaluate-every",
@@ -89,7 +90,13 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         help="steps between evaluations; 0: only at the end; default: once per epoch",
     )
     add("--seed", type=int, default=0, help="seed of data order, initial weights and dropout; 0 by default")
-    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest wait of a rank for the others")
+    add(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="longest wait of a rank for the others; 120 by default",
+    )
     add(
         "--on-failure",
         default="stop",
@@ -100,14 +107,14 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         default="stop",
         help="for a gradient that is not finite or exceeds --max-grad-norm: stop, skip, clip or ignore",
     )
-    add("--max-grad-norm", type=float, help="largest allowed global norm of a rank's gradient")
+    add("--max-grad-norm", type=float, help="largest norm of one rank's gradient: see --on-bad-gradient")
     add("--divergence-ratio", type=float, help="stop when the loss exceeds the first loss by this factor")
     add(
         "--replace",
         action="store_true",
         help="if a rank is killed, start a new process for it; the other ranks continue meanwhile (gloo)",
     )
-    add("--threads", type=int, help="compute threads per rank")
+    add("--threads", type=int, help="compute threads of each rank; a share of the cores by default")
     add(
         "--trace-steps",
         type=_trace_steps,
@@ -120,8 +127,8 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="real ranks sleep for these seconds, such as --compute forward_s=0.03 --compute backward_s=0.07 (and update_s); "
-        "simulated: default is measured seconds",
+        help="seconds of compute in a step, such as --compute forward_s=0.03 --compute backward_s=0.07 (and update_s): real "
+        "ranks sleep for them; simulated ranks have measured seconds by default",
     )
     add("--network", help="simulated: the network; ethernet-10g by default")
     add(
@@ -129,17 +136,23 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="DISTRIBUTION",
-        help="with --compute, or simulated: factor of the compute times, such as lognormal:0.3, or slow-machines:3=4 if rank 3 "
-        "takes 4 times as long; several are multiplied",
+        help="with --compute, or simulated: ranks that are slower, such as lognormal:0.3 (at random), or slow-machines:3=4 "
+        "(rank 3 takes 4 times as long); several are multiplied",
     )
     add("--timing-only", action="store_true", help="simulated: only times, without gradients")
     add(
         "--detail",
         default="auto",
-        help="simulated: messages (each one is an event), formula (closed forms, with --timing-only), or auto",
+        help="simulated: messages (every message is an event), formula (sums take a formula's seconds; needs --timing-only), "
+        "or auto (the default)",
     )
-    add("--checkpoint-every", type=int, metavar="STEPS", help="write a checkpoint every STEPS steps, for --resume")
-    add("--keep-checkpoints", type=int, default=2, metavar="N", help="keep the newest N checkpoints")
+    add(
+        "--checkpoint-every",
+        type=int,
+        metavar="STEPS",
+        help="write a checkpoint every STEPS steps; --resume continues from it",
+    )
+    add("--keep-checkpoints", type=int, default=2, metavar="N", help="keep the newest N checkpoints; 2 by default")
     add(
         "--log",
         action="append",

@@ -22,7 +22,13 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench doctor`, and set its function."""
     add = parser.add_argument
     add("--quick", action="store_true", help="start no ranks and no emulated network")
-    add("--timeout", type=float, default=60.0, metavar="SECONDS", help="limit for ranks to find each other")
+    add(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="limit for ranks to find each other; 60 by default",
+    )
     add("--json", action="store_true", help="print a JSON array")
     parser.set_defaults(command=_doctor)
 

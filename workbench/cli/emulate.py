@@ -33,7 +33,7 @@ def add_emulate_options(emulate: argparse.ArgumentParser) -> None:
     emulate.epilog = EXAMPLES
     add = emulate.add_argument
     add("--hosts", type=int, default=2, help="number of hosts; 2 by default")
-    add("--rate", default="1gbit", help="rate of every host's interface, in both directions")
+    add("--rate", default="1gbit", help="rate of every host's interface, in both directions; 1gbit by default")
     add("--up", metavar="RATE", help="rate from each host; --rate by default")
     add("--down", metavar="RATE", help="rate to each host; --rate by default")
     add("--slow", action="append", default=[], metavar="HOST=RATE", help="rate of one host, such as 2=100mbit")

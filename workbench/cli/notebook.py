@@ -17,9 +17,16 @@ if TYPE_CHECKING:
 
 WORDS = ("run", "list")
 
+EXAMPLES = """
+  workbench notebook list                       # notebooks, their parameters and defaults
+  workbench notebook run 10-scaling -p steps=5
+  workbench notebook run mine.ipynb -f params.yaml -o out/mine.ipynb
+"""
+
 
 def add_notebook_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench notebook`, and set its function."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = parser.add_argument
     add(
         "words",
@@ -42,7 +49,7 @@ def add_notebook_options(parser: argparse.ArgumentParser) -> None:
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench demo`, and set its function."""
-    parser.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE", help="of the notebook")
     parser.set_defaults(command=_demo)
 
 

@@ -23,7 +23,7 @@ def add_papers_options(parser: argparse.ArgumentParser) -> None:
     table.set_defaults(command=_table)
     check = actions.add_parser(
         "check",
-        help="check claims, notebooks, records, amendments and pages against each other; fail if a headline is stale",
+        help="check claims, notebooks, records and pages against each other; fail if a headline's record is of other code",
     )
     check.set_defaults(command=_check)
 
