@@ -40,17 +40,6 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         default="digits-mlp",
         help="model and data; `workbench problems` lists them; file.py:name for your own",
     )
-    add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
-    add("--workers", type=int, default=2, help="number of ranks; 2 by default")
-    add("--epochs", type=int, help="length of the training; 5 by default")
-    add("--steps", type=int, help="length of the training, instead of --epochs")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the algorithm, such as width=2; also as --width 2. `workbench train ALGORITHM --help` lists them",
-    )
     add(
         "--option",
         action="append",
@@ -58,6 +47,26 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of the problem, such as hidden=[64]",
     )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the algorithm, such as width=2; also as --width 2. `workbench train ALGORITHM --help` lists them",
+    )
+    add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
+    add("--workers", type=int, default=2, help="number of ranks; 2 by default")
+    add("--epochs", type=int, help="length of the training; 5 by default")
+    add("--steps", type=int, help="length of the training, instead of --epochs")
+    add("--seed", type=int, default=0, help="seed of data order, initial weights and dropout; 0 by default")
+    add(
+        "--evaluate-every",
+        type=int,
+        metavar="STEPS",
+        help="steps between evaluations; 0: only at the end; default: once per epoch",
+    )
+
+    add = train.add_argument_group("optimizer").add_argument
     add("--optimizer", help="a class of torch.optim, such as AdamW")
     add(
         "--optimizer-set",
@@ -75,21 +84,10 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add("--micro-batches", type=int, default=1, dest="num_micro", help="micro-batches in a step; 1 by default")
     add("--clip-norm", type=float, help="clip the mean gradient of all ranks to this norm")
     add("--ema-decay", type=float, help="evaluate a moving average of the parameters with this decay, such as 0.999")
-    add(
-        "--progress",
-        default="auto",
-        help="what moves messages while a rank computes: auto (the default), a thread, tests (calls between layers), the "
-        "library, or blocking (nothing)",
-    )
     add("--precision", default="fp32", help="fp32 (the default), bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")
-    add(
-        "--evaluate-every",
-        type=int,
-        metavar="STEPS",
-        help="steps between evaluations; 0: only at the end; default: once per epoch",
-    )
-    add("--seed", type=int, default=0, help="seed of data order, initial weights and dropout; 0 by default")
+
+    add = train.add_argument_group("lost ranks and bad gradients").add_argument
     add(
         "--timeout",
         type=float,
@@ -103,49 +101,19 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         help="when a rank is lost: stop, or shrink to the remaining ranks (gloo, Open MPI 5)",
     )
     add(
+        "--replace",
+        action="store_true",
+        help="if a rank is killed, start a new process for it; the other ranks continue meanwhile (gloo)",
+    )
+    add(
         "--on-bad-gradient",
         default="stop",
         help="for a gradient that is not finite or exceeds --max-grad-norm: stop, skip, clip or ignore",
     )
     add("--max-grad-norm", type=float, help="largest norm of one rank's gradient: see --on-bad-gradient")
     add("--divergence-ratio", type=float, help="stop when the loss exceeds the first loss by this factor")
-    add(
-        "--replace",
-        action="store_true",
-        help="if a rank is killed, start a new process for it; the other ranks continue meanwhile (gloo)",
-    )
-    add("--threads", type=int, help="compute threads of each rank; a share of the cores by default")
-    add(
-        "--trace-steps",
-        type=_trace_steps,
-        default=argparse.SUPPRESS,
-        help="record the timeline of the first N steps, or `all` (default 2000)",
-        metavar="N",
-    )
-    add(
-        "--compute",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="seconds of compute in a step, such as --compute forward_s=0.03 --compute backward_s=0.07 (and update_s): real "
-        "ranks sleep for them; simulated ranks have measured seconds by default",
-    )
-    add("--network", help="simulated: the network; ethernet-10g by default")
-    add(
-        "--stragglers",
-        action="append",
-        default=[],
-        metavar="DISTRIBUTION",
-        help="with --compute, or simulated: ranks that are slower, such as lognormal:0.3 (at random), or slow-machines:3=4 "
-        "(rank 3 takes 4 times as long); several are multiplied",
-    )
-    add("--timing-only", action="store_true", help="simulated: only times, without gradients")
-    add(
-        "--detail",
-        default="auto",
-        help="simulated: messages (every message is an event), formula (sums take a formula's seconds; needs --timing-only), "
-        "or auto (the default)",
-    )
+
+    add = train.add_argument_group("checkpoints and records").add_argument
     add(
         "--checkpoint-every",
         type=int,
@@ -154,18 +122,60 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     )
     add("--keep-checkpoints", type=int, default=2, metavar="N", help="keep the newest N checkpoints; 2 by default")
     add(
+        "--resume",
+        metavar="RUN",
+        help="continue from the newest checkpoint of a run that stopped or crashed; RUN@200: from that after 200 steps",
+    )
+    add(
+        "--trace-steps",
+        type=_trace_steps,
+        default=argparse.SUPPRESS,
+        help="record the timeline of the first N steps, or `all` (default 2000)",
+        metavar="N",
+    )
+    add(
         "--log",
         action="append",
         default=[],
         metavar="LOGGER",
         help="also log the run to tensorboard (in its folder), wandb or mlflow; may be repeated",
     )
-    add(
-        "--resume",
-        metavar="RUN",
-        help="continue from the newest checkpoint of a run that stopped or crashed; RUN@200: from that after 200 steps",
-    )
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
+
+    add = train.add_argument_group("how a rank uses its cores").add_argument
+    add("--threads", type=int, help="compute threads of each rank; a share of the cores by default")
+    add(
+        "--progress",
+        default="auto",
+        help="what moves messages while a rank computes: auto (the default), a thread, tests (calls between layers), the "
+        "library, or blocking (nothing)",
+    )
+
+    add = train.add_argument_group("slept and simulated compute, and the simulated network").add_argument
+    add(
+        "--compute",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="seconds of compute in a step, such as --compute forward_s=0.03 --compute backward_s=0.07 (and update_s): real "
+        "ranks sleep for them; simulated ranks have measured seconds by default",
+    )
+    add(
+        "--stragglers",
+        action="append",
+        default=[],
+        metavar="DISTRIBUTION",
+        help="with --compute, or simulated: ranks that are slower, such as lognormal:0.3 (at random), or slow-machines:3=4 "
+        "(rank 3 takes 4 times as long); several are multiplied",
+    )
+    add("--network", help="simulated: the network; ethernet-10g by default")
+    add("--timing-only", action="store_true", help="simulated: only times, without gradients")
+    add(
+        "--detail",
+        default="auto",
+        help="simulated: messages (every message is an event), formula (sums take a formula's seconds; needs --timing-only), "
+        "or auto (the default)",
+    )
 
 
 def algorithm_in(words: Sequence[str]) -> str | None:

@@ -26,6 +26,7 @@ def add_train_command(train: argparse.ArgumentParser) -> None:
     """Add the options of `workbench train`, and set its function."""
     train.formatter_class = argparse.RawDescriptionHelpFormatter
     train.epilog = EXAMPLES
+    train.usage = "workbench train ALGORITHM [options]"
     add_train_options(train)
     train.set_defaults(command=_train)
 
