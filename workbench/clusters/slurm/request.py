@@ -177,7 +177,9 @@ class Slurm:
             command: the command line.
             requeue: whether Slurm may put the job back into its queue.
         """
-        common = [f"--job-name={name}", f"--output={output}", "--open-mode=append", f"--signal=B:USR1@{WARN_S}"]
+        common = [f"--job-name={name}", f"--output={output}", "--open-mode=append"]
+        if not any(option.startswith("--signal") for option in self.extra):
+            common.append(f"--signal=B:USR1@{WARN_S}")
         common.append("--requeue" if requeue else "--no-requeue")
         lines = [f"#SBATCH {shlex.quote(option)}" for option in [*common, *self.options(num_ranks)]]
         return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.join(command)}", ""])
