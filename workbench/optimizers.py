@@ -1,6 +1,7 @@
 """Optimizers for large batches, `LARS` and `LAMB`, and their rule for the learning rate.
 
-`optimizer=partial(wb.optimizers.LAMB, lr=0.01)` in `Settings` or `Problem`, or any place that takes a `torch.optim` optimizer.
+`optimizer=partial(wb.optimizers.LAMB, lr=0.01)` in `Settings` or `Problem`, or any place that takes a `torch.optim`
+optimizer.
 """
 
 from __future__ import annotations

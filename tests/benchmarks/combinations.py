@@ -60,8 +60,9 @@ from workbench.settings import Settings
 RECORDS = Path(__file__).parents[2] / "records"
 SEED, STEPS, RANKS, BATCH = 7, 200, 3, 4
 SHARE = 0.1  # of the values, that top-k sends
-# With error feedback a value is sent 1 / SHARE = 10 steps late at most on average, as if the run had 10 of its 200 steps less
-# (karimireddy2019error, theorem II: the error is of second order in the delay). Half as much again is for noise of a last loss.
+# With error feedback a value is sent 1 / SHARE = 10 steps late at most on average, as if the run had 10 of its 200
+# steps less (karimireddy2019error, theorem II: the error is of second order in the delay). Half as much again is for
+# noise of a last loss.
 MARGIN = 1.5 / SHARE / STEPS
 
 CODECS: tuple[Codec, ...] = (

@@ -125,7 +125,8 @@ def test_every_figure_is_drawn_offline(page: Path, tmp_path: Path) -> None:
     assert bars[2] >= 2 * 2 * 5 * 4 and bars[3] == 2 * 4, (
         "four spans a step, on two ranks of two runs; four parts a run"
     )
-    # two ranks send two messages: of an arrow Plotly draws the line and three marks, of which one has a size; and the path of two steps
+    # two ranks send two messages: of an arrow Plotly draws the line and three marks, of which one has a size; and the
+    # path of two steps
     assert lines[4] == 4 + 2 + 2, "arrows, pieces of the path, and one of each in the legend"
     assert bars[5] == 10 * (4 + 3), "four parts of ten steps, and three kinds on their paths"
     legends = re.findall(r'<text class="legendtext"[^>]*>(.*?)</text>', figures[4])

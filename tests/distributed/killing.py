@@ -73,8 +73,8 @@ class Dies:
     """The tiny problem's model, on whose rank `rank` the process ends at `step`.
 
     Args:
-        place: in forward; in a collective, while another rank keeps all waiting; in a codec's hop; with half a line of its record
-            written; with half a checkpoint written (the run must be stopped after that step).
+        place: in forward; in a collective, while another rank keeps all waiting; in a codec's hop; with half a line of
+            its record written; with half a checkpoint written (the run must be stopped after that step).
         once: a file whose presence says that it happened already; None: always.
     """
 

@@ -25,7 +25,8 @@ NAMES = {
     "date": ("today",),
 }
 
-# Where the time of day is read, how often, and why a jump of it does no harm. A duration is `time.monotonic` or `perf_counter`.
+# Where the time of day is read, how often, and why a jump of it does no harm. A duration is `time.monotonic` or
+# `perf_counter`.
 ALLOWED: dict[str, tuple[int, str]] = {
     "analysis/runs_table.py": (1, "runs since a day that the user names"),
     "bench/records.py": (1, "the date of a record"),

@@ -79,8 +79,8 @@ class AlgorithmTrainer(transformers.Trainer):
     gradients in flight, no replicas of other ranks and no state of servers: training continues from it as from weights.
     The mean gradient is clipped to `args.max_grad_norm`, as usual.
 
-    Refused are `gradient_accumulation_steps` above 1, `fp16` (use `bf16`, or `options={"precision": "fp16"}`), DeepSpeed
-    and FSDP, and dedicated servers. A subclass may override `compute_loss`, but not `training_step`.
+    Refused are `gradient_accumulation_steps` above 1, `fp16` (use `bf16`, or `options={"precision": "fp16"}`),
+    DeepSpeed and FSDP, and dedicated servers. A subclass may override `compute_loss`, but not `training_step`.
 
     Args:
         arguments: those of `transformers.Trainer`.

@@ -48,9 +48,9 @@ class Cluster:
             "ssh:hostA:2,hostB:2": on hosts that share the folder of runs.
             "slurm:partition=debug,time=00:30:00" or a `Slurm`: in a Slurm job.
             "pbs:queue=gpu,walltime=01:00:00,nodes=2", "lsf:...", "sge:...", "htcondor:..." or a `BatchJob`: in a job of
-            that scheduler. Tested with stand-ins for their commands; PBS, LSF and HTCondor never ran on a real scheduler.
-            "emulated:1gbit": on an emulated network, which ends with the cluster. An `EmulatedNetwork`: you close it.
-            Or a `Launcher`.
+            that scheduler. Tested with stand-ins for their commands; PBS, LSF and HTCondor never ran on a real
+            scheduler. "emulated:1gbit": on an emulated network, which ends with the cluster. An `EmulatedNetwork`: you
+            close it. Or a `Launcher`.
         name: the cluster's id begins with it.
         mpi: folder of the MPI to use (it holds bin/mpiexec), or the result of `find_mpi`. None: look for one.
         oversubscribe: allow more ranks than cores.

@@ -53,8 +53,8 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
     """Return a hash of what determines the numbers of a record.
 
     It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Of the
-    algorithms, codecs and collectives these are the ones that code or parameters name, and what they import. Comments, docstrings, type
-    annotations, the layout of code, error messages and text cells do not change it.
+    algorithms, codecs and collectives these are the ones that code or parameters name, and what they import. Comments,
+    docstrings, type annotations, the layout of code, error messages and text cells do not change it.
 
     Args:
         notebook: the notebook.

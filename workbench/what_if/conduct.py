@@ -73,8 +73,8 @@ def study(
     Args:
         problem: the model, the loss and the data, your own or one of `workbench.problems`.
         algorithms: the candidates; None: a dozen, with and without codecs.
-        calibrated: where the costs come from: a run, its name, torch.profiler's traces of a DDP loop, a `Calibration` or
-            its file. None: the problem's compute and the handling of messages are measured on this machine.
+        calibrated: where the costs come from: a run, its name, torch.profiler's traces of a DDP loop, a `Calibration`
+            or its file. None: the problem's compute and the handling of messages are measured on this machine.
         networks: rates ("1gbit"), names in `workbench.costs` ("ethernet-10g") or networks, of which
             latency and bandwidth count.
         workers: numbers of workers, each on a separate host.
@@ -83,10 +83,11 @@ def study(
         seeds: number of trainings of each kind, with the seeds 0, 1, ...; or the seeds.
         minutes: limit of the whole study.
         batch_size: samples of a worker in a step; None: the problem's.
-        search: trainings that search the learning rate of each recipe (needs Optuna). 0: late gradients have the better of
-            lr and lr / (1 + staleness), all others lr.
+        search: trainings that search the learning rate of each recipe (needs Optuna). 0: late gradients have the better
+            of lr and lr / (1 + staleness), all others lr.
         stragglers: of each worker, if the costs are measured here.
-        threads: of a worker, if the costs are measured here; None: one, or all cores of this machine, whichever is faster.
+        threads: of a worker, if the costs are measured here; None: one, or all cores of this machine, whichever is
+            faster.
         cores: "own": each worker has its own cores. A number: all workers share them. "measured": as in `calibrated`.
         name: keep the study in the folder `study-NAME` of the store of runs. The same question with the same name
             continues it, with new minutes.

@@ -52,7 +52,8 @@ class Slurm:
         partition, account: as for sbatch.
         time_limit: in sbatch's forms: "30" minutes, "00:30:00", "1-12".
         nodes: number of nodes; the ranks are spread evenly over them.
-        gpus_per_rank: number of GPUs of each rank. None: no GPU, with a warning if the ranks seem to need some. 0: no GPU.
+        gpus_per_rank: number of GPUs of each rank. None: no GPU, with a warning if the ranks seem to need some. 0: no
+            GPU.
         mpi: how the ranks start inside the job: "mpiexec", the MPI's own, or "pmix" or "pmi2", `srun --mpi=`.
         controller: where the controller of the ranks runs. "here": on the notebook's machine. "job": in the job;
             then a detached cluster outlives the notebook's machine.

@@ -22,7 +22,8 @@ from workbench.settings import Settings
 
 Facts = dict[str, str]
 
-# Facts that may differ, with a note in the record: they change no message's order or length, and values only in a last bit.
+# Facts that may differ, with a note in the record: they change no message's order or length, and values only in a last
+# bit.
 NOTED_DIFFERENCES = ("build of torch", "patch of Python", "problem", "code of the problem")
 FIXES = {
     "workbench": "Install the same version on every rank, or check out the same commit",
