@@ -55,7 +55,7 @@ from .runtimes.user_loop.ddp_hook import ddp_hook as ddp_hook
 from .runtimes.user_loop.record import record as record
 from .dashboard import Dashboard as Dashboard
 
-from .what_if.conduct import study as study
+from .what_if.run_study import study as study
 
 # results
 from .trace.run import Run as Run

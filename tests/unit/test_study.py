@@ -27,10 +27,10 @@ from workbench.codecs import Linear8
 from workbench.collectives import Ring
 from workbench.errors import ConfigError
 from workbench.what_if.candidates import default_candidates, name_of
-from workbench.what_if.conduct import by_workers
-from workbench.what_if.here import measure_here
+from workbench.what_if.measure import measure_here
 from workbench.what_if.recipe import one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study, ratio_of
+from workbench.what_if.run_study import by_workers
 from workbench.what_if.step_time import StepTime, saved_seconds, step_time
 from workbench.what_if.trainings import Trained, Trainings
 

@@ -24,7 +24,7 @@ from workbench.machine import num_cores
 from workbench.program import Algorithm
 from workbench.trace.run import Run
 from workbench.what_if.candidates import name_of
-from workbench.what_if.here import CODECS
+from workbench.what_if.measure import CODECS
 from workbench.what_if.results import Study, badness, plain_of
 from workbench.what_if.trainings import EVALUATIONS, Trained
 
