@@ -96,7 +96,7 @@ def on_rank(runtime: RuntimeName, folder: str, size: int, rounds: int) -> dict[s
 
     from workbench import collectives
     from workbench.bench import peers
-    from workbench.bench.alone import Sums
+    from workbench.bench.collective_runner import Sums
 
     transport = world(runtime, folder)
     torch.set_num_threads(max(1, num_cores() // transport.num_workers))
