@@ -72,7 +72,9 @@ class Dashboard:
         self._ticker: Thread | None = None
         self._closed = False
         self._kept_text, self._kept_s = "", 0.0
-        self._make_form(cluster)
+        self._make_choice()
+        self._make_settings()
+        self._make_place(cluster)
         self._make_runs()
         left = ipywidgets.VBox([self._algorithm, self._form_box, self._problem, self._training, self._place])
         columns = ipywidgets.HBox([left, self._right], layout={"flex_flow": "row wrap"})
@@ -113,7 +115,8 @@ class Dashboard:
         lines = [html.escape(box.description) for box in self._list.children] or ["nothing was trained"]
         return "<br>".join([f"<b>{title}</b>", *lines])
 
-    def _make_form(self, cluster: Any) -> None:
+    def _make_choice(self) -> None:
+        """Make the fields of the algorithm and of the problem."""
         common = {"style": LABEL, "layout": WIDE}
         self._algorithm = ipywidgets.Dropdown(
             options=list(algorithms.names()), value="pipe-sgd", description="algorithm", **common
@@ -125,6 +128,10 @@ class Dashboard:
         self._problem = ipywidgets.Dropdown(
             options=names, value=next(iter(self._own), "digits-mlp"), description="problem", **common
         )
+
+    def _make_settings(self) -> None:
+        """Make the fields of how to train."""
+        common = {"style": LABEL, "layout": WIDE}
         self._length = ipywidgets.BoundedIntText(
             value=5, min=1, max=10**9, description="length", style=LABEL, layout={"width": "210px"}
         )
@@ -177,6 +184,10 @@ class Dashboard:
                 self._stragglers,
             ]
         )
+
+    def _make_place(self, cluster: Any) -> None:
+        """Make the fields of where to train: on ranks, or simulated."""
+        common = {"style": LABEL, "layout": WIDE}
         self._where = ipywidgets.ToggleButtons(
             options=[RANKS, SIMULATED],
             tooltips=["processes of a cluster", "in this process, on a network that is calculated"],
