@@ -13,7 +13,7 @@ from workbench.errors import ConfigError
 from workbench.naming import parse_pairs
 
 if TYPE_CHECKING:
-    from workbench.experiments.catalogue import Parameter
+    from workbench.experiments.notebook_catalogue import Parameter
 
 WORDS = ("run", "list")
 
@@ -86,8 +86,8 @@ def given_parameters(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _notebook(options: argparse.Namespace) -> int:
-    from workbench.experiments.catalogue import find_notebook
-    from workbench.experiments.record import read_record
+    from workbench.experiments.execution_record import read_record
+    from workbench.experiments.notebook_catalogue import find_notebook
     from workbench.papers.sizes import check_size, values_at
 
     word, *names = options.words if options.words[0] in WORDS else ["run", *options.words]
@@ -107,7 +107,7 @@ def _list(names: list[str], as_json: bool) -> int:
     from dataclasses import asdict
 
     from workbench import resources
-    from workbench.experiments.catalogue import find_notebook, papers_of, parameters_of, question_of
+    from workbench.experiments.notebook_catalogue import find_notebook, papers_of, parameters_of, question_of
     from workbench.papers.sizes import read_sizes
 
     for name in names or resources.notebooks():

@@ -38,7 +38,7 @@ def add_artefact_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from workbench.papers.rows import read_papers
+    from workbench.papers.verdict_rows import read_papers
 
     for paper in read_papers(options.records, options.key):
         for row in paper.rows:

@@ -90,10 +90,10 @@ def _reproduce(options: argparse.Namespace) -> int:
 def _execute(options: argparse.Namespace) -> int:
     from workbench import resources
     from workbench.machine import num_cores
-    from workbench.papers.page import write_page
     from workbench.papers.pictures import draw_pictures
     from workbench.papers.plan import plan
     from workbench.papers.reproduction import Reproduction
+    from workbench.papers.reproduction_page import write_page
     from workbench.papers.site import site_name
     from workbench.papers.sizes import check_size, parse_ranks
 

@@ -49,7 +49,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
 def _sweep(options: argparse.Namespace) -> int:
     from workbench.errors import ConfigError
     from workbench.experiments.grid import read_grid
-    from workbench.experiments.outcome import SweepResult, states
+    from workbench.experiments.sweep_result import SweepResult, states
     from workbench.experiments.sweeper import sweep
     from workbench.trace.store import runs_root
 

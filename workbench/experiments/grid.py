@@ -286,7 +286,7 @@ class _Notebook:
     """Reads the parameters of a notebook."""
 
     def __init__(self, notebook: Any, where: str) -> None:
-        from workbench.experiments.catalogue import find_notebook, parameters_of
+        from workbench.experiments.notebook_catalogue import find_notebook, parameters_of
 
         self.notebook: str | None = str(notebook)
         self._where = where

@@ -18,13 +18,13 @@ from typing import Any, Literal, final
 
 from workbench import resources
 from workbench.errors import ConfigError
-from workbench.experiments.catalogue import parameters_of
+from workbench.experiments.execution_record import versions
+from workbench.experiments.notebook_catalogue import parameters_of
 from workbench.experiments.notebooks import run_notebook
-from workbench.experiments.record import versions
 from workbench.experiments.side_by_side import Task, run_side_by_side
 from workbench.papers import history
 from workbench.papers.claims import SIZES, Claim, Size, read_claims
-from workbench.papers.experiment import experiment_digest
+from workbench.papers.digest import experiment_digest
 from workbench.papers.plan import Job
 from workbench.papers.rank_pool import RankPool
 from workbench.papers.records import (
