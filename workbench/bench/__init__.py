@@ -48,13 +48,13 @@ class BenchOptions:
         rounds: number of pairs of measurements for a ratio.
         ranks: numbers of ranks; empty for the benchmark's own.
         only: measure cases with one of these words in the name; empty for all.
-        say: called with progress messages.
+        report: called with progress messages.
     """
 
     rounds: int = 30
     ranks: tuple[int, ...] = ()
     only: tuple[str, ...] = ()
-    say: Callable[[str], None] = print
+    report: Callable[[str], None] = print
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or any(number < 2 for number in self.ranks):

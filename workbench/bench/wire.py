@@ -95,7 +95,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
                     socket_s[number] = there.call(work_of_sockets)[0]
             with ranks(number, runtime, NETWORK) as there:
                 for ratio, name in wanted.items():
-                    how.say(f"{name} ...")
+                    how.report(f"{name} ...")
                     facts = there.call(on_rank, BATCHES[number][ratio], min(how.rounds, MAX_ROUNDS))[0]
                     yield from rows_of(name, Measured(**facts, socket_s=socket_s[number]), runtime, number, ratio)
     yield from time_to_loss.run(how)

@@ -117,7 +117,7 @@ def _execute(options: argparse.Namespace) -> int:
         add_session=options.add_session,
         jobs=options.jobs or num_cores(),
         timeout_s=options.timeout,
-        say=LOG.info,
+        report=LOG.info,
     )
     runs = output / "runs"
     with _runs_in(runs):

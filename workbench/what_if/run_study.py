@@ -146,7 +146,7 @@ def study(
         trainings.train(recipes)
         left_out += slower
     cells = [replace(cell, trained=trainings.done.get(cell.recipe.key)) for cell in cells]
-    budget.say("looking for reasons", now=True)
+    budget.report("looking for reasons", now=True)
     found = Study(
         problem=problem.name,
         target=question.target,
@@ -171,10 +171,10 @@ def _calibration(question: Question, saved: Saved, budget: Budget) -> Calibratio
     if calibration is not None:
         return calibration
     if question.calibrated is not None:
-        budget.say("reading the costs", now=True)
+        budget.report("reading the costs", now=True)
         calibration = calibration_of(question.calibrated, question.problem, question.batch_size)
     else:
-        budget.say("measuring compute and messages", now=True)
+        budget.report("measuring compute and messages", now=True)
         calibration = measure_here(
             question.problem,
             question.batch_size,
@@ -242,7 +242,7 @@ def _time_candidates(
         if number and budget.spent_s > limit_s:
             late.setdefault(name, set()).add(p)
             continue
-        budget.say(f"timing {name} with {p} workers on {setting.name}")
+        budget.report(f"timing {name} with {p} workers on {setting.name}")
         try:
             time = step_time(calibration, algorithm, setting)
         except ConfigError as error:
