@@ -23,10 +23,11 @@ from workbench.machine import in_notebook
 from workbench.plots.comparison import comparison_html
 from workbench.plots.live.axes import AxisControls
 from workbench.plots.live.buttons import RunButtons, answer_while_busy, error_line, without_null_tooltips
-from workbench.plots.live.curves import LIVE_POINTS, as_data, status_table
+from workbench.plots.live.curves import LIVE_POINTS, status_table
 from workbench.plots.live.moving_figure import LIVE_CLASS, VIEW_CLASS, MovingFigure
 from workbench.plots.live.pace import pause_after
 from workbench.plots.live.still import picture, still
+from workbench.plots.renderer import as_data
 from workbench.problems.base import Problem
 from workbench.run_spec import compute_of, names_in, optimizer_of, schedule_of
 from workbench.trace.run import Run
