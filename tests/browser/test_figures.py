@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,11 +15,11 @@ pytest.importorskip("nbclient", reason="needs the notebooks extra: pip install '
 import nbformat
 from nbclient import NotebookClient
 
+from tests.browser.chromium import BROWSER, needs_browser
 from workbench import plots
 
 pytestmark = pytest.mark.browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -88,8 +87,7 @@ NUM_FIGURES = 8  # the live view leaves one
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a notebook that was executed in a kernel."""
-    if BROWSER is None:
-        pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
+    needs_browser()
     folder = tmp_path_factory.mktemp("page")
     content = nbformat.v4.new_notebook(
         metadata={"title": "figures"},

@@ -30,7 +30,7 @@ SPEC, LOG = "job.json", "job.log"
 GONE_S = 8.0  # how long a cancelled job may take to end
 
 
-class _InJob(HasTraits):  # type: ignore[misc]
+class _InJob(HasTraits):
     """Base of the two ipyparallel launchers: a job, which either of them may submit."""
 
     job_id = Unicode().tag(to_dict=True)
