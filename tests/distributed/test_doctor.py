@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from workbench.doctor import examination, machine, ranks, software
+from workbench.doctor import machine, ranks, software
 from workbench.doctor.check_result import CheckResult
 
 pytestmark = pytest.mark.usefixtures("runs", "no_process_left")
@@ -207,8 +207,7 @@ def test_the_exit_status_is_of_the_core(
     from workbench.cli.main import main
 
     monkeypatch.setattr(
-        "workbench.doctor.examine", lambda **how: iter([CheckResult("part", "fault", "found", "do this", core=core)])
+        "workbench.doctor.run_checks", lambda **how: iter([CheckResult("part", "fault", "found", "do this", core=core)])
     )
     assert main(["doctor"]) == status
     assert "fix: do this" in capsys.readouterr().out
-    assert callable(examination.examine)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.killing import Late, Slow
+from tests.distributed.killing import DiesAt, Late, Slow, outcomes
 from tests.distributed.pool import RankPool
 from tests.distributed.ranks import Outcome
-from tests.distributed.test_survivors import AT_STEP, DiesAt, outcomes
+from tests.distributed.test_survivors import AT_STEP
 from tests.laws import reference, tiny
 from tests.laws.train import make_job
 from tests.waiting import within

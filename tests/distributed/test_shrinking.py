@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.killing import Late
-from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS, DiesAt, outcomes
+from tests.distributed.killing import DiesAt, Late, outcomes
+from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS
 from tests.laws import reference, tiny
 from tests.laws.train import Wrapper, make_job
 from tests.waiting import within

@@ -34,12 +34,12 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from workbench.doctor import examine
+    from workbench.doctor import run_checks
 
     if options.timeout <= 0:
         raise ConfigError(f"--timeout {options.timeout:g}: give seconds above 0")
     found = []
-    for item in examine(start=not options.quick, timeout_s=options.timeout):
+    for item in run_checks(start=not options.quick, timeout_s=options.timeout):
         found.append(item)
         if not options.json:
             _print(item.part, SIGNS[item.state], item.found, item.fix)

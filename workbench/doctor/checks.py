@@ -8,7 +8,7 @@ from workbench.doctor import machine, ranks, software
 from workbench.doctor.check_result import CheckResult
 
 
-def examine(*, start: bool = True, timeout_s: float = 60.0) -> Iterator[CheckResult]:
+def run_checks(*, start: bool = True, timeout_s: float = 60.0) -> Iterator[CheckResult]:
     """Run all checks. Yield each finding at once.
 
     Args:
