@@ -336,7 +336,10 @@ def _settings(options: argparse.Namespace) -> Any:
 
     if options.epochs is None and options.steps is None:
         options.epochs = 5
-    plain = "epochs steps batch_size lr clip_norm ema_decay num_micro precision compile evaluate_every seed threads trace_steps progress"
+    plain = (
+        "epochs steps batch_size lr clip_norm ema_decay num_micro precision compile evaluate_every seed threads "
+        "trace_steps progress"
+    )
     safe = "on_failure on_bad_gradient max_grad_norm divergence_ratio checkpoint_every keep_checkpoints"
     names = [*plain.split(), *safe.split()]
     values = {name: getattr(options, name) for name in names if name != "trace_steps" or hasattr(options, name)}

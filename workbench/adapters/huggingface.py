@@ -137,7 +137,10 @@ class AlgorithmTrainer(transformers.Trainer):
         elif getattr(self._algorithm, "dedicated", False):
             fix = "all ranks train here: use dedicated=False"
         elif self._algorithm.requires.servers and self.args.max_grad_norm:
-            fix = "only a server has the mean gradient: use max_grad_norm=0, and the algorithm's own clip_norm if it has one"
+            fix = (
+                "only a server has the mean gradient: use max_grad_norm=0, and the algorithm's own clip_norm if "
+                "it has one"
+            )
         if fix:
             raise ConfigError(f"AlgorithmTrainer({self._algorithm}) takes the step itself: {fix}")
 

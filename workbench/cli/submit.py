@@ -173,7 +173,8 @@ def submit_command(
         return 0
     if Allocation.here() is not None:
         raise ConfigError(
-            "this shell runs in a Slurm job: run the command in it, with srun for your own script; or submit outside of it"
+            "this shell runs in a Slurm job: run the command in it, with srun for your own script; or submit "
+            "outside of it"
         )
     starts = slurm.srun_command(num_ranks, command, outlives=outlives) if by_srun else [*WITHOUT_TASK_GPUS, *command]
     spec: dict[str, Any] = {

@@ -335,7 +335,10 @@ class Cluster:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.id}: {count(self.num_ranks)}, {self._engines.launcher.title}, runtime {self.runtime}, {self.state}>"
+        return (
+            f"<Cluster {self.id}: {count(self.num_ranks)}, {self._engines.launcher.title}, runtime "
+            f"{self.runtime}, {self.state}>"
+        )
 
     def _repr_html_(self) -> str:
         return self.status()._repr_html_() if self.ready else f"<p>{html.escape(repr(self)[1:-1])}</p>"

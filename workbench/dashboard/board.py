@@ -371,7 +371,10 @@ class Dashboard:
 
     def __repr__(self) -> str:
         entries = self._session.entries
-        return f"<Dashboard: {len(entries)} run{'s' if len(entries) != 1 else ''}, {'training' if self._session.active else 'idle'}>"
+        return (
+            f"<Dashboard: {len(entries)} run{'s' if len(entries) != 1 else ''}, "
+            f"{'training' if self._session.active else 'idle'}>"
+        )
 
     def _ipython_display_(self) -> None:
         if not in_notebook():  # a terminal draws no figures

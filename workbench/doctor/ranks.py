@@ -65,7 +65,10 @@ def mpi_ranks(timeout_s: float) -> list[CheckResult]:
     trial = _try([command], env, timeout_s)
     if not trial.fault and [report.get("size") for report in trial.reports] != [NUM_RANKS] * NUM_RANKS:
         sizes = ", ".join(str(report.get("size")) for report in trial.reports)
-        fault = f"{NUM_RANKS} ranks were started, and their worlds have {sizes or 'no'} ranks: mpiexec and mpi4py use different MPIs"
+        fault = (
+            f"{NUM_RANKS} ranks were started, and their worlds have {sizes or 'no'} ranks: mpiexec and mpi4py use "
+            "different MPIs"
+        )
         trial = Trial(trial.reports, trial.took_s, fault)
     if trial.fault:
         return [about, CheckResult("mpi ranks", "fault", trial.fault, _mpi_fix(), core=True)]

@@ -250,8 +250,8 @@ class _Train:
     def _refuse_renamed(self, name: str) -> None:
         if name in RENAMED:
             raise ConfigError(
-                f"{self._where}: no option of `workbench train` is called {name!r}: did you mean {RENAMED[name]}? Earlier "
-                f"versions called it {name!r}"
+                f"{self._where}: no option of `workbench train` is called {name!r}: did you mean {RENAMED[name]}? "
+                f"Earlier versions called it {name!r}"
             )
 
     def _option(self, name: str, value: Any) -> dict[str, Any]:

@@ -117,7 +117,10 @@ def _difference(name: str, groups: dict[str, list[int]]) -> str:
     those = sorted(rank for ranks in odd.values() for rank in ranks)
     differ = "differs" if len(those) == 1 else "differ"
     where = [f"{value!r} on {_ranks(ranks)}" for value, ranks in list(odd.items())[:MAX_NAMED]]
-    return f"{_ranks(those)} {differ} from {_ranks(groups[usual])}: {name} is {usual!r} on {_ranks(groups[usual])}, and {', '.join(where)}"
+    return (
+        f"{_ranks(those)} {differ} from {_ranks(groups[usual])}: {name} is {usual!r} on {_ranks(groups[usual])}, "
+        f"and {', '.join(where)}"
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> str:
