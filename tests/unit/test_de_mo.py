@@ -124,7 +124,8 @@ def test_a_step_that_is_left_out_changes_no_momentum(value: float, weight: float
     """A gradient that is not finite, and one without samples, on one rank."""
     layout = build_layout([("w", nn.Parameter(torch.zeros(3)))])
     program = DeMo(chunk=2, top_k=1).worker(Context(0, 1, num_steps=2, layout=layout))
-    request, momenta = next(program), []
+    request = next(program)
+    momenta: list[Tensor] = []
     while len(momenta) < 2:
         answer: object = None
         match request:

@@ -14,7 +14,7 @@ from workbench.runtimes.reference import ReferenceRuntime
 from workbench.topologies import Complete, RandomPairs
 
 LR, EVERY, STEPS, NUMEL = 0.1, 3, 25, 6
-PLAIN = {"every": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "consensus_lr": 1.0}
+PLAIN = NoLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, consensus_lr=1.0)
 
 
 def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def test_it_is_the_formula_in_numpy(num_ranks: int, alpha: float, beta: float, g
 @pytest.mark.parametrize(
     ("algorithm", "same"),
     [
-        (NoLoCo(**PLAIN), DPSGD(topology=RandomPairs(), overlap=False)),
+        (PLAIN, DPSGD(topology=RandomPairs(), overlap=False)),
         (
             NoLoCo(topology=Complete(), every=EVERY, outer_momentum=0.4, outer_lr=0.8, consensus_lr=0.9),
             SlowMo(every=EVERY, slow_momentum=0.4, slow_lr=0.8),
@@ -72,7 +72,7 @@ def test_it_is_another_algorithm_in_its_limits(algorithm: Algorithm, same: Algor
 
 
 def test_on_one_rank_it_is_serial_in_its_limit() -> None:
-    found, serial = ran(NoLoCo(**PLAIN), 1).ranks[0], ran(SerialSGD(), 1).ranks[0]
+    found, serial = ran(PLAIN, 1).ranks[0], ran(SerialSGD(), 1).ranks[0]
     assert torch.allclose(found.parameters, serial.parameters, rtol=1e-13)
 
 
