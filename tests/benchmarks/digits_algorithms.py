@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "records"
 PLAN = json.loads((HERE / "margins.json").read_text())
 HOW, MARGINS = PLAN["how"], PLAN["margins"]
-SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE, SIGNS, SOME, ADAPTIVE = (
+SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE, SIGNS, SOME, ADAPTIVE, TERNARY = (
     MARGINS  # in the file's order
 )
 
@@ -113,6 +113,7 @@ def entries() -> list[Entry]:
         Entry(StaleSGD(staleness=Constant(4)), INJECTED),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16())), HALF),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16(rounding="nearest"))), HALF),
+        Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Float16())), HALF),
         Entry(a.PipeSGD(collective=c.Ring(codec=codecs.Truncate16())), STALE),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Linear8())), BYTE),
         Entry(a.PipeSGD(collective=c.Ring(codec=codecs.Linear8())), STALE),
@@ -120,7 +121,10 @@ def entries() -> list[Entry]:
         Entry(a.SynchronousSGD(collective=once(codecs.Linear8())), BYTE),
         Entry(a.SynchronousSGD(collective=once(codecs.SharedInt8())), BYTE),
         Entry(a.SynchronousSGD(collective=once(codecs.QSGD())), BYTE),
+        Entry(a.SynchronousSGD(collective=once(codecs.NaturalCompression())), BYTE),
+        Entry(a.SynchronousSGD(collective=once(codecs.TernGrad())), TERNARY),
         Entry(a.SynchronousSGD(collective=once(codecs.TopK(fraction=0.1), True)), FEW),
+        Entry(a.SynchronousSGD(collective=once(codecs.RandomK(fraction=0.1), True)), FEW),
         Entry(a.SynchronousSGD(collective=once(codecs.Sign(), True)), FEW),
         Entry(a.SynchronousSGD(collective=c.PowerSGD(rank=4)), FEW),
         Entry(a.SynchronousSGD(collective=c.PowerSGD(rank=4, alternate=True)), FEW),
