@@ -22,6 +22,7 @@ from torch import nn
 
 from tests.laws import tiny
 from workbench.algorithms import (
+    SPARTA,
     AdaptiveDelaySGD,
     Constant,
     DeAR,
@@ -103,6 +104,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "PartialAllReduce(quorum='all')": partial(PartialAllReduce, quorum="all"),
     "LocalSGD(every=4)": partial(LocalSGD, every=4),
     "FedAvg(every=4)": partial(FedAvg, every=4),
+    "SPARTA": SPARTA,
     "StaleSGD(staleness=Constant(1))": partial(StaleSGD, staleness=Constant(1)),
     "DiLoCo(every=4)": partial(DiLoCo, every=4, outer_lr=1.0, outer_momentum=0.0, nesterov=False),
     "StreamingDiLoCo(every=4, fragments=2)": partial(

@@ -23,10 +23,12 @@ from tests.laws import reference, tiny
 from tests.laws.train import make_job
 from tests.waiting import within
 from workbench.algorithms import (
+    DPSGD,
     AsyncSGD,
     BackupSGD,
     DeAR,
     NoCommunication,
+    NoLoCo,
     PartialAllReduce,
     PipeSGD,
     StreamingDiLoCo,
@@ -187,6 +189,8 @@ def expected(first_of_two: int, first_of_three: int) -> torch.Tensor:
         (PartialAllReduce(quorum="majority"), 0),
         (PartialAllReduce(quorum=1), 1),
         (StreamingDiLoCo(every=4, fragments=2, delay=1), 1),
+        (DPSGD(), 1),
+        (NoLoCo(every=3), 0),
     ],
     ids=str,
 )

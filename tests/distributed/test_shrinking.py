@@ -22,12 +22,14 @@ from tests.laws.train import Wrapper, make_job
 from tests.waiting import within
 from workbench.algorithms import (
     DPSGD,
+    SPARTA,
     AsyncSGD,
     ChocoSGD,
     GradientTracking,
     LayerwiseSGD,
     LocalSGD,
     NoCommunication,
+    NoLoCo,
     PartialAllReduce,
     PipeSGD,
     StochasticGradientPush,
@@ -344,6 +346,8 @@ def test_a_quorum_of_all_ends_as_the_synchronous_algorithm() -> None:
         GradientTracking(),
         StochasticGradientPush(),
         ChocoSGD(),
+        NoLoCo(every=2),
+        SPARTA(fraction=0.3),
     ],
     ids=str,
 )
