@@ -25,6 +25,7 @@ from workbench.algorithms import (
     SPARTA,
     AsyncSGD,
     ChocoSGD,
+    FedAvg,
     GradientTracking,
     LayerwiseSGD,
     LocalSGD,
@@ -348,6 +349,7 @@ def test_a_quorum_of_all_ends_as_the_synchronous_algorithm() -> None:
         ChocoSGD(),
         NoLoCo(every=2),
         SPARTA(fraction=0.3),
+        FedAvg(every=4, fraction=1.0),
     ],
     ids=str,
 )

@@ -24,7 +24,7 @@ from workbench.ops import (
     State,
     UnpackParameters,
 )
-from workbench.program import Buckets, Card, Context, Replicas, Requirements
+from workbench.program import Buckets, Card, Context, Elasticity, Replicas, Requirements
 from workbench.rng import generator
 
 
@@ -95,6 +95,11 @@ class FedAvg(CollectiveAlgorithm):
     @property
     def replicas(self) -> Replicas:
         return Replicas.EVERY_STEP if self.every == 1 else Replicas.AT_END
+
+    @property
+    def elasticity(self) -> Elasticity:
+        """The remaining ranks continue from their mean, as after a round."""
+        return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Return None: most steps send nothing."""
