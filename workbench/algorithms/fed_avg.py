@@ -17,7 +17,6 @@ from workbench.ops import (
     AllReduce,
     Apply,
     Backward,
-    Discard,
     EndStep,
     PackParameters,
     Program,
@@ -50,7 +49,8 @@ class FedAvg(CollectiveAlgorithm):
     Staleness 0 (of a rank's own updates).
 
     All ranks take part in the sum, those outside S with zeros, so the bytes are those of `LocalSGD`. Ranks outside S
-    compute a gradient and discard it: each step uses one minibatch on every rank. The data are split at random, as for
+    compute a gradient and discard it: each step uses one minibatch on every rank, and advances every rank's learning-rate
+    schedule, so that all ranks of a round have the same learning rate. The data are split at random, as for
     every algorithm here. The run's last step ends its round.
 
     Args:
@@ -125,9 +125,9 @@ class FedAvg(CollectiveAlgorithm):
                 if self.proximal:
                     packed = yield PackParameters()
                     gradient.body().add_((packed.body() - anchor) * (self.proximal * weight))
-                yield Apply(gradient, local=True)
             else:
-                yield Discard(gradient)
+                gradient.flat.zero_()  # no parameter is used: nothing moves, and the learning rate's schedule advances
+            yield Apply(gradient, local=True)
             num_done = step + 1
             if num_done % self.every == 0:
                 yield from self._average(anchor, num_samples)
