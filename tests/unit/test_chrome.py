@@ -69,6 +69,15 @@ def test_a_stored_run_of_ranks_with_clocks_of_their_own_comes_back(tmp_path: Pat
     assert found.headers[1]["host"] == "node-1" and found.spans.lanes == ("compute", "comm (2)")
 
 
+def test_times_that_no_clock_shows_are_cut(tmp_path: Path) -> None:
+    """A damaged file may hold them."""
+    recorder = MemoryRecorder(0)
+    recorder.span("forward", "compute", -1e308, 1e308, 0)
+    run = Run.from_memory({"id": "damaged", "algorithm": {"name": "SynchronousSGD"}, "num_workers": 1}, [recorder])
+    text = run.export_chrome(tmp_path / "trace.json").read_text()
+    assert "Infinity" not in text and "NaN" not in text and json.loads(text)
+
+
 def test_a_run_without_spans_comes_back(tmp_path: Path) -> None:
     run = Run.from_memory({"status": "finished"}, [MemoryRecorder(0), MemoryRecorder(1)])
     same(from_profiler(run.export_chrome(tmp_path / "trace.json")), run)

@@ -25,6 +25,7 @@ from workbench.trace.rows import sublanes
 from workbench.trace.spans import Spans
 
 TICKS_PER_S = 1e6  # the format's unit is the microsecond
+LATEST_S = 1e15  # no clock shows more
 TICK = 0.001  # smallest time in that unit
 OURS = "workbench"  # the entry of `otherData` that a file of this module has
 FIRST = 1  # number of rank 0's process and of its first thread: Perfetto uses 0 for the kernel's idle task
@@ -50,8 +51,7 @@ def chrome_events(spans: Spans, headers: Mapping[int, Mapping[str, Any]]) -> Ite
         name = spans.lanes[lane]
         yield _metadata("thread_name", rank, thread, name=name + (f" ({number + 1})" if number else ""), lane=name)
         yield _metadata("thread_sort_index", rank, thread, sort_index=thread)
-    starts = np.round((table["start_s"] - origin_s) * TICKS_PER_S, 3).tolist()
-    ends = np.round((table["end_s"] - origin_s) * TICKS_PER_S, 3).tolist()
+    starts, ends = _ticks(table["start_s"], origin_s), _ticks(table["end_s"], origin_s)
     places = [(FIRST + rank, threads[rank, lane, number]) for rank, lane, number in _columns(table, sub)]
     for row, start, end, (process, thread), kind in zip(
         table, starts, ends, places, spans.kind_names.tolist(), strict=True
@@ -72,6 +72,12 @@ def chrome_events(spans: Spans, headers: Mapping[int, Mapping[str, Any]]) -> Ite
             "args": args,
         }
     yield from _flows(table, starts, ends, places)
+
+
+def _ticks(times_s: np.ndarray[Any, Any], origin_s: float) -> list[float]:
+    """Return microseconds since `origin_s`. A damaged file may hold times that overflow: they are cut."""
+    since_s = np.clip(times_s, -LATEST_S, LATEST_S) - np.clip(origin_s, -LATEST_S, LATEST_S)
+    return list(np.round(since_s * TICKS_PER_S, 3).tolist())
 
 
 def _columns(table: NDArray[Any], sub: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
