@@ -6,6 +6,7 @@ optimizer.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -76,8 +77,10 @@ class LARS(_Layerwise):
     ) -> None:
         _check_least(lr=lr, weight_decay=weight_decay)
         _check_below_one(momentum=momentum)
-        if trust_coefficient is not None and not (is_number(trust_coefficient) and trust_coefficient > 0):
-            raise ConfigError(f"trust_coefficient={trust_coefficient!r}: give a number above 0, or None for plain SGD")
+        if trust_coefficient is not None and not (is_number(trust_coefficient) and 0 < trust_coefficient < math.inf):
+            raise ConfigError(
+                f"trust_coefficient={trust_coefficient!r}: give a finite number above 0, or None for plain SGD"
+            )
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -140,6 +143,8 @@ class LAMB(_Layerwise):
         if not (isinstance(given, tuple | list) and len(given) == 2):
             raise ConfigError(f"betas={betas!r}: give two numbers from 0 to below 1, such as (0.9, 0.999)")
         _check_below_one(beta1=betas[0], beta2=betas[1])
+        if not isinstance(trust, bool):
+            raise ConfigError(f"trust={trust!r}: give True or False")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "trust": trust})
 
     def _update(self, param: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -191,8 +196,8 @@ def large_batch(
     if warmup_updates > num_updates:
         raise ConfigError(f"warmup_updates={warmup_updates} of num_updates={num_updates}: give at most num_updates")
     for name, value in (("lr", lr), ("times", times)):
-        if not (is_number(value) and value > 0):
-            raise ConfigError(f"{name}={value!r}: give a number above 0")
+        if not (is_number(value) and 0 < value < math.inf):
+            raise ConfigError(f"{name}={value!r}: give a finite number above 0")
     _check_least(exponent=exponent, power=power)
     return lr * times**exponent, per_update(partial(_rise_and_fall, num_updates, warmup_updates, power))
 
@@ -211,8 +216,8 @@ def _ratio(above: Tensor, below: Tensor, norms: tuple[Tensor, Tensor]) -> Tensor
 
 def _check_least(**values: object) -> None:
     for name, value in values.items():
-        if not (is_number(value) and value >= 0):
-            raise ConfigError(f"{name}={value!r}: give a number of 0 or more")
+        if not (is_number(value) and 0 <= value < math.inf):
+            raise ConfigError(f"{name}={value!r}: give a finite number of 0 or more")
 
 
 def _check_below_one(**values: object) -> None:

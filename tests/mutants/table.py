@@ -386,8 +386,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "slow-mo-nesterov",
         "algorithms/slow_mo.py",
-        "nesterov=False, collective=collective",
-        "nesterov=True, collective=collective",
+        "nesterov=False,",
+        "nesterov=True,",
         "Nesterov's momentum in place of a slow one",
         BLOCKS,
     ),

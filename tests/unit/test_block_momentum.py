@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from workbench.algorithms import BMUF, SlowMo
+from workbench.algorithms import BMUF, FedProx, SlowMo
+from workbench.errors import ConfigError
 from workbench.runtimes.reference import ReferenceRuntime
 
 LR, RANKS, BLOCKS, EVERY = 0.3, 3, 4, 3
@@ -53,3 +57,23 @@ def test_bmuf_is_its_algorithm(zeta: float, eta: float, nesterov: bool) -> None:
         start = model + eta * delta if nesterov else model
         for rank in found.ranks:
             assert np.allclose(rank.seen[(number + 1) * EVERY - 1].numpy(), start, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SlowMo(slow_lr=math.inf),
+        lambda: BMUF(block_lr=math.inf),
+        lambda: FedProx(proximal=math.inf),
+    ],
+)
+def test_a_factor_without_end_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError, match="inf: give a finite number"):
+        make()
+
+
+@pytest.mark.parametrize("kind", [SlowMo, BMUF, FedProx])
+def test_a_collective_that_is_none_is_refused(kind: Callable[..., object]) -> None:
+    """0 is not `None`, which stands for the default."""
+    with pytest.raises(ConfigError, match="collective=0: give one of"):
+        kind(collective=0)

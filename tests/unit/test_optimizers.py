@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -132,12 +133,14 @@ def test_the_rule_of_large_batches() -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: LARS([nn.Parameter(torch.ones(1))], lr=-1.0), "lr=-1.0: give a number of 0 or more"),
+        (lambda: LARS([nn.Parameter(torch.ones(1))], lr=-1.0), "lr=-1.0: give a finite number of 0 or more"),
         (lambda: LARS([nn.Parameter(torch.ones(1))], momentum=1.0), "from 0 to below 1"),
         (lambda: LARS([nn.Parameter(torch.ones(1))], trust_coefficient=0.0), "or None for plain SGD"),
         (lambda: LAMB([nn.Parameter(torch.ones(1))], betas=(0.9, 1.0)), "beta2=1.0: give"),
         (lambda: LAMB([nn.Parameter(torch.ones(1))], betas=0.9), r"betas=0.9: give two numbers .* \(0.9, 0.999\)"),  # type: ignore[arg-type]
-        (lambda: large_batch(0.1, 0, 8, warmup_updates=1), "times=0: give a number above 0"),
+        (lambda: large_batch(0.1, 0, 8, warmup_updates=1), "times=0: give a finite number above 0"),
+        (lambda: LAMB([nn.Parameter(torch.ones(1))], lr=math.inf), "lr=inf: give a finite number"),
+        (lambda: LAMB([nn.Parameter(torch.ones(1))], trust="no"), "trust='no': give True or False"),  # type: ignore[arg-type]
         (lambda: large_batch(0.1, 2, 8, warmup_updates=9), "give at most num_updates"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from workbench.algorithms.diloco import DiLoCo
 from workbench.arguments import is_number
 from workbench.collectives import Collective, Native
@@ -35,8 +37,8 @@ def BMUF(  # noqa: N802 - the paper's name of a class with other settings
     >>> BMUF(nesterov=True)
     DiLoCo(every=12, outer_lr=1.0, outer_momentum=0.75, nesterov=True, collective=Native())
     """
-    if not (is_number(block_lr) and block_lr > 0):
-        raise ConfigError(f"block_lr={block_lr!r}: give a number above 0")
+    if not (is_number(block_lr) and 0 < block_lr < math.inf):
+        raise ConfigError(f"block_lr={block_lr!r}: give a finite number above 0")
     if not (is_number(block_momentum) and 0 <= block_momentum < 1):
         raise ConfigError(f"block_momentum={block_momentum!r}: give a number from 0 to below 1")
     return DiLoCo(
@@ -44,5 +46,5 @@ def BMUF(  # noqa: N802 - the paper's name of a class with other settings
         outer_lr=block_lr,
         outer_momentum=block_momentum,
         nesterov=nesterov,
-        collective=collective or Native(),
+        collective=Native() if collective is None else collective,
     )

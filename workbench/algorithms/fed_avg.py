@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -81,8 +82,8 @@ class FedAvg(CollectiveAlgorithm):
             raise ConfigError(
                 f"fraction={self.fraction!r}: give the share of the ranks in a round, above 0 and at most 1"
             )
-        if not (is_number(self.proximal) and self.proximal >= 0):
-            raise ConfigError(f"proximal={self.proximal!r}: give a number of 0 or more")
+        if not (is_number(self.proximal) and 0 <= self.proximal < math.inf):
+            raise ConfigError(f"proximal={self.proximal!r}: give a finite number of 0 or more")
         if self.collective.exact != self.collective:
             raise ConfigError(
                 f"FedAvg averages parameters, and {self.collective} loses part of the sum: use {self.collective.exact}"
@@ -161,4 +162,6 @@ def FedProx(  # noqa: N802 - the paper's name of a class with another setting
     >>> FedProx(proximal=0.1)
     FedAvg(every=8, fraction=0.5, proximal=0.1, collective=Native())
     """
-    return FedAvg(every=every, fraction=fraction, proximal=proximal, collective=collective or Native())
+    return FedAvg(
+        every=every, fraction=fraction, proximal=proximal, collective=Native() if collective is None else collective
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from workbench.algorithms.diloco import DiLoCo
 from workbench.arguments import is_number
 from workbench.collectives import Collective, Native
@@ -30,10 +32,14 @@ def SlowMo(  # noqa: N802 - the paper's name of a class with other settings
     >>> SlowMo(slow_momentum=0.5)
     DiLoCo(every=12, outer_lr=1.0, outer_momentum=0.5, nesterov=False, collective=Native())
     """
-    if not (is_number(slow_lr) and slow_lr > 0):
-        raise ConfigError(f"slow_lr={slow_lr!r}: give a number above 0")
+    if not (is_number(slow_lr) and 0 < slow_lr < math.inf):
+        raise ConfigError(f"slow_lr={slow_lr!r}: give a finite number above 0")
     if not (is_number(slow_momentum) and 0 <= slow_momentum < 1):
         raise ConfigError(f"slow_momentum={slow_momentum!r}: give a number from 0 to below 1")
     return DiLoCo(
-        every=every, outer_lr=slow_lr, outer_momentum=slow_momentum, nesterov=False, collective=collective or Native()
+        every=every,
+        outer_lr=slow_lr,
+        outer_momentum=slow_momentum,
+        nesterov=False,
+        collective=Native() if collective is None else collective,
     )
