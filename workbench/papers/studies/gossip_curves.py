@@ -78,7 +78,9 @@ class Curve:
         """
         chosen = self.distances[math.ceil(SETTLED * (len(self.distances) - 1)) : -1]
         if not chosen:
-            raise ConfigError(f"{len(self.distances)} evaluations: give 2 or more, and a training that does not diverge")
+            raise ConfigError(
+                f"{len(self.distances)} evaluations: give 2 or more, and a training that does not diverge"
+            )
         return float(np.mean(chosen))
 
 
@@ -169,7 +171,14 @@ class Fastest:
 
 
 def fastest(
-    ways: Mapping[str, Algorithm], problem: Problem, *, workers: int, network: AnyNetwork, compute: Compute, steps: int
+    ways: Mapping[str, Algorithm],
+    problem: Problem,
+    *,
+    workers: int,
+    network: AnyNetwork,
+    compute: Compute,
+    steps: int,
+    filled: int = 1,
 ) -> Fastest:
     """Return the algorithm with the shortest step on a network.
 
@@ -177,10 +186,11 @@ def fastest(
         ways: name -> algorithm, all with the same update.
         problem: its network gives the sizes of messages.
         workers, network, compute: as in `wb.simulate`; without stragglers.
-        steps: simulated steps, 3 or more. The first is left out.
+        steps: simulated steps.
+        filled: first steps, which are left out.
     """
     how: dict[str, Any] = {"workers": workers, "network": network, "compute": compute, "steps": steps}
-    found = {name: simulated_step_s(algorithm, problem, filled=1, **how) for name, algorithm in ways.items()}
+    found = {name: simulated_step_s(algorithm, problem, filled=filled, **how) for name, algorithm in ways.items()}
     name = min(found, key=found.__getitem__)
     return Fastest(name=name, step_s=found[name])
 
