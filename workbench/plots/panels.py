@@ -160,8 +160,6 @@ def time_to_target(
         quickest = min(means, key=means.__getitem__, default="")
         low, high = (min(map(min, reached.values())), max(map(max, reached.values()))) if reached else (1.0, 1.0)
         x_range = axis_range(low, high, log=True, more=0.2)
-        if rows[0] in means:
-            figure.add_vline(x=means[rows[0]], line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)
         for place, name in enumerate(rows):
             color = BLUE if name == quickest else INK
             if name in means:
@@ -178,6 +176,8 @@ def time_to_target(
                 xshift=8 if name in means else 0,
                 showarrow=False,
             )
+        if rows[0] in means:  # after the dots: Plotly draws no line in a panel without traces
+            figure.add_vline(x=means[rows[0]], line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)
         ticks = {key: value for key, value in round_log_axis(low, high).items() if key != "type"}
         how = {"range": x_range, "title": escape_text(x), "tickangle": 0, "nticks": 5}
         figure.update_xaxes(type="log", **how, **ticks, row=1, col=column)
