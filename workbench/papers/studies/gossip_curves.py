@@ -148,7 +148,7 @@ def own_classes(problem: Problem, workers: int, seed: int) -> list[list[int]]:
 
     Which worker has which is random. Otherwise neighbours on a ring would have the same classes.
     """
-    labels = [int(label) for _, label in problem.train_data()]
+    labels = [int(label) for _, label in problem.train_data()]  # type: ignore[attr-defined]  # it is map-style
     shards = shards_by_label(labels, workers)
     return [shards[place] for place in generator(seed, "own-classes", workers).permutation(workers)]
 
