@@ -30,7 +30,8 @@ os.environ["WORKBENCH_CONFIG"] = os.devnull  # the user's defaults do not count 
 
 # torch is imported where tests run: the workers start when this file is loaded, and it takes two seconds.
 
-# The limit is pytest's own. In continuous integration the examples are always the same, so that a failure is that of the change.
+# The limit is pytest's own. In continuous integration the examples are always the same, so that a failure is that of
+# the change.
 settings.register_profile("workbench", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.load_profile("workbench")
 
@@ -171,8 +172,8 @@ def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
 def files_give_back() -> Iterator[None]:
     """Ends pools of torch, and returns freed memory to the system.
 
-    Runs that failed, and hooks of DDP, leave groups of gloo in their ranks, each with a thread that wakes a hundred times a second.
-    The C library keeps freed memory: a gigabyte after one pass through a large network.
+    Runs that failed, and hooks of DDP, leave groups of gloo in their ranks, each with a thread that wakes a hundred
+    times a second. The C library keeps freed memory: a gigabyte after one pass through a large network.
     """
     yield
     if "tests.distributed.pool" in sys.modules:

@@ -2,11 +2,12 @@
 
     command = forked("-m", "workbench", "show", "last")  # in place of [sys.executable, "-m", ...]
 
-A small interpreter without imports stands in for the forked process. It has the process's place in the tree, its group and its
-session, passes signals on, and ends as the process does. When it is killed, the process ends, and its session with it.
+A small interpreter without imports stands in for the forked process. It has the process's place in the tree, its group
+and its session, passes signals on, and ends as the process does. When it is killed, the process ends, and its session
+with it.
 
-Not for tests of how a process begins, or of what is inherited besides streams, folder and environment. On an emulated network, for
-processes of all hosts, a fork server must run on one of them.
+Not for tests of how a process begins, or of what is inherited besides streams, folder and environment. On an emulated
+network, for processes of all hosts, a fork server must run on one of them.
 """
 
 from __future__ import annotations

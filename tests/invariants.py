@@ -1,7 +1,8 @@
 """What must be true after each run in this process, with any algorithm: nothing is left over.
 
-`validated` checks a simulation, a simulation of one program for all, and a run of the reference runtime when it returns, as
-dask.distributed validates the state of its scheduler after each test. `tests/conftest.py` uses it for all tests.
+`validated` checks a simulation, a simulation of one program for all, and a run of the reference runtime when it
+returns, as dask.distributed validates the state of its scheduler after each test. `tests/conftest.py` uses it for all
+tests.
 """
 
 from __future__ import annotations

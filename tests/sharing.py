@@ -18,7 +18,8 @@ from contextlib import suppress
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-# Tests for which the machine must be quiet, by file or by name, with the reason. One worker runs them when all others have ended.
+# Tests for which the machine must be quiet, by file or by name, with the reason. One worker runs them when all others
+# have ended.
 ALONE = {
     "tests/distributed/test_leaks.py": "looks for shared memory that nobody uses on the whole machine, where other tests kill ranks",
     "tests/distributed/test_calibrate.py": "foretells the seconds of steps from the seconds of others",
@@ -50,8 +51,8 @@ LONG = (
     "tests/distributed/test_ddp_hooks.py",
 )
 
-# The longest unit comes first. Every second worker begins at the other end, where waiting is least: they meet at short files, and end
-# at about the same time.
+# The longest unit comes first. Every second worker begins at the other end, where waiting is least: they meet at short
+# files, and end at about the same time.
 ORDER = (
     NETWORKS_UNIT,
     *LONG,
@@ -82,7 +83,8 @@ def place_of(unit: str) -> int:
 class Sharing(LoadScopeScheduling):
     """xdist's sharing by units of work, from both ends; the unit of those that must be alone waits until one worker is left.
 
-    Other units of a folder come in the order in which they were collected, which pytest-randomly draws, and not by their number of tests.
+    Other units of a folder come in the order in which they were collected, which pytest-randomly draws, and not by
+    their number of tests.
     """
 
     def schedule(self) -> None:

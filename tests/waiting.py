@@ -15,3 +15,8 @@ def within(seconds: float, look: Callable[[], Any], good: Callable[[Any], bool] 
     while not good(found := look()) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
     return found
+
+
+def until(look: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
+    """Wait until `look` is true; raise AssertionError with `what` if the time is over."""
+    assert within(seconds, look), f"still not: {what}"

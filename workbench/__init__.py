@@ -1,6 +1,10 @@
 """A Jupyter-centric research workbench for distributed SGD.
 
 `__init__.pyi` lists the public names in reading order. Each is imported at first use, so `import workbench` is cheap.
+
+To read the code, begin with `ops` (the requests), `program` (the contract of an algorithm), `algorithms/synchronous` (an
+algorithm) and `runtimes/reference` (the smallest runtime). CONTRIBUTING.md continues from there, and lists the layers. The
+docstring of a folder's `__init__` says what its modules are, what they may import, and where to begin.
 """
 
 from __future__ import annotations

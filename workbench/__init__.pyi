@@ -11,6 +11,7 @@ from .algorithms import (
     DeAR as DeAR,
     SignSGD as SignSGD,
     AdasumSGD as AdasumSGD,
+    DeMo as DeMo,
     PipeSGD as PipeSGD,
     DelayedSGD as DelayedSGD,
     AdaptiveDelaySGD as AdaptiveDelaySGD,
@@ -30,11 +31,13 @@ from .algorithms import (
     BMUF as BMUF,
     FedAvg as FedAvg,
     FedProx as FedProx,
+    SPARTA as SPARTA,
     DPSGD as DPSGD,
     GradientTracking as GradientTracking,
     StochasticGradientPush as StochasticGradientPush,
     ChocoSGD as ChocoSGD,
     ADPSGD as ADPSGD,
+    NoLoCo as NoLoCo,
     StaleSGD as StaleSGD,
     NoCommunication as NoCommunication,
     SerialSGD as SerialSGD,
@@ -55,7 +58,7 @@ from .runtimes.user_loop.ddp_hook import ddp_hook as ddp_hook
 from .runtimes.user_loop.record import record as record
 from .dashboard import Dashboard as Dashboard
 
-from .what_if.conduct import study as study
+from .what_if.run_study import study as study
 
 # results
 from .trace.run import Run as Run

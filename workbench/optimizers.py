@@ -1,6 +1,7 @@
 """Optimizers for large batches, `LARS` and `LAMB`, and their rule for the learning rate.
 
-`optimizer=partial(wb.optimizers.LAMB, lr=0.01)` in `Settings` or `Problem`, or any place that takes a `torch.optim` optimizer.
+`optimizer=partial(wb.optimizers.LAMB, lr=0.01)` in `Settings` or `Problem`, or any place that takes a `torch.optim`
+optimizer.
 """
 
 from __future__ import annotations
@@ -135,6 +136,9 @@ class LAMB(_Layerwise):
         trust: bool = True,
     ) -> None:
         _check_least(lr=lr, eps=eps, weight_decay=weight_decay)
+        given: object = betas
+        if not (isinstance(given, tuple | list) and len(given) == 2):
+            raise ConfigError(f"betas={betas!r}: give two numbers from 0 to below 1, such as (0.9, 0.999)")
         _check_below_one(beta1=betas[0], beta2=betas[1])
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "trust": trust})
 

@@ -25,7 +25,8 @@ class Context:
     Attributes:
         rank, num_workers: all that a program knows about the cluster. `num_workers` counts all ranks, servers too.
         first_step: the first step to take; more than 0 in a resumed run.
-        num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`), with `LOOP_ENDED`.
+        num_steps: the step before which the program ends. None: the caller ends the loop (`Trainer`), with
+            `LOOP_ENDED`.
         resumed: the state of the last `EndStep`, with its tickets completed; None at a fresh start. A program may
             replace it by a state that is also valid between two steps. When a rank has left, the runtime calls
             `State.unused` of the remaining ranks' states.

@@ -40,17 +40,6 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         default="digits-mlp",
         help="model and data; `workbench problems` lists them; file.py:name for your own",
     )
-    add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
-    add("--workers", type=int, default=2, help="number of ranks; 2 by default")
-    add("--epochs", type=int, help="length of the training; 5 by default")
-    add("--steps", type=int, help="length of the training, instead of --epochs")
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of the algorithm, such as width=2; also as --width 2. `workbench train ALGORITHM --help` lists them",
-    )
     add(
         "--option",
         action="append",
@@ -58,6 +47,26 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of the problem, such as hidden=[64]",
     )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the algorithm, such as width=2; also as --width 2. `workbench train ALGORITHM --help` lists them",
+    )
+    add("--runtime", help="mpi, torch or simulated; default: that of the launcher that started this process, else mpi")
+    add("--workers", type=int, default=2, help="number of ranks; 2 by default")
+    add("--epochs", type=int, help="length of the training; 5 by default")
+    add("--steps", type=int, help="length of the training, instead of --epochs")
+    add("--seed", type=int, default=0, help="seed of data order, initial weights and dropout; 0 by default")
+    add(
+        "--evaluate-every",
+        type=int,
+        metavar="STEPS",
+        help="steps between evaluations; 0: only at the end; default: once per epoch",
+    )
+
+    add = train.add_argument_group("optimizer").add_argument
     add("--optimizer", help="a class of torch.optim, such as AdamW")
     add(
         "--optimizer-set",
@@ -69,45 +78,54 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add(
         "--lr",
         type=_rate,
-        help="learning rate, or `tuned`: the one of records/tuned-rates.json; the problem's by default",
+        help="learning rate; the problem's by default. `tuned`: the best one of a search, for some problems",
     )
     add("--batch-size", type=int, help="samples per worker and step; the problem's by default")
     add("--micro-batches", type=int, default=1, dest="num_micro", help="micro-batches in a step; 1 by default")
-    add("--clip-norm", type=float, help="clip the mean gradient to this global norm")
-    add("--ema-decay", type=float, help="evaluate a moving average of the parameters, such as 0.999")
-    add(
-        "--progress",
-        default="auto",
-        help="how communication progresses while a rank computes: auto, blocking, tests, thread or library",
-    )
-    add("--precision", default="fp32", help="fp32, bf16 or fp16")
+    add("--clip-norm", type=float, help="clip the mean gradient of all ranks to this norm")
+    add("--ema-decay", type=float, help="evaluate a moving average of the parameters with this decay, such as 0.999")
+    add("--precision", default="fp32", help="fp32 (the default), bf16 or fp16")
     add("--compile", action="store_true", help="run the model through torch.compile")
+
+    add = train.add_argument_group("lost ranks and bad gradients").add_argument
     add(
-        "--evaluate-every",
-        type=int,
-        metavar="STEPS",
-        help="steps between evaluations; 0: only at the end; default: once per epoch",
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="longest wait of a rank for the others; 120 by default",
     )
-    add("--seed", type=int, default=0, help="seed of data order, initial weights and dropout; 0 by default")
-    add("--timeout", type=float, default=120.0, metavar="SECONDS", help="longest wait of a rank for the others")
     add(
         "--on-failure",
         default="stop",
         help="when a rank is lost: stop, or shrink to the remaining ranks (gloo, Open MPI 5)",
     )
     add(
-        "--on-bad-gradient",
-        default="stop",
-        help="for a gradient that is not finite or exceeds --max-grad-norm: stop, skip, clip or ignore",
-    )
-    add("--max-grad-norm", type=float, help="largest allowed global norm of a rank's gradient")
-    add("--divergence-ratio", type=float, help="stop when the loss exceeds the first loss by this factor")
-    add(
         "--replace",
         action="store_true",
         help="if a rank is killed, start a new process for it; the other ranks continue meanwhile (gloo)",
     )
-    add("--threads", type=int, help="compute threads per rank")
+    add(
+        "--on-bad-gradient",
+        default="stop",
+        help="for a gradient that is not finite or exceeds --max-grad-norm: stop, skip, clip or ignore",
+    )
+    add("--max-grad-norm", type=float, help="largest norm of one rank's gradient: see --on-bad-gradient")
+    add("--divergence-ratio", type=float, help="stop when the loss exceeds the first loss by this factor")
+
+    add = train.add_argument_group("checkpoints and records").add_argument
+    add(
+        "--checkpoint-every",
+        type=int,
+        metavar="STEPS",
+        help="write a checkpoint every STEPS steps; --resume continues from it",
+    )
+    add("--keep-checkpoints", type=int, default=2, metavar="N", help="keep the newest N checkpoints; 2 by default")
+    add(
+        "--resume",
+        metavar="RUN",
+        help="continue from the newest checkpoint of a run that stopped or crashed; RUN@200: from that after 200 steps",
+    )
     add(
         "--trace-steps",
         type=_trace_steps,
@@ -116,43 +134,48 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         metavar="N",
     )
     add(
-        "--compute",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="real ranks sleep for these seconds, such as --compute forward_s=0.03 --compute backward_s=0.07 (and update_s); "
-        "simulated: default is measured seconds",
-    )
-    add("--network", help="simulated: the network; ethernet-10g by default")
-    add(
-        "--stragglers",
-        action="append",
-        default=[],
-        metavar="DISTRIBUTION",
-        help="with --compute, or simulated: factor of the compute times, such as lognormal:0.3, or slow-machines:3=4 if rank 3 "
-        "takes 4 times as long; several are multiplied",
-    )
-    add("--timing-only", action="store_true", help="simulated: only times, without gradients")
-    add(
-        "--detail",
-        default="auto",
-        help="simulated: messages (each one is an event), formula (closed forms, with --timing-only), or auto",
-    )
-    add("--checkpoint-every", type=int, metavar="STEPS", help="write a checkpoint every STEPS steps, for --resume")
-    add("--keep-checkpoints", type=int, default=2, metavar="N", help="keep the newest N checkpoints")
-    add(
         "--log",
         action="append",
         default=[],
         metavar="LOGGER",
         help="also log the run to tensorboard (in its folder), wandb or mlflow; may be repeated",
     )
-    add(
-        "--resume",
-        metavar="RUN",
-        help="continue from the newest checkpoint of a run that stopped or crashed; RUN@200: from that after 200 steps",
-    )
     add("--json", action="store_true", help="print one JSON object at the end, and no progress")
+
+    add = train.add_argument_group("how a rank uses its cores").add_argument
+    add("--threads", type=int, help="compute threads of each rank; a share of the cores by default")
+    add(
+        "--progress",
+        default="auto",
+        help="what moves messages while a rank computes: auto (the default), a thread, tests (calls between layers), the "
+        "library, or blocking (nothing)",
+    )
+
+    add = train.add_argument_group("slept and simulated compute, and the simulated network").add_argument
+    add(
+        "--compute",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="seconds of compute in a step, such as --compute forward_s=0.03 --compute backward_s=0.07 (and update_s): real "
+        "ranks sleep for them; simulated ranks have measured seconds by default",
+    )
+    add(
+        "--stragglers",
+        action="append",
+        default=[],
+        metavar="DISTRIBUTION",
+        help="with --compute, or simulated: ranks that are slower, such as lognormal:0.3 (at random), or slow-machines:3=4 "
+        "(rank 3 takes 4 times as long); several are multiplied",
+    )
+    add("--network", help="simulated: the network; ethernet-10g by default")
+    add("--timing-only", action="store_true", help="simulated: only times, without gradients")
+    add(
+        "--detail",
+        default="auto",
+        help="simulated: messages (every message is an event), formula (sums take a formula's seconds; needs --timing-only), "
+        "or auto (the default)",
+    )
 
 
 def algorithm_in(words: Sequence[str]) -> str | None:
@@ -313,7 +336,10 @@ def _settings(options: argparse.Namespace) -> Any:
 
     if options.epochs is None and options.steps is None:
         options.epochs = 5
-    plain = "epochs steps batch_size lr clip_norm ema_decay num_micro precision compile evaluate_every seed threads trace_steps progress"
+    plain = (
+        "epochs steps batch_size lr clip_norm ema_decay num_micro precision compile evaluate_every seed threads "
+        "trace_steps progress"
+    )
     safe = "on_failure on_bad_gradient max_grad_norm divergence_ratio checkpoint_every keep_checkpoints"
     names = [*plain.split(), *safe.split()]
     values = {name: getattr(options, name) for name in names if name != "trace_steps" or hasattr(options, name)}

@@ -36,6 +36,7 @@ __all__ = [
     "FromAdjacency",
     "Graph",
     "OnePeerExponential",
+    "RandomPairs",
     "RandomRegular",
     "Ring",
     "Star",
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 ROUNDING = 1e-9  # by which sums of weights may differ from 1
+NUM_PAIRINGS = 16  # drawings of `RandomPairs`, before the first one comes again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,6 +379,31 @@ class RandomRegular(Graph):
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RandomPairs(Graph):
+    """In each step the ranks are drawn into pairs that exchange. Of an odd number, one rank stays alone.
+
+    The pairs are a function of the seed, the number of ranks and the step. They repeat after 16 steps.
+
+    >>> [RandomPairs().neighbours(0, 8, step) for step in range(4)]
+    [(2,), (1,), (6,), (3,)]
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("seed", self.seed, 0)
+
+    def period(self, num_ranks: int) -> int:
+        """Return 16."""
+        return NUM_PAIRINGS
+
+    def neighbours(self, rank: int, num_ranks: int, step: int = 0) -> tuple[int, ...]:
+        """Return the other rank of its pair in this step."""
+        return _others(rank, {_partners(self.seed, num_ranks, step % NUM_PAIRINGS)[rank]}, num_ranks)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FromAdjacency(Graph):
     """Your own graph, of a fixed number of ranks.
 
@@ -439,6 +466,16 @@ def _num_powers(num_ranks: int) -> int:
 
 
 @cache
+def _partners(seed: int, num_ranks: int, step: int) -> tuple[int, ...]:
+    """Return the partner of each rank. A rank that stays alone is its own."""
+    drawn = generator(seed, "random-pairs", num_ranks, step).permutation(num_ranks).tolist()
+    partners = list(range(num_ranks))
+    for one, other in zip(drawn[::2], drawn[1::2], strict=False):
+        partners[one], partners[other] = other, one
+    return tuple(partners)
+
+
+@cache
 def _random_regular(degree: int, seed: int, num_ranks: int) -> tuple[tuple[int, ...], ...]:
     """Return the neighbours of each rank: a ring with chords, after random swaps of ends that leave it connected."""
     draw = generator(seed, "random-regular", num_ranks)
@@ -477,7 +514,17 @@ def _is_connected(ends: Sequence[Sequence[int]], num_ranks: int) -> bool:
 
 _GRAPHS: dict[str, Callable[..., Graph]] = {
     kebab(graph.__name__): graph
-    for graph in (Ring, Torus, Exponential, OnePeerExponential, Star, Complete, RandomRegular, FromAdjacency)
+    for graph in (
+        Ring,
+        Torus,
+        Exponential,
+        OnePeerExponential,
+        Star,
+        Complete,
+        RandomRegular,
+        RandomPairs,
+        FromAdjacency,
+    )
 }
 
 

@@ -3,8 +3,9 @@ distributions.
 
     python -m tests.benchmarks.best_backups     # some minutes; writes records/best-backups.json
 
-Arrival times are the backward passes of real ranks of this machine, over their median. Updates to a goal are the paper's two
-numbers, or counted here: digits, real gradients in virtual time, one sample a worker, the best learning rate of each N.
+Arrival times are the backward passes of real ranks of this machine, over their median. Updates to a goal are the
+paper's two numbers, or counted here: digits, real gradients in virtual time, one sample a worker, the best learning
+rate of each N.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from torch import nn
 
 from tests.laws import tiny
 from workbench.algorithms import (
+    SPARTA,
     AdaptiveDelaySGD,
     Constant,
     DeAR,
@@ -60,8 +61,9 @@ from workbench.settings import Settings
 RECORDS = Path(__file__).parents[2] / "records"
 SEED, STEPS, RANKS, BATCH = 7, 200, 3, 4
 SHARE = 0.1  # of the values, that top-k sends
-# With error feedback a value is sent 1 / SHARE = 10 steps late at most on average, as if the run had 10 of its 200 steps less
-# (karimireddy2019error, theorem II: the error is of second order in the delay). Half as much again is for noise of a last loss.
+# With error feedback a value is sent 1 / SHARE = 10 steps late at most on average, as if the run had 10 of its 200
+# steps less (karimireddy2019error, theorem II: the error is of second order in the delay). Half as much again is for
+# noise of a last loss.
 MARGIN = 1.5 / SHARE / STEPS
 
 CODECS: tuple[Codec, ...] = (
@@ -102,6 +104,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "PartialAllReduce(quorum='all')": partial(PartialAllReduce, quorum="all"),
     "LocalSGD(every=4)": partial(LocalSGD, every=4),
     "FedAvg(every=4)": partial(FedAvg, every=4),
+    "SPARTA": SPARTA,
     "StaleSGD(staleness=Constant(1))": partial(StaleSGD, staleness=Constant(1)),
     "DiLoCo(every=4)": partial(DiLoCo, every=4, outer_lr=1.0, outer_momentum=0.0, nesterov=False),
     "StreamingDiLoCo(every=4, fragments=2)": partial(

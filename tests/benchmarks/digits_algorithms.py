@@ -1,9 +1,10 @@
 """Every algorithm on the digits: its margin in loss to the synchronous one over paired seeds, and the runtimes that it
 ran on.
 
-    python -m tests.benchmarks.digits_algorithms margins [WORDS]   # simulated cluster, 10 seeds; writes records/digits-margins.json
-    python -m tests.benchmarks.digits_algorithms table     # and on real gloo and MPI ranks; writes records/digits-algorithms.json
+    python -m tests.benchmarks.digits_algorithms margins [WORD ...]   # simulated cluster, 10 seeds; writes records/digits-margins.json
+    python -m tests.benchmarks.digits_algorithms table [WORD ...]   # and on gloo and MPI ranks; writes records/digits-algorithms.json
 
+With words, only the algorithms whose names contain one of them are run, and the rows of the others stay as recorded.
 The margins are those of margins.json, which was committed before. A difference is of two runs of one seed.
 """
 
@@ -29,7 +30,7 @@ HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "records"
 PLAN = json.loads((HERE / "margins.json").read_text())
 HOW, MARGINS = PLAN["how"], PLAN["margins"]
-SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE, SIGNS, SOME, ADAPTIVE = (
+SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE, SIGNS, SOME, ADAPTIVE, TERNARY = (
     MARGINS  # in the file's order
 )
 
@@ -97,7 +98,10 @@ def entries() -> list[Entry]:
         Entry(a.BMUF(every=4), SELDOM),
         Entry(a.FedAvg(every=4), SOME),
         Entry(a.FedProx(every=4), SOME),
+        Entry(a.SPARTA(), SELDOM),
         Entry(a.SignSGD(), SIGNS, 100),
+        Entry(a.DeMo(), SIGNS, 100),
+        Entry(a.DeMo(sign=False), FEW),
         Entry(a.AdasumSGD(), ADAPTIVE),
         Entry(a.DPSGD(), SELDOM),
         Entry(a.DPSGD(overlap=False), SELDOM),
@@ -105,9 +109,11 @@ def entries() -> list[Entry]:
         Entry(a.StochasticGradientPush(), SELDOM),
         Entry(a.ChocoSGD(), SELDOM),
         Entry(a.ADPSGD(), SELDOM),
+        Entry(a.NoLoCo(every=12), SELDOM),
         Entry(StaleSGD(staleness=Constant(4)), INJECTED),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16())), HALF),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Truncate16(rounding="nearest"))), HALF),
+        Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Float16())), HALF),
         Entry(a.PipeSGD(collective=c.Ring(codec=codecs.Truncate16())), STALE),
         Entry(a.SynchronousSGD(collective=c.Ring(codec=codecs.Linear8())), BYTE),
         Entry(a.PipeSGD(collective=c.Ring(codec=codecs.Linear8())), STALE),
@@ -115,7 +121,10 @@ def entries() -> list[Entry]:
         Entry(a.SynchronousSGD(collective=once(codecs.Linear8())), BYTE),
         Entry(a.SynchronousSGD(collective=once(codecs.SharedInt8())), BYTE),
         Entry(a.SynchronousSGD(collective=once(codecs.QSGD())), BYTE),
+        Entry(a.SynchronousSGD(collective=once(codecs.NaturalCompression())), BYTE),
+        Entry(a.SynchronousSGD(collective=once(codecs.TernGrad())), TERNARY),
         Entry(a.SynchronousSGD(collective=once(codecs.TopK(fraction=0.1), True)), FEW),
+        Entry(a.SynchronousSGD(collective=once(codecs.RandomK(fraction=0.1), True)), FEW),
         Entry(a.SynchronousSGD(collective=once(codecs.Sign(), True)), FEW),
         Entry(a.SynchronousSGD(collective=c.PowerSGD(rank=4)), FEW),
         Entry(a.SynchronousSGD(collective=c.PowerSGD(rank=4, alternate=True)), FEW),
@@ -166,14 +175,25 @@ def verdict(differences: list[float], margin: float) -> tuple[float, float, str]
     return mean, half, "met" if mean + half < margin else "not met" if mean - half > margin else "underpowered"
 
 
-def margins(only: str = "") -> None:
-    """All algorithms, or those whose name contains one of the texts; the rows of the others stay as recorded."""
+def is_chosen(name: str, words: tuple[str, ...]) -> bool:
+    """Whether a name contains one of the words, if there are any."""
+    return not words or any(word in name for word in words)
+
+
+def others(record: str, words: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows of a record that stay."""
+    if not words:
+        return []
+    return [row for row in json.loads((RECORDS / record).read_text())["rows"] if not is_chosen(row["algorithm"], words)]
+
+
+def margins(*words: str) -> None:
+    """All algorithms, or those that the words choose."""
     seeds = range(HOW["seeds"])
     reference = [simulate(entries()[0], seed)["loss"] for seed in seeds]
-    path = RECORDS / "digits-margins.json"
-    rows = [row for row in json.loads(path.read_text())["rows"] if only not in row["algorithm"]] if only else []
+    rows = others("digits-margins.json", words)
     for entry in entries():
-        if only not in entry.name:
+        if not is_chosen(entry.name, words):
             continue
         runs = [simulate(entry, seed) for seed in seeds]
         differences = [run["loss"] - base for run, base in zip(runs, reference, strict=True)]
@@ -194,14 +214,16 @@ def margins(only: str = "") -> None:
     write("digits-margins.json", rows)
 
 
-def table() -> None:
+def table(*words: str) -> None:
     """Three seeds on each runtime."""
     from tests.distributed.pool import close_all
     from tests.laws.train import make_job, run_job, run_on_ranks
     from workbench.trace.run import Run
 
-    rows = []
+    rows = others("digits-algorithms.json", words)
     for entry in entries():
+        if not is_chosen(entry.name, words):
+            continue
         found: dict[str, Any] = {"simulated": [simulate(entry, seed) for seed in range(3)]}
         for runtime in ("torch", "mpi"):
             found[runtime] = []

@@ -4,9 +4,10 @@
     python -m tests.benchmarks.predictions record [FOLDER]  # writes records/predictions.json and prints its table
     python -m tests.benchmarks.predictions repredict        # predicts again from the record's calibrations; keeps the measured rows
 
-Per model only one synchronous run of two hosts at one rate, and messages of some sizes there, are fitted. All predictions are
-written to the folder before anything else is measured. Then other rates, four hosts and other algorithms are measured: gloo over
-TCP between network namespaces, limited by `tbf`. The hosts share this machine's cores; the model contains this.
+Per model only one synchronous run of two hosts at one rate, and messages of some sizes there, are fitted. All
+predictions are written to the folder before anything else is measured. Then other rates, four hosts and other
+algorithms are measured: gloo over TCP between network namespaces, limited by `tbf`. The hosts share this machine's
+cores; the model contains this.
 """
 
 from __future__ import annotations
@@ -342,7 +343,8 @@ def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], more: dict[s
     """Write the record and print its table.
 
     Args:
-        more: entries of "how": "seen", what was known at the time of the predictions; "measured_again", which cells, and why.
+        more: entries of "how": "seen", what was known at the time of the predictions; "measured_again", which cells,
+            and why.
     """
     errors = sorted(abs(row["error"]) for row in rows if not row["fitted"])
     result = {

@@ -4,8 +4,8 @@
     python -m tests.benchmarks.slept --write                              # writes records/slept.json
     python -m tests.benchmarks.slept --ranks 4 --steps 20 --sessions 1    # small
 
-The link of the simulation is measured on the same ranks before the trainings. A session is a cluster, a seed, and a rotation of the
-algorithms. The first row of a runtime says how late its ranks wake if they only sleep.
+The link of the simulation is measured on the same ranks before the trainings. A session is a cluster, a seed, and a
+rotation of the algorithms. The first row of a runtime says how late its ranks wake if they only sleep.
 """
 
 from __future__ import annotations

@@ -290,7 +290,8 @@ def damaged(soak: Soak, cluster: Any, algorithm: Any, fault: Fault) -> None:
         fault.recovered = "read what is whole"
     except WorkbenchError:
         fault.recovered = "named"
-    # In a process of its own: a table of all runs takes memory as they become more, and this process's is to stay as it is.
+    # In a process of its own: a table of all runs takes memory as they become more, and this process's is to stay as it
+    # is.
     subprocess.run(
         [sys.executable, "-m", "workbench", "runs", "--json"], check=True, stdout=subprocess.DEVNULL, timeout=60
     )

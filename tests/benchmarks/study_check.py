@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.study_check    # 10 minutes of a quiet machine, root; writes records/study.json
 
-The models are those of notebooks/03-how-much-would-it-help.ipynb; nothing in the cost model was fitted to them. Each is asked
-about once, with costs that are measured in this process. Then the best three algorithms and plain synchronous SGD train on 2 and 4
-hosts of an emulated network, whose ranks share this machine's cores.
+The models are those of notebooks/03-how-much-would-it-help.ipynb; nothing in the cost model was fitted to them. Each is
+asked about once, with costs that are measured in this process. Then the best three algorithms and plain synchronous SGD
+train on 2 and 4 hosts of an emulated network, whose ranks share this machine's cores.
 """
 
 from __future__ import annotations

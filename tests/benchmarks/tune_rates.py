@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.tune_rates [PROBLEM]   # some 25 minutes of one core; writes records/tuned-rates.json
 
-A grid has at least five rates, by factors of 2. The best has the smallest mean test loss at the end of training. A grid is extended
-until the best is inside. The best, its two neighbours and all rates with a loss near the best have three seeds, the others one.
-Trainings that the record has are not repeated. Delete a row to measure it again.
+A grid has at least five rates, by factors of 2. The best has the smallest mean test loss at the end of training. A grid
+is extended until the best is inside. The best, its two neighbours and all rates with a loss near the best have three
+seeds, the others one. Trainings that the record has are not repeated. Delete a row to measure it again.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ import nbformat
 import psutil
 from playwright.sync_api import Locator, Page, sync_playwright
 
+from tests.browser.chromium import BROWSER
+
 ROOT = Path(__file__).parents[2]
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 START_S = 120.0
 PATIENCE_S = 120.0  # a crowded machine takes its time; nothing waits that long where the thing works
 SLOW = "[anywidget] Failed to initialize model"  # said by a browser that was slow, which live figures do not mind

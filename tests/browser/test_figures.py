@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,11 +15,11 @@ pytest.importorskip("nbclient", reason="needs the notebooks extra: pip install '
 import nbformat
 from nbclient import NotebookClient
 
+from tests.browser.chromium import BROWSER, needs_browser
 from workbench import plots
 
 pytestmark = pytest.mark.browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -88,8 +87,7 @@ NUM_FIGURES = 8  # the live view leaves one
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a notebook that was executed in a kernel."""
-    if BROWSER is None:
-        pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
+    needs_browser()
     folder = tmp_path_factory.mktemp("page")
     content = nbformat.v4.new_notebook(
         metadata={"title": "figures"},
@@ -125,7 +123,8 @@ def test_every_figure_is_drawn_offline(page: Path, tmp_path: Path) -> None:
     assert bars[2] >= 2 * 2 * 5 * 4 and bars[3] == 2 * 4, (
         "four spans a step, on two ranks of two runs; four parts a run"
     )
-    # two ranks send two messages: of an arrow Plotly draws the line and three marks, of which one has a size; and the path of two steps
+    # two ranks send two messages: of an arrow Plotly draws the line and three marks, of which one has a size; and the
+    # path of two steps
     assert lines[4] == 4 + 2 + 2, "arrows, pieces of the path, and one of each in the legend"
     assert bars[5] == 10 * (4 + 3), "four parts of ten steps, and three kinds on their paths"
     legends = re.findall(r'<text class="legendtext"[^>]*>(.*?)</text>', figures[4])

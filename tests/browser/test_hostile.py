@@ -14,7 +14,8 @@ pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install
 
 from plotly.offline import get_plotlyjs
 
-from tests.browser.test_figures import BROWSER, EVIL, browse
+from tests.browser.chromium import needs_browser
+from tests.browser.test_figures import EVIL, browse
 from tests.unit.test_security import hostile_run
 from workbench import plots
 from workbench.analysis import compare, run_critical_path, run_overlap
@@ -58,8 +59,7 @@ def page_of(folder: Path, *bodies: str) -> Path:
 
 
 def test_no_name_is_obeyed_and_each_is_shown(tmp_path: Path) -> None:
-    if BROWSER is None:
-        pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
+    needs_browser()
     bodies = parts()
     document = browse(page_of(tmp_path, *bodies), tmp_path, "--dump-dom")
     assert "<title>calm</title>" in document, "a script of a name has run"
@@ -71,6 +71,5 @@ def test_no_name_is_obeyed_and_each_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_not_escaped_would_be_seen(tmp_path: Path) -> None:
-    if BROWSER is None:
-        pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
+    needs_browser()
     assert "<title>harmed</title>" in browse(page_of(tmp_path, f"<td>{EVIL}</td>"), tmp_path, "--dump-dom")

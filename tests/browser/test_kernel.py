@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
 pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
-from tests.browser.lab import BROWSER, Lab, browsing
+from tests.browser.chromium import needs_browser
+from tests.browser.lab import Lab, browsing
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -32,8 +33,7 @@ CELLS = (
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A notebook whose cells run on two ranks; nothing may be left of it."""
-    if BROWSER is None:
-        pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
+    needs_browser()
     with browsing(tmp_path_factory.mktemp("lab")) as shown:
         shown.server.write("ranks.ipynb", *CELLS, kernel_name="workbench-mpi")
         shown.open("ranks.ipynb")

@@ -13,7 +13,8 @@ pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install
 
 from playwright.sync_api import Locator
 
-from tests.browser.lab import BROWSER, Lab, browsing
+from tests.browser.chromium import needs_browser
+from tests.browser.lab import Lab, browsing
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -44,8 +45,7 @@ CELLS = (
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """One JupyterLab for all tests here; nothing may be left of it."""
-    if BROWSER is None:
-        pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
+    needs_browser()
     with browsing(tmp_path_factory.mktemp("lab")) as shown:
         yield shown
 

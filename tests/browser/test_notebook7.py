@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
 pytest.importorskip("notebook", reason="needs Jupyter Notebook 7: pip install notebook")
 
+from tests.browser.chromium import needs_browser
 from tests.browser.lab import browsing
-from tests.browser.test_panel import execute, in_both_themes, needs_browser, runs
+from tests.browser.panel import execute, in_both_themes, runs
 from tests.unit.lab_server import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
 pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
-from playwright.sync_api import Locator
 
-from tests.browser.lab import BROWSER, Lab, browsing
+from tests.browser.chromium import needs_browser
+from tests.browser.lab import Lab, browsing
+from tests.browser.panel import execute, in_both_themes, runs, status, steps
 from tests.browser.test_lab import BEGIN
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -25,41 +26,6 @@ CELLS = (
     "name = cluster.detach()",
 )
 HOLD_S = 2.0
-
-
-def needs_browser() -> None:
-    if BROWSER is None:
-        pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
-
-
-def execute(lab: Lab, command: str, **arguments: str) -> None:
-    lab.page.evaluate("([id, args]) => { window.jupyterapp.commands.execute(id, args) }", [command, arguments])
-
-
-def runs(lab: Lab) -> Locator:
-    return lab.page.locator("#workbench-panel [data-run]")
-
-
-def status(lab: Lab) -> str | None:
-    """The newest run's, as the panel shows it."""
-    return runs(lab).first.get_attribute("data-status") if runs(lab).count() else None
-
-
-def steps(lab: Lab) -> int:
-    """Those of the newest run, as the panel shows them."""
-    text = runs(lab).first.inner_text()
-    return int(text.partition("step ")[2].partition(" of ")[0].replace(",", "") or 0)
-
-
-def in_both_themes(lab: Lab, name: str) -> None:
-    """Keep a picture in each theme."""
-    lab.picture(name)
-    for theme, kind in (("JupyterLab Dark", "false"), ("JupyterLab Light", "true")):
-        lab.theme(theme)
-        lab.page.locator(f'body[data-jp-theme-light="{kind}"]').wait_for(state="attached")
-        lab.page.wait_for_timeout(500)  # its style sheet is there
-        if kind == "false":
-            lab.picture(f"{name}-dark")
 
 
 def test_a_session_from_the_empty_panel_to_the_end_of_a_cluster(tmp_path: Path) -> None:

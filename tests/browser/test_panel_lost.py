@@ -17,9 +17,10 @@ import pytest
 pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
 pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
+from tests.browser.chromium import needs_browser
 from tests.browser.lab import Lab, browsing
+from tests.browser.panel import execute, runs, status, steps
 from tests.browser.test_lab import BEGIN
-from tests.browser.test_panel import execute, needs_browser, runs, status, steps
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
 

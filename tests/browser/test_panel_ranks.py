@@ -16,8 +16,9 @@ pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install
 
 from playwright.sync_api import Locator
 
+from tests.browser.chromium import needs_browser
 from tests.browser.lab import Lab, browsing
-from tests.browser.test_panel import execute, in_both_themes, needs_browser, runs, status
+from tests.browser.panel import execute, in_both_themes, runs, status
 from tests.unit.lab_server import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]

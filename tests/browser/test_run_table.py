@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
 pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
+from tests.browser.chromium import needs_browser
 from tests.browser.lab import Lab, browsing
-from tests.browser.test_panel import execute, in_both_themes, needs_browser
+from tests.browser.panel import execute, in_both_themes
 from tests.unit.lab_server import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.slow, pytest.mark.timeout(600)]

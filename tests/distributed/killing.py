@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
@@ -15,9 +15,12 @@ import psutil
 import torch
 from torch import Tensor
 
+from tests.distributed.pool import RankPool
+from tests.distributed.ranks import Outcome
 from tests.laws import tiny
 from workbench.codecs.base import Codec
 from workbench.machine import is_running
+from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.trace.recorder import FileRecorder
 
 Place = Literal["forward", "collective", "codec", "record", "checkpoint"]
@@ -73,8 +76,8 @@ class Dies:
     """The tiny problem's model, on whose rank `rank` the process ends at `step`.
 
     Args:
-        place: in forward; in a collective, while another rank keeps all waiting; in a codec's hop; with half a line of its record
-            written; with half a checkpoint written (the run must be stopped after that step).
+        place: in forward; in a collective, while another rank keeps all waiting; in a codec's hop; with half a line of
+            its record written; with half a checkpoint written (the run must be stopped after that step).
         once: a file whose presence says that it happened already; None: always.
     """
 
@@ -163,3 +166,34 @@ def rank_here() -> int:
         if name in os.environ:
             return int(os.environ[name])
     return 0
+
+
+class DiesAt(tiny.FailsAt):
+    """The MLP, whose process is killed in the forward pass of a step; if a folder is given, not before it has a complete checkpoint."""
+
+    def __init__(self, step: int, behind: str | None = None) -> None:
+        super().__init__(None, step)
+        self.behind = behind
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        if self.training and self.count == self.step + 1:
+            deadline = time.monotonic() + 20.0
+            while self.behind and not complete_checkpoints(Path(self.behind)) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return out
+
+
+def outcomes(
+    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
+    timeout_s: float = 40.0,
+    runtime: Literal["torch", "mpi"] = "torch",
+) -> dict[int, Outcome]:
+    """Return the outcome of each rank's call, in new processes; a killed rank has no outcome."""
+    pool = RankPool(runtime, len(calls), outlives=runtime == "mpi")
+    try:
+        ends = pool.outcomes(calls, timeout_s=timeout_s, may_die=True)
+    finally:
+        pool.close()
+    return {rank: end for rank, end in enumerate(ends) if not isinstance(end.error, EOFError | ConnectionError)}

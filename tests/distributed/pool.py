@@ -3,8 +3,9 @@
     pool = shared_pool("mpi", 3)
     pool.run(some_function, argument)       # -> its result on each rank
 
-Importing torch costs seconds, so one pool of each kind and size serves all tests of a session, and ranks are forked from one
-process that has imported it (`tests/forked.py`). If a pool's ranks died or hang, the next call starts new ones.
+Importing torch costs seconds, so one pool of each kind and size serves all tests of a session, and ranks are forked
+from one process that has imported it (`tests/forked.py`). If a pool's ranks died or hang, the next call starts new
+ones.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 LOOK_S = 20.0  # for ranks to say how they are; what still runs in them is a fault of its own
 
-# More than these, and ranks are ended. Torch's cost a fork, and groups have threads that wake a hundred times a second; MPI's cost seconds.
+# More than these, and ranks are ended. Torch's cost a fork, and groups have threads that wake a hundred times a second;
+# MPI's cost seconds.
 MAX_GROUPS = {"torch": 0, "mpi": 60}
 MAX_BYTES = 1200 << 20
 
@@ -57,7 +59,8 @@ class RankPool:
     Args:
         runtime: "torch" (one gloo group, met through a file) or "mpi" (under an mpiexec).
         outlives: MPI's ranks are not ended when one of them is killed.
-        compiler: its ranks have imported torch's compiler, as a rank does that makes a DDP model or one of torch's optimizers.
+        compiler: its ranks have imported torch's compiler, as a rank does that makes a DDP model or one of torch's
+            optimizers.
     """
 
     def __init__(self, runtime: RuntimeName, num_ranks: int, *, outlives: bool = False, compiler: bool = False) -> None:
@@ -73,7 +76,8 @@ class RankPool:
         """The results of `function(*args)` on every rank, in order of rank.
 
         Raises:
-            what it raised: a rank's own error rather than one that only reports another rank's; with that rank's traceback as a note.
+            what it raised: a rank's own error rather than one that only reports another rank's; with that rank's
+                traceback as a note.
             PoolDied: a rank ended or did not answer within `timeout_s`.
         """
         outcomes = self.outcomes([(function, args)] * self.num_ranks, timeout_s=timeout_s)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import workbench as wb
-from tests.distributed.test_cli import train, workbench
+from tests.distributed.commands import train, workbench
 from tests.forked import forked
 from workbench.analysis import run_overlap
 from workbench.calibration import Calibration, from_profile, predict

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
+from tests.distributed.commands import train as train_by_command
+from tests.distributed.commands import workbench
 from tests.distributed.pool import shared_pool
-from tests.distributed.test_cli import train as train_by_command
-from tests.distributed.test_cli import workbench
 from tests.forked import forked
 from tests.laws import tiny
 from tests.laws.train import Trained, make_job, on_real_runtimes, relative_error, train

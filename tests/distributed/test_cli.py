@@ -6,20 +6,17 @@ library that does not load; other tests call `main` here. Most processes are for
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.distributed.commands import process, train, workbench
 from tests.forked import forked
 from tests.own_algorithm import write_own_algorithm
 from tests.unit.chakra_graphs import communication_us, read, replay
@@ -29,32 +26,6 @@ from workbench.trace.run import Run
 
 COMMAND = [sys.executable, "-m", "workbench"]
 pytestmark = pytest.mark.usefixtures("forked_starts", "runs", "no_process_left")
-
-
-def workbench(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """The command, in this process."""
-    out, told = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(told):
-        found = main(arguments)
-    return judged(subprocess.CompletedProcess(arguments, found, out.getvalue(), told.getvalue()), status)
-
-
-def process(*arguments: str, status: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
-    """The command, in a process of its own."""
-    command = forked("-m", "workbench", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env={**os.environ, **env}, check=False)
-    return judged(done, status)
-
-
-def judged(done: subprocess.CompletedProcess[str], status: int) -> subprocess.CompletedProcess[str]:
-    assert done.returncode == status, done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
-    return done
-
-
-def train(*arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(workbench("train", *arguments, "--json").stdout)
-    return found
 
 
 @pytest.mark.parametrize("runtime", [pytest.param("mpi", marks=pytest.mark.mpi), "torch", "simulated"])

@@ -21,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.futures import Future
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector
 
 from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
@@ -53,7 +54,7 @@ Hook = tuple[Any, Callable[..., Any]]  # what register_comm_hook takes
 
 
 def flat(model: nn.Module) -> Tensor:
-    return torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+    return parameters_to_vector(model.parameters()).detach()
 
 
 def wrapped(

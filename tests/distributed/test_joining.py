@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.test_survivors import outcomes
+from tests.distributed.killing import outcomes
 from tests.laws import tiny
 from tests.laws.train import make_job
 from workbench.algorithms import SynchronousSGD

@@ -15,18 +15,20 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.killing import Late, Slow
+from tests.distributed.killing import DiesAt, Late, Slow, outcomes
 from tests.distributed.pool import RankPool
 from tests.distributed.ranks import Outcome
-from tests.distributed.test_survivors import AT_STEP, DiesAt, outcomes
+from tests.distributed.test_survivors import AT_STEP
 from tests.laws import reference, tiny
 from tests.laws.train import make_job
 from tests.waiting import within
 from workbench.algorithms import (
+    DPSGD,
     AsyncSGD,
     BackupSGD,
     DeAR,
     NoCommunication,
+    NoLoCo,
     PartialAllReduce,
     PipeSGD,
     StreamingDiLoCo,
@@ -187,6 +189,8 @@ def expected(first_of_two: int, first_of_three: int) -> torch.Tensor:
         (PartialAllReduce(quorum="majority"), 0),
         (PartialAllReduce(quorum=1), 1),
         (StreamingDiLoCo(every=4, fragments=2, delay=1), 1),
+        (DPSGD(), 1),
+        (NoLoCo(every=3), 0),
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
@@ -43,7 +44,7 @@ Array = NDArray[np.float64]
 
 
 def parameters(model: nn.Module) -> torch.Tensor:
-    return torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+    return parameters_to_vector(model.parameters()).detach()
 
 
 def here() -> tuple[int, int]:

@@ -15,19 +15,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.killing import Late
-from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS, DiesAt, outcomes
+from tests.distributed.killing import DiesAt, Late, outcomes
+from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS
 from tests.laws import reference, tiny
 from tests.laws.train import Wrapper, make_job
 from tests.waiting import within
 from workbench.algorithms import (
     DPSGD,
+    SPARTA,
     AsyncSGD,
     ChocoSGD,
+    FedAvg,
     GradientTracking,
     LayerwiseSGD,
     LocalSGD,
     NoCommunication,
+    NoLoCo,
     PartialAllReduce,
     PipeSGD,
     StochasticGradientPush,
@@ -344,6 +347,9 @@ def test_a_quorum_of_all_ends_as_the_synchronous_algorithm() -> None:
         GradientTracking(),
         StochasticGradientPush(),
         ChocoSGD(),
+        NoLoCo(every=2),
+        SPARTA(fraction=0.3),
+        FedAvg(every=4, fraction=1.0),
     ],
     ids=str,
 )

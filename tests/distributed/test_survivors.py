@@ -7,18 +7,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.pool import RankPool
+from tests.distributed.killing import DiesAt, outcomes
 from tests.distributed.ranks import Outcome
 from tests.laws import tiny
 from tests.laws.train import make_job
@@ -56,37 +54,6 @@ ALGORITHMS = [
     BackupSGD(backups=1),
     OnlineBackupSGD(),
 ]
-
-
-class DiesAt(tiny.FailsAt):
-    """The MLP, whose process is killed in the forward pass of a step; if a folder is given, not before it has a complete checkpoint."""
-
-    def __init__(self, step: int, behind: str | None = None) -> None:
-        super().__init__(None, step)
-        self.behind = behind
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x)
-        if self.training and self.count == self.step + 1:
-            deadline = time.monotonic() + 20.0
-            while self.behind and not complete_checkpoints(Path(self.behind)) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return out
-
-
-def outcomes(
-    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
-    timeout_s: float = 40.0,
-    runtime: Literal["torch", "mpi"] = "torch",
-) -> dict[int, Outcome]:
-    """The outcome of each rank's call, in separate processes; a killed rank has no outcome."""
-    pool = RankPool(runtime, len(calls), outlives=runtime == "mpi")
-    try:
-        ends = pool.outcomes(calls, timeout_s=timeout_s, may_die=True)
-    finally:
-        pool.close()
-    return {rank: end for rank, end in enumerate(ends) if not isinstance(end.error, EOFError | ConnectionError)}
 
 
 def train_with_a_death(

@@ -16,7 +16,7 @@ import pytest
 from tests.forked import forked
 from tests.waiting import within
 from workbench.experiments import read_grid, sweep
-from workbench.experiments.outcome import states
+from workbench.experiments.sweep_result import states
 from workbench.trace import list_runs
 from workbench.trace.info import read_info
 from workbench.trace.processes import process_is_alive

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
@@ -68,7 +69,7 @@ def shares(num_ranks: int, sizes: tuple[int, ...] | None = None) -> list[list[sl
 
 
 def parameters(model: nn.Module) -> torch.Tensor:
-    return torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+    return parameters_to_vector(model.parameters()).detach()
 
 
 def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -1,7 +1,8 @@
 """A problem whose gradients do not depend on the parameters: NumPy adds up in advance what a run must apply.
 
-The loss of a batch is the mean over its samples of <wide, a> + <bias, b> + flag * <rare, c>, so a sample's gradient is (a, b, flag c).
-With plain SGD of learning rate 1, the parameters at the begin minus those at the end are the sum of all that was applied.
+The loss of a batch is the mean over its samples of <wide, a> + <bias, b> + flag * <rare, c>, so a sample's gradient is
+(a, b, flag c). With plain SGD of learning rate 1, the parameters at the begin minus those at the end are the sum of all
+that was applied.
 """
 
 from __future__ import annotations

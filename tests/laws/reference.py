@@ -24,8 +24,8 @@ def serial(
     """SGD in one process with the whole batch, each gradient applied `delay` updates late, those in flight at the end.
 
     Args:
-        by_share: compute the batch's gradient as the sample-weighted mean of the workers' own, each with its own dropout;
-            the same but for modules that look across a batch (BatchNorm) or draw random numbers.
+        by_share: compute the batch's gradient as the sample-weighted mean of the workers' own, each with its own
+            dropout; the same but for modules that look across a batch (BatchNorm) or draw random numbers.
 
     Returns:
         the trainable parameters after each step and, last, after the gradients in flight.

@@ -156,8 +156,8 @@ def gradients(inputs: np.ndarray, layout: Layout, step: int = 3) -> list[Value]:
 def check(results: list[Tensor], inputs: np.ndarray, layout: Layout, error: float) -> None:
     """The law. A value is encoded once on each of the p - 1 ways by which it comes together, and the sum a few times more.
 
-    Each encoding errs by `error` of the largest number of its message, which is at most the largest of all sums of magnitudes,
-    grown by the errors before it.
+    Each encoding errs by `error` of the largest number of its message, which is at most the largest of all sums of
+    magnitudes, grown by the errors before it.
     """
     p, tail = len(inputs), is_tail(layout)
     assert_equal_ranks("replicas do not drift apart", results, "in the sum")

@@ -2,8 +2,8 @@
 
 Each coordinate has its own minimum and start, further apart than the bound, so parameters that change places are seen.
 
-F(w) = mean_x |w - x|^2 / 2 over samples x: a minibatch's gradient is w - (its mean), so for each coordinate's distance e from
-the mean of all samples, with learning rate h and a gradient that is s updates late,
+F(w) = mean_x |w - x|^2 / 2 over samples x: a minibatch's gradient is w - (its mean), so for each coordinate's distance
+e from the mean of all samples, with learning rate h and a gradient that is s updates late,
 
     e[t+1] = e[t] - h e[t-s] + h n[t],   |n[t]| <= R, the largest distance of any sample from their mean.
 

@@ -16,10 +16,12 @@ from tests.laws.sentences import assert_equal_ranks, assert_near
 from tests.laws.train import COMPUTE, NETWORK, assert_same, relative_error, train
 from workbench.algorithms import (
     DPSGD,
+    SPARTA,
     AdaptiveDelaySGD,
     ChocoSGD,
     Constant,
     DeAR,
+    DeMo,
     DiLoCo,
     EagerDiLoCo,
     FirstSteps,
@@ -27,6 +29,7 @@ from workbench.algorithms import (
     LayerwiseSGD,
     LocalSGD,
     NoCommunication,
+    NoLoCo,
     PartialAllReduce,
     PipeSGD,
     SendOrder,
@@ -86,6 +89,8 @@ def of(kind: str) -> list[Any]:
         StreamingDiLoCo(every=1, outer_lr=1.0, outer_momentum=0.0, fragments=3),
         DPSGD(overlap=False, topology=Complete()),
         StochasticGradientPush(topology=Complete()),
+        NoLoCo(topology=Complete(), every=1, outer_lr=1.0, outer_momentum=0.0),
+        SPARTA(fraction=1.0),
     ]
     return [*same, *plain] if kind == "sgd" else same
 
@@ -165,6 +170,9 @@ RESUMABLE = [
     GradientTracking(),
     StochasticGradientPush(topology=DIRECTED),
     ChocoSGD(codec=TopK(k=20)),
+    NoLoCo(every=2),
+    SPARTA(fraction=0.3),
+    DeMo(),
 ]
 
 
@@ -269,6 +277,9 @@ CONVERGING: list[Any] = [
     GradientTracking(),
     StochasticGradientPush(topology=DIRECTED),
     ChocoSGD(codec=TopK(k=2), consensus_lr=0.3),
+    NoLoCo(every=5),
+    SPARTA(fraction=0.25),
+    DeMo(chunk=4, top_k=1, sign=False),
 ]
 
 

@@ -25,7 +25,18 @@ from tests.laws.train import (
     train,
 )
 from tests.laws.variants import name_of
-from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import (
+    DPSGD,
+    AdasumSGD,
+    ApplyOrder,
+    ChocoSGD,
+    FedAvg,
+    GradientTracking,
+    LayerwiseSGD,
+    PipeSGD,
+    StochasticGradientPush,
+    SynchronousSGD,
+)
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
 from workbench.problems.base import Problem, Sampler
@@ -181,6 +192,27 @@ def test_bf16_and_fp16_train(runtime: str) -> None:
         last = sum(row["loss"] for row in found.rows(0)[-3:]) / 3
         assert last < 0.8 * found.rows(0)[0]["loss"]
         assert last == pytest.approx(sum(row["loss"] for row in full.rows(0)[-3:]) / 3, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [DPSGD(), GradientTracking(), StochasticGradientPush(), ChocoSGD(), AdasumSGD(), FedAvg(every=2)],
+    ids=name_of,
+)
+def test_a_gradient_that_overflows_costs_its_step_only(algorithm: Algorithm) -> None:
+    """The first gradients overflow in fp16, until the loss scale is small enough. Then the loss falls."""
+    problem = tiny.problem(
+        float_mlp, num_samples=48, train=tiny.data(48, dtype=torch.float32), test=None, loss=large_loss
+    )
+    how = Settings(steps=40, batch_size=8, optimizer=partial(torch.optim.SGD, lr=1e-3), precision="fp16")
+    found = train("simulated", 3, algorithm, problem, how)
+    losses = [row["loss"] for row in found.rows(0)]
+    torch.testing.assert_close(found.parameters[0][1], found.parameters[0][0], msg="the second step does not overflow")
+    assert sum(losses[-3:]) / 3 < 0.6 * losses[0]
+
+
+def large_loss(out: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return 300 * torch.nn.functional.cross_entropy(out, labels)
 
 
 def float_mlp() -> torch.nn.Module:

@@ -26,6 +26,7 @@ from tests.laws.sentences import assert_equal_ranks, assert_holds, assert_near
 from tests.laws.variants import find_algorithms, name_of, variants
 from workbench.algorithms import (
     DPSGD,
+    SPARTA,
     ChocoSGD,
     DiLoCo,
     EagerDiLoCo,
@@ -33,6 +34,7 @@ from workbench.algorithms import (
     GradientTracking,
     LocalSGD,
     NoCommunication,
+    NoLoCo,
     StochasticGradientPush,
     StreamingDiLoCo,
 )
@@ -111,7 +113,7 @@ def moves_as_sgd(algorithm: Algorithm) -> bool:
     """Whether nothing but averages moves the mean."""
     if isinstance(algorithm, FedAvg):
         return algorithm.proximal == 0
-    if not isinstance(algorithm, OuterAlgorithm):
+    if not isinstance(algorithm, OuterAlgorithm | NoLoCo):
         return True
     late = isinstance(algorithm, EagerDiLoCo) or (isinstance(algorithm, StreamingDiLoCo) and algorithm.delay > 0)
     return algorithm.outer_lr == 1.0 and algorithm.outer_momentum == 0.0 and not late
@@ -216,8 +218,8 @@ def test_it_keeps_it_whatever_the_order_of_events(
 
 def test_every_algorithm_with_local_steps_is_held_to_them() -> None:
     kinds = {type(item) for item in held_to_it()}
-    gossip = {DPSGD, GradientTracking, StochasticGradientPush, ChocoSGD}
-    assert kinds >= {LocalSGD, DiLoCo, StreamingDiLoCo, EagerDiLoCo, FedAvg, NoCommunication, RightGossip, *gossip}, (
+    gossip = {DPSGD, GradientTracking, StochasticGradientPush, ChocoSGD, NoLoCo, RightGossip}
+    assert kinds >= {LocalSGD, DiLoCo, StreamingDiLoCo, EagerDiLoCo, FedAvg, SPARTA, NoCommunication, *gossip}, (
         "found by their local steps, as one that is new will be"
     )
     assert kinds - {RightGossip} <= set(find_algorithms())

@@ -1,8 +1,8 @@
 """Noise of stochastic codecs averages out: the mean of T updates comes as near to the gradient as 1 / sqrt(T) lets it.
 
-Each update of a constant gradient c is c plus noise of mean 0 that no other update has. After T of them the mean differs from c
-by noise / sqrt(T): on a logarithmic scale a line of slope -1/2. Noise that is drawn once and used at every step, or a codec whose
-mean is not the value, gives a slope of 0.
+Each update of a constant gradient c is c plus noise of mean 0 that no other update has. After T of them the mean
+differs from c by noise / sqrt(T): on a logarithmic scale a line of slope -1/2. Noise that is drawn once and used at
+every step, or a codec whose mean is not the value, gives a slope of 0.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from workbench.runtimes.reference import ReferenceRuntime
 
 RANKS, SIZES = 3, (400, 600, 500)
 LENGTHS = (8, 16, 32, 64)
-# 1,500 coordinates give each error to about 1 / sqrt(3000) = 1.8 %; a line through four of them over a factor of 8 then has its slope
-# to about 0.018 / ln(8) * 2 = 0.02, and coordinates of one run are not independent of each other from length to length: twice that.
-# The first sum of each fragment of StreamingDiLoCo is of fewer steps than the others: less noise at the shortest length.
+# 1,500 coordinates give each error to about 1 / sqrt(3000) = 1.8 %; a line through four of them over a factor of 8 then
+# has its slope to about 0.018 / ln(8) * 2 = 0.02, and coordinates of one run are not independent of each other from
+# length to length: twice that. The first sum of each fragment of StreamingDiLoCo is of fewer steps than the others:
+# less noise at the shortest length.
 SLOPE, TOLERANCE, TOLERANCE_OF_FRAGMENTS = -0.5, 0.05, 0.1
 
 STOCHASTIC: tuple[Collective, ...] = (

@@ -26,7 +26,16 @@ from tests.laws.jitter import Seen, Situation, run
 from tests.laws.sentences import assert_equal_ranks
 from tests.laws.variants import SETTINGS, find_algorithms, name_of, representatives, runs_on
 from workbench import codecs, collectives
-from workbench.algorithms import AsyncSGD, BackupSGD, DiLoCo, EagerDiLoCo, PipeSGD, StreamingDiLoCo, SynchronousSGD
+from workbench.algorithms import (
+    SPARTA,
+    AsyncSGD,
+    BackupSGD,
+    DiLoCo,
+    EagerDiLoCo,
+    PipeSGD,
+    StreamingDiLoCo,
+    SynchronousSGD,
+)
 from workbench.algorithms.gossip import GossipAlgorithm
 from workbench.algorithms.parameter_server import REPLY_TAG, ServerPort, stamp_of
 from workbench.codecs import Codec
@@ -164,7 +173,7 @@ def check_taken(algorithm: Algorithm, ranks: list[Seen]) -> None:
 
 def takes_the_same_over(algorithm: Algorithm) -> bool:
     """Unless its rule mixes in what is a rank's own, or each rank averages with its own neighbours."""
-    own = isinstance(algorithm, EagerDiLoCo | GossipAlgorithm)
+    own = isinstance(algorithm, EagerDiLoCo | GossipAlgorithm | SPARTA)
     return not (own or (isinstance(algorithm, StreamingDiLoCo) and algorithm.mix))
 
 

@@ -35,6 +35,7 @@ from workbench.algorithms import (
     LayerwiseSGD,
     LocalSGD,
     NoCommunication,
+    NoLoCo,
     PartialAllReduce,
     PipeSGD,
     SoftsyncSGD,
@@ -148,6 +149,7 @@ IN_STEP = [
     (GradientTracking(topology=PATH), {"topology": topologies.Ring(), "lr": 0.02}),
     (StochasticGradientPush(), {"topology": Star()}),
     (ChocoSGD(topology=PATH), {"codec": TopK(k=20), "consensus_lr": 0.2, "topology": Complete()}),
+    (NoLoCo(topology=PATH, every=2), {"outer_lr": 0.3, "every": 1}),
 ]
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.laws import tiny
 from tests.laws.train import COMPUTE, NETWORK, train
 from tests.laws.variants import name_of, representatives, variants
-from workbench.algorithms import LayerwiseSGD, PipeSGD
+from workbench.algorithms import SPARTA, LayerwiseSGD, PipeSGD
 from workbench.algorithms.gossip import GossipAlgorithm
 from workbench.collectives import native_bytes
 from workbench.gradients import USED, Layout, build_layout, trainable
@@ -32,11 +32,13 @@ def has_closed_form(algorithm: Algorithm, num_ranks: int) -> bool:
     return algorithm.bytes_per_step(0, num_ranks, layout_of(algorithm)) is not None
 
 
-def of_the_last_mean(algorithm: Algorithm, num_ranks: int) -> float:
+def of_the_last_mean(algorithm: Algorithm, rank: int, num_ranks: int) -> float:
     """The bytes that a rank sends when a run with different replicas ends: one sum of the parameters, after all steps."""
-    if not isinstance(algorithm, GossipAlgorithm):
-        return 0.0
-    return native_bytes(num_ranks, layout_of(algorithm).message_bytes)
+    if isinstance(algorithm, SPARTA) and algorithm.fraction < 1:
+        return algorithm.collective.bytes_of(rank, num_ranks, layout_of(algorithm))
+    if isinstance(algorithm, GossipAlgorithm):
+        return native_bytes(num_ranks, layout_of(algorithm).message_bytes)
+    return 0.0
 
 
 def cases() -> list[tuple[str, int, Algorithm]]:
@@ -58,14 +60,14 @@ def test_bytes_are_those_of_the_closed_form(algorithm: Algorithm, runtime: str, 
     for rank in range(num_ranks):
         per_step = algorithm.bytes_per_step(rank, num_ranks, layout_of(algorithm))
         assert per_step is not None
-        expected = STEPS * per_step + of_the_last_mean(algorithm, num_ranks)
+        expected = STEPS * per_step + of_the_last_mean(algorithm, rank, num_ranks)
         mine = sent[sent["rank"] == rank]
         assert abs(mine["bytes"].sum() - expected) <= len(mine), "each span's bytes are whole numbers"
         rows = trained.run.metrics[rank]
         if rows and "evaluation" in rows[-1]:  # made when everything in flight has come down
             ranks = range(num_ranks) if runtime == "simulated" else [rank]  # simulated, rank 0 evaluates for all
             known = [algorithm.bytes_per_step(each, num_ranks, layout_of(algorithm)) or 0.0 for each in ranks]
-            last = len(known) * of_the_last_mean(algorithm, num_ranks)
+            last = sum(of_the_last_mean(algorithm, each, num_ranks) for each in ranks)
             assert abs(rows[-1]["bytes_sent"] - STEPS * sum(known) - last) <= num_ranks
         # Evaluations may be made, and their rows written, at the end
         counts = [row["bytes_sent"] for row in trained.rows(rank)]

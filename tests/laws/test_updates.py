@@ -19,7 +19,8 @@ from workbench.collectives import Collective, Linear, Native, Ring
 from workbench.program import Algorithm, Replicas
 from workbench.settings import Settings
 
-# The sum of a few float64 numbers, taken in another order, differs by some 1e-16; a dozen tame steps keep it under this.
+# The sum of a few float64 numbers, taken in another order, differs by some 1e-16; a dozen tame steps keep it under
+# this.
 ROUNDING = 1e-12
 OPTIMIZERS = pytest.mark.parametrize("optimizer", [tiny.sgd, tiny.momentum, tiny.adam], ids=["sgd", "momentum", "adam"])
 EQUAL = [item for item in variants() if item.replicas != Replicas.NEVER]

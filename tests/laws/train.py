@@ -37,7 +37,8 @@ on_all_runtimes = pytest.mark.parametrize("runtime", ["simulated", "torch", MPI]
 def by_turns(algorithms: Sequence[Algorithm], turn: int, *, simulated: bool = False) -> pytest.MarkDecorator:
     """Give each algorithm one real runtime, and the next one the other: of algorithm, law and runtime, every two meet.
 
-    For algorithms that another law has on both. `test_every_runtime_takes_the_same_steps` has all that do not look at the time.
+    For algorithms that another law has on both. `test_every_runtime_takes_the_same_steps` has all that do not look at
+    the time.
 
     Args:
         turn: 0 or 1. Two laws that are alike, of the same algorithms, have one each.

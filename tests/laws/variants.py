@@ -17,6 +17,7 @@ import workbench.algorithms
 from workbench.algorithms import (
     ADPSGD,
     DPSGD,
+    SPARTA,
     AdaptiveDelaySGD,
     AdasumSGD,
     ApplyOrder,
@@ -26,6 +27,7 @@ from workbench.algorithms import (
     Constant,
     DeAR,
     DelayCompensatedSGD,
+    DeMo,
     DiLoCo,
     EagerDiLoCo,
     FedAvg,
@@ -33,6 +35,7 @@ from workbench.algorithms import (
     GradientTracking,
     LayerwiseSGD,
     LocalSGD,
+    NoLoCo,
     OnlineBackupSGD,
     PartialAllReduce,
     PipeSGD,
@@ -112,8 +115,10 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         FedAvg(every=3, fraction=1.0),
         FedAvg(every=1, fraction=1.0, collective=Ring()),
     ],
+    SPARTA: [SPARTA(fraction=0.3), SPARTA(fraction=1.0), SPARTA(collective=Ring())],
     SignSGD: [SignSGD(momentum=0.0), SignSGD(momentum=0.5)],
     AdasumSGD: [AdasumSGD()],
+    DeMo: [DeMo(), DeMo(chunk=16, top_k=2, sign=False)],
     DPSGD: [
         DPSGD(),
         DPSGD(overlap=False, topology=Star()),
@@ -124,6 +129,7 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
     ],
     GradientTracking: [GradientTracking(), GradientTracking(topology=OnePeerExponential())],
     StochasticGradientPush: [StochasticGradientPush(), StochasticGradientPush(topology=Exponential())],
+    NoLoCo: [NoLoCo(every=2), NoLoCo(every=1, topology=Star()), NoLoCo(every=3, outer_lr=1.0, outer_momentum=0.0)],
     ADPSGD: [ADPSGD(), ADPSGD(topology=Star())],
     ChocoSGD: [
         ChocoSGD(),

@@ -84,6 +84,12 @@ PIPE = of_algorithm("PipeSGD", "tests/unit/test_pipe.py")
 DEAR = of_algorithm("DeAR", "tests/unit/test_dear.py")
 LOCAL = (*of_algorithm("LocalSGD", "tests/unit/test_local_sgd.py"), MEANS)
 GOSSIP: tuple[Selection, ...] = (("tests/unit/test_gossip.py",),)
+NOLOCO: tuple[Selection, ...] = (("tests/unit/test_noloco.py",),)
+AD_PSGD: tuple[Selection, ...] = (("tests/unit/test_ad_psgd.py",),)
+FED_AVG: tuple[Selection, ...] = (("tests/unit/test_fed_avg.py",),)
+BLOCKS: tuple[Selection, ...] = (("tests/unit/test_block_momentum.py",),)
+SPARTA: tuple[Selection, ...] = (("tests/unit/test_sparta.py",),)
+DE_MO: tuple[Selection, ...] = (("tests/unit/test_de_mo.py",),)
 TOPOLOGIES: tuple[Selection, ...] = (("tests/unit/test_topologies.py",),)
 DILOCO = (*of_algorithm("DiLoCo", "tests/unit/test_diloco.py"), MEANS)
 STALE = of_algorithm("StaleSGD", "tests/unit/test_stale.py")
@@ -344,6 +350,94 @@ MUTANTS: tuple[Mutant, ...] = (
         "copies.mixed.add_(change * (step % 5 != 3), alpha=float(weights[source]))",
         "every fifth change of the copies is missed",
         GOSSIP,
+    ),
+    _M(
+        "ad-psgd-own-change",
+        "algorithms/ad_psgd.py",
+        "    if not own:\n",
+        "    if own:\n",
+        "a passive rank halves with its own worker's change, and adds other ranks' parameters",
+        AD_PSGD,
+    ),
+    _M(
+        "noloco-consensus",
+        "algorithms/noloco.py",
+        "add_(anchor, alpha=self.consensus_lr)\n",
+        "add_(anchor, alpha=self.outer_lr)\n",
+        "anchors of others count by the outer rate, and the own one by the consensus rate",
+        NOLOCO,
+    ),
+    _M(
+        "noloco-momentum",
+        "algorithms/noloco.py",
+        "anchor.add_(momentum)\n",
+        "anchor.add_(momentum, alpha=1 + 0.1 * (turn == 3))\n",
+        "one outer step is too long",
+        NOLOCO,
+    ),
+    _M(
+        "pairs-are-few",
+        "topologies.py",
+        "_partners(self.seed, num_ranks, step % NUM_PAIRINGS)",
+        "_partners(self.seed, num_ranks, step % NUM_PAIRINGS // 4)",
+        "pairs stay together for four steps",
+        TOPOLOGIES,
+    ),
+    _M(
+        "slow-mo-nesterov",
+        "algorithms/slow_mo.py",
+        "nesterov=False, collective=collective",
+        "nesterov=True, collective=collective",
+        "Nesterov's momentum in place of a slow one",
+        BLOCKS,
+    ),
+    _M(
+        "fed-avg-weights",
+        "algorithms/fed_avg.py",
+        "num_samples += weight",
+        "num_samples += weight * 0 + 1",
+        "each client counts by its steps, not by its samples",
+        FED_AVG,
+    ),
+    _M(
+        "fed-avg-round",
+        "algorithms/fed_avg.py",
+        "self.chosen(ctx.seed, step // self.every, ctx.num_workers)",
+        "self.chosen(ctx.seed, (step + 1) // self.every, ctx.num_workers)",
+        "the last step of a round is that of the next round's clients",
+        FED_AVG,
+    ),
+    _M(
+        "sparta-cycle",
+        "algorithms/sparta.py",
+        "begin = min(turn * num, numel - num)",
+        "begin = min(turn * num, numel - num - 1)",
+        "the last parameter of each order is not averaged",
+        SPARTA,
+    ),
+    _M(
+        "sparta-positions",
+        "algorithms/sparta.py",
+        "self.chosen(ctx.seed, step, ",
+        "self.chosen(ctx.seed + ctx.rank, step, ",
+        "ranks average different parameters with each other",
+        SPARTA,
+    ),
+    _M(
+        "de-mo-keeps-all",
+        "algorithms/de_mo.py",
+        "torch.where(is_good, newest - sent, momentum)",
+        "torch.where(is_good, newest, momentum)",
+        "what is sent stays in the momentum",
+        DE_MO,
+    ),
+    _M(
+        "de-mo-smallest",
+        "algorithms/de_mo.py",
+        "components.abs().topk(",
+        "components.topk(",
+        "the largest components by value are sent, not those of largest magnitude",
+        DE_MO,
     ),
     _M(
         "local-period",

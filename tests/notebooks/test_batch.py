@@ -22,9 +22,9 @@ from tests.forked import forked
 from workbench import resources
 from workbench.cli.main import main
 from workbench.errors import ConfigError
-from workbench.experiments.catalogue import notebooks_about, parameters_of
+from workbench.experiments.execution_record import read_record
+from workbench.experiments.notebook_catalogue import notebooks_about, parameters_of
 from workbench.experiments.papermill_engine import _encrypted
-from workbench.experiments.record import read_record
 from workbench.plots import for_nbconvert
 
 LINES = """\

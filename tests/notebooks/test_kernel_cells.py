@@ -97,7 +97,8 @@ def test_much_text_is_few_messages_and_a_file(notebook: Notebook, environment: d
 
 def test_a_long_line_is_cut(notebook: Notebook) -> None:
     text, error, _ = notebook.cell("print('x' * 2_000_000)")
-    assert error == "" and len(text) < 10_000 and "(2.0 MB)" in text
+    assert error == "" and len(text) < 10_000
+    assert "(2.0 MB)" in text or "(4.0 MB)" in text, "of each rank, or of both if they print at the same moment"
 
 
 def test_displays_change_and_outputs_are_cleared(notebook: Notebook) -> None:

@@ -57,8 +57,7 @@ def twisted(good: Any) -> st.SearchStrategy[Any]:
     def twist(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Any:
         value = json.loads(json.dumps(good))
         for _ in range(draw(st.integers(1, 3))):
-            places = list(_places(value))
-            holder, key = draw(st.sampled_from(places))
+            holder, key = draw(st.sampled_from(list(places(value))))
             how = draw(st.sampled_from(["other", "other", "away", "more"]))
             if how == "other" or (how == "more" and isinstance(holder, list)):
                 holder[key] = draw(values)
@@ -66,18 +65,19 @@ def twisted(good: Any) -> st.SearchStrategy[Any]:
                 del holder[key]
             elif isinstance(holder, dict):
                 holder[draw(texts)] = draw(values)
-            if not list(_places(value)):
+            if not list(places(value)):
                 break
         return value
 
     return twist()
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (holder, key) of every part of a tree of dictionaries and lists."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in list(items):
         yield value, key
-        yield from _places(item)
+        yield from places(item)
 
 
 def damaged(text: bytes) -> st.SearchStrategy[bytes]:

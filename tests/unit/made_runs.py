@@ -1,4 +1,4 @@
-"""Runs whose rows are made by hand: ends of steps, losses and evaluations."""
+"""Runs and spans that are made by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.trace.run import Run
+from workbench.trace.spans import Spans
+
+# kind, lane, start_s, end_s, step, bucket, bytes, peer
+Row = tuple[str, str, float, float, int, int, int, int]
 
 
 def made_run(
@@ -31,3 +35,8 @@ def made_run(
             judged = {"loss_sum": 1000 * test_loss, "count": 1000, "correct": 1000 * accuracy, "judged": 1000}
             metrics[1].append({**row, "seconds": end, "evaluation": {**judged, "shares": 1}})
     return Run(info={"num_workers": 2, "status": "finished"}, metrics=metrics)
+
+
+def joined(*rows_of_rank: list[Row]) -> Spans:
+    """Return the spans of ranks 0, 1, ... as one table."""
+    return Spans.concatenate(Spans.from_rows(rank, rows) for rank, rows in enumerate(rows_of_rank))

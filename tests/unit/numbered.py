@@ -1,4 +1,4 @@
-"""Gradients whose expected parameters can be computed by hand."""
+"""Gradients for the reference runtime: some whose parameters can be computed by hand, and one of a quadratic."""
 
 from __future__ import annotations
 
@@ -24,3 +24,8 @@ def common_factor(parameters: Tensor) -> float:
         f"coordinates are not 1, 2, 3, ... times one number: {parameters.tolist()}"
     )
     return float(factors[0])
+
+
+def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
+    """Return the gradient of a quadratic with its minimum at `rank`, and another curvature in each coordinate."""
+    return torch.linspace(0.5, 1.5, len(parameters), dtype=torch.float64) * (parameters - rank)

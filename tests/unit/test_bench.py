@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from workbench import bench
-from workbench.bench.alone import Sums
+from workbench.bench.collective_runner import Sums
 from workbench.bench.collectives import Library, rows_of
 from workbench.bench.paired import alternate
 from workbench.bench.records import changes, facts_of, read_record, write_record
@@ -239,7 +239,7 @@ def test_committed_records_are_of_benchmarks_that_there_are() -> None:
 
 def test_the_newest_step_is_that_of_the_last_whole_line(tmp_path: Path) -> None:
     """A window of a run begins and ends at it."""
-    from workbench.bench.driven import LAST_BYTES, newest
+    from workbench.bench.notebook_cost import LAST_BYTES, newest
 
     assert newest(tmp_path) == (-1, 0.0)
     rows = [json.dumps({"step": step, "seconds": step / 8, "loss": 1.0}) for step in range(400)]

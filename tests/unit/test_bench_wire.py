@@ -13,10 +13,10 @@ import pytest
 from workbench.bench.paired import alternate
 from workbench.bench.records import facts_of, write_record
 from workbench.bench.rows import Row, compare
+from workbench.bench.time_to_loss import TARGET, seconds_to, target_rows
 from workbench.bench.wire import Measured, rows_of
 from workbench.bench.wire_cases import BATCHES, BITS, DDP, LAYERWISE, PIPE, encoded
 from workbench.bench.wire_chart import chart
-from workbench.bench.wire_target import TARGET, seconds_to, target_rows
 from workbench.cli.main import main
 from workbench.clusters.emulated.check import PAYLOAD
 from workbench.errors import ConfigError

@@ -25,7 +25,8 @@ NAMES = {
     "date": ("today",),
 }
 
-# Where the time of day is read, how often, and why a jump of it does no harm. A duration is `time.monotonic` or `perf_counter`.
+# Where the time of day is read, how often, and why a jump of it does no harm. A duration is `time.monotonic` or
+# `perf_counter`.
 ALLOWED: dict[str, tuple[int, str]] = {
     "analysis/runs_table.py": (1, "runs since a day that the user names"),
     "bench/records.py": (1, "the date of a record"),
@@ -36,8 +37,8 @@ ALLOWED: dict[str, tuple[int, str]] = {
     ),
     "clusters/engines/engines.py": (1, "shown: when a cluster was started"),
     "clusters/supervision/registry.py": (1, "shown: when a cluster was let go"),
-    "experiments/attempts.py": (2, "shown: when an attempt began and ended"),
-    "experiments/record.py": (2, "shown: when a notebook began and ended"),
+    "experiments/cell_states.py": (2, "shown: when an attempt began and ended"),
+    "experiments/execution_record.py": (2, "shown: when a notebook began and ended"),
     "papers/reproduction.py": (1, "the date of a record"),
     "plots/live/curves.py": (1, "shown: how old a row is"),
     "runtimes/rank/main.py": (1, "an entry of a trace's header that nothing is reckoned from"),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench as wb
+from tests.unit.made_runs import Row, joined
 from tests.unit.slow_walk import Walk
 from workbench.analysis import critical_path, overlap, run_critical_path
 from workbench.analysis.critical import _last_ends
@@ -20,7 +21,6 @@ from workbench.trace import Run, Spans
 from workbench.trace.kinds import CODES
 from workbench.trace.links import collective_numbers, messages
 
-Row = tuple[str, str, float, float, int, int, int, int]
 Piece = tuple[int, str, float, float]
 
 
@@ -37,10 +37,6 @@ def span(
 ) -> Row:
     computes = kind in ("forward", "backward", "apply", "wait", "evaluate")
     return (kind, lane or ("compute" if computes else "comm"), start_s, end_s, step, bucket, num_bytes, peer)
-
-
-def joined(*rows_of_rank: list[Row]) -> Spans:
-    return Spans.concatenate(Spans.from_rows(rank, rows) for rank, rows in enumerate(rows_of_rank))
 
 
 def path(spans: Spans, steps: slice | None = None) -> list[Piece]:

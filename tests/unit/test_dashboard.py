@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
 import workbench as wb
+from tests.waiting import until
 from workbench import algorithms
 from workbench.catalogue import describe
 from workbench.dashboard.board import SIMULATED, Dashboard
@@ -24,13 +25,6 @@ from workbench.plots.live.buttons import parts_of
 from workbench.run_spec import compute_of
 
 pytestmark = pytest.mark.notebooks
-
-
-def until(judge: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not judge():
-        assert time.monotonic() < deadline, f"still not: {what}"
-        time.sleep(0.01)
 
 
 # ---------------------------------------------------------------- fields

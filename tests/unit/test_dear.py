@@ -7,8 +7,8 @@ from typing import Any, final
 
 import pytest
 import torch
-from torch import Tensor
 
+from tests.unit.numbered import pull
 from workbench.algorithms import DeAR, SynchronousSGD
 from workbench.collectives import Collective, Linear
 from workbench.errors import ConfigError
@@ -42,10 +42,6 @@ class Halves(Collective):
 
     def seconds(self, num_bytes: float, num_workers: int, link: Any) -> float:
         return 0.0
-
-
-def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
-    return torch.linspace(0.5, 1.5, len(parameters), dtype=torch.float64) * (parameters - rank)
 
 
 def dear(bucket_bytes: float | None = 0, *, as_program: bool = True) -> DeAR:

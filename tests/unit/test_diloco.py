@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.unit.numbered import common_factor, numbered
+from tests.unit.numbered import common_factor, numbered, pull
 from workbench import algorithms
 from workbench.algorithms import DiLoCo, EagerDiLoCo, LocalSGD, StreamingDiLoCo, SynchronousSGD
 from workbench.algorithms.outer_optimizer import OuterOptimizer
@@ -26,11 +26,6 @@ LR = 0.3
 def constant(rank: int, step: int, parameters: Tensor) -> Tensor:
     """1, 2, 3 on ranks 0, 1, 2, twice that in the second coordinate, three times in the third: 2, 4, 6, ... on average."""
     return (rank + 1) * numbered(parameters)
-
-
-def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
-    """Of each coordinate with a curvature of its own."""
-    return torch.linspace(0.5, 1.5, len(parameters), dtype=torch.float64) * (parameters - rank)
 
 
 def seen(driver: ReferenceRuntime, rank: int = 0) -> list[float]:

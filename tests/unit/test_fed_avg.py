@@ -105,6 +105,36 @@ def test_clients_count_by_their_samples() -> None:
         torch.testing.assert_close(worker.trained.read_parameters(), expected, rtol=1e-12, atol=1e-13)
 
 
+def test_ranks_of_a_round_have_the_learning_rate_of_the_step() -> None:
+    """However often a rank was chosen before. Momentum is of its own steps only."""
+    problem, algorithm = tiny.problem(num_samples=24, batch_size=2), FedAvg(every=2, fraction=0.5)
+    how = Settings(steps=8, optimizer=tiny.momentum, schedule=tiny.step_lr, seed=3)
+    simulation = Simulation(algorithm, problem, how, 3, network=NETWORK, compute=COMPUTE)
+    anchor = simulation.workers[0].trained.read_parameters().clone()
+    simulation.run()
+    (x, y), sampler = tiny.data(24), Sampler(24, 2, 3, how.seed)
+    models = [tiny.mlp() for _ in range(3)]
+    optimizers = [tiny.momentum(model.parameters()) for model in models]
+    rate = optimizers[0].param_groups[0]["lr"]
+    for model in models:
+        nn.utils.vector_to_parameters(anchor.clone(), model.parameters())
+    for step in range(8):
+        chosen = algorithm.chosen(how.seed, step // 2, 3)
+        for rank in chosen:
+            share = sampler.share(step, rank)
+            optimizers[rank].param_groups[0]["lr"] = rate * 0.5 ** (step // 3)
+            optimizers[rank].zero_grad()
+            cross_entropy(models[rank](x[share]), y[share]).backward()
+            optimizers[rank].step()
+        if step % 2:
+            ends = [nn.utils.parameters_to_vector(models[rank].parameters()).detach() for rank in chosen]
+            for model in models:
+                nn.utils.vector_to_parameters(torch.stack(ends).mean(0), model.parameters())
+    for worker, model in zip(simulation.workers, models, strict=True):
+        expected = nn.utils.parameters_to_vector(model.parameters()).detach()
+        torch.testing.assert_close(worker.trained.read_parameters(), expected, rtol=1e-12, atol=1e-13)
+
+
 def test_a_round_without_samples_moves_nothing() -> None:
     """10 samples in batches of 9: the second step has one sample, on rank 0, and some rounds do not choose rank 0."""
     algorithm, problem = FedAvg(every=1, fraction=0.3), tiny.problem(num_samples=10)

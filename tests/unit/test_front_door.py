@@ -18,7 +18,7 @@ from workbench import problems
 from workbench.cli.doctor import _conclusion
 from workbench.cli.main import main
 from workbench.doctor import software
-from workbench.doctor.finding import Finding
+from workbench.doctor.check_result import CheckResult
 from workbench.errors import ConfigError
 from workbench.resources import PACKAGE
 from workbench.trace.run import Run
@@ -180,8 +180,8 @@ def test_a_record_of_another_folder_or_none_is_no_missing_file(tmp_path: Path, m
 
 def test_the_last_line_of_doctor_contradicts_none_above_it() -> None:
     missing, fault = (
-        Finding("extra notebooks", "missing", "not there: pyzmq"),
-        Finding("core", "fault", "not there: numpy", core=True),
+        CheckResult("extra notebooks", "missing", "not there: pyzmq"),
+        CheckResult("core", "fault", "not there: numpy", core=True),
     )
     assert "extra notebooks" in _conclusion([missing]) and "1 to fix" in _conclusion([missing, fault])
 
@@ -194,7 +194,7 @@ def test_another_distribution_in_the_packages_folder_is_noticed(tmp_path: Path) 
     distribution(site, "innocent", ["innocent/workbench/__init__.py"])
     (found,) = software.one_installation(site / "workbench")
     assert found.state == "fault" and "other-workbench" in found.found and "innocent" not in found.found
-    assert "pip uninstall other-workbench sgd-workbench" in found.mend
+    assert "pip uninstall other-workbench sgd-workbench" in found.fix
 
 
 def test_import_warns_where_another_distribution_has_written_into_the_packages_folder(tmp_path: Path) -> None:

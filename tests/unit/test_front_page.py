@@ -10,10 +10,10 @@ import workbench
 
 def test_public_names_are_these_and_all_are_there() -> None:
     expected = """
-        Problem problems SynchronousSGD LayerwiseSGD DeAR SignSGD AdasumSGD PipeSGD DelayedSGD AdaptiveDelaySGD
+        Problem problems SynchronousSGD LayerwiseSGD DeAR SignSGD AdasumSGD DeMo PipeSGD DelayedSGD AdaptiveDelaySGD
         PartialAllReduce ParameterServerSGD BackupSGD OnlineBackupSGD AsyncSGD StaleSynchronousSGD SoftsyncSGD DelayCompensatedSGD
-        LocalSGD DiLoCo StreamingDiLoCo EagerDiLoCo SlowMo BMUF FedAvg FedProx
-        DPSGD GradientTracking StochasticGradientPush ChocoSGD ADPSGD
+        LocalSGD DiLoCo StreamingDiLoCo EagerDiLoCo SlowMo BMUF FedAvg FedProx SPARTA
+        DPSGD GradientTracking StochasticGradientPush ChocoSGD ADPSGD NoLoCo
         StaleSGD NoCommunication SerialSGD ApplyOrder algorithms collectives codecs
         schedules callbacks optimizers topologies
         Settings Cluster attach simulate costs replay Trainer serve stop_requested ddp_hook record Dashboard study

@@ -1,7 +1,7 @@
 """Gossip: each algorithm against a NumPy simulation of p ranks, and the law that defines it.
 
-The gradients are those of quadratics, c_i (w - x_i[t]), with other curvatures and minima on each rank, so the ranks' data
-differ. Everything is in float64. In the simulations W is (p, p), and w, g, y are (p, n).
+The gradients are those of quadratics, c_i (w - x_i[t]), with other curvatures and minima on each rank, so the ranks'
+data differ. Everything is in float64. In the simulations W is (p, p), and w, g, y are (p, n).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import shutil
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests.laws import tiny
 from tests.laws.train import make_job
-from tests.unit.hostile import OFTEN, SLOW, calm, damaged, twisted, values
+from tests.unit.hostile import OFTEN, SLOW, calm, damaged, places, twisted, values
 from workbench.algorithms import PipeSGD
 from workbench.errors import ConfigError
 from workbench.program import Context
@@ -357,14 +357,6 @@ def test_records(place: Path, record: bytes) -> None:
         for checkpoint in complete_checkpoints(place):
             assert checkpoint.num_ranks < 10 and isinstance(run_name_of(checkpoint.rank_file(0)), str)
             refused(checkpoint.rank_file(0))
-
-
-def places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """(holder, key) of every part of a tree."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, item in list(items):
-        yield tree, key
-        yield from places(item)
 
 
 tensors = st.builds(

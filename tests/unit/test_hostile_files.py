@@ -19,7 +19,7 @@ from tests.unit.hostile import OFTEN, SLOW, calm, damaged, twisted
 from workbench.analysis import compare, run_overlap, runs_table, summary
 from workbench.analysis.export import export_runs
 from workbench.errors import RunNotFound, WorkbenchError
-from workbench.experiments.attempts import is_alive, read_attempts
+from workbench.experiments.cell_states import is_alive, read_attempts
 from workbench.experiments.grid import read_grid
 from workbench.experiments.yaml_file import read_yaml
 from workbench.papers.claims import Expectation, read_claims

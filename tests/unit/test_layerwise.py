@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from tests.unit.numbered import pull
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, SendOrder, SynchronousSGD
 from workbench.collectives import Linear, Ring
 from workbench.errors import ConfigError
@@ -17,10 +17,6 @@ from workbench.program import Context
 from workbench.runtimes.reference import ReferenceRuntime
 
 PRIORITY = SendOrder.PRIORITY
-
-
-def pull(rank: int, step: int, parameters: Tensor) -> Tensor:
-    return torch.linspace(0.5, 1.5, len(parameters), dtype=torch.float64) * (parameters - rank)
 
 
 def started(algorithm: LayerwiseSGD) -> list[Any]:

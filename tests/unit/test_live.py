@@ -8,7 +8,6 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,15 +16,16 @@ import pytest
 
 pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
+from tests.waiting import until
 from workbench import plots
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.plots.html import PLOTLY
 from workbench.plots.live import axes, curves, timeline
 from workbench.plots.live.buttons import RunButtons, parts_of
 from workbench.plots.live.curves import status_table
 from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import MovingFigure
 from workbench.plots.live.still import picture
+from workbench.plots.renderer import PLOTLY
 from workbench.plots.trace_viewer.newest import NUM_STEPS, newest_steps
 from workbench.trace import FileRecorder, Run, new_run, update_run
 from workbench.trace.tail import read_tail
@@ -400,13 +400,6 @@ def test_buttons_of_a_run_that_has_ended_are_disabled(tmp_path: Path) -> None:
     view.follow(lambda: [Run.load(writer.folder)]).join(20)
     assert view._buttons.stop.disabled and view._buttons.pause.disabled and view._buttons.stop.description == "Stop"
     assert "stopped" in view._live_header.value
-
-
-def until(judge: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not judge():
-        assert time.monotonic() < deadline, f"still not: {what}"
-        time.sleep(0.01)
 
 
 def test_there_must_be_something_to_watch() -> None:

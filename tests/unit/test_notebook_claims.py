@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from workbench import resources
-from workbench.experiments.catalogue import parameters_of
+from workbench.experiments.notebook_catalogue import parameters_of
 from workbench.papers.check import cell_tags, check_papers
 from workbench.papers.claims import SIZES, read_claims
 from workbench.papers.plan import claimed_notebooks, keys_with_claims, plan

@@ -136,6 +136,7 @@ def test_the_rule_of_large_batches() -> None:
         (lambda: LARS([nn.Parameter(torch.ones(1))], momentum=1.0), "from 0 to below 1"),
         (lambda: LARS([nn.Parameter(torch.ones(1))], trust_coefficient=0.0), "or None for plain SGD"),
         (lambda: LAMB([nn.Parameter(torch.ones(1))], betas=(0.9, 1.0)), "beta2=1.0: give"),
+        (lambda: LAMB([nn.Parameter(torch.ones(1))], betas=0.9), r"betas=0.9: give two numbers .* \(0.9, 0.999\)"),  # type: ignore[arg-type]
         (lambda: large_batch(0.1, 0, 8, warmup_updates=1), "times=0: give a number above 0"),
         (lambda: large_batch(0.1, 2, 8, warmup_updates=9), "give at most num_updates"),
     ],

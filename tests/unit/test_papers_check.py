@@ -17,10 +17,10 @@ from workbench.papers import history
 from workbench.papers.amendments import amendments_in_git, is_complete
 from workbench.papers.check import check_papers
 from workbench.papers.claims import find_claim
-from workbench.papers.experiment import experiment_digest
+from workbench.papers.digest import experiment_digest
 from workbench.papers.records import read_record, record_file, write_record
-from workbench.papers.rows import read_paper
 from workbench.papers.table import BEGIN, END, stale_pages, update_pages
+from workbench.papers.verdict_rows import read_paper
 
 pytestmark = pytest.mark.notebooks
 NAME = "20-one"

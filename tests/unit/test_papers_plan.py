@@ -15,10 +15,10 @@ from workbench import resources
 from workbench.cli.main import main
 from workbench.clusters.slurm import batch_job
 from workbench.errors import ConfigError
-from workbench.papers import experiment, history
+from workbench.papers import history
 from workbench.papers.artefact import write_artefact
 from workbench.papers.claims import find_claim
-from workbench.papers.experiment import experiment_digest, source_digest
+from workbench.papers.digest import experiment_digest, source_digest
 from workbench.papers.findings import Finding
 from workbench.papers.plan import claimed_notebooks, plan
 from workbench.papers.records import findings_of, only_writer, read_findings, record_file, write_record
@@ -225,7 +225,7 @@ def test_an_experiment_includes_the_alternatives_that_it_names(
     code: str, parameters: dict[str, Any], has: str, lacks: str, share: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(experiment, "library_digest", lambda modules: asked.append(modules) or "0")
+    monkeypatch.setattr("workbench.papers.digest.library_digest", lambda modules: asked.append(modules) or "0")
     experiment_digest(write_notebook(share, "23-names", ("", code)), parameters, ["torch"])
     assert has in asked[0] and lacks not in asked[0]
 
@@ -234,7 +234,7 @@ def test_an_experiment_includes_what_it_imports_from_the_papers_and_what_that_im
     share: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, ...]] = []
-    monkeypatch.setattr(experiment, "library_digest", lambda modules: asked.append(modules) or "0")
+    monkeypatch.setattr("workbench.papers.digest.library_digest", lambda modules: asked.append(modules) or "0")
     lines = "from workbench import papers\nfrom workbench.papers.studies import training\nfrom workbench.papers.studies.sums import sum_s\n"
     path = write_notebook(share, "23-imports", ("", lines + "from workbench.papers.verdicts import interval"))
     experiment_digest(path, {}, ["formula"])

@@ -9,18 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.made_runs import Row, joined
 from workbench.analysis import parts, run_parts
 from workbench.trace import MemoryRecorder, Run, Spans
-
-Row = tuple[str, str, float, float, int, int, int, int]
 
 
 def span(kind: str, start_s: float, end_s: float, peer: int = -1, step: int = 0, num_bytes: int = 8) -> Row:
     return (kind, "comm", start_s, end_s, step, -1, num_bytes, peer)
-
-
-def joined(*rows_of_rank: list[Row]) -> Spans:
-    return Spans.concatenate(Spans.from_rows(rank, rows) for rank, rows in enumerate(rows_of_rank))
 
 
 def test_a_receive_waits_until_its_sender_begins() -> None:

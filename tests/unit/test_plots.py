@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,19 +23,22 @@ pytest.importorskip("ipywidgets", reason="needs the notebooks extra: pip install
 
 import nbformat
 import plotly.io as pio
+from IPython.core.formatters import DisplayFormatter
 
 import workbench as wb
 from workbench import plots
 from workbench.analysis.labels import distinct_labels
 from workbench.bench.spans import LATE_RANK, LATE_STEP, write_trace
 from workbench.errors import ConfigError
+from workbench.plots import renderer
 from workbench.plots.gantt.layout import FILLED, MAX_BARS, panel
 from workbench.plots.gantt.marks import CLEAR_ARROWS, MAX_ARROWS
 from workbench.plots.gantt.merged_bars import LONG_SHARE, merge_bars
-from workbench.plots.html import PLOTLY, WIDGET, draw_figures
+from workbench.plots.html import WIDGET, draw_figures
 from workbench.plots.lines import decimate, moving_average
 from workbench.plots.live.curves import status_table
 from workbench.plots.prediction import algorithm_of
+from workbench.plots.renderer import PLOTLY
 from workbench.plots.style import KIND_COLORS
 from workbench.replica.local_training import run_info
 from workbench.trace import KINDS, MemoryRecorder, Run, Spans
@@ -838,8 +842,25 @@ def test_what_is_no_notebook_is_named(tmp_path: Path) -> None:
         plots.export_html(tmp_path / "text.ipynb", tmp_path / "a.html")
 
 
-def test_the_renderer_stores_data_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_keeps_the_data_of_a_figure_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By our own formatter as a cell's value, and by Plotly's renderer in `figure.show()`."""
+    monkeypatch.setenv("PLOTLY_RENDERER", "")
     monkeypatch.setattr(pio.renderers, "_default_renderers", [])
     monkeypatch.setattr(pio.renderers, "_default_name", "")
+    shell = SimpleNamespace(display_formatter=DisplayFormatter())
+    kept: list[dict[str, Any]] = []
+    monkeypatch.setattr(renderer, "in_notebook", lambda: True)
+    monkeypatch.setattr(renderer, "get_ipython", lambda: shell)
+    monkeypatch.setattr(renderer, "display", lambda data, raw: kept.append(data))
     plots.use_notebook_renderer()
-    assert list(plots.curves([make_run()])._repr_mimebundle_()) == [PLOTLY]
+    figure = plots.curves([make_run()])
+    assert shell.display_formatter.format(figure) == ({}, {})
+    assert [list(data) for data in kept] == [[PLOTLY]]
+    assert list(figure._repr_mimebundle_()) == [PLOTLY]
+
+
+def test_figures_in_a_notebook_do_not_import_what_writes_pages() -> None:
+    """nbconvert and nbformat take a second to import, before a kernel's first figure."""
+    code = "import sys, workbench.plots as plots; plots.LiveCurves().static(); plots.use_notebook_renderer(); print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "plotly.graph_objs" in names and {"nbconvert", "nbformat"}.isdisjoint(names)

@@ -110,7 +110,8 @@ def gpu_trace(
     """Two steps of 3 ms on streams 7 and 20, as Kineto writes them: names, categories and arguments are Kineto's, times
     are invented.
 
-    The host launches forward at 0 to 200 us and backward at 300 to 400, from a thread of autograd's; kernels run from 500 us on.
+    The host launches forward at 0 to 200 us and backward at 300 to 400, from a thread of autograd's; kernels run from
+    500 us on.
     """
     events: list[Event] = [{"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}}]
     number = iter(range(100, 200))

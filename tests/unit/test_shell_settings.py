@@ -21,7 +21,11 @@ from workbench.topologies import FromAdjacency, RandomRegular, Torus
 SETTINGS = [
     (name, setting) for name in algorithms.names() for setting in catalogue.describe("algorithms", name)["settings"]
 ]
-IDS = [f"{name}-{setting['name']}" for name, setting in SETTINGS]
+CHOICES = [(name, setting) for name, setting in SETTINGS if setting["choices"]]
+
+
+def ids(settings: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    return [f"{name}-{setting['name']}" for name, setting in settings]
 
 
 def from_shell(name: str, *words: str) -> Algorithm:
@@ -88,10 +92,10 @@ def test_a_word_becomes_the_setting(name: str, word: str, expected: object) -> N
         assert found == expected and type(found) in (type(expected), str)
 
 
-@pytest.mark.parametrize(("name", "setting"), SETTINGS, ids=IDS)
+@pytest.mark.parametrize(("name", "setting"), CHOICES, ids=ids(CHOICES))
 def test_each_choice_is_taken(name: str, setting: dict[str, Any]) -> None:
     """Alone or, where only together with others, refused with a reason that names the way out."""
-    for choice in setting["choices"] or []:
+    for choice in setting["choices"]:
         word = f"{choice}:top-k" if choice == "once" else choice
         try:
             found = getattr(from_shell(name, f"{setting['name']}={word}"), setting["name"], None)
@@ -101,7 +105,7 @@ def test_each_choice_is_taken(name: str, setting: dict[str, Any]) -> None:
             assert found is None or setting["name"] in ("collective", "topology", "codec") or found == choice
 
 
-@pytest.mark.parametrize(("name", "setting"), SETTINGS, ids=IDS)
+@pytest.mark.parametrize(("name", "setting"), SETTINGS, ids=ids(SETTINGS))
 @pytest.mark.parametrize("wrong", ["perhaps", "[1, 2]", "-3", "''"])
 def test_what_a_setting_cannot_be_is_one_error_that_names_it(name: str, setting: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -203,7 +203,7 @@ def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture
         assert f"#SBATCH {words}" in said.splitlines()
     assert main(["submit", "--warn", "300", "--dry-run", "--", "train", "pipe-sgd"]) == 0
     signals = [line for line in capsys.readouterr().out.splitlines() if "--signal" in line]
-    assert signals[-1] == "#SBATCH --signal=B:USR1@300", "sbatch takes the last"
+    assert signals == ["#SBATCH --signal=B:USR1@300"]
     for argv, words in (
         ([], "there is no command after --: give a training (-- train pipe-sgd --workers 8) or your own"),
         (["train", "pipe-sdg"], "pipe-sgd"),

@@ -1,8 +1,8 @@
 """The order of work on a GPU, without one: a model of streams checks that each value is read after its write.
 
-`ModelOfStreams` takes the place of CUDA's streams. A stream is a vector clock; an event is a copy of one; to wait for an event
-is to take the larger of each entry. A test notes each write and read of a gradient's memory, with its stream. A read
-that is not ordered after the last write is a race. So is a write that is not ordered after the last read.
+`ModelOfStreams` takes the place of CUDA's streams. A stream is a vector clock; an event is a copy of one; to wait for
+an event is to take the larger of each entry. A test notes each write and read of a gradient's memory, with its stream.
+A read that is not ordered after the last write is a race. So is a write that is not ordered after the last read.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ from workbench.codecs import Linear8
 from workbench.collectives import Ring
 from workbench.errors import ConfigError
 from workbench.what_if.candidates import default_candidates, name_of
-from workbench.what_if.conduct import by_workers
-from workbench.what_if.here import measure_here
+from workbench.what_if.measure import measure_here
 from workbench.what_if.recipe import one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study, ratio_of
+from workbench.what_if.run_study import by_workers
 from workbench.what_if.step_time import StepTime, saved_seconds, step_time
 from workbench.what_if.trainings import Trained, Trainings
 
@@ -176,7 +176,7 @@ def test_where_one_worker_does_not_stand_for_all() -> None:
     assert not one_worker_stands_for_all(made(normal), 8)
     summed = nn.CrossEntropyLoss(reduction="sum")
     assert not one_worker_stands_for_all(made(lambda: nn.Linear(6, 3), summed), 8)
-    found = ask(problem=made(lambda: nn.Linear(6, 3), summed), target=("loss", 1e-9), seeds=1)
+    found = ask(problem=made(lambda: nn.Linear(6, 3), summed), target=("loss", 1e-9), seeds=1, minutes=0.1)
     assert {trained.recipe.workers for trained in found.trainings} == {4}
     assert recipe_of(wb.SynchronousSGD(), 4, 16, one_worker=False).workers == 4
 
@@ -201,7 +201,12 @@ def test_one_worker_stands_for_all_who_read_a_loader_or_a_stream() -> None:
     summed = replace(squares, loss=lambda output, y: (output - y[:, None]).square().sum())
     assert not one_worker_stands_for_all(replace(summed, train=loader), 8)
     data = {"train": Stream(), "test": Stream()}
-    common: dict[str, Any] = {"target": ("loss", 1e-9), "seeds": 1, "algorithms": [wb.SynchronousSGD()]}
+    common: dict[str, Any] = {
+        "target": ("loss", 1e-9),
+        "seeds": 1,
+        "algorithms": [wb.SynchronousSGD()],
+        "minutes": 0.1,
+    }
     one, other = (ask(problem=replace(plain, **given), **common) for given in ({}, data))
     (whole,), (streamed,) = one.trainings, other.trainings
     assert (streamed.recipe.workers, streamed.recipe.batch_size) == (1, 32)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from workbench.errors import ConfigError
 from workbench.experiments import sweep, sweeper
-from workbench.experiments.attempts import claim, conclude, is_alive, read_attempts
+from workbench.experiments.cell_states import claim, conclude, is_alive, read_attempts
 from workbench.experiments.fork_cells import COMMAND, start_fork_server
 from workbench.experiments.grid import Cell, read_grid
-from workbench.experiments.outcome import CellState, SweepResult, state_of
+from workbench.experiments.sweep_result import CellState, SweepResult, state_of
 from workbench.experiments.yaml_file import read_yaml
 
 BASE: dict[str, Any] = {"problem": "digits-mlp", "runtime": "simulated", "steps": 3}

@@ -20,6 +20,7 @@ from workbench.topologies import (
     FromAdjacency,
     Graph,
     OnePeerExponential,
+    RandomPairs,
     RandomRegular,
     Ring,
     Star,
@@ -113,6 +114,28 @@ def test_a_random_graph_is_regular_connected_and_a_function_of_its_seed(degree: 
 def test_seeds_draw_different_graphs() -> None:
     drawn = {str(RandomRegular(degree=3, seed=seed).adjacency(12).tolist()) for seed in range(5)}
     assert len(drawn) == 5
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 5, 8])
+def test_random_pairs_are_pairs_and_other_ones_in_each_step(num_ranks: int) -> None:
+    """Of an odd number of ranks one is alone, in turn."""
+    partners = [[RandomPairs().neighbours(rank, num_ranks, step) for rank in range(num_ranks)] for step in range(16)]
+    for drawn in partners:
+        assert [len(one) for one in drawn].count(0) == num_ranks % 2
+        assert all(drawn[one[0]] == (rank,) for rank, one in enumerate(drawn) if one)
+    alone = {rank for drawn in partners for rank, one in enumerate(drawn) if not one}
+    assert len(alone) == (num_ranks if num_ranks % 2 else 0)
+    if num_ranks > 2:
+        assert len({str(drawn) for drawn in partners}) > 8
+        assert any(
+            RandomPairs(seed=1).adjacency(num_ranks, step).tolist() != RandomPairs().adjacency(num_ranks, step).tolist()
+            for step in range(16)
+        )
+
+
+def test_random_pairs_halve_the_variance_in_a_step() -> None:
+    """Of many ranks, whose partners are independent of them. So the distance from the mean is multiplied by sqrt(1/2)."""
+    assert 1 - RandomPairs().spectral_gap(64) == pytest.approx(math.sqrt(0.5), abs=0.06)
 
 
 def test_a_torus_is_as_square_as_it_can_be() -> None:

@@ -38,8 +38,9 @@ def check_whole_model(model: nn.Module) -> None:
         for kind in type(module).__mro__:
             if kind.__name__ in DIVIDED:
                 raise ConfigError(
-                    f"the model is divided among ranks ({kind.__name__}), and the workbench averages gradients of whole "
-                    "models: use torch's DistributedDataParallel (no FSDP, DeepSpeed, tensor or pipeline parallelism)"
+                    f"the model is divided among ranks ({kind.__name__}), and the workbench averages gradients of "
+                    "whole models: use torch's DistributedDataParallel (no FSDP, DeepSpeed, tensor or pipeline "
+                    "parallelism)"
                 )
     if any(type(param).__name__ == "DTensor" or type(param.data).__name__ == "DTensor" for param in model.parameters()):
         raise ConfigError(

@@ -79,8 +79,8 @@ class AlgorithmTrainer(transformers.Trainer):
     gradients in flight, no replicas of other ranks and no state of servers: training continues from it as from weights.
     The mean gradient is clipped to `args.max_grad_norm`, as usual.
 
-    Refused are `gradient_accumulation_steps` above 1, `fp16` (use `bf16`, or `options={"precision": "fp16"}`), DeepSpeed
-    and FSDP, and dedicated servers. A subclass may override `compute_loss`, but not `training_step`.
+    Refused are `gradient_accumulation_steps` above 1, `fp16` (use `bf16`, or `options={"precision": "fp16"}`),
+    DeepSpeed and FSDP, and dedicated servers. A subclass may override `compute_loss`, but not `training_step`.
 
     Args:
         arguments: those of `transformers.Trainer`.
@@ -137,7 +137,10 @@ class AlgorithmTrainer(transformers.Trainer):
         elif getattr(self._algorithm, "dedicated", False):
             fix = "all ranks train here: use dedicated=False"
         elif self._algorithm.requires.servers and self.args.max_grad_norm:
-            fix = "only a server has the mean gradient: use max_grad_norm=0, and the algorithm's own clip_norm if it has one"
+            fix = (
+                "only a server has the mean gradient: use max_grad_norm=0, and the algorithm's own clip_norm if "
+                "it has one"
+            )
         if fix:
             raise ConfigError(f"AlgorithmTrainer({self._algorithm}) takes the step itself: {fix}")
 

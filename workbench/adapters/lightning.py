@@ -33,8 +33,8 @@ except ImportError:
 class HookStrategy(DDPStrategy):
     """Lightning's DDP with `workbench.ddp_hook(**options)` as its communication hook, on CPUs too.
 
-    (`DDPStrategy(ddp_comm_hook=)` takes a hook that exists before the process group, and registers none on CPUs.) Out of
-    scope: FSDP, DeepSpeed, tensor and pipeline parallelism.
+    (`DDPStrategy(ddp_comm_hook=)` takes a hook that exists before the process group, and registers none on CPUs.) Out
+    of scope: FSDP, DeepSpeed, tensor and pipeline parallelism.
 
     Args:
         collective, codec, seed, timeout_s: see `ddp_hook`.

@@ -22,6 +22,7 @@ from workbench.algorithms.backup import BackupSGD, ParameterServerSGD
 from workbench.algorithms.bmuf import BMUF
 from workbench.algorithms.choco_sgd import ChocoSGD
 from workbench.algorithms.dc_asgd import DelayCompensatedSGD
+from workbench.algorithms.de_mo import DeMo
 from workbench.algorithms.dear import DeAR
 from workbench.algorithms.diloco import DiLoCo
 from workbench.algorithms.dpsgd import DPSGD
@@ -31,6 +32,7 @@ from workbench.algorithms.gradient_tracking import GradientTracking
 from workbench.algorithms.layerwise import ApplyOrder, LayerwiseSGD, SendOrder
 from workbench.algorithms.local_sgd import LocalSGD
 from workbench.algorithms.no_communication import NoCommunication
+from workbench.algorithms.noloco import NoLoCo
 from workbench.algorithms.online_backup import OnlineBackupSGD
 from workbench.algorithms.partial import PartialAllReduce, Quorum
 from workbench.algorithms.pipe import DelayedSGD, FirstSteps, PipeSGD
@@ -38,6 +40,7 @@ from workbench.algorithms.serial import SerialSGD
 from workbench.algorithms.sign_sgd import SignSGD
 from workbench.algorithms.slow_mo import SlowMo
 from workbench.algorithms.softsync import SoftsyncSGD
+from workbench.algorithms.sparta import SPARTA
 from workbench.algorithms.stale import StaleSGD
 from workbench.algorithms.stale_synchronous import StaleSynchronousSGD
 from workbench.algorithms.staleness import Constant, Empirical, Geometric, Staleness, Uniform, parse_staleness
@@ -53,6 +56,7 @@ __all__ = [
     "ADPSGD",
     "BMUF",
     "DPSGD",
+    "SPARTA",
     "AdaptiveDelaySGD",
     "AdasumSGD",
     "ApplyOrder",
@@ -61,6 +65,7 @@ __all__ = [
     "ChocoSGD",
     "Constant",
     "DeAR",
+    "DeMo",
     "DelayCompensatedSGD",
     "DelayedSGD",
     "DiLoCo",
@@ -74,6 +79,7 @@ __all__ = [
     "LayerwiseSGD",
     "LocalSGD",
     "NoCommunication",
+    "NoLoCo",
     "OnlineBackupSGD",
     "ParameterServerSGD",
     "PartialAllReduce",
@@ -106,6 +112,7 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "dear": DeAR,
     "sign-sgd": SignSGD,
     "adasum-sgd": AdasumSGD,
+    "de-mo": DeMo,
     "pipe-sgd": PipeSGD,
     "delayed-sgd": DelayedSGD,
     "adaptive-delay-sgd": AdaptiveDelaySGD,
@@ -125,11 +132,13 @@ _ALGORITHMS: dict[str, Callable[..., Algorithm]] = {  # in the order of the tabl
     "bmuf": BMUF,
     "fed-avg": FedAvg,
     "fed-prox": FedProx,
+    "sparta": SPARTA,
     "d-psgd": DPSGD,
     "gradient-tracking": GradientTracking,
     "stochastic-gradient-push": StochasticGradientPush,
     "choco-sgd": ChocoSGD,
     "ad-psgd": ADPSGD,
+    "noloco": NoLoCo,
     "stale-sgd": StaleSGD,
     "no-communication": NoCommunication,
     "serial-sgd": SerialSGD,

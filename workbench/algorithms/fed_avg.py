@@ -17,14 +17,13 @@ from workbench.ops import (
     AllReduce,
     Apply,
     Backward,
-    Discard,
     EndStep,
     PackParameters,
     Program,
     State,
     UnpackParameters,
 )
-from workbench.program import Buckets, Card, Context, Replicas, Requirements
+from workbench.program import Buckets, Card, Context, Elasticity, Replicas, Requirements
 from workbench.rng import generator
 
 
@@ -50,7 +49,8 @@ class FedAvg(CollectiveAlgorithm):
     Staleness 0 (of a rank's own updates).
 
     All ranks take part in the sum, those outside S with zeros, so the bytes are those of `LocalSGD`. Ranks outside S
-    compute a gradient and discard it: each step uses one minibatch on every rank. The data are split at random, as for
+    compute a gradient and discard it: each step uses one minibatch on every rank, and advances every rank's learning-rate
+    schedule, so that all ranks of a round have the same learning rate. The data are split at random, as for
     every algorithm here. The run's last step ends its round.
 
     Args:
@@ -96,6 +96,11 @@ class FedAvg(CollectiveAlgorithm):
     def replicas(self) -> Replicas:
         return Replicas.EVERY_STEP if self.every == 1 else Replicas.AT_END
 
+    @property
+    def elasticity(self) -> Elasticity:
+        """The remaining ranks continue from their mean, as after a round."""
+        return Elasticity.SHRINKS
+
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Return None: most steps send nothing."""
 
@@ -120,9 +125,9 @@ class FedAvg(CollectiveAlgorithm):
                 if self.proximal:
                     packed = yield PackParameters()
                     gradient.body().add_((packed.body() - anchor) * (self.proximal * weight))
-                yield Apply(gradient, local=True)
             else:
-                yield Discard(gradient)
+                gradient.flat.zero_()  # no parameter is used: nothing moves, and the learning rate's schedule advances
+            yield Apply(gradient, local=True)
             num_done = step + 1
             if num_done % self.every == 0:
                 yield from self._average(anchor, num_samples)

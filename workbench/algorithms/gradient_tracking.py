@@ -34,8 +34,9 @@ class GradientTracking(GossipAlgorithm):
     constant rate stays at a distance. With minibatches, the difference is of two minibatches.
 
     A message has the parameters and the tracker, which the rank knows before its backward pass: the exchange runs
-    during it. A gradient is the mean over a rank's minibatch; if the minibatch is empty, the last one counts again. The
-    optimizer steps with y_i, for every parameter. The run ends with the mean of all ranks. Staleness 0.
+    during it. A gradient is the mean over a rank's minibatch; if the minibatch is empty, the last one counts again. So it
+    does if a gradient is not finite: in fp16 the optimizer then skips its step, and otherwise the rank's parameters become
+    NaN. The optimizer steps with y_i, for every parameter. The run ends with the mean of all ranks. Staleness 0.
 
     Paper: nedic2017achieving, Alg. 1 (DIGing), with minibatches.
     """
@@ -82,14 +83,15 @@ class GradientTracking(GossipAlgorithm):
 
 
 def _mean(gradient: Gradient, before: Tensor) -> Tensor:
-    """The mean gradient of the minibatch, (n,); the one before if the minibatch is empty."""
-    weight = gradient.tail()[WEIGHT]
-    return torch.where(weight > 0, gradient.body() / weight, before)
+    """The mean gradient of the minibatch, (n,); the one before if the minibatch is empty or a value is not finite."""
+    weight, body = gradient.tail()[WEIGHT], gradient.body()
+    return torch.where((weight > 0) & body.isfinite().all(), body / weight, before)
 
 
 def _replaced(gradient: Gradient, values: Tensor) -> Gradient:
-    """The gradient with other values, of all parameters and of weight 1."""
-    gradient.body().copy_(values)
+    """The gradient with other values, of all parameters and of weight 1; NaN if a value of the gradient is not finite."""
+    body = gradient.body()
+    body.copy_(torch.where(body.isfinite().all(), values, torch.nan))
     gradient.tail()[WEIGHT] = 1.0
     gradient.tail()[USED:] = 1.0
     return gradient

@@ -147,8 +147,8 @@ def overlap(spans: Spans, steps: slice | None = None, ranks: Iterable[int] | Non
 def step_windows(spans: Spans) -> tuple[Steps, Floats]:
     """Return one rank's steps (S,), ascending in time, and the bounds (S + 1,) of their windows in seconds.
 
-    A step begins when the rank reads its data, or else with its first forward; on a rank without either (a server), with
-    its first span.
+    A step begins when the rank reads its data, or else with its first forward; on a rank without either (a server),
+    with its first span.
     """
     keep = (spans.table["step"] >= 0) & ~spans.is_kind(["evaluate"])
     table, begins_step = spans.table[keep], spans.is_kind(["load", "forward"])[keep]

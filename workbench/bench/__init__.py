@@ -4,9 +4,9 @@ Both are measured in one run.
 
 Each benchmark is a module with `run(how)`, which yields `rows.Row`s as it measures them. `NAMES` lists the modules.
 
-- Benchmarks of steps: `step`, `checkpoints`, `overheads` (with `driven`), `wire` (with `wire_cases`, `wire_target` and
-  `wire_chart`).
-- Benchmarks of parts: `collectives` (with `alone`), `codecs`, `spans`, `start`.
+- Benchmarks of steps: `step`, `checkpoints`, `overheads` (with `notebook_cost`), `wire` (with `wire_cases`,
+  `time_to_loss` and `wire_chart`).
+- Benchmarks of parts: `collectives` (with `collective_runner`), `codecs`, `spans`, `start`.
 - Shared by the benchmarks: `paired` (alternating measurements), `ranks`, `peers` (steps of other programs), `rows`,
   `records`.
 
@@ -48,13 +48,13 @@ class BenchOptions:
         rounds: number of pairs of measurements for a ratio.
         ranks: numbers of ranks; empty for the benchmark's own.
         only: measure cases with one of these words in the name; empty for all.
-        say: called with progress messages.
+        report: called with progress messages.
     """
 
     rounds: int = 30
     ranks: tuple[int, ...] = ()
     only: tuple[str, ...] = ()
-    say: Callable[[str], None] = print
+    report: Callable[[str], None] = print
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or any(number < 2 for number in self.ranks):

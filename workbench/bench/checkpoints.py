@@ -28,7 +28,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
             title = f"{case}, {number} ranks, gloo"
             if not how.wanted(title):
                 continue
-            how.say(f"{title} ...")
+            how.report(f"{title} ...")
             with ranks(number, "torch") as there:
                 for every in INTERVALS[case]:
                     times = there.call(on_rank, case, every, how.rounds)[0]

@@ -52,7 +52,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
             try:
                 yield from _cases(how, library, number, NETWORK, WIRE_BYTES)
             except LaunchError as error:
-                how.say(f"not on an emulated network: {str(error).splitlines()[0]}")
+                how.report(f"not on an emulated network: {str(error).splitlines()[0]}")
                 return
 
 
@@ -85,7 +85,7 @@ def _cases(how: BenchOptions, library: Library, number: int, launcher: str, size
     rounds = how.rounds if launcher == "local" else min(how.rounds, WIRE_ROUNDS)
     with ranks(number, library.runtime, launcher, library.mpi) as there:
         for size, title in wanted.items():
-            how.say(f"{title} ...")
+            how.report(f"{title} ...")
             times = there.call(on_rank, size, rounds)[0]
             yield from rows_of(title, times, library, number, size, launcher)
 
@@ -96,7 +96,7 @@ def on_rank(runtime: RuntimeName, folder: str, size: int, rounds: int) -> dict[s
 
     from workbench import collectives
     from workbench.bench import peers
-    from workbench.bench.alone import Sums
+    from workbench.bench.collective_runner import Sums
 
     transport = world(runtime, folder)
     torch.set_num_threads(max(1, num_cores() // transport.num_workers))

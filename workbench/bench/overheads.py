@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.bench import BenchOptions, driven
+from workbench.bench import BenchOptions, notebook_cost
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, compare
@@ -42,74 +42,71 @@ SLACK = 0.1  # error of a memory measurement, as a share of a gradient
 def run(how: BenchOptions) -> Iterator[Row]:
     """Measure small parameters, traces and memory on gloo ranks, notebooks on MPI ranks, and requests in this process."""
     if how.wanted("a request"):
-        taken = alternate({"request": _requests()}, how.rounds)["request"]
-        each = [seconds / REQUESTS for seconds in taken]
-        over = f"{1e6 * REQUEST_S:g} µs allowed"
-        yield compare(
-            each,
-            REQUEST_S,
-            case="a request",
-            what="foreground all-reduce of one process",
-            over=over,
-            kind="limit",
-            below=1.0,
-        )
+        yield _request_row(how)
     if how.wanted("a record"):
-        times, allowed_s = recorded(how.rounds), (TRACED - 1) * TRACED_STEP_S
-        more = [recorded_s - not_s for recorded_s, not_s in zip(times["recorded"], times["not"], strict=True)]
-        over = f"{1e6 * allowed_s:g} µs allowed, 1 % of {1e3 * TRACED_STEP_S:g} ms"
-        yield compare(
-            more,
-            allowed_s,
-            case="a record",
-            what="of a step of one process, metrics and trace",
-            over=over,
-            kind="limit",
-            below=1.0,
-        )
+        yield _record_row(how)
     for number in how.ranks or RANKS:
-        small, traced, plain, memory = (
-            f"{words}, {number} ranks, gloo"
-            for words in (f"{MANY} parameters", "a traced step", "a plain loop in record()", "memory")
-        )
-        if how.wanted(small) or how.wanted(traced) or how.wanted(plain):
-            with ranks(number, "torch") as there:
-                if how.wanted(small):
-                    times = there.call(many_on_rank, how.rounds)[0]
-                    for what in ("synchronous", "layer-wise"):
-                        yield compare(
-                            times[what], times["torch DDP"], case=small, what=what, over="torch DDP", below=MANY_ASKED
-                        )
-                if how.wanted(traced):
-                    times = there.call(traced_on_rank, TRACED_BLOCKS * how.rounds)[0]
-                    yield compare(
-                        times["traced"],
-                        times["not"],
-                        case=traced,
-                        what="synchronous, recorded",
-                        over="not recorded",
-                        below=TRACED,
-                    )
-                if how.wanted(plain):
-                    times = there.call(plain_on_rank, PLAIN_BLOCKS * how.rounds)[0]
-                    yield compare(
-                        times["recorded"],
-                        times["not"],
-                        case=plain,
-                        what="torch DDP, recorded",
-                        over="not recorded",
-                        below=TRACED,
-                    )
-        if how.wanted(memory):
+        yield from _step_rows(how, number)
+        if how.wanted(memory := f"memory, {number} ranks, gloo"):
             yield from _memory(memory, number)
-        yield from driven.run(number, how)
+        yield from notebook_cost.run(number, how)
+
+
+def _request_row(how: BenchOptions) -> Row:
+    taken = alternate({"request": _requests()}, how.rounds)["request"]
+    return compare(
+        [seconds / REQUESTS for seconds in taken],
+        REQUEST_S,
+        case="a request",
+        what="foreground all-reduce of one process",
+        over=f"{1e6 * REQUEST_S:g} µs allowed",
+        kind="limit",
+        below=1.0,
+    )
+
+
+def _record_row(how: BenchOptions) -> Row:
+    times, allowed_s = recorded(how.rounds), (TRACED - 1) * TRACED_STEP_S
+    return compare(
+        [recorded_s - not_s for recorded_s, not_s in zip(times["recorded"], times["not"], strict=True)],
+        allowed_s,
+        case="a record",
+        what="of a step of one process, metrics and trace",
+        over=f"{1e6 * allowed_s:g} µs allowed, 1 % of {1e3 * TRACED_STEP_S:g} ms",
+        kind="limit",
+        below=1.0,
+    )
+
+
+def _step_rows(how: BenchOptions, number: int) -> Iterator[Row]:
+    """Yield the cost of small parameters, of a trace and of a record, in steps of the same ranks."""
+    small, traced, plain = (
+        f"{words}, {number} ranks, gloo"
+        for words in (f"{MANY} parameters", "a traced step", "a plain loop in record()")
+    )
+    if not any(map(how.wanted, (small, traced, plain))):
+        return
+    with ranks(number, "torch") as there:
+        if how.wanted(small):
+            times = there.call(many_on_rank, how.rounds)[0]
+            theirs = times["torch DDP"]
+            for what in ("synchronous", "layer-wise"):
+                yield compare(times[what], theirs, case=small, what=what, over="torch DDP", below=MANY_ASKED)
+        if how.wanted(traced):
+            times = there.call(traced_on_rank, TRACED_BLOCKS * how.rounds)[0]
+            what = "synchronous, recorded"
+            yield compare(times["traced"], times["not"], case=traced, what=what, over="not recorded", below=TRACED)
+        if how.wanted(plain):
+            times = there.call(plain_on_rank, PLAIN_BLOCKS * how.rounds)[0]
+            what = "torch DDP, recorded"
+            yield compare(times["recorded"], times["not"], case=plain, what=what, over="not recorded", below=TRACED)
 
 
 def _requests() -> Step:
     """Return a step of many requests, answered by an interpreter whose communication library does nothing."""
     import torch
 
-    from workbench.bench.alone import Sums
+    from workbench.bench.collective_runner import Sums
     from workbench.collectives import Native
     from workbench.runtimes.transport.base import SoloTransport
 
@@ -125,7 +122,7 @@ def recorded(rounds: int) -> dict[str, list[float]]:
 
     inputs = torch.ones(1, 2)
     steps: dict[str, Step] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, driven.runs_in(folder), ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, notebook_cost.runs_in(folder), ExitStack() as stack:
         for name in ("recorded", "not"):
             model = torch.nn.Linear(2, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

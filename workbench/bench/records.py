@@ -12,7 +12,7 @@ from typing import Any, Literal, final
 
 from workbench.bench.rows import Row
 from workbench.errors import ConfigError
-from workbench.experiments.record import versions
+from workbench.experiments.execution_record import versions
 from workbench.papers.site import machine
 from workbench.trace.files.atomic import write_atomic
 

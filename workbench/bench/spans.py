@@ -135,7 +135,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
     rounds = min(how.rounds, MAX_ROUNDS)
     taken: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as root:
-        how.say(f"{case}: the trace is written ...")
+        how.report(f"{case}: the trace is written ...")
         folder = write_trace(Path(root))
         for number in range(rounds + 1):
             begin = time.perf_counter()
@@ -149,7 +149,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
             found = {**json.loads(output.stdout), "a process from begin to end": time.perf_counter() - begin}
             for name, value in found.items():
                 taken.setdefault(name, []).extend([value] * bool(number))  # not the first, which reads from the disk
-            how.say(f"{case}: {found[WHOLE]:.2f} s")
+            how.report(f"{case}: {found[WHOLE]:.2f} s")
     json_bytes = taken.pop("json_bytes")
     for what, times in taken.items():
         below = 1.0 if what == WHOLE else None

@@ -49,7 +49,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
     for number in how.ranks or RANKS:
         case = f"{number} MPI ranks"
         if how.wanted(case):
-            yield from _ranks(number, case, max(3, how.rounds // SLOW_ROUNDS), how.say)
+            yield from _ranks(number, case, max(3, how.rounds // SLOW_ROUNDS), how.report)
 
 
 def _seconds(command: list[str], env: dict[str, str] | None = None) -> float:
@@ -58,7 +58,7 @@ def _seconds(command: list[str], env: dict[str, str] | None = None) -> float:
     return time.perf_counter() - begin
 
 
-def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> Iterator[Row]:
+def _ranks(number: int, case: str, rounds: int, report: Callable[[str], None]) -> Iterator[Row]:
     """Measure the time until ranks have imported torch and passed a barrier, by `Cluster` and by mpiexec alternately.
 
     The first round does not count.
@@ -92,7 +92,7 @@ def _ranks(number: int, case: str, rounds: int, say: Callable[[str], None]) -> I
             if round_:  # not the first, which reads from the disk
                 times[name].append(seconds)
         if round_:
-            say(f"{case}: ready after {times['ours'][-1]:.2f} s, bare mpiexec {times['bare'][-1]:.2f} s")
+            report(f"{case}: ready after {times['ours'][-1]:.2f} s, bare mpiexec {times['bare'][-1]:.2f} s")
     what, over = "Cluster ready, torch imported", "bare mpiexec, the same imports"
     yield compare(times["ours"], times["bare"], case=case, what=what, over=over, below=READY_ASKED)
 

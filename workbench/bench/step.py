@@ -39,7 +39,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
                 continue
             with ranks(number, runtime) as there:
                 for case in cases:
-                    how.say(f"{case}, {title} ...")
+                    how.report(f"{case}, {title} ...")
                     times = there.call(on_rank, case, how.rounds)[0]
                     yield from rows_of(f"{case}, {title}", times)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from workbench.bench import BenchOptions, wire_target
+from workbench.bench import BenchOptions, time_to_loss
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import bind, ranks, world
 from workbench.bench.rows import Row, compare
@@ -95,10 +95,10 @@ def run(how: BenchOptions) -> Iterator[Row]:
                     socket_s[number] = there.call(work_of_sockets)[0]
             with ranks(number, runtime, NETWORK) as there:
                 for ratio, name in wanted.items():
-                    how.say(f"{name} ...")
+                    how.report(f"{name} ...")
                     facts = there.call(on_rank, BATCHES[number][ratio], min(how.rounds, MAX_ROUNDS))[0]
                     yield from rows_of(name, Measured(**facts, socket_s=socket_s[number]), runtime, number, ratio)
-    yield from wire_target.run(how)
+    yield from time_to_loss.run(how)
 
 
 # -- on each rank --------------------------------------------------------------------------------------------

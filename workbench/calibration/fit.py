@@ -95,7 +95,10 @@ def _busy(compute: Compute, origin: Origin) -> list[str]:
     cause = "other programs on the machine, or ranks that share its cores, are a likelier cause than slow workers"
     again = "profile the loop again on an idle machine, then `workbench calibrate TRACE...`"
     if origin.runtime != "torch.profiler":
-        again = f"repeat the `workbench train` command of {origin.source} on an idle machine, then `workbench calibrate last`"
+        again = (
+            f"repeat the `workbench train` command of {origin.source} on an idle machine, then `workbench "
+            "calibrate last`"
+        )
     fix = f"{again}; or leave the variation out with stragglers=() in the calibration's pace"
     return [f"{spread}: {cause}, and predictions repeat it on every worker; {fix}"]
 

@@ -235,7 +235,8 @@ def _comparable(chosen: list[Algorithm], convergence: Convergence | None, exact:
         kept = [one for one in kept if convergence.of(one) is not None]
     if not kept:
         known = (
-            f"steps to the loss are known for {_known(convergence)} ({convergence.source}): give runs of more algorithms"
+            f"steps to the loss are known for {_known(convergence)} ({convergence.source}): give runs of more "
+            "algorithms"
             if convergence
             else "all change the numerical results: leave exact=True out"
         )

@@ -3,7 +3,8 @@
 - `base`: `Callback`, to write your own, and `Notifier`, which calls them from a run's records.
 - Loggers: `tensorboard`, `wandb`, `mlflow`. `scalars` names what they log.
 
-Imports `trace` and what lies below. Used by `runtimes`, which runs them on rank 0, and by `analysis`. Begin with `base`.
+Imports `trace` and what lies below. Used by `runtimes`, which runs them on rank 0, and by `analysis`. Begin with
+`base`.
 """
 
 from workbench.callbacks.base import Callback

@@ -15,8 +15,8 @@ class Callback:
     """Told what happens in a run; give it as `Settings(callbacks=[...])`. Subclasses define what they need.
 
     On real ranks a thread of rank 0 reads the run's records and calls it, twice a second. So it does not hold up the
-    training, and may be a moment late. After a simulation it is called for all that happened. An exception in a callback
-    ends this callback, not the run: it is printed, and noted in the run's record.
+    training, and may be a moment late. After a simulation it is called for all that happened. An exception in a
+    callback ends this callback, not the run: it is printed, and noted in the run's record.
     """
 
     def on_begin(self, run: Run) -> None:

@@ -55,7 +55,7 @@ def _bench(options: argparse.Namespace) -> int:
         rounds=options.rounds,
         ranks=tuple(options.ranks),
         only=tuple(options.only),
-        say=lambda message: print(message, file=output),
+        report=lambda message: print(message, file=output),
     )
     every = options.name == "all"
     for given in (options.output, options.against):
@@ -80,7 +80,7 @@ def _one(
 
     earlier = _place(options.against, name, every)
     if earlier and every and not earlier.exists():
-        how.say(f"{name}: no earlier record to compare with ({earlier})")
+        how.report(f"{name}: no earlier record to compare with ({earlier})")
         earlier = None
     before = read_record(earlier) if earlier else None  # before the measurements, because the file may be unreadable
     facts = read_record(Path(options.read)) if options.read else _measured(name, how, options)
@@ -96,16 +96,16 @@ def _one(
     if path := _place(options.output, name, every):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_record(path, facts)
-        how.say(f"record: {path}")
+        how.report(f"record: {path}")
     found = changes(rows, before) if before else []
     for move in found:
         then, now = move.before, move.now
-        how.say(
+        how.report(
             f"{move.word} than before: {now.case}, {now.what} over {now.over}: "
             f"{now.ratio:.3f} [{now.low:.3f}, {now.high:.3f}], was {then.ratio:.3f} [{then.low:.3f}, {then.high:.3f}]"
         )
     if before and not found:
-        how.say(f"nothing changed beyond its spread since {before['date']}")
+        how.report(f"nothing changed beyond its spread since {before['date']}")
     return facts, any(move.word == "slower" for move in found)
 
 
@@ -117,7 +117,7 @@ def _measured(name: str, how: bench.BenchOptions, options: argparse.Namespace) -
     rows = []
     for row in bench.run(name, how):
         rows.append(row)
-        how.say(
+        how.report(
             f"{row.case}: {row.what} over {row.over}: {row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}".rstrip()
         )
     if not rows and options.only and options.name != "all":
@@ -132,7 +132,7 @@ def _draw(rows: Sequence[Row], path: Path, how: bench.BenchOptions) -> None:
     from workbench.plots.pictures import write_pictures
 
     place = path.with_suffix("") if path.suffix == ".svg" else path
-    how.say(f"figure: {write_pictures({place: chart(rows).to_plotly_json()})[place]}")
+    how.report(f"figure: {write_pictures({place: chart(rows).to_plotly_json()})[place]}")
 
 
 def _place(given: str | None, name: str, every: bool) -> Path | None:

@@ -33,7 +33,7 @@ def add_emulate_options(emulate: argparse.ArgumentParser) -> None:
     emulate.epilog = EXAMPLES
     add = emulate.add_argument
     add("--hosts", type=int, default=2, help="number of hosts; 2 by default")
-    add("--rate", default="1gbit", help="rate of every host's interface, in both directions")
+    add("--rate", default="1gbit", help="rate of every host's interface, in both directions; 1gbit by default")
     add("--up", metavar="RATE", help="rate from each host; --rate by default")
     add("--down", metavar="RATE", help="rate to each host; --rate by default")
     add("--slow", action="append", default=[], metavar="HOST=RATE", help="rate of one host, such as 2=100mbit")
@@ -143,14 +143,20 @@ def _wait(processes: list[subprocess.Popen[Any]]) -> int:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 next(process for process in processes if process.returncode is None).wait(0.1)
         except KeyboardInterrupt:
-            if not _terminal_signals_all():
-                for process in processes:
-                    if process.poll() is None:
-                        process.send_signal(signal.SIGINT)
+            _interrupt(processes)
     failed = [process.returncode for process in processes if process.returncode]
     if not failed:
         return 0
     return failed[0] if failed[0] > 0 else 128 - failed[0]
+
+
+def _interrupt(processes: list[subprocess.Popen[Any]]) -> None:
+    """Interrupt the processes that run, unless the terminal does."""
+    if _terminal_signals_all():
+        return
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
 
 
 def _terminal_signals_all() -> bool:

@@ -39,6 +39,11 @@ from workbench.naming import did_you_mean, parse_pairs
 from workbench.resources import version
 from workbench.run_spec import algorithm_in, expand_settings, notes_of
 
+DESCRIPTION = """\
+Train a model with distributed SGD on several processes (ranks), see where the time of each step goes, and predict which
+algorithm would be faster. Begin with `workbench doctor`, then `workbench demo`.
+
+`workbench COMMAND --help` lists the options of a command."""
 HEADINGS = {  # first command of a group -> heading
     "train": "train, and look at runs",
     "cluster": "clusters and jobs",
@@ -46,6 +51,7 @@ HEADINGS = {  # first command of a group -> heading
     "demo": "notebooks and papers",
     "algorithms": "what is available, and what works here",
 }
+LISTED = {"algorithms": "", "collectives": " (how gradients are summed)", "codecs": " (how gradients are compressed)"}
 LEVELS = {  # option -> the least level of the messages that are printed
     "--quiet": (logging.WARNING, "print no progress and no messages, only warnings and errors"),
     "--verbose": (logging.DEBUG, "also print what helps to find a fault: commands, folders, tracebacks of errors"),
@@ -152,28 +158,28 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="workbench", description="A research workbench for distributed SGD.", formatter_class=_Grouped
-    )
+    parser = _Parser(prog="workbench", description=DESCRIPTION, formatter_class=_Grouped)
     parser.add_argument("--version", action="version", version=f"workbench {version()}")
     _add_levels(parser, default=logging.INFO)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add = commands.add_parser
     # train, and look at runs
-    add_train_command(add("train", help="train a problem with an algorithm on real or simulated ranks"))
+    add_train_command(add("train", help="train a model with an algorithm, on real or simulated ranks"))
     add_steer_options(add("steer", help="change settings of a running training, or pause, resume or stop it"))
     add_sweep_options(
         add("sweep", help="run a grid of trainings from a YAML file; if interrupted, start it again to continue")
     )
-    add_record_options(add("record", help="run a command, and record where its training loops spend their time"))
-    add_runs_options(add("runs", help="list, export or remove runs of the run store"))
-    _add_show(add("show", help="compare the numbers of runs"))
+    add_record_options(
+        add("record", help="run your training script unchanged, and show where its steps spend their time")
+    )
+    add_runs_options(add("runs", help="list, export or remove your runs"))
+    _add_show(add("show", help="print the numbers of a run, or compare several"))
     _add_timeline(add("timeline", help="write an HTML page with the timeline of a run, or of two runs to compare"))
     _add_export(add("export", help="write a run's trace for ui.perfetto.dev, or as a graph for ASTRA-sim"))
-    _add_evaluate(add("evaluate", help="make the evaluations that a failed or killed run lacks"))
+    _add_evaluate(add("evaluate", help="make the evaluations that a run lacks because it failed or was killed"))
 
     # clusters and jobs
-    add_cluster_options(add("cluster", help="list, show and stop clusters, also detached ones"))
+    add_cluster_options(add("cluster", help="list, change and stop the clusters that notebooks and scripts started"))
     add_submit_options(
         add("submit", help="run a training or your own script in a Slurm job; it can continue after the time limit")
     )
@@ -186,7 +192,9 @@ def _parser() -> argparse.ArgumentParser:
     add_study_options(
         add("study", help="predict which algorithm reaches a target first, for other workers and networks")
     )
-    add_calibrate_options(add("calibrate", help="fit a cost model to a run, or to a profile of a DDP loop"))
+    add_calibrate_options(
+        add("calibrate", help="fit a cost model (compute, latency, bandwidth) to a run, or to a profile of a DDP loop")
+    )
     add_predict_options(add("predict", help="predict the time of a step for other workers, networks and algorithms"))
     add_recommend_options(
         add(
@@ -198,30 +206,31 @@ def _parser() -> argparse.ArgumentParser:
     add_demo_options(add("demo", help="execute the tour: three algorithms on four MPI ranks; print its result"))
     add_notebook_options(add("notebook", help="execute a notebook, or list those of the package"))
     add_reproduce_options(
-        add("reproduce", help="execute the notebooks about one paper or all; write records and verdicts")
+        add("reproduce", help="execute the notebooks that test a paper's claims; print the verdicts and write a page")
     )
-    add_papers_options(
-        add("papers", help="list and check the claims of papers and their verdicts, and write their pages")
-    )
-    add_artefact_options(add("artefact", help="bundle a paper's notebooks, claims, records and environment"))
+    add_papers_options(add("papers", help="list the claims of papers with their verdicts; check or write their pages"))
+    add_artefact_options(add("artefact", help="write one zip with a paper's notebooks, claims, records and versions"))
 
     # what there is, and what works here
-    for title in ("algorithms", "collectives", "codecs"):
-        listing = add(title, help=f"list the {title}, or describe one")
+    for title, meant in LISTED.items():
+        listing = add(title, help=f"list the {title}{meant}, or describe one")
         own = "; also file.py:Class" if title == "algorithms" else ""
         listing.add_argument("name", nargs="?", help=f"describe this one{own}")
         listing.add_argument("--markdown", action="store_true", help="print the table as Markdown")
         listing.add_argument("--json", action="store_true", help="print a JSON array; with a name, an object")
         listing.set_defaults(command=_catalogue, what=title)
-    problems = add("problems", help="list the problems, or describe one")
+    problems = add("problems", help="list the problems (models with data), or describe one")
     problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
     problems.set_defaults(command=_problems)
     add_config_options(add("config", help="show the defaults of this machine, and where they come from"))
     add_completion_options(add("completion", help="print the script with which bash or zsh completes this command"))
     add_doctor_options(add("doctor", help="check what works on this machine, and say how to fix the rest"))
     add_bench_options(
-        add("bench", help="measure step times, collectives, codecs and overheads against peers and the physical limit")
+        add("bench", help="compare step times, collectives and codecs with torch DDP, MPI and physical limits")
     )
+    for listed in commands._choices_actions:
+        words = listed.help or ""
+        commands.choices[listed.dest].description = f"{words[:1].upper()}{words[1:]}."
     for command in commands.choices.values():
         _add_levels(command, default=argparse.SUPPRESS)
     return parser
@@ -245,8 +254,8 @@ def _add_show(show: argparse.ArgumentParser) -> None:
 
 def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("run", help="name, beginning of a name, folder, or `last`")
-    evaluate.add_argument("--algorithm", help="the run's algorithm, if it is file.py:Class")
-    evaluate.add_argument("--problem", help="the run's problem, if it is file.py:name")
+    evaluate.add_argument("--algorithm", help="the run's algorithm, if it is your own: file.py:Class")
+    evaluate.add_argument("--problem", help="the run's problem, if it is your own: file.py:name")
     evaluate.add_argument(
         "--option",
         action="append",
@@ -260,7 +269,7 @@ def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
 def _add_timeline(timeline: argparse.ArgumentParser) -> None:
     timeline.add_argument("run", nargs="+", help="name, beginning of a name, folder, or `last`; two to compare them")
     timeline.add_argument(
-        "--steps", metavar="FIRST:LAST", help="these steps; by default those from the middle that fit"
+        "--steps", metavar="FIRST:LAST", help="these steps; by default some from the middle of the run"
     )
     timeline.add_argument("--ranks", metavar="0,1,...", help="only these ranks")
     timeline.add_argument(

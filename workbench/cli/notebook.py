@@ -13,13 +13,20 @@ from workbench.errors import ConfigError
 from workbench.naming import parse_pairs
 
 if TYPE_CHECKING:
-    from workbench.experiments.catalogue import Parameter
+    from workbench.experiments.notebook_catalogue import Parameter
 
 WORDS = ("run", "list")
+
+EXAMPLES = """
+  workbench notebook list                       # notebooks, their parameters and defaults
+  workbench notebook run 10-scaling -p steps=5
+  workbench notebook run mine.ipynb -f params.yaml -o out/mine.ipynb
+"""
 
 
 def add_notebook_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench notebook`, and set its function."""
+    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = parser.add_argument
     add(
         "words",
@@ -42,7 +49,7 @@ def add_notebook_options(parser: argparse.ArgumentParser) -> None:
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench demo`, and set its function."""
-    parser.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--parameter", "-p", action="append", default=[], metavar="NAME=VALUE", help="of the notebook")
     parser.set_defaults(command=_demo)
 
 
@@ -79,8 +86,8 @@ def given_parameters(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _notebook(options: argparse.Namespace) -> int:
-    from workbench.experiments.catalogue import find_notebook
-    from workbench.experiments.record import read_record
+    from workbench.experiments.execution_record import read_record
+    from workbench.experiments.notebook_catalogue import find_notebook
     from workbench.papers.sizes import check_size, values_at
 
     word, *names = options.words if options.words[0] in WORDS else ["run", *options.words]
@@ -100,7 +107,7 @@ def _list(names: list[str], as_json: bool) -> int:
     from dataclasses import asdict
 
     from workbench import resources
-    from workbench.experiments.catalogue import find_notebook, papers_of, parameters_of, question_of
+    from workbench.experiments.notebook_catalogue import find_notebook, papers_of, parameters_of, question_of
     from workbench.papers.sizes import read_sizes
 
     for name in names or resources.notebooks():

@@ -23,7 +23,7 @@ def add_papers_options(parser: argparse.ArgumentParser) -> None:
     table.set_defaults(command=_table)
     check = actions.add_parser(
         "check",
-        help="check claims, notebooks, records, amendments and pages against each other; fail if a headline is stale",
+        help="check claims, notebooks, records and pages against each other; fail if a headline's record is of other code",
     )
     check.set_defaults(command=_check)
 
@@ -38,7 +38,7 @@ def add_artefact_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from workbench.papers.rows import read_papers
+    from workbench.papers.verdict_rows import read_papers
 
     for paper in read_papers(options.records, options.key):
         for row in paper.rows:

@@ -18,13 +18,28 @@ from workbench.naming import parse_pairs
 TIMEOUT_S = 120.0
 PROBE_FILE = "probe.json"
 
+EXAMPLES = """
+  workbench train synchronous-sgd --workers 2 --steps 50
+  workbench calibrate last -o calibration.json
+  workbench predict calibration.json --algorithm pipe-sgd --set width=2 --workers 8,64 --network ethernet-1g,ethernet-10g
+  workbench recommend calibration.json --workers 16 --network ethernet-1g
+"""
+
 
 def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     """Add the options of `workbench calibrate`, and set its function."""
+    calibrate.formatter_class, calibrate.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = calibrate.add_argument
-    add("run", nargs="+", help="a run's name or folder; or Chrome traces of torch.profiler of a DDP loop, one per rank")
+    add(
+        "run",
+        nargs="+",
+        help="a run's name or folder, or `last`; or traces of torch.profiler of a DDP loop, one for each rank",
+    )
     add("--output", "-o", type=Path, help="file to write; calibration.json in the run's folder, or here, by default")
-    add("--problem", help="the trained problem: measure here each parameter's share of the compute time")
+    add(
+        "--problem",
+        help="the trained problem: measure here each layer's share of the compute, for algorithms that send by layer",
+    )
     add(
         "--option",
         action="append",
@@ -33,7 +48,12 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
         help="an option of the problem, such as hidden=[64]",
     )
     add("--cores", type=float, help="number of cores that all ranks shared; known if they ran on one host")
-    add("--latency", type=float, metavar="SECONDS", help="latency of a hop; needed if all messages had the same size")
+    add(
+        "--latency",
+        type=float,
+        metavar="SECONDS",
+        help="latency of a message; needed if all messages had the same size",
+    )
     add(
         "--rate",
         metavar="RATE",
@@ -58,17 +78,19 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
 
 def add_predict_options(predict: argparse.ArgumentParser) -> None:
     """Add the options of `workbench predict`, and set its function."""
+    predict.formatter_class, predict.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = predict.add_argument
     _add_places(predict)
     add("--algorithm", default="synchronous-sgd", help="such as pipe-sgd; `workbench algorithms` lists them")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the algorithm, such as width=2")
-    add("--codec", help="codec of a ring's hops, such as truncate16: short for --set collective=ring:truncate16")
-    add("--backups", type=int, help="b: short for --algorithm backup-sgd --set backups=")
+    add("--codec", help="compression of messages, such as truncate16: short for --set collective=ring:truncate16")
+    add("--backups", type=int, help="number of backup workers: short for --algorithm backup-sgd --set backups=")
     predict.set_defaults(command=_predict)
 
 
 def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
     """Add the options of `workbench recommend`, and set its function."""
+    recommend.formatter_class, recommend.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
     add = recommend.add_argument
     _add_places(recommend)
     add("--exact", action="store_true", help="only algorithms with the same numerical results as synchronous SGD")

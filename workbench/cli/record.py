@@ -98,7 +98,8 @@ def _report(run: Run) -> str:
     if means.get("communication_s"):
         exposed, hidden = means["exposed_s"] / means["window_s"], means["hidden_s"] / means["communication_s"]
         lines.append(
-            f"\nExposed communication is {percent(exposed)} of a step. {percent(hidden)} of the communication is hidden."
+            f"\nExposed communication is {percent(exposed)} of a step. {percent(hidden)} of the communication is "
+            "hidden."
         )
     lines.append(f'\n{run.folder}\nTimeline, in Python: workbench.open_run("{run.id}").timeline()')
     return "\n".join(lines)

@@ -37,24 +37,30 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("name", help="key of a paper, such as chen2016revisiting, a notebook, headlines, or all")
-    add("--claim", metavar="ID", help="only the notebook that tests this claim")
-    add("--size", default="smoke", help="smoke (the default), ci or full")
+    add(
+        "--claim", metavar="ID", help="only the notebook that tests this claim, such as li2018pipesgd/width-two-is-best"
+    )
+    add(
+        "--size",
+        default="smoke",
+        help="smoke (the default: does it run?), ci (the committed records) or full (the papers' scale)",
+    )
     add(
         "--again",
         action="store_true",
-        help="also execute notebooks with a record of the same code, parameters and site",
+        help="also execute notebooks whose record is of the same code, parameters and machine",
     )
     add(
         "--add-session",
         action="store_true",
-        help="execute notebooks with a record again with other seeds, and add the values as those of another session",
+        help="execute notebooks again with other seeds, and add the values to their records as another session",
     )
     add(
         "--jobs",
         "-j",
         type=int,
         metavar="N",
-        help="number of notebooks at a time, of those that measure nothing on a real clock; the cores by default",
+        help="how many simulating notebooks run at a time; the number of cores by default. Others run alone",
     )
     add("--output", "-o", type=Path, metavar="FOLDER", help="folder to write to; under the run store by default")
     add("--site", help="name of this machine in records; $WORKBENCH_SITE, the Slurm cluster, or N-cores by default")
@@ -84,10 +90,10 @@ def _reproduce(options: argparse.Namespace) -> int:
 def _execute(options: argparse.Namespace) -> int:
     from workbench import resources
     from workbench.machine import num_cores
-    from workbench.papers.page import write_page
     from workbench.papers.pictures import draw_pictures
     from workbench.papers.plan import plan
     from workbench.papers.reproduction import Reproduction
+    from workbench.papers.reproduction_page import write_page
     from workbench.papers.site import site_name
     from workbench.papers.sizes import check_size, parse_ranks
 
@@ -111,7 +117,7 @@ def _execute(options: argparse.Namespace) -> int:
         add_session=options.add_session,
         jobs=options.jobs or num_cores(),
         timeout_s=options.timeout,
-        say=LOG.info,
+        report=LOG.info,
     )
     runs = output / "runs"
     with _runs_in(runs):

@@ -10,9 +10,16 @@ from workbench.errors import ConfigError
 from workbench.logs import is_quiet
 from workbench.naming import parse_pairs
 
+EXAMPLES = """
+  workbench study --problem mine.py:problem --network 1gbit,10gbit --workers 4,16 --target loss=3.2 --minutes 5
+  workbench study --algorithm 'pipe-sgd width=3' --algorithm local-sgd --target accuracy=0.9
+"""
+
 
 def add_study_options(study: argparse.ArgumentParser) -> None:
     """Add the options of `workbench study`, and set its function."""
+    study.formatter_class = argparse.RawDescriptionHelpFormatter
+    study.epilog = EXAMPLES
     add = study.add_argument
     add("--problem", default="digits-mlp", help="`workbench problems` lists them; or file.py:name")
     add("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the problem")

@@ -17,7 +17,7 @@ from workbench.naming import did_you_mean
 from workbench.run_spec import check_train, parse_train
 
 EXAMPLES = """
-The job runs what stands after --: a training of the package, or your own command as each rank.
+The job runs what follows --: a training of the package, or your own command, once as each rank.
 
   workbench submit --partition gpu --time 02:00:00 --nodes 2 --gpus-per-rank 1 -- train pipe-sgd --runtime torch --workers 8
   workbench submit --time 04:00:00 --requeue -- train synchronous-sgd --workers 8 --steps 200000
@@ -49,7 +49,7 @@ def add_submit_options(submit: argparse.ArgumentParser) -> None:
     submit.add_argument(
         "--requeue",
         action="store_true",
-        help="put the job back into the queue after the warning, until its command has ended by itself",
+        help="return the job to the queue at its time limit, until its command has ended by itself",
     )
     submit.add_argument("argv", nargs="*", metavar="COMMAND", help="`train ...`, or your own command; after --")
     submit.set_defaults(command=_submit)
@@ -81,7 +81,7 @@ def add_job_options(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *
         type=int,
         default=60,
         metavar="SECONDS",
-        help="warn the ranks this time before the limit (60 by default); a step and a checkpoint must fit into it",
+        help="ask the ranks to stop this time before the limit (60 by default); a step and a checkpoint must fit into it",
     )
     more(
         "--extra",
@@ -173,7 +173,8 @@ def submit_command(
         return 0
     if Allocation.here() is not None:
         raise ConfigError(
-            "this shell runs in a Slurm job: run the command in it, with srun for your own script; or submit outside of it"
+            "this shell runs in a Slurm job: run the command in it, with srun for your own script; or submit "
+            "outside of it"
         )
     starts = slurm.srun_command(num_ranks, command, outlives=outlives) if by_srun else [*WITHOUT_TASK_GPUS, *command]
     spec: dict[str, Any] = {

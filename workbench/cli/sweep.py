@@ -37,7 +37,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLE
     add = parser.add_argument
-    add("grid", help="a YAML file")
+    add("grid", help="a YAML file; a cell is one combination of its values")
     add("--jobs", "-j", type=int, help="number of cells that run at a time; that of the grid by default, else 1")
     add("--timeout", type=float, metavar="SECONDS", help="limit for one cell; that of the grid by default")
     add("--retry-failed", action="store_true", help="run failed cells again")
@@ -49,7 +49,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
 def _sweep(options: argparse.Namespace) -> int:
     from workbench.errors import ConfigError
     from workbench.experiments.grid import read_grid
-    from workbench.experiments.outcome import SweepResult, states
+    from workbench.experiments.sweep_result import SweepResult, states
     from workbench.experiments.sweeper import sweep
     from workbench.trace.store import runs_root
 

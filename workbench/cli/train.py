@@ -15,9 +15,18 @@ from workbench.errors import ConfigError
 from workbench.logs import LOG, is_quiet
 from workbench.run_spec import add_train_options, report, resolve, run_simulated
 
+EXAMPLES = """
+  workbench train pipe-sgd --problem digits-mlp --workers 2 --epochs 5 --width 2
+  workbench train pipe-sgd --problem mine.py:problem --workers 4 --checkpoint-every 100
+  workbench train backup-sgd --runtime simulated --workers 16 --stragglers lognormal:0.3 --steps 100
+"""
+
 
 def add_train_command(train: argparse.ArgumentParser) -> None:
     """Add the options of `workbench train`, and set its function."""
+    train.formatter_class = argparse.RawDescriptionHelpFormatter
+    train.epilog = EXAMPLES
+    train.usage = "workbench train ALGORITHM [options]"
     add_train_options(train)
     train.set_defaults(command=_train)
 

@@ -48,9 +48,9 @@ class Cluster:
             "ssh:hostA:2,hostB:2": on hosts that share the folder of runs.
             "slurm:partition=debug,time=00:30:00" or a `Slurm`: in a Slurm job.
             "pbs:queue=gpu,walltime=01:00:00,nodes=2", "lsf:...", "sge:...", "htcondor:..." or a `BatchJob`: in a job of
-            that scheduler. Tested with stand-ins for their commands; PBS, LSF and HTCondor never ran on a real scheduler.
-            "emulated:1gbit": on an emulated network, which ends with the cluster. An `EmulatedNetwork`: you close it.
-            Or a `Launcher`.
+            that scheduler. Tested with stand-ins for their commands; PBS, LSF and HTCondor never ran on a real
+            scheduler. "emulated:1gbit": on an emulated network, which ends with the cluster. An `EmulatedNetwork`: you
+            close it. Or a `Launcher`.
         name: the cluster's id begins with it.
         mpi: folder of the MPI to use (it holds bin/mpiexec), or the result of `find_mpi`. None: look for one.
         oversubscribe: allow more ranks than cores.
@@ -335,7 +335,10 @@ class Cluster:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<Cluster {self.id}: {count(self.num_ranks)}, {self._engines.launcher.title}, runtime {self.runtime}, {self.state}>"
+        return (
+            f"<Cluster {self.id}: {count(self.num_ranks)}, {self._engines.launcher.title}, runtime "
+            f"{self.runtime}, {self.state}>"
+        )
 
     def _repr_html_(self) -> str:
         return self.status()._repr_html_() if self.ready else f"<p>{html.escape(repr(self)[1:-1])}</p>"

@@ -85,8 +85,8 @@ def pickled(job: Any) -> bytes:
         for one in job.settings.callbacks:
             if not _can_be_pickled(one):
                 raise ConfigError(
-                    f"callback {type(one).__name__} cannot be sent to the ranks: {error}. Open its files and connections "
-                    "in on_begin, which rank 0 calls"
+                    f"callback {type(one).__name__} cannot be sent to the ranks: {error}. Open its files and "
+                    "connections in on_begin, which rank 0 calls"
                 ) from None
         raise ConfigError(
             f"this cannot be sent to the ranks: {error}. Open files, locks, generators and connections cannot be "

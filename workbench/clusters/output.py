@@ -60,18 +60,22 @@ class RankOutput:
             to_the_end: also show an incomplete last line; otherwise it is shown when it is complete.
         """
         with self._lock:
-            for rank, path in enumerate(self._paths):
-                try:
-                    with path.open("rb") as file:
-                        file.seek(self._offsets[rank])
-                        new = file.read()
-                except OSError:
-                    continue
+            for rank in range(len(self._paths)):
+                new = self._read_on(rank)
                 whole = new if to_the_end else new[: new.rfind(b"\n") + 1]
                 self._offsets[rank] += len(whole)
                 for line in whole.decode(errors="replace").splitlines():
                     self._print(f"[{rank:>{self._width}}] {line}")
             self._draw()
+
+    def _read_on(self, rank: int) -> bytes:
+        """Return what a rank has written since the last call; nothing if its file cannot be read."""
+        try:
+            with self._paths[rank].open("rb") as file:
+                file.seek(self._offsets[rank])
+                return file.read()
+        except OSError:
+            return b""
 
     def _show(self, line: str) -> None:
         if len(self._paths) <= MAX_LINES_RANKS or not in_notebook():

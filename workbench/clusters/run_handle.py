@@ -98,13 +98,7 @@ class RunHandle(Views):
             with Waiting(
                 lambda: f"{self}{silent_ranks(self.folder, len(self._results))}", silent=self.quiet
             ) as waiting:
-                while True:
-                    if self.output is not None:
-                        self.output.poll(to_the_end=self.done)
-                    if self._failed():
-                        raise self._error()
-                    if self.done:
-                        return self
+                while not self._has_returned():
                     if deadline is not None and time.monotonic() > deadline:
                         states = describe_ranks(self.folder, len(self._results))
                         where = ". ".join(filter(None, (str(self), states)))
@@ -113,6 +107,7 @@ class RunHandle(Views):
                         )
                     self._over.wait(POLL_S)
                     waiting.update()
+                return self
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 "only the wait was interrupted; the training continues: .wait() again, or end it with .stop()"
@@ -120,6 +115,15 @@ class RunHandle(Views):
         finally:
             if self.done:
                 self._finish_views()
+
+    def _has_returned(self) -> bool:
+        """Show new output. Return True if all ranks have returned; raise the run's error if one has failed."""
+        done = self.done
+        if self.output is not None:
+            self.output.poll(to_the_end=done)
+        if self._failed():
+            raise self._error()
+        return done
 
     def stop(self) -> RunHandle:
         """Ask all ranks to write a checkpoint and stop at the end of the same step.

@@ -53,7 +53,8 @@ class Auto(Collective):
         for candidate in self.candidates:
             if not isinstance(candidate, Collective) or isinstance(candidate, Native | Auto):
                 raise ConfigError(
-                    f"candidates: no formula predicts the time of {candidate!r}: use Tree(), HalvingDoubling(), Ring(), ..."
+                    f"candidates: no formula predicts the time of {candidate!r}: use Tree(), HalvingDoubling(), "
+                    "Ring(), ..."
                 )
             candidate.seconds(1.0, 2, PlainLink())  # raises if it has no formula
 

@@ -46,13 +46,15 @@ class Hierarchical(Collective):
             raise ConfigError(f"inner={self.inner} does not sum at the first rank of a group: use Linear() or Tree()")
         if not isinstance(self.outer, Collective) or isinstance(self.outer, Native):
             raise ConfigError(
-                f"outer={self.outer} does not sum over the first ranks of the groups: use Ring(), Tree() or HalvingDoubling()"
+                f"outer={self.outer} does not sum over the first ranks of the groups: use Ring(), Tree() or "
+                "HalvingDoubling()"
             )
         if isinstance(getattr(self.outer, "inner", None), Native) and isinstance(
             getattr(self.outer, "plain", None), SummableCodec | None
         ):
             raise ConfigError(
-                f"outer={self.outer} sums over all ranks, not only the first ranks of the groups: use it with inner=Ring()"
+                f"outer={self.outer} sums over all ranks, not only the first ranks of the groups: use it with "
+                "inner=Ring()"
             )
         if self.codec is not None:
             for name, level in (("inner", self.inner), ("outer", self.outer)):

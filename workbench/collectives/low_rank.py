@@ -39,8 +39,8 @@ class PowerSGD(Collective):
     `alternate` and a constant sum, each pair of an even and an odd step is). `ctx.memory` keeps Q, P and e_i by
     parameter. A NaN or an infinity reaches every rank, and is not kept. e_i is the loss of this rank's own M_i, not an
     equal share of the loss of the sum. The sum over the ranks is the same, but equal shares would grow without limit if
-    the ranks' gradients differ. Residuals are in units of the applied mean (`collectives.memory`). With `alternate`, t counts the
-    sums of a bucket, not steps.
+    the ranks' gradients differ. Residuals are in units of the applied mean (`collectives.memory`). With `alternate`, t
+    counts the sums of a bucket, not steps.
 
     Args:
         rank: r; at most a matrix's smaller side.

@@ -87,8 +87,8 @@ class Once(Collective):
     def __post_init__(self) -> None:
         if not isinstance(self.codec, Codec | ErrorFeedback):
             raise ConfigError(
-                f"codec={self.codec!r}: give a codec, such as Linear8(), or ErrorFeedback(codec=...). Without a codec, use "
-                "the inner collective itself"
+                f"codec={self.codec!r}: give a codec, such as Linear8(), or ErrorFeedback(codec=...). Without a "
+                "codec, use the inner collective itself"
             )
         check_choice("spread", self.spread, ("encoded", "raw", "gather", None))
         check_inner(self.inner)
@@ -99,7 +99,8 @@ class Once(Collective):
                 )
         elif self.inner != Native():
             raise ConfigError(
-                f"inner={self.inner!r} is for codecs of integers, and {self.plain!r} is not: use SharedInt(), or leave inner out"
+                f"inner={self.inner!r} is for codecs of integers, and {self.plain!r} is not: use SharedInt(), or "
+                "leave inner out"
             )
 
     @property
@@ -293,8 +294,8 @@ class Once(Collective):
             residual = ctx.memory[name] = torch.zeros_like(like)
         if residual.shape != like.shape or residual.dtype != like.dtype:
             raise ConfigError(
-                f"{name} has {residual.numel()} values from an earlier step, but this sum has {like.numel()}: every step "
-                "must have the same layout"
+                f"{name} has {residual.numel()} values from an earlier step, but this sum has {like.numel()}: "
+                "every step must have the same layout"
             )
         return residual
 

@@ -64,12 +64,16 @@ class Compute:
         kinds = [type(distribution) for distribution in self.stragglers if distribution.timed]
         if len(set(kinds)) < len(kinds):
             raise ConfigError(
-                f"Compute: two distributions of one kind depend on time ({', '.join(kind.__name__ for kind in kinds)}): "
+                "Compute: two distributions of one kind depend on time "
+                f"({', '.join(kind.__name__ for kind in kinds)}): "
                 "combine them into one"
             )
 
     def __str__(self) -> str:
-        parts = f"forward {self.forward_s * 1e3:.3g} ms, backward {self.backward_s * 1e3:.3g} ms, update {self.update_s * 1e3:.3g} ms"
+        parts = (
+            f"forward {self.forward_s * 1e3:.3g} ms, backward {self.backward_s * 1e3:.3g} ms, update "
+            f"{self.update_s * 1e3:.3g} ms"
+        )
         fixed = f", {self.fixed_share:.0%} of forward and backward for any batch" if self.fixed_share else ""
         return parts + fixed + "".join(f", {distribution}" for distribution in self.stragglers)
 

@@ -88,7 +88,10 @@ _NETWORKS = {
     "free": free,
 }
 
-_SPELLING = "[RANKS x INSIDE +] [NICS x] BETWEEN [/ HOSTS hosts OVER:1], such as '8x nvlink-3 + 4x infiniband-ndr / 16 hosts 4:1'"
+_SPELLING = (
+    "[RANKS x INSIDE +] [NICS x] BETWEEN [/ HOSTS hosts OVER:1], such as '8x nvlink-3 + 4x infiniband-ndr / 16 "
+    "hosts 4:1'"
+)
 
 
 def names() -> tuple[str, ...]:

@@ -23,10 +23,11 @@ from workbench.machine import in_notebook
 from workbench.plots.comparison import comparison_html
 from workbench.plots.live.axes import AxisControls
 from workbench.plots.live.buttons import RunButtons, answer_while_busy, error_line, without_null_tooltips
-from workbench.plots.live.curves import LIVE_POINTS, as_data, status_table
+from workbench.plots.live.curves import LIVE_POINTS, status_table
 from workbench.plots.live.moving_figure import LIVE_CLASS, VIEW_CLASS, MovingFigure
 from workbench.plots.live.pace import pause_after
 from workbench.plots.live.still import picture, still
+from workbench.plots.renderer import as_data
 from workbench.problems.base import Problem
 from workbench.run_spec import compute_of, names_in, optimizer_of, schedule_of
 from workbench.trace.run import Run
@@ -72,7 +73,9 @@ class Dashboard:
         self._ticker: Thread | None = None
         self._closed = False
         self._kept_text, self._kept_s = "", 0.0
-        self._make_form(cluster)
+        self._make_choice()
+        self._make_settings()
+        self._make_place(cluster)
         self._make_runs()
         left = ipywidgets.VBox([self._algorithm, self._form_box, self._problem, self._training, self._place])
         columns = ipywidgets.HBox([left, self._right], layout={"flex_flow": "row wrap"})
@@ -113,7 +116,8 @@ class Dashboard:
         lines = [html.escape(box.description) for box in self._list.children] or ["nothing was trained"]
         return "<br>".join([f"<b>{title}</b>", *lines])
 
-    def _make_form(self, cluster: Any) -> None:
+    def _make_choice(self) -> None:
+        """Make the fields of the algorithm and of the problem."""
         common = {"style": LABEL, "layout": WIDE}
         self._algorithm = ipywidgets.Dropdown(
             options=list(algorithms.names()), value="pipe-sgd", description="algorithm", **common
@@ -125,6 +129,10 @@ class Dashboard:
         self._problem = ipywidgets.Dropdown(
             options=names, value=next(iter(self._own), "digits-mlp"), description="problem", **common
         )
+
+    def _make_settings(self) -> None:
+        """Make the fields of how to train."""
+        common = {"style": LABEL, "layout": WIDE}
         self._length = ipywidgets.BoundedIntText(
             value=5, min=1, max=10**9, description="length", style=LABEL, layout={"width": "210px"}
         )
@@ -177,6 +185,10 @@ class Dashboard:
                 self._stragglers,
             ]
         )
+
+    def _make_place(self, cluster: Any) -> None:
+        """Make the fields of where to train: on ranks, or simulated."""
+        common = {"style": LABEL, "layout": WIDE}
         self._where = ipywidgets.ToggleButtons(
             options=[RANKS, SIMULATED],
             tooltips=["processes of a cluster", "in this process, on a network that is calculated"],
@@ -359,7 +371,10 @@ class Dashboard:
 
     def __repr__(self) -> str:
         entries = self._session.entries
-        return f"<Dashboard: {len(entries)} run{'s' if len(entries) != 1 else ''}, {'training' if self._session.active else 'idle'}>"
+        return (
+            f"<Dashboard: {len(entries)} run{'s' if len(entries) != 1 else ''}, "
+            f"{'training' if self._session.active else 'idle'}>"
+        )
 
     def _ipython_display_(self) -> None:
         if not in_notebook():  # a terminal draws no figures

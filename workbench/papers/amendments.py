@@ -99,13 +99,15 @@ def amendments_in_git(papers: Path, key: str) -> tuple[Amendment, ...] | None:
     commits = _commits(papers, key)
     if commits is None:
         return None
+    claimed = {name for commit in commits for kind, name in commit.changes if kind == "claims"}
+    if not claimed:
+        return ()
     texts = history.blobs(papers, {blob for commit in commits for pair in commit.changes.values() for blob in pair})
     for commit in commits:
         for (kind, _notebook), (old, new) in commit.changes.items():
             if kind in ("claims", "sizes") and new in texts and not _is_yaml(texts[new]):
                 texts[new] = texts.get(old, "")  # no edit: the next version is compared with the one before
     recorded: set[str] = set()
-    claimed = {name for commit in commits for kind, name in commit.changes if kind == "claims"}
     found = []
     for commit in commits:
         edits = [*_edits_of_claims(commit, texts), *_edits_of_parameters(commit, texts, claimed)]

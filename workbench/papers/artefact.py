@@ -8,15 +8,15 @@ from pathlib import Path
 
 from workbench import resources
 from workbench.errors import ConfigError
-from workbench.experiments.catalogue import paper_keys, question_of
+from workbench.experiments.notebook_catalogue import paper_keys, question_of
 from workbench.naming import unknown
 from workbench.papers import history
 from workbench.papers.claims import SIZES
 from workbench.papers.plan import claimed_notebooks
 from workbench.papers.records import Record
-from workbench.papers.rows import Paper, Row, read_paper
 from workbench.papers.sizes import sizes_file
 from workbench.papers.table import BEGIN, END
+from workbench.papers.verdict_rows import Paper, Row, read_paper
 from workbench.papers.verdicts import number
 
 DAY = (1980, 1, 1, 0, 0, 0)  # date of every file in the archive, so that equal content gives equal bytes

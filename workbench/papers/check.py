@@ -10,15 +10,15 @@ from typing import final
 
 from workbench import resources
 from workbench.errors import ConfigError
-from workbench.experiments.catalogue import paper_keys, parameters_of
+from workbench.experiments.notebook_catalogue import paper_keys, parameters_of
 from workbench.naming import unknown
 from workbench.papers import history
 from workbench.papers.amendments import is_complete
 from workbench.papers.claims import Claim, Claims, Experiment, Question, read_claims
 from workbench.papers.records import Record, judge_finding, read_record
-from workbench.papers.rows import read_papers, stale_reason
 from workbench.papers.sizes import read_sizes
 from workbench.papers.table import GENERATED_PART, stale_pages
+from workbench.papers.verdict_rows import read_papers, stale_reason
 from workbench.papers.verdicts import MEASURED
 
 DIGITS = re.compile(r"^['\"]?(digits|synthetic)")  # problems whose data are not those of a paper

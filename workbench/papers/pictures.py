@@ -10,8 +10,8 @@ from workbench.errors import ConfigError, LaunchError
 from workbench.papers.claims import Size
 from workbench.papers.records import read_records
 from workbench.papers.reproduction import Outcome
-from workbench.plots.html import PLOTLY
 from workbench.plots.pictures import write_pictures
+from workbench.plots.renderer import PLOTLY
 
 TAG = "figure-"
 
@@ -42,18 +42,8 @@ def draw_pictures(outcomes: Sequence[Outcome], records: Path, size: Size, site: 
     """
     wanted: dict[Path, Any] = {}
     for outcome in outcomes:
-        if outcome.status == "failed" or not outcome.executed.is_file():
-            continue
-        figures = tagged_figures(outcome.executed)
-        for key in outcome.papers:
-            folder = records / key / "figures"
-            if not _decides(records, key, outcome.name, size, site):
-                continue
-            for name, figure in figures.items():
-                path = folder / f"{outcome.name}-{name}"
-                drawn = any(path.with_name(path.name + suffix).exists() for suffix in (".svg", ".png"))
-                if outcome.status == "finished" or not drawn:
-                    wanted[path] = figure
+        if outcome.status != "failed" and outcome.executed.is_file():
+            wanted |= _figures_to_draw(outcome, records, size, site)
     if not wanted:
         return []
     try:
@@ -61,6 +51,22 @@ def draw_pictures(outcomes: Sequence[Outcome], records: Path, size: Size, site: 
     except LaunchError as error:
         return [str(error)]
     return []
+
+
+def _figures_to_draw(outcome: Outcome, records: Path, size: Size, site: str) -> dict[Path, Any]:
+    """Return path without suffix -> figure, of a notebook in whose papers its record decides."""
+    figures = tagged_figures(outcome.executed)
+    paths = {
+        records / key / "figures" / f"{outcome.name}-{name}": figure
+        for key in outcome.papers
+        if _decides(records, key, outcome.name, size, site)
+        for name, figure in figures.items()
+    }
+    return {path: figure for path, figure in paths.items() if outcome.status == "finished" or not _is_drawn(path)}
+
+
+def _is_drawn(path: Path) -> bool:
+    return any(path.with_name(path.name + suffix).exists() for suffix in (".svg", ".png"))
 
 
 def _decides(records: Path, key: str, notebook: str, size: Size, site: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from workbench import resources
 from workbench.errors import ConfigError
-from workbench.experiments.catalogue import find_notebook, notebooks_about, paper_keys, parameters_of
+from workbench.experiments.notebook_catalogue import find_notebook, notebooks_about, paper_keys, parameters_of
 from workbench.naming import unknown
 from workbench.papers.claims import Size, find_claim, read_claims
 from workbench.papers.sizes import read_sizes, values_at

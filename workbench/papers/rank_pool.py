@@ -40,11 +40,11 @@ class RankPool:
     They end with `close()`. If this process is killed, a reaper ends them.
 
     Args:
-        say: called with messages, such as an error at a start.
+        report: called with messages, such as an error at a start.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._clusters: dict[str, _PooledCluster] = {}
         self._refused: set[str] = set()
 
@@ -79,7 +79,7 @@ class RankPool:
 
     def _ensure(self, key: str) -> None:
         if key in self._clusters and not _is_idle(self._clusters[key].id):
-            self._say(f"ranks {key} ended in the notebook before: they are restarted")
+            self._report(f"ranks {key} ended in the notebook before: they are restarted")
             self._end(key)
         if key in self._clusters or key in self._refused:
             return
@@ -87,7 +87,7 @@ class RankPool:
             self._clusters[key] = _start(key)
         except (LaunchError, ConfigError) as error:
             self._refused.add(key)
-            self._say(f"ranks {key} are not shared here, each notebook starts its own: {str(error).splitlines()[0]}")
+            self._report(f"ranks {key} are not shared here, each notebook starts its own: {str(error).splitlines()[0]}")
 
     def _end(self, key: str) -> None:
         cluster = self._clusters.pop(key)

@@ -18,13 +18,13 @@ from typing import Any, Literal, final
 
 from workbench import resources
 from workbench.errors import ConfigError
-from workbench.experiments.catalogue import parameters_of
+from workbench.experiments.execution_record import versions
+from workbench.experiments.notebook_catalogue import parameters_of
 from workbench.experiments.notebooks import run_notebook
-from workbench.experiments.record import versions
 from workbench.experiments.side_by_side import Task, run_side_by_side
 from workbench.papers import history
 from workbench.papers.claims import SIZES, Claim, Size, read_claims
-from workbench.papers.experiment import experiment_digest
+from workbench.papers.digest import experiment_digest
 from workbench.papers.plan import Job
 from workbench.papers.rank_pool import RankPool
 from workbench.papers.records import (
@@ -88,7 +88,7 @@ class Reproduction:
             another session.
         jobs: number of notebooks at a time, of those that measure nothing on a real clock.
         timeout_s: limit for each notebook, in seconds.
-        say: called with each line of progress.
+        report: called with each line of progress.
     """
 
     size: Size
@@ -100,7 +100,7 @@ class Reproduction:
     add_session: bool = False
     jobs: int = 1
     timeout_s: float | None = None
-    say: Callable[[str], None] = print
+    report: Callable[[str], None] = print
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Execute the notebooks. A failed one does not stop the others. At the end all ranks and kernels have ended.
@@ -123,14 +123,14 @@ class Reproduction:
         alone = [job for job in jobs if job not in beside]
         recorded_s = {job.name: seconds for job, seconds in zip(jobs, before, strict=True)}
         outcomes: dict[str, Outcome] = {}
-        pool = RankPool(lambda message: self.say(f"  {message}"))
+        pool = RankPool(lambda message: self.report(f"  {message}"))
         apart = self.records.resolve() != self.output.resolve()
 
         def announce(job: Job, place: int) -> None:
             todo = [
                 one for one in (*alone, *beside)[place:] if one.name not in outcomes and recorded_s[one.name] is None
             ]
-            self.say(f"[{place + 1} of {len(jobs)}] {job.name} ({self.size}){_left(todo, outcomes, self)}")
+            self.report(f"[{place + 1} of {len(jobs)}] {job.name} ({self.size}){_left(todo, outcomes, self)}")
 
         with only_writer(self.output), only_writer(self.records) if apart else nullcontext():
             try:
@@ -155,7 +155,7 @@ class Reproduction:
             recorded_s: duration of a recorded execution, in seconds; then nothing is executed.
         """
         if recorded_s is not None:
-            self.say(f"  already recorded ({recorded_s:.0f} s); --again executes it again")
+            self.report(f"  already recorded ({recorded_s:.0f} s); --again executes it again")
             return Outcome(status="recorded", seconds=recorded_s, **self._about(job))
         began = time.monotonic()
         error: Exception | None = None
@@ -213,12 +213,12 @@ class Reproduction:
         except Exception as raised:  # noqa: BLE001 - as above
             error = raised
         if error is not None:
-            self.say(f"  {job.name} failed after {seconds:.0f} s: {error or type(error).__name__}")
+            self.report(f"  {job.name} failed after {seconds:.0f} s: {error or type(error).__name__}")
             message = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
             return Outcome(status="failed", seconds=seconds, error=message, **self._about(job))
-        self.say(f"  {job.name} finished in {seconds:.0f} s")
+        self.report(f"  {job.name} finished in {seconds:.0f} s")
         for note in notes:
-            self.say(f"  {note}")
+            self.report(f"  {note}")
         return Outcome(status="finished", seconds=seconds, notes=tuple(notes), **self._about(job))
 
     def _executed(self, job: Job) -> Path:

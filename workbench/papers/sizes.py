@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, final
 
 from workbench.errors import ConfigError
-from workbench.experiments.catalogue import parameters_of
+from workbench.experiments.notebook_catalogue import parameters_of
 from workbench.experiments.yaml_file import read_yaml
 from workbench.naming import unknown
 from workbench.papers.claims import SIZES, Size

@@ -12,12 +12,12 @@ from typing import get_args
 
 from workbench import resources
 from workbench.errors import ConfigError
-from workbench.experiments.catalogue import question_of
+from workbench.experiments.notebook_catalogue import question_of
 from workbench.papers.amendments import Amendment, read_amendments, write_amendments
 from workbench.papers.claims import Claim, Experiment, Origin, Question
 from workbench.papers.plan import keys_with_claims
 from workbench.papers.records import Record
-from workbench.papers.rows import Paper, Row, read_papers, stale_reason
+from workbench.papers.verdict_rows import Paper, Row, read_papers, stale_reason
 from workbench.papers.verdicts import MEASURED, Verdict
 from workbench.trace.files.atomic import write_atomic
 

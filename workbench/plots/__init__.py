@@ -2,9 +2,10 @@
 
 Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `dots`, `limits`, `prediction`,
 `fronts`, `panels`, `parallel_axes`, `graphs`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt`
-(the timeline), `trace_viewer` (the interactive one) and `live` (figures that grow while a run trains). `html`, `pictures`
-and `for_nbconvert` write pages and images. `comparison` is a table of runs, and `differences` the settings in which they
-differ. `labextension/` gives finished figures the colours of a dark theme in JupyterLab.
+(the timeline), `trace_viewer` (the interactive one) and `live` (figures that grow while a run trains). `renderer` says
+how a notebook keeps figures; `html`, `pictures` and `for_nbconvert` write pages and images. `comparison` is a table of
+runs, and `differences` the settings in which they differ. `labextension/` gives finished figures the colours of a dark
+theme in JupyterLab.
 
 Imports `calibration`, `analysis` and what lies below. Used by `clusters` (live views), `papers` and layers above.
 Begin with `lines`. Names are imported at first use.
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from workbench.plots.dots import dot_plot
     from workbench.plots.gantt.figures import timeline, timelines
     from workbench.plots.graphs import topology
-    from workbench.plots.html import export_html, use_notebook_renderer
+    from workbench.plots.html import export_html
     from workbench.plots.limits import compare_with_limits
     from workbench.plots.lines import convergence, curves
     from workbench.plots.live.curves import LiveCurves, watch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from workbench.plots.panels import curves_in_panels, time_to_target
     from workbench.plots.parallel_axes import parallel
     from workbench.plots.prediction import compare_with_prediction
+    from workbench.plots.renderer import use_notebook_renderer
     from workbench.plots.steps import per_step
     from workbench.plots.studies import curves_of, heat_map, scaling, stacked_bars, step_bars
     from workbench.plots.trace_viewer.difference import step_difference
@@ -57,7 +59,7 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
     "timeline": "gantt.figures",
     "timelines": "gantt.figures",
     "topology": "graphs",
-    "use_notebook_renderer": "html",
+    "use_notebook_renderer": "renderer",
     "watch": "live.curves",
 }
 

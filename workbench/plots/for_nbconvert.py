@@ -12,7 +12,8 @@ from nbconvert.preprocessors import Preprocessor
 from nbformat import NotebookNode
 from plotly.offline import get_plotlyjs
 
-from workbench.plots.html import PLOTLY, figure_division
+from workbench.plots.html import figure_division
+from workbench.plots.renderer import PLOTLY
 
 
 @final

@@ -9,19 +9,15 @@ from typing import Any
 
 import nbformat
 import plotly.io as pio
-from IPython.core.getipython import get_ipython
 from jinja2 import DictLoader
 from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
 from workbench.errors import ConfigError
-from workbench.machine import in_notebook
-from workbench.plots.comparison import use_comparison_html
+from workbench.plots.renderer import CONFIG, PLOTLY
 from workbench.trace.files.atomic import write_atomic
 
-PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
-CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["sendChartToCloud"]}  # no button that uploads a figure
 
 # The usual page of JupyterLab's look without downloads. require.js would also hide Plotly from the figures' scripts.
 TEMPLATE = """{% extends 'lab/index.html.j2' %}
@@ -29,19 +25,6 @@ TEMPLATE = """{% extends 'lab/index.html.j2' %}
 {% block html_head_js_mathjax %}{% if resources.workbench_mathematics %}{{ super() }}{% endif %}{% endblock %}
 {% block html_head_js_mermaidjs %}{% endblock %}
 """
-
-
-def use_notebook_renderer() -> None:
-    """Store figures as data (about ten kB each), which JupyterLab and VS Code draw. Tables of `wb.compare` can be sorted.
-
-    Plotly's offline renderer "notebook" stores plotly.js, 5 MB, in every notebook; "notebook_connected" downloads it.
-    `export_html` makes an offline page instead.
-    """
-    pio.renderers["plotly_mimetype"].config.update(CONFIG)
-    pio.renderers.default = "plotly_mimetype"
-    if in_notebook():
-        shell: Any = get_ipython()
-        use_comparison_html(shell.display_formatter.formatters["text/html"])
 
 
 def export_html(notebook: Path | str, page: Path | str, *, first: Sequence[str] = ()) -> Path:

@@ -186,7 +186,8 @@ class Problem:
     ) -> float:
         """Return the learning rate that was the best of a grid, from `records/tuned-rates.json`.
 
-        It is the best for the epochs in that record at a constant rate. Other lengths and schedules can need another rate.
+        It is the best for the epochs in that record at a constant rate. Other lengths and schedules can need another
+        rate.
 
         Args:
             algorithm: the algorithm, with exactly the settings of a row; only a lossless collective may differ.

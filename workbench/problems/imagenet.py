@@ -210,7 +210,10 @@ def find_images(folder: Folder) -> str:
         DataMissing: no folder was given, or it has another layout.
     """
     layout = "train/CLASS/*.JPEG and val/CLASS/*.JPEG, one folder for each class and the same ones in both"
-    advice = f"Expected are FOLDER/{layout}. To try the code without the data: synthetic=True, for random images of the same shapes"
+    advice = (
+        f"Expected are FOLDER/{layout}. To try the code without the data: synthetic=True, for random images of "
+        "the same shapes"
+    )
     if folder is None:
         raise DataMissing(f"imagenet: set folder= to the folder with the photographs. {advice}")
     root = Path(folder).expanduser().absolute()

@@ -7,8 +7,8 @@
 | a function of (rank, number of ranks) | by the function, which returns batches | that of the function |
 
 What a data set draws at random, such as augmentation, depends only on the seed, rank and step, with any number of
-loader processes. So a resumed run reads what an unbroken one reads. (In a stream with loader processes it depends on the
-seed, the rank and the loader process.)
+loader processes. So a resumed run reads what an unbroken one reads. (In a stream with loader processes it depends on
+the seed, the rank and the loader process.)
 
 A simulation starts no loader processes (`Source.without_processes`).
 
@@ -181,8 +181,8 @@ class Source(ABC):
     def without_processes(self) -> Source:
         """Return a source whose readers give the same batches, but read them in this process.
 
-        This source itself, with its loader processes, if the loader has a `worker_init_fn`, which prepares a process, or
-        if a function returns the loader.
+        This source itself, with its loader processes, if the loader has a `worker_init_fn`, which prepares a process,
+        or if a function returns the loader.
         """
         return self
 
@@ -471,8 +471,8 @@ class _Part(IterableDataset[Any]):
 def _as_by_processes(part: _Part, size: int, loading: Loading) -> Iterator[Batch]:
     """The batches of loader processes, read in this process.
 
-    They have the same samples in the same order, and the same random numbers: the processes give one batch each in turn,
-    and each has its own generators.
+    They have the same samples in the same order, and the same random numbers: the processes give one batch each in
+    turn, and each has its own generators.
     """
 
     def batches(process: int) -> Iterator[Batch]:

@@ -171,7 +171,8 @@ def _number(name: str, value: Any, number: int) -> float:
     where = f" on a batch of {number} samples" if number else ""
     if isinstance(value, Tensor) and value.numel() != 1:
         raise ConfigError(
-            f"metric {name} returned a tensor of shape {tuple(value.shape)}{where}: return one number, the mean over the batch"
+            f"metric {name} returned a tensor of shape {tuple(value.shape)}{where}: return one number, the mean "
+            "over the batch"
         )
     try:
         found = float(value)

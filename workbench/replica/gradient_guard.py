@@ -207,7 +207,10 @@ class GradientGuard:
 
     def _advice(self) -> str:
         lr = self._replica.lr
-        return f"Training diverged: lower the learning rate (now {lr:g}), clip gradients (clip_norm=1.0), or use less delay or momentum"
+        return (
+            f"Training diverged: lower the learning rate (now {lr:g}), clip gradients (clip_norm=1.0), or use "
+            "less delay or momentum"
+        )
 
     # -- what is applied ---------------------------------------------------------------------------------------
 
@@ -226,7 +229,10 @@ class GradientGuard:
             if not _is_finite(flat[: piece.tail - piece.start]):
                 where = _where(gradient, piece.slots)
                 if self._policy == "stop":
-                    fault = f"the sum of gradients that rank {self.rank} applies, of step {gradient.step}, is not finite: {where}"
+                    fault = (
+                        f"the sum of gradients that rank {self.rank} applies, of step {gradient.step}, is not "
+                        f"finite: {where}"
+                    )
                     raise Diverged(f"{fault}. {why}. {self._advice()}")
                 self._found.append(Finding(self.rank, f"{where} of the sum"))
                 return False
@@ -394,7 +400,10 @@ class LossWatch:
         """Raise `Diverged` if a rank's loss is not finite, or too large."""
         if value is None:
             return
-        advice = f"Lower the learning rate (now {self._lr():g}), clip gradients (clip_norm=1.0), or use less delay or momentum"
+        advice = (
+            f"Lower the learning rate (now {self._lr():g}), clip gradients (clip_norm=1.0), or use less delay or "
+            "momentum"
+        )
         if not math.isfinite(value):
             raise Diverged(f"the loss of rank {rank} is {value} at step {step}: training diverged. {advice}")
         if self._ratio is None:

@@ -385,10 +385,11 @@ class ReferenceRuntime:
         staleness = max(here.updates[piece.index] for piece, _ in gradient.slices()) - gradient.version
         for piece, _ in gradient.slices():
             weight = float(gradient.tail(piece.index)[WEIGHT])
-            where = here.offsets(piece.index)
-            mean = torch.cat([gradient.view(slot).reshape(-1) for slot in piece.slots]) / weight
-            here.velocity[where] = self.momentum * here.velocity[where] + mean
-            here.parameters[where] -= self.lr * request.lr_scale * here.velocity[where]
+            if gradient.tail(piece.index)[USED:].any():  # otherwise no parameter moves
+                where = here.offsets(piece.index)
+                mean = torch.cat([gradient.view(slot).reshape(-1) for slot in piece.slots]) / weight
+                here.velocity[where] = self.momentum * here.velocity[where] + mean
+                here.parameters[where] -= self.lr * request.lr_scale * here.velocity[where]
             here.updates[piece.index] += 1
         gradient.flat.fill_(torch.nan)
         if owner.flat.isnan().all():

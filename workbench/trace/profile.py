@@ -41,7 +41,10 @@ LIBRARIES = ("gloo", "mpi")  # their calls run on host threads
 SCALARS = ("correlation", "device", "stream", "dtype", "Collective name")  # args of an event that are used as keys
 PROTOBUF = b"\n"  # first byte of a Perfetto trace in protobuf: the tag of its first packet
 MAX_NUMBER, MAX_DEPTH, MAX_NAME = 2**62, 4, 200
-EXPORT_HINT = "profile some steps after the first with torch.profiler.profile(record_shapes=True), and give prof.export_chrome_trace's file"
+EXPORT_HINT = (
+    "profile some steps after the first with torch.profiler.profile(record_shapes=True), and give "
+    "prof.export_chrome_trace's file"
+)
 
 
 @final

@@ -56,7 +56,10 @@ def as_runs(items: Iterable[Any]) -> tuple[Run, ...]:
 
 def evaluations_left(number: int, name: str) -> str:
     """Return the note that a run ended before its due evaluations were made, with the command that makes them."""
-    return f"{number} evaluation{'s' * (number > 1)} wait{'s' * (number == 1)} in {PENDING_FOLDER}/: `workbench evaluate {name}` makes them"
+    return (
+        f"{number} evaluation{'s' * (number > 1)} wait{'s' * (number == 1)} in {PENDING_FOLDER}/: `workbench "
+        f"evaluate {name}` makes them"
+    )
 
 
 @final

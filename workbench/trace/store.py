@@ -138,13 +138,15 @@ def _named(draft: Path, info: dict[str, Any], root: Path) -> Path:
 def _remove_drafts(root: Path) -> None:
     """Remove drafts of killed writers from the store."""
     with suppress(OSError), os.scandir(root) as entries:
-        for entry in entries:
-            if entry.name.startswith((".new-", ".removed-")) or (
-                entry.name.startswith(".") and entry.name.endswith(".tmp")
-            ):
-                with suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > DRAFT_LIFETIME_S:
-                        shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+        for entry in filter(_is_draft, entries):
+            with suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > DRAFT_LIFETIME_S:
+                    shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+
+
+def _is_draft(entry: os.DirEntry[str]) -> bool:
+    name = entry.name
+    return name.startswith((".new-", ".removed-")) or (name.startswith(".") and name.endswith(".tmp"))
 
 
 def _slug(words: str) -> str:

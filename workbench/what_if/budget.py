@@ -30,7 +30,7 @@ class Budget:
         """Seconds left, at least 0."""
         return max(0.0, self.seconds - self.spent_s)
 
-    def say(self, words: str, *, now: bool = False) -> None:
+    def report(self, words: str, *, now: bool = False) -> None:
         """Print what is done now, with the time left; at most one line every two seconds unless `now`."""
         if self.quiet or (not now and self.spent_s - self._said_s < LINE_S):
             return

@@ -24,7 +24,7 @@ from workbench.machine import num_cores
 from workbench.program import Algorithm
 from workbench.trace.run import Run
 from workbench.what_if.candidates import name_of
-from workbench.what_if.here import CODECS
+from workbench.what_if.measure import CODECS
 from workbench.what_if.results import Study, badness, plain_of
 from workbench.what_if.trainings import EVALUATIONS, Trained
 
@@ -41,8 +41,8 @@ class Check:
     """Predicted and measured times of a step on real ranks.
 
     Attributes:
-        rows: a row for each algorithm: predicted and measured seconds of a step, the error of the prediction relative to the
-            measurement, and whether the measurement is inside the prediction's interval.
+        rows: a row for each algorithm: predicted and measured seconds of a step, the error of the prediction relative
+            to the measurement, and whether the measurement is inside the prediction's interval.
         runs: name -> the runs on the ranks.
         about: the ranks, in words.
     """
@@ -120,18 +120,18 @@ def check(
 ) -> Check:
     """Train the best few of a study on the ranks of a cluster, in turn, and compare with predictions for these ranks.
 
-    The predictions are made before the trainings that they predict, and for the conditions of the cluster. On ranks that
-    have separate machines the costs are those of the study. Ranks of this machine, also those on an emulated network,
-    share its cores, which the study's hosts do not; so the costs are fitted to a run of synchronous SGD on them, and the
-    others are predicted.
+    The predictions are made before the trainings that they predict, and for the conditions of the cluster. On ranks
+    that have separate machines the costs are those of the study. Ranks of this machine, also those on an emulated
+    network, share its cores, which the study's hosts do not; so the costs are fitted to a run of synchronous SGD on
+    them, and the others are predicted.
 
     Args:
         cluster: real ranks.
         top: how many algorithms, the best of the study first; plain synchronous SGD is added, if the study has it.
         algorithms: these, instead of the best.
         network: rate of the links ("1gbit"), if the cluster is not emulated: an emulated one has it.
-        to_target: train until the study's target, and compare these times too. The study must have trained these algorithms
-            with as many workers.
+        to_target: train until the study's target, and compare these times too. The study must have trained these
+            algorithms with as many workers.
         steps: of each training, without `to_target`.
         rounds: trainings of each algorithm.
         calibrated: costs on the cluster, instead of these.

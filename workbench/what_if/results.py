@@ -260,9 +260,8 @@ class Study:
         if best.steps is None or plain.steps is None or best.recipe == plain.recipe:
             return []
         more, faster = best.steps / plain.steps, plain.time.step_s / best.time.step_s
-        return [
-            f"Its gradients ({best.recipe.name}) need {more:.2f} times as many steps, and a step is {faster:.2f} times as fast"
-        ]
+        steps = f"Its gradients ({best.recipe.name}) need {more:.2f} times as many steps"
+        return [f"{steps}, and a step is {faster:.2f} times as fast"]
 
     def _turning_points(self, cells: Sequence[Cell], best: Cell) -> list[str]:
         rate = rate_of(self.calibration, best.setting)
@@ -336,7 +335,10 @@ class Study:
 
     def _caption(self) -> str:
         goal = "" if self.target is None else f"; target: {_words(*self.target)}"
-        return f"{self.problem}{goal}; predicted, intervals from 10 % to 90 %; speed-up of a step over plain synchronous SGD"
+        return (
+            f"{self.problem}{goal}; predicted, intervals from 10 % to 90 %; speed-up of a step over plain "
+            "synchronous SGD"
+        )
 
     @property
     def answer(self) -> str:

@@ -44,7 +44,8 @@ class Saved:
             other = [key for key, value in asked.items() if before.get(key) != value]
             if other:
                 raise ConfigError(
-                    f"{folder} is a study with other values of {' and '.join(other)}: give another name=, or remove the folder"
+                    f"{folder} is a study with other values of {' and '.join(other)}: give another name=, or "
+                    "remove the folder"
                 )
         else:
             folder.mkdir(parents=True, exist_ok=True)

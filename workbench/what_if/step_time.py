@@ -143,8 +143,9 @@ def _simulated(
 def with_codec(network: Network, algorithm: Algorithm, num_bytes: float, workers: int) -> Network:
     """Return a network whose bandwidth includes the work of the codec, for closed forms that have no codec.
 
-    A rank encodes each of the ring's p pieces once, and decodes p - 1 of them to sum and p of the sum. A ring with several
-    chunks encodes one while it sends another, so a byte takes the longer of the two times. Otherwise it takes their sum.
+    A rank encodes each of the ring's p pieces once, and decodes p - 1 of them to sum and p of the sum. A ring with
+    several chunks encodes one while it sends another, so a byte takes the longer of the two times. Otherwise it takes
+    their sum.
 
     Args:
         num_bytes: size of a gradient.

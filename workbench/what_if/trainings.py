@@ -177,7 +177,7 @@ class Trainings:
         if self.saved.has(known):
             return self.saved.run(known)
         words = f"training {recipe.name}, {recipe.num_workers} workers, seed {seed}, {length} steps"
-        self.budget.say(words)
+        self.budget.report(words)
         every, expected_s = self._evaluate_every(recipe, length), self._seconds(recipe, length)
         begin = time.monotonic()
         try:

@@ -124,7 +124,8 @@ class EmulatedNetwork:
             "WORKBENCH_NETWORK": self.description,
             "WORKBENCH_MACHINE": platform.node(),
             **dict.fromkeys(interfaces, INTERFACE),
-            # UCX and libfabric see by the boot id that all hosts are one machine, and would use its memory instead of the network.
+            # UCX and libfabric see by the boot id that all hosts are one machine, and would use its memory instead of
+            # the network.
             "OMPI_MCA_pml": "ob1",
             "UCX_TLS": "tcp,self",
             "FI_PROVIDER": "tcp",

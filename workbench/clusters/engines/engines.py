@@ -302,18 +302,22 @@ class Engines:
         try:
             if self.client is not None:
                 self.client.close()
-            if self._cluster is not None and self._loop is not None:
-                with contextlib.suppress(TimeoutError, RuntimeError):
-                    gently = gently and not self._attached  # ipyparallel may miss the end of a process that is no child
-                    if gently or not isinstance(self.engine_set, LocalProcessLauncher):  # `end_marked` ends the others
-                        self._loop.run(self._cluster.stop_engines(), STOP_S)  # first: nannies report to the controller
-                        self._loop.run(self._cluster.stop_controller(), STOP_S)
-                    self._loop.run(self.launcher.close(), STOP_S)
+            with contextlib.suppress(TimeoutError, RuntimeError):
+                self._stop_launchers(gently=gently)
         finally:
             if self._cluster is not None:
                 self._cluster.cluster_file = ""  # when it sees the end of its processes, it removes the next one's file
             self.client = self._cluster = None
             end_marked(self.mark)
+
+    def _stop_launchers(self, *, gently: bool) -> None:
+        if self._cluster is None or self._loop is None:
+            return
+        gently = gently and not self._attached  # ipyparallel may miss the end of a process that is no child
+        if gently or not isinstance(self.engine_set, LocalProcessLauncher):  # `end_marked` ends the others
+            self._loop.run(self._cluster.stop_engines(), STOP_S)  # first: nannies report to the controller
+            self._loop.run(self._cluster.stop_controller(), STOP_S)
+        self._loop.run(self.launcher.close(), STOP_S)
 
     def _clear(self) -> None:
         """Do the part of `stop` that must happen even if `stop` is interrupted."""

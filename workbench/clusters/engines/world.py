@@ -48,7 +48,8 @@ def verified_world(engines: Engines, timeout_s: float) -> list[dict[str, Any]]:
     numbers = [answer["rank"] for answer in answers]
     if numbers != list(range(n)):
         raise LaunchError(
-            f"the ranks of engines 0 to {n - 1} are {numbers}, and must be equal to the engines' numbers: start the cluster again"
+            f"the ranks of engines 0 to {n - 1} are {numbers}, and must be equal to the engines' numbers: start "
+            "the cluster again"
         )
     return answers
 

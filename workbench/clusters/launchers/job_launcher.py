@@ -7,13 +7,14 @@ import json
 import sys
 import time
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, final
 
 from ipyparallel.cluster.launcher import ControllerLauncher, EngineLauncher, NotRunning
 from traitlets import Any as AnyTrait
-from traitlets import Dict, Unicode
+from traitlets import Dict, HasTraits, Unicode
 from traitlets.config import Config
 
 from workbench.clusters.launchers.base import Launcher
@@ -29,14 +30,16 @@ SPEC, LOG = "job.json", "job.log"
 GONE_S = 8.0  # how long a cancelled job may take to end
 
 
-class _InJob:
+class _InJob(HasTraits):
     """Base of the two ipyparallel launchers: a job, which either of them may submit."""
 
-    job_id: str
-    scheduler: Scheduler
-    spec: dict[str, Any]
-    script: str
+    job_id = Unicode().tag(to_dict=True)
+    scheduler = AnyTrait(config=True)  # a `Scheduler`
+    spec = Dict(config=True)
+    script = Unicode(config=True)
     profile_dir: str
+    notify_start: Callable[[dict[str, Any]], Any]
+    notify_stop: Callable[[dict[str, Any]], Any]
     _watched: Watched | None = None
 
     @property
@@ -55,13 +58,27 @@ class _InJob:
         cancel = self.scheduler.cancel_command(self.job_id)
         (folder / AT_END).write_text(json.dumps(cancel) + "\n")  # for the reaper
 
-    async def cancel_job(self) -> None:
+    async def stop(self) -> Any:
         """Cancel the job and wait until it has ended."""
         if self.job_id:
             await asyncio.to_thread(self.scheduler.cancel, self.job_id)
             deadline = time.monotonic() + GONE_S
             while (await asyncio.to_thread(self.watched.state, now=True)).alive and time.monotonic() < deadline:
                 await asyncio.sleep(0.1)
+        return self.notify_stop({"exit_code": 0, "job": self.job_id})
+
+    def poll(self) -> int | None:
+        return None if self.watched.state().alive else 1
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any], **options: Any) -> Any:
+        """Return a launcher of a submitted job, in the state after `start`."""
+        launcher = super().from_dict(d, **options)  # type: ignore[misc]  # ipyparallel's
+        state = launcher.watched.state(now=True)
+        if not state.alive:
+            raise NotRunning(f"{launcher.scheduler.name}'s job {launcher.job_id}: {state}")
+        launcher.notify_start({"job": launcher.job_id})
+        return launcher
 
     def output(self) -> str:
         """Return the job's output, and its state if it has ended."""
@@ -76,11 +93,6 @@ class _InJob:
 class JobController(_InJob, ControllerLauncher):  # type: ignore[misc]
     """Launcher of a controller that runs in the job. It submits the job, which also contains the engines."""
 
-    job_id = Unicode().tag(to_dict=True)
-    scheduler = AnyTrait(config=True)
-    spec = Dict(config=True)
-    script = Unicode(config=True)
-
     def find_args(self) -> list[str]:
         return [*self.controller_cmd, *self.controller_args]
 
@@ -88,29 +100,13 @@ class JobController(_InJob, ControllerLauncher):  # type: ignore[misc]
         await self.submit({**self.spec, "controller": self.args})
         return self.notify_start({"job": self.job_id})
 
-    async def stop(self) -> Any:
-        await self.cancel_job()
-        return self.notify_stop({"exit_code": 0, "job": self.job_id})
-
-    def poll(self) -> int | None:
-        return None if self.watched.state().alive else 1
-
     def get_output(self, remove: bool = False) -> str:
         return "" if getattr(self.parent, "engines", None) else self.output()  # the engines' launcher returns it
-
-    @classmethod
-    def from_dict(cls, d: dict[str, Any], **options: Any) -> Any:
-        return _restored(super().from_dict(d, **options))
 
 
 @final
 class JobEngines(_InJob, EngineLauncher):  # type: ignore[misc]
     """The engines: in a job that this launcher or the controller's launcher submits."""
-
-    job_id = Unicode().tag(to_dict=True)
-    scheduler = AnyTrait(config=True)
-    spec = Dict(config=True)
-    script = Unicode(config=True)
 
     def find_args(self) -> list[str]:
         return list(self.spec["command"])
@@ -124,31 +120,11 @@ class JobEngines(_InJob, EngineLauncher):  # type: ignore[misc]
             await self.submit(self.spec)
         return self.notify_start({"job": self.job_id})
 
-    async def stop(self) -> Any:
-        await self.cancel_job()
-        return self.notify_stop({"exit_code": 0, "job": self.job_id})
-
-    def poll(self) -> int | None:
-        return None if self.watched.state().alive else 1
-
     def get_output(self, remove: bool = False) -> str:
         return self.output()
 
     def _log_output(self, stop_data: Any = None) -> None:
         """Log nothing: the job's output stays in its file, and error messages quote it."""
-
-    @classmethod
-    def from_dict(cls, d: dict[str, Any], **options: Any) -> Any:
-        return _restored(super().from_dict(d, **options))
-
-
-def _restored(launcher: Any) -> Any:
-    """Put a launcher of a submitted job into the state after `start`."""
-    state = launcher.watched.state(now=True)
-    if not state.alive:
-        raise NotRunning(f"{launcher.scheduler.name}'s job {launcher.job_id}: {state}")
-    launcher.notify_start({"job": launcher.job_id})
-    return launcher
 
 
 class JobLauncher(Launcher):

@@ -215,20 +215,32 @@ class _Server:
         with contextlib.suppress(EOFError, ConnectionError):  # the parent has ended
             while True:
                 if self._channel.poll(POLL_S if self._children else None):
-                    match _receive(self._channel):
-                        case [number, arguments, environment, output]:
-                            if self._fork(number, output):
-                                os.environ.clear()
-                                os.environ.update(environment)
-                                return list(arguments)
-                        case [number]:
-                            self._kill(number)
-                        case _:
-                            break
+                    arguments = self._handle_message()
+                    if arguments is not None:
+                        return arguments
                 self._reap()
         for number in self._children:
             self._kill(number)
         os._exit(0)
+
+    def _handle_message(self) -> list[str] | None:
+        """Fork or kill a child, as the parent asks. Return the arguments in a new child, None in the server.
+
+        Raises:
+            EOFError: the message is none of these, so the server ends.
+        """
+        match _receive(self._channel):
+            case [number, arguments, environment, output]:
+                if not self._fork(number, output):
+                    return None
+                os.environ.clear()
+                os.environ.update(environment)
+                return list(arguments)
+            case [number]:
+                self._kill(number)
+                return None
+            case _:
+                raise EOFError
 
     def _fork(self, number: int, output: str) -> bool:
         """Return True in the child, False in the server."""

@@ -1,7 +1,7 @@
 """PBS, LSF, SGE and HTCondor: their scripts, commands and states, in one table.
 
-The scripts and commands follow the schedulers' manuals. The tests run them against stand-ins. PBS, LSF and HTCondor never
-ran on a real scheduler; SGE was tried by hand on Grid Engine 8.1.9.
+The scripts and commands follow the schedulers' manuals. The tests run them against stand-ins. PBS, LSF and HTCondor
+never ran on a real scheduler; SGE was tried by hand on Grid Engine 8.1.9.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NEVER = r"(?!)"  # a pattern that nothing matches
 class Dialect(Scheduler):
     """How one scheduler writes and names jobs.
 
-    "{job}" in a command or pattern stands for the job's number. `job`, `code` and `reason` are searched line by line, and
-    their first group is what they find.
+    "{job}" in a command or pattern stands for the job's number. `job`, `code` and `reason` are searched line by line,
+    and their first group is what they find.
 
     Attributes:
         name: as in messages.

@@ -5,6 +5,6 @@
 - `queue`: submits, watches and cancels jobs by Slurm's own commands.
 - `gpus`: whether a job that asks for no GPU seems to need some.
 
-`launchers.slurm_launcher` starts engines in such a job, and `workbench submit` a run. May import `schedulers` and below.
-Begin with `request`.
+`launchers.slurm_launcher` starts engines in such a job, and `workbench submit` a run. May import `schedulers` and
+below. Begin with `request`.
 """

@@ -52,7 +52,8 @@ class Slurm:
         partition, account: as for sbatch.
         time_limit: in sbatch's forms: "30" minutes, "00:30:00", "1-12".
         nodes: number of nodes; the ranks are spread evenly over them.
-        gpus_per_rank: number of GPUs of each rank. None: no GPU, with a warning if the ranks seem to need some. 0: no GPU.
+        gpus_per_rank: number of GPUs of each rank. None: no GPU, with a warning if the ranks seem to need some. 0: no
+            GPU.
         mpi: how the ranks start inside the job: "mpiexec", the MPI's own, or "pmix" or "pmi2", `srun --mpi=`.
         controller: where the controller of the ranks runs. "here": on the notebook's machine. "job": in the job;
             then a detached cluster outlives the notebook's machine.
@@ -177,7 +178,9 @@ class Slurm:
             command: the command line.
             requeue: whether Slurm may put the job back into its queue.
         """
-        common = [f"--job-name={name}", f"--output={output}", "--open-mode=append", f"--signal=B:USR1@{WARN_S}"]
+        common = [f"--job-name={name}", f"--output={output}", "--open-mode=append"]
+        if not any(option.startswith("--signal") for option in self.extra):
+            common.append(f"--signal=B:USR1@{WARN_S}")
         common.append("--requeue" if requeue else "--no-requeue")
         lines = [f"#SBATCH {shlex.quote(option)}" for option in [*common, *self.options(num_ranks)]]
         return "\n".join(["#!/bin/sh", *lines, f"exec {shlex.join(command)}", ""])

@@ -37,5 +37,6 @@ Theory that training can check:
 - `quadratic`: the largest stable step size for a delay.
 - `regret`: the regret of convex training with late gradients.
 
-A module may import the rest of `papers`, lower layers, and other modules here. It reports no finding and draws no figure.
+A module may import the rest of `papers`, lower layers, and other modules here. It reports no finding and draws no
+figure.
 """

@@ -23,7 +23,8 @@ def breakdown(run: Run, steps: slice, *, compute_s: float, sum_s: float, overlap
 
     Returns:
         `window_s`, `compute_s`, `hidden_s` and `exposed_s` of a step; `expected_s`, the exposed communication of the
-        model; `error`, the difference as a share of the step; `hidden`, the hidden share of communication; `over`, m / c.
+        model; `error`, the difference as a share of the step; `hidden`, the hidden share of communication; `over`, m /
+        c.
     """
     found = run_overlap(run, steps)
     parts = {name: value if value > ROUNDING_S else 0.0 for name, value in found.per_step().items()}

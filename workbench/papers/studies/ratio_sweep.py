@@ -89,7 +89,8 @@ def sweep_ratio(
         seeds: one training of each algorithm per seed.
         sum_s: seconds of a sum on the wire; it determines the size of the gradient.
         steps: of each training.
-        slept: whether ranks sleep the seconds of compute. Otherwise the batch size is chosen so that they compute as long.
+        slept: whether ranks sleep the seconds of compute. Otherwise the batch size is chosen so that they compute as
+            long.
     """
     problem = mlp_of_size(wire.megabytes(sum_s))
     points = []

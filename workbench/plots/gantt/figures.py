@@ -285,8 +285,8 @@ def _unusual_note(unusual: dict[int, float]) -> str:
     step = max(unusual, key=lambda one: unusual[one])
     more = f" and {len(unusual) - 1} more" if len(unusual) > 1 else ""
     return (
-        f"   <span style='font-size:11px;color:{MUTED_INK}'>step {step} takes {unusual[step]:g} times the median{more}: "
-        "double-click to see all steps</span>"
+        f"   <span style='font-size:11px;color:{MUTED_INK}'>step {step} takes {unusual[step]:g} times the "
+        f"median{more}: double-click to see all steps</span>"
     )
 
 

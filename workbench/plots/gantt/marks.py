@@ -103,8 +103,8 @@ def path_line(found: CriticalPath, item: Panel, factor: float) -> go.Scatter:
         kind = found.kind_names[place].replace("_", "-") if len(found.step) < MAX_PIECES else "piece"
         text += [
             (
-                f"<b>critical path</b> of step {step}: {kind} on rank {rank}, {seconds(float(lengths_s[place]))}, {share} "
-                "of the step"
+                f"<b>critical path</b> of step {step}: {kind} on rank {rank}, {seconds(float(lengths_s[place]))}, "
+                f"{share} of the step"
             )
         ] * 2
     return go.Scatter(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,7 +15,6 @@ from IPython.display import HTML, display
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.table import MISSING, Column, Table, format_age, num_bytes, seconds, three_digits
 from workbench.errors import ConfigError
-from workbench.plots.html import CONFIG, PLOTLY
 from workbench.plots.lines import convergence
 from workbench.plots.live.axes import AxisControls
 from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line, without_null_tooltips
@@ -24,6 +22,7 @@ from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import VIEW_CLASS, MovingFigure
 from workbench.plots.live.pace import HURRIED_S, HURRY_S, pause_after
 from workbench.plots.live.still import picture, still
+from workbench.plots.renderer import as_data
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, as_runs
@@ -259,14 +258,6 @@ def watch(*runs: Any, x: XAxis = "seconds") -> LiveCurves:
             run.shown_by(view)
     view.follow(look)
     return view
-
-
-def as_data(figure: go.Figure) -> dict[str, Any]:
-    """Return the figure as a notebook stores it.
-
-    (`update_display` of the figure itself would add an output, not replace one.)
-    """
-    return {PLOTLY: {**json.loads(figure.to_json()), "config": CONFIG}}
 
 
 def status_table(runs: Sequence[Run]) -> Table:

@@ -14,8 +14,8 @@ from IPython.display import HTML, display
 from workbench.errors import ConfigError, RunNotFound
 from workbench.plots.gantt.figures import timelines
 from workbench.plots.live.buttons import error_line
-from workbench.plots.live.curves import as_data
 from workbench.plots.live.pace import pause_after
+from workbench.plots.renderer import as_data
 from workbench.plots.trace_viewer.newest import MAX_TAIL_BYTES, newest_steps
 from workbench.plots.trace_viewer.payload import payload
 from workbench.plots.trace_viewer.widget import MovingViewer

@@ -196,7 +196,10 @@ def _on_other_ranks(
         if not reason and len({fact[what] for fact in facts}) > 1:
             reason = f"the {what} of its ranks differ"
             if what == "parameters":
-                reason += " there: write checkpoints where they have been averaged, with checkpoint_every= a multiple of every="
+                reason += (
+                    " there: write checkpoints where they have been averaged, with checkpoint_every= a multiple "
+                    "of every="
+                )
     if reason:
         raise ConfigError(
             f"{checkpoint.folder.name} was trained on {checkpoint.num_ranks} ranks, and this run has "

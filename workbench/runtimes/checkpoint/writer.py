@@ -138,7 +138,10 @@ class CheckpointWriter:
                 )
         except Exception as error:  # noqa: BLE001 - no failure to write may end the training
             self._error = error
-            note = f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): earlier ones are valid"
+            note = (
+                f"rank {facts['rank']} could not write its checkpoint of step {facts['step']} ({error}): earlier "
+                "ones are valid"
+            )
             self._notes.append(note)
             LOG.warning("%s", note)
         self._written_s = time.perf_counter() - begin

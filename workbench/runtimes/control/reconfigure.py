@@ -136,8 +136,8 @@ def _check_names(algorithm: Algorithm, values: dict[str, Any]) -> None:
         meant = did_you_mean(name, can, cutoff=0.6)
         if algorithm.restart != Restart.ANYWHERE:
             raise ConfigError(
-                f"{name} of {class_name}: only lr can change while it runs. To change other settings, stop() the run, and "
-                "train with resume="
+                f"{name} of {class_name}: only lr can change while it runs. To change other settings, stop() the "
+                "run, and train with resume="
             )
         why = (
             "cannot change while it runs: ranks began with it"

@@ -62,8 +62,8 @@ class LatePasses:
             return ""
         percent, late_ms = 100 * self.num_late / self.num_passes, 1e3 * self.seconds / self.num_late
         return (
-            f"compute took longer than the slept time in {_two_digits(percent)} % of the steps (by {_two_digits(late_ms)} ms): "
-            "use longer times, fewer ranks or an idle machine"
+            f"compute took longer than the slept time in {_two_digits(percent)} % of the steps (by "
+            f"{_two_digits(late_ms)} ms): use longer times, fewer ranks or an idle machine"
         )
 
 

@@ -301,7 +301,10 @@ class FailureDetector:
         row = read_heartbeat(self.folder, peer) or self._known[peer]
         at = f"at step {max(step_under_way(self.folder, peer), row['step'])}"
         if state_of(row) == "gone":
-            return f"rank {peer}'s process is gone {at} (process {row['pid']} on {row['host']}): killed, or crashed in native code"
+            return (
+                f"rank {peer}'s process is gone {at} (process {row['pid']} on {row['host']}): killed, or crashed "
+                "in native code"
+            )
         return f"rank {peer} is gone {at}: {end}: host or network failed"
 
     def _silent(self, peer: int, *, idle: bool) -> bool:

@@ -117,7 +117,10 @@ class Membership:
                 )
             done_without = self._remain is not None and departure.rank not in self._remain
             if not self.losable[departure.rank] and not done_without:
-                return f"rank {departure.rank} has left ({departure.why}), and no process can take its place: resume from a checkpoint"
+                return (
+                    f"rank {departure.rank} has left ({departure.why}), and no process can take its place: resume "
+                    "from a checkpoint"
+                )
         return None
 
     def missing(self) -> list[int]:

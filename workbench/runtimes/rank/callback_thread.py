@@ -25,7 +25,8 @@ class CallbackThread:
     """Calls callbacks while a run is written, on the rank that is rank 0 at the time. A context manager.
 
     If rank 0 leaves and another rank takes its number, that process calls its own copies, from the run's beginning on.
-    At the end, callbacks receive the remaining rows and how the run ended: after the last row and the status are written.
+    At the end, callbacks receive the remaining rows and how the run ended: after the last row and the status are
+    written.
 
     Args:
         folder: the run's folder.

@@ -22,7 +22,8 @@ from workbench.settings import Settings
 
 Facts = dict[str, str]
 
-# Facts that may differ, with a note in the record: they change no message's order or length, and values only in a last bit.
+# Facts that may differ, with a note in the record: they change no message's order or length, and values only in a last
+# bit.
 NOTED_DIFFERENCES = ("build of torch", "patch of Python", "problem", "code of the problem")
 FIXES = {
     "workbench": "Install the same version on every rank, or check out the same commit",
@@ -116,7 +117,10 @@ def _difference(name: str, groups: dict[str, list[int]]) -> str:
     those = sorted(rank for ranks in odd.values() for rank in ranks)
     differ = "differs" if len(those) == 1 else "differ"
     where = [f"{value!r} on {_ranks(ranks)}" for value, ranks in list(odd.items())[:MAX_NAMED]]
-    return f"{_ranks(those)} {differ} from {_ranks(groups[usual])}: {name} is {usual!r} on {_ranks(groups[usual])}, and {', '.join(where)}"
+    return (
+        f"{_ranks(those)} {differ} from {_ranks(groups[usual])}: {name} is {usual!r} on {_ranks(groups[usual])}, "
+        f"and {', '.join(where)}"
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -55,8 +55,8 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
     num_ranks = int(read_info(folder)["num_workers"])
     if job.runtime != "torch" or not can_be_replaced(job.algorithm, job.settings.on_failure, rank, num_ranks):
         raise ConfigError(
-            f"{job.algorithm} on {num_ranks} ranks of {job.runtime} cannot continue without rank {rank}: resume the run "
-            "from its checkpoint instead"
+            f"{job.algorithm} on {num_ranks} ranks of {job.runtime} cannot continue without rank {rank}: resume "
+            "the run from its checkpoint instead"
         )
     worker = LocalTraining(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
     times = _wait_until_left(folder, rank, timeout_s)

@@ -196,7 +196,10 @@ def failure_before_join(folder: Path | None) -> str | None:
         with contextlib.suppress(OSError, ValueError):
             end = json.loads(path.read_text())
             if "ename" in end:
-                return f"rank {int(path.stem.rpartition('-')[2])} failed before it joined the run: {end['ename']}: {end['evalue']}"
+                return (
+                    f"rank {int(path.stem.rpartition('-')[2])} failed before it joined the run: {end['ename']}: "
+                    f"{end['evalue']}"
+                )
     return None
 
 

@@ -149,7 +149,8 @@ class MpiTransport(Transport):
         if reason is not None:
             raise PeerFailed(reason)
         if num_bytes >= LONG_BYTES:
-            # Polling for announcements also moves messages of ranks that are in the call already; MPICH copies these once more.
+            # Polling for announcements also moves messages of ranks that are in the call already; MPICH copies these
+            # once more.
             self.barrier(deadline)
             if self._failure:  # the failed rank will not make the call
                 raise PeerFailed(self._failure[0])
@@ -168,7 +169,8 @@ class MpiTransport(Transport):
 
         def came() -> None:
             self._from_host(flat, host)
-            # The sender waits for an acknowledgement. Over Open MPI's TCP it goes out with the next MPI call, which may come late.
+            # The sender waits for an acknowledgement. Over Open MPI's TCP it goes out with the next MPI call, which may
+            # come late.
             MPI.COMM_SELF.Iprobe()
 
         return MpiHandle(request, came)

@@ -127,7 +127,8 @@ class TorchTransport(Transport):
         self.sums_from_threads = backend != "nccl"
         self.device = device or (pick_device(self.rank) if backend == "nccl" else torch.device("cpu"))
         self.enter_thread()
-        # NCCL's limit comes after ours. A limit on gloo would close connections that a late rank needs to learn why others left.
+        # NCCL's limit comes after ours. A limit on gloo would close connections that a late rank needs to learn why
+        # others left.
         limit = timedelta(seconds=timeout_s + NCCL_GRACE_S) if backend == "nccl" and timeout_s is not None else None
         # Ranks outside `among` do not call it
         self._some: dict[str, Any] = {} if among is None else {"ranks": self._ranks, "use_local_synchronization": True}

@@ -129,7 +129,8 @@ class StreamHandle(Handle):
 class PointHandle(Handle):
     """A send or receive of gloo.
 
-    gloo reports its completion only to a thread that waits for it: the first thread that asks, or one of `WaiterThreads`.
+    gloo reports its completion only to a thread that waits for it: the first thread that asks, or one of
+    `WaiterThreads`.
 
     Args:
         host: memory that the library uses.

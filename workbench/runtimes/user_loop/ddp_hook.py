@@ -198,9 +198,9 @@ class DDPHook:
             ended = self._detector.departed() or ([1 - self.rank] if self.num_workers == 2 else [])
             who = f"rank {ended[0]}" if ended else "another rank"
             error = PeerFailed(
-                f"the connection to {who} was lost at step {step}, and no error was reported. A rank with fewer batches "
-                "ends early: give every rank the same number (DistributedSampler(drop_last=True)), or read that rank's "
-                "output"
+                f"the connection to {who} was lost at step {step}, and no error was reported. A rank with fewer "
+                "batches ends early: give every rank the same number (DistributedSampler(drop_last=True)), or read "
+                "that rank's output"
             )
         if self._error is None:
             self._error = error

@@ -32,13 +32,13 @@ class Step:
 class LoopPhases:
     """Turns what a loop does into spans that do not overlap.
 
-    A step ends with an update, and the next step begins with the next forward. So two optimizers that step one after the
-    other end one step together, and several backward passes before an update belong to one step. Forward lasts from
+    A step ends with an update, and the next step begins with the next forward. So two optimizers that step one after
+    the other end one step together, and several backward passes before an update belong to one step. Forward lasts from
     the call of a model to the call of backward, so it includes the loss. If no model was seen, forward begins where
     the phase before ended.
 
-    A model that is called in evaluation mode or without gradients evaluates. Neighbouring evaluations are one span, with
-    the reading of their data.
+    A model that is called in evaluation mode or without gradients evaluates. Neighbouring evaluations are one span,
+    with the reading of their data.
 
     Args:
         emit: called with each span.

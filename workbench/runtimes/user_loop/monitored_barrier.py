@@ -53,8 +53,9 @@ class MonitoredBarrier:
         self.steps = 0
         self._in_step = in_step
         self._transport = transport
-        self._number = 0  # number of the next barrier
-        self._text = ""  # what this rank has reported at it
+        # The number of the next barrier, and what this rank has reported at it. One value, replaced as a whole: threads
+        # that drive collectives call `num_arrived` meanwhile.
+        self._reported = (0, "")
 
     def wait(self, what: str, deadline: Deadline, tick: Callable[[], bool], *, counted: bool = True) -> None:
         """Wait until all ranks have made the same call, after the same number of steps.
@@ -76,11 +77,11 @@ class MonitoredBarrier:
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
             deadline.check()
-        self._number, self._text = self._number + 1, ""
+        self._reported = (self._reported[0] + 1, "")
 
     def leave(self) -> None:
         """Report that this rank takes no more steps and has not called `finish`. Does not wait."""
-        if self._transport.num_workers > 1 and not self._text:
+        if self._transport.num_workers > 1 and not self._reported[1]:
             self._announce(LEFT_EARLY)
 
     def num_arrived(self) -> int:
@@ -89,21 +90,23 @@ class MonitoredBarrier:
         Raises:
             RankMismatch: a rank has reported another call, or a call after fewer steps than this rank has begun.
         """
-        same, other = self._transport.arrivals(self._number, self._text)
+        number, own = self._reported
+        same, other = self._transport.arrivals(number, own)
         if other is None:
             return same
         rank, text = other
         what, _, steps = text.partition(" ")
-        if self._in_step and not self._text and steps and int(steps) >= self.steps:  # that rank is only ahead
+        if self._in_step and not own and steps and int(steps) >= self.steps:  # that rank is only ahead
             return same
-        here, _, steps_here = self._text.partition(" ")
-        mine = _format_arrival(here, steps_here) if self._text else f"has begun {_count(self.steps)}"
+        here, _, steps_here = own.partition(" ")
+        mine = _format_arrival(here, steps_here) if own else f"has begun {_count(self.steps)}"
         fix = next(words for call, words in FIXES.items() if call in (what, here))
         raise RankMismatch(f"rank {rank} {_format_arrival(what, steps)}, but rank {self._transport.rank} {mine}: {fix}")
 
     def _announce(self, what: str, *, counted: bool = True) -> None:
-        self._text = f"{what} {self.steps}" if counted else what
-        self._transport.arrive(self._number, self._text)
+        number, text = self._reported[0], f"{what} {self.steps}" if counted else what
+        self._reported = (number, text)
+        self._transport.arrive(number, text)
 
 
 def _format_arrival(what: str, steps: str) -> str:

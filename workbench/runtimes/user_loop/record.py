@@ -313,14 +313,14 @@ def record(where: str | Path | None = None, *, steps: int | None = None, timeout
 
     The run holds, for each rank and on one clock: reading data (`load`), `forward`, `backward`, each all-reduce of
     DDP's buckets and every other call of torch.distributed, the time in which the loop `wait`s for them, the update
-    (`apply`), and evaluations. `timeline`, `overlap`, `critical_path` and `compare` work on it. The loop computes the same
-    numbers, bit for bit, and nothing stays in torch after the block.
+    (`apply`), and evaluations. `timeline`, `overlap`, `critical_path` and `compare` work on it. The loop computes the
+    same numbers, bit for bit, and nothing stays in torch after the block.
 
     - A step ends with an optimizer's step. Optimizers that step without a forward between them end one step together;
       with a forward between them (a GAN), each ends a step. Before an update there may be several backward passes
       (gradient accumulation, DDP's `no_sync`). If a `GradScaler` skips an update, the step continues.
-    - Forward lasts from the call of the model to the call of backward, so it includes the loss. Models are seen from the
-      first update on; before, forward begins at the end of the phase before it.
+    - Forward lasts from the call of the model to the call of backward, so it includes the loss. Models are seen from
+      the first update on; before, forward begins at the end of the phase before it.
     - A bucket's all-reduce lasts from the call, when the bucket is ready, to its completion. Its bytes are what a rank
       must send at least, 2 (p - 1) / p of the bucket.
     - `load` is the time in `next()` of a `torch.utils.data.DataLoader`. For another loader or another communication

@@ -63,10 +63,11 @@ class Trainer:
     gradient's step, also if the update comes later. So your own scheduler acts as in a synchronous loop.
 
     Servers (of `AsyncSGD`, `BackupSGD` and all others with `algorithm.requires.servers`) run on threads of the first
-    ranks; with `dedicated=True` on the last ranks, which call `serve` instead. A server updates with a copy of the optimizer:
-    its class, settings, parameter groups and state, and the settings of the worker's step. `step` returns when the
-    servers have answered this rank, so each rank takes steps at its own pace, and as many as it likes. `save`, `load`
-    and `finish` wait until all ranks have made the same call. The state of the optimizer (momentum) is on the servers.
+    ranks; with `dedicated=True` on the last ranks, which call `serve` instead. A server updates with a copy of the
+    optimizer: its class, settings, parameter groups and state, and the settings of the worker's step. `step` returns
+    when the servers have answered this rank, so each rank takes steps at its own pace, and as many as it likes. `save`,
+    `load` and `finish` wait until all ranks have made the same call. The state of the optimizer (momentum) is on the
+    servers.
 
     An exception of one rank ends the run on all: the others raise `PeerFailed`, which names the rank and its error. A
     loss that is NaN or infinite (on CPUs) does the same. So does the end of a rank's process, if ranks share a
@@ -227,8 +228,8 @@ class Trainer:
                 or never.
 
         Returns:
-            The loss, detached: the mean over the micro-batches. None without a closure, and if `PartialAllReduce` did not
-            call it because this rank was too late for the step.
+            The loss, detached: the mean over the micro-batches. None without a closure, and if `PartialAllReduce` did
+            not call it because this rank was too late for the step.
 
         Raises:
             PeerFailed: another rank failed.
@@ -606,9 +607,9 @@ class Trainer:
 def serve(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorithm, **options: Any) -> Run | None:
     """Serve parameters on a dedicated rank, and return when all workers have finished.
 
-    Workers make a `Trainer` with the same model, optimizer and algorithm. Servers are the last `algorithm.shards` ranks:
-    `algorithm.roles(num_ranks).serving`. `save` and `load` of the workers' Trainers include this rank. The model here
-    is not trained: the workers have the result.
+    Workers make a `Trainer` with the same model, optimizer and algorithm. Servers are the last `algorithm.shards`
+    ranks: `algorithm.roles(num_ranks).serving`. `save` and `load` of the workers' Trainers include this rank. The model
+    here is not trained: the workers have the result.
 
     Args:
         model, optimizer, algorithm: as those of the workers.

@@ -47,7 +47,7 @@ def run(number: int, how: BenchOptions) -> Iterator[Row]:
     ):
         batch_size = _batch_size(cluster)
         if how.wanted(by_cluster):
-            times = driven(cluster, Path(folder), batch_size, how.rounds, how.say)
+            times = driven(cluster, Path(folder), batch_size, how.rounds, how.report)
             over = "mpiexec workbench train"
             yield compare(times["ours"], times["bare"], case=by_cluster, what="Cluster.train", over=over, below=DRIVEN)
         if how.wanted(looked_at):
@@ -70,7 +70,7 @@ def runs_in(folder: str) -> Iterator[None]:
 
 
 def driven(
-    cluster: Cluster, folder: Path, batch_size: int, rounds: int, say: Callable[[str], None]
+    cluster: Cluster, folder: Path, batch_size: int, rounds: int, report: Callable[[str], None]
 ) -> dict[str, list[float]]:
     """Return median seconds of a step on the engines and under mpiexec without a notebook, measured alternately.
 
@@ -100,7 +100,7 @@ def driven(
             if round_:
                 times[name].append(seconds)
         if round_:
-            say(
+            report(
                 f"{cluster.num_ranks} ranks: a step of {1e3 * times['ours'][-1]:.2f} ms driven, "
                 f"{1e3 * times['bare'][-1]:.2f} ms bare"
             )

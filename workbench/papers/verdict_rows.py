@@ -12,7 +12,7 @@ from typing import final
 from workbench import resources
 from workbench.errors import ConfigError
 from workbench.papers.claims import Claim, Claims, Size, read_claims
-from workbench.papers.experiment import experiment_digest
+from workbench.papers.digest import experiment_digest
 from workbench.papers.findings import SLEPT
 from workbench.papers.plan import keys_with_claims
 from workbench.papers.records import Record, read_records

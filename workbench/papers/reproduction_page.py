@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workbench.papers.reproduction import Outcome
-from workbench.papers.rows import Row, read_papers
+from workbench.papers.verdict_rows import Row, read_papers
 from workbench.trace.files.atomic import write_atomic
 
 STYLE = """

@@ -56,7 +56,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
         if cases:
             with ranks(number, "torch", NETWORK) as there:
                 for ratio, name in cases.items():
-                    how.say(f"{name} ...")
+                    how.report(f"{name} ...")
                     found = [
                         there.call(to_a_loss, BATCHES[number][ratio], turn) for turn in range(min(how.rounds, REPEATS))
                     ]
@@ -185,7 +185,7 @@ def _servers(how: BenchOptions) -> Iterator[Row]:
         return
     with ranks(SERVER_HOSTS, "torch", NETWORK) as there:
         for ratio, name in cases.items():
-            how.say(f"{name} ...")
+            how.report(f"{name} ...")
             yield from _with_a_server(there, name, BATCHES[SERVER_HOSTS][ratio], min(how.rounds, REPEATS))
 
 

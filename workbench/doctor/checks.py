@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from workbench.doctor import machine, ranks, software
-from workbench.doctor.finding import Finding
+from workbench.doctor.check_result import CheckResult
 
 
-def examine(*, start: bool = True, timeout_s: float = 60.0) -> Iterator[Finding]:
+def run_checks(*, start: bool = True, timeout_s: float = 60.0) -> Iterator[CheckResult]:
     """Run all checks. Yield each finding at once.
 
     Args:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import final
 
 from workbench.analysis.table import Column, Table, seconds
-from workbench.experiments.attempts import Attempt, State, is_alive, read_attempts
+from workbench.experiments.cell_states import Attempt, State, is_alive, read_attempts
 from workbench.experiments.grid import Cell, Grid
 from workbench.trace.store import runs_root
 

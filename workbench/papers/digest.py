@@ -53,8 +53,8 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
     """Return a hash of what determines the numbers of a record.
 
     It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Of the
-    algorithms, codecs and collectives these are the ones that code or parameters name, and what they import. Comments, docstrings, type
-    annotations, the layout of code, error messages and text cells do not change it.
+    algorithms, codecs and collectives these are the ones that code or parameters name, and what they import. Comments,
+    docstrings, type annotations, the layout of code, error messages and text cells do not change it.
 
     Args:
         notebook: the notebook.
@@ -173,6 +173,14 @@ def _imported_from(folder: str, tree: ast.Module) -> set[str]:
 
 def _experiments_of(source: str) -> Iterator[str]:
     """The modules of `workbench.papers` that code imports, which run experiments for it, and those that they import."""
+    for file in _imported_from_papers(source):
+        yield file
+        if file.startswith(STUDIES):
+            yield from _experiments_of((PACKAGE / file).read_text(encoding="utf-8"))
+
+
+def _imported_from_papers(source: str) -> Iterator[str]:
+    """Yield the files of `papers`, without `RULES`, that code imports. Text that is not Python imports nothing."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -180,11 +188,8 @@ def _experiments_of(source: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workbench.papers"):
             names = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
-            for file in (f"{name.removeprefix('workbench.').replace('.', '/')}.py" for name in names):
-                if (PACKAGE / file).is_file() and file not in RULES:
-                    yield file
-                    if file.startswith(STUDIES):
-                        yield from _experiments_of((PACKAGE / file).read_text(encoding="utf-8"))
+            files = (f"{name.removeprefix('workbench.').replace('.', '/')}.py" for name in names)
+            yield from (file for file in files if (PACKAGE / file).is_file() and file not in RULES)
 
 
 def _add_words(node: Any, words: list[str]) -> None:

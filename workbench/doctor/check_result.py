@@ -1,14 +1,16 @@
-"""`Finding`: the result of one check."""
+"""`CheckResult`: the result of one check."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, final
 
+State = Literal["ok", "missing", "warning", "fault"]
+
 
 @final
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -16,12 +18,12 @@ class Finding:
         state: "ok". "missing": an optional part is not installed. "warning": it works, but it may fail later.
             "fault": it should work and does not.
         found: what was found.
-        mend: the command or the step that fixes it; empty if there is nothing to fix.
+        fix: the command or the step that fixes it; empty if there is nothing to fix.
         core: whether training is impossible without it.
     """
 
     part: str
-    state: Literal["ok", "missing", "warning", "fault"]
+    state: State
     found: str
-    mend: str = ""
+    fix: str = ""
     core: bool = False

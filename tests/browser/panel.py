@@ -1,0 +1,37 @@
+"""The panel in JupyterLab, as a test uses it."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Locator
+
+from tests.browser.lab import Lab
+
+
+def execute(lab: Lab, command: str, **arguments: str) -> None:
+    lab.page.evaluate("([id, args]) => { window.jupyterapp.commands.execute(id, args) }", [command, arguments])
+
+
+def runs(lab: Lab) -> Locator:
+    return lab.page.locator("#workbench-panel [data-run]")
+
+
+def status(lab: Lab) -> str | None:
+    """The newest run's, as the panel shows it."""
+    return runs(lab).first.get_attribute("data-status") if runs(lab).count() else None
+
+
+def steps(lab: Lab) -> int:
+    """Those of the newest run, as the panel shows them."""
+    text = runs(lab).first.inner_text()
+    return int(text.partition("step ")[2].partition(" of ")[0].replace(",", "") or 0)
+
+
+def in_both_themes(lab: Lab, name: str) -> None:
+    """Keep a picture in each theme."""
+    lab.picture(name)
+    for theme, kind in (("JupyterLab Dark", "false"), ("JupyterLab Light", "true")):
+        lab.theme(theme)
+        lab.page.locator(f'body[data-jp-theme-light="{kind}"]').wait_for(state="attached")
+        lab.page.wait_for_timeout(500)  # its style sheet is there
+        if kind == "false":
+            lab.picture(f"{name}-dark")
