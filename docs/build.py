@@ -39,6 +39,7 @@ GROUPS = {  # notebooks by their number: first of each group -> heading
     20: "Asynchronous gradient descent (daily2016leveraging)",
     40: "Backup workers (chen2016revisiting)",
     60: "Pipe-SGD (li2018pipesgd)",
+    70: "Gossip",
 }
 
 

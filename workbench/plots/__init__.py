@@ -1,7 +1,7 @@
 """Numbers to Plotly figures, live views for JupyterLab, and HTML pages with figures offline.
 
 Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `dots`, `limits`, `prediction`,
-`fronts`, `parallel_axes`, `graphs`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt`
+`fronts`, `panels`, `parallel_axes`, `graphs`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt`
 (the timeline), `trace_viewer` (the interactive one) and `live` (figures that grow while a run trains). `renderer` says
 how a notebook keeps figures; `html`, `pictures` and `for_nbconvert` write pages and images. `comparison` is a table of
 runs, and `differences` the settings in which they differ. `labextension/` gives finished figures the colours of a dark
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from workbench.plots.live.curves import LiveCurves, watch
     from workbench.plots.live.timeline import LiveTimeline
     from workbench.plots.overlap import overlap_bars
+    from workbench.plots.panels import curves_in_panels, time_to_target
     from workbench.plots.parallel_axes import parallel
     from workbench.plots.prediction import compare_with_prediction
     from workbench.plots.renderer import use_notebook_renderer
@@ -42,6 +43,7 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
     "compare_with_prediction": "prediction",
     "convergence": "lines",
     "curves": "lines",
+    "curves_in_panels": "panels",
     "curves_of": "studies",
     "dot_plot": "dots",
     "export_html": "html",
@@ -53,6 +55,7 @@ _HOMES = {  # no module has the name of a function: importing it would hide the 
     "stacked_bars": "studies",
     "step_bars": "studies",
     "step_difference": "trace_viewer.difference",
+    "time_to_target": "panels",
     "timeline": "gantt.figures",
     "timelines": "gantt.figures",
     "topology": "graphs",
@@ -68,6 +71,7 @@ __all__ = [
     "compare_with_prediction",
     "convergence",
     "curves",
+    "curves_in_panels",
     "curves_of",
     "dot_plot",
     "export_html",
@@ -79,6 +83,7 @@ __all__ = [
     "stacked_bars",
     "step_bars",
     "step_difference",
+    "time_to_target",
     "timeline",
     "timelines",
     "topology",

@@ -303,24 +303,47 @@ def _lines(curves: Mapping[str, Series], hover: str, *, legend: bool = True) -> 
     """
     traces: list[go.Scatter] = []
     for position, (name, series) in enumerate(curves.items()):
-        if not series:
-            continue
-        color, xs = CYCLE[position % len(CYCLE)], sorted(series)
-        ys = [np.atleast_1d(np.asarray(series[at], float)) for at in xs]
-        common: dict[str, Any] = {"legendgroup": name, "hoverlabel": {"namelength": -1}}
-        if any(len(values) > 1 for values in ys):
-            edge = [values.max() for values in ys] + [values.min() for values in reversed(ys)]
-            fill = {"fill": "toself", "fillcolor": faded(color, 0.2), "line": {"width": 0}, "mode": "lines"}
-            traces.append(go.Scatter(x=xs + xs[::-1], y=edge, hoverinfo="skip", showlegend=False, **fill, **common))
-        line = {"color": color, "width": 2.2, "dash": DASHES[position // len(CYCLE) % len(DASHES)]}
-        how = {
-            "mode": "lines+markers" if len(xs) <= 40 else "lines",
-            "line": line,
-            "marker": {"size": 6, "color": color},
-        }
-        how["hovertemplate"] = f"%{{fullData.name}}<br>{hover}<extra></extra>"
-        middle = [float(values.mean()) for values in ys]
-        traces.append(go.Scatter(x=xs, y=middle, name=escape_text(name), showlegend=legend, **how, **common))
+        if series:
+            dash = DASHES[position // len(CYCLE) % len(DASHES)]
+            traces += band_and_line(name, series, CYCLE[position % len(CYCLE)], hover, dash=dash, legend=legend)
+    return traces
+
+
+def band_and_line(
+    name: str,
+    series: Series,
+    color: str,
+    hover: str = "%{x:.4~g}: %{y:.4~g}",
+    *,
+    dash: str = "solid",
+    legend: bool = True,
+) -> list[go.Scatter]:
+    """Return the traces of a line with points and, if there are repetitions, of a band from the lowest to the highest.
+
+    Args:
+        name: of the line.
+        series: x -> y, or the y of every repetition; not empty.
+        color: of both.
+        hover: text of a point, in Plotly's form.
+        dash: of the line.
+        legend: whether the legend has it.
+    """
+    traces: list[go.Scatter] = []
+    xs = sorted(series)
+    ys = [np.atleast_1d(np.asarray(series[at], float)) for at in xs]
+    common: dict[str, Any] = {"legendgroup": name, "hoverlabel": {"namelength": -1}}
+    if any(len(values) > 1 for values in ys):
+        edge = [values.max() for values in ys] + [values.min() for values in reversed(ys)]
+        fill = {"fill": "toself", "fillcolor": faded(color, 0.2), "line": {"width": 0}, "mode": "lines"}
+        traces.append(go.Scatter(x=xs + xs[::-1], y=edge, hoverinfo="skip", showlegend=False, **fill, **common))
+    how: dict[str, Any] = {
+        "mode": "lines+markers" if len(xs) <= 40 else "lines",
+        "line": {"color": color, "width": 2.2, "dash": dash},
+        "marker": {"size": 6, "color": color},
+        "hovertemplate": f"%{{fullData.name}}<br>{hover}<extra></extra>",
+    }
+    middle = [float(values.mean()) for values in ys]
+    traces.append(go.Scatter(x=xs, y=middle, name=escape_text(name), showlegend=legend, **how, **common))
     return traces
 
 

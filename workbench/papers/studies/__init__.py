@@ -10,6 +10,7 @@ Trainings on real ranks, or simulated with real gradients:
 - `learning_curves`: losses and errors against seconds, and seconds to a target.
 - `tuning`: a grid of learning rates and momenta.
 - `stale_updates`: updates to a loss for each staleness.
+- `gossip_curves`: gossip and sums by step, on shuffled and on skewed data; theory of the distance of replicas.
 - `equal_time`: a generative model for the same virtual time with one worker, backups or asynchronous workers.
 
 Seconds of steps and sums on real ranks:
