@@ -386,8 +386,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "slow-mo-nesterov",
         "algorithms/slow_mo.py",
-        "nesterov=False,",
-        "nesterov=True,",
+        "        nesterov=False,\n",
+        "        nesterov=True,\n",
         "Nesterov's momentum in place of a slow one",
         BLOCKS,
     ),
