@@ -464,6 +464,24 @@ def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_pa
     assert "step 38" in json.dumps(figure.to_plotly_json()["layout"]["annotations"], default=str)
 
 
+def test_a_notebook_that_is_saved_during_a_run_keeps_its_newest_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tmp_path).steps(10)
+    view = plots.LiveTimeline(writer.folder)
+    view._still, view._handle = still, widget = Display(), Display()
+    assert view.update() and view.update() and len(still.sent) == 1, "not at every drawing"
+    image = svg(still.sent[-1]["text/html"])
+    names = set(re.findall(r"<text[^>]*>([^<]*)<", image))
+    assert {"rank 0", "rank 1", "compute", "comm", "all-reduce", "step 6", "step 8"} <= names and len(image) < 8_000
+    monkeypatch.setattr(timeline, "STILL_S", 0.0)
+    writer.steps(1).end()
+    view.update()
+    assert ">step 9<" in svg(still.sent[-1]["text/html"]), "another one later"
+    view.settle()
+    assert still.sent[-1] == {"text/html": ""} and PLOTLY in widget.sent[-1], "the plain figure is in its place"
+
+
 def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "TAIL_BYTES", 2000)
     writer = Writer(tmp_path, 100).steps(4)

@@ -23,7 +23,7 @@ from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, 
 from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import VIEW_CLASS, MovingFigure
 from workbench.plots.live.pace import HURRIED_S, HURRY_S, pause_after
-from workbench.plots.live.still import picture, still
+from workbench.plots.live.still import as_of, picture, still
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, as_runs
@@ -212,8 +212,7 @@ class LiveCurves:
         """What a saved notebook keeps: the header; and a picture, unless a plain figure follows."""
         if self._ended.is_set():
             return header(self._runs)
-        clock = f'<small style="color: #767676">as of {time.strftime("%H:%M:%S")}</small>'
-        return still(f"{header(self._runs)}{picture(self._figure)}<br>{clock}")
+        return still(f"{header(self._runs)}{picture(self._figure)}{as_of()}")
 
     def _show_header(self) -> None:
         self._header_s = time.monotonic()
