@@ -149,6 +149,8 @@ def test_switches_and_what_is_kept_of_a_run_that_trains(lab: Lab) -> None:
     view = lab.cell(LIVE)
     lab.until(lambda: lab.reach(LIVE) > 1, "curves")
     lab.until(lambda: pictures_shown(lab) == [False, False], "pictures of curves and timeline, which are not shown")
+    status = "name => performance.getEntriesByType('resource').find(one => one.name.endsWith(name))?.responseStatus"
+    assert lab.page.evaluate(status, "/plotly-basic.js") == 200, "from the server, which the browser keeps"
     view.get_by_role("button", name="epochs").click()
     lab.until(lambda: view.locator(".xtitle", has_text="epoch").count(), "another axis")
     for name in ("log x", "log loss"):

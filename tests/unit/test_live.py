@@ -389,6 +389,23 @@ def test_a_change_of_state_is_drawn_at_once_and_a_button_makes_the_view_look_oft
     assert not thread.is_alive() and looks < 10
 
 
+def test_the_first_curve_is_drawn_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "pause_after", lambda *_: 60.0)  # a crowded machine
+    writer = Writer(tmp_path).steps(1)
+    view = plots.LiveCurves()
+    view._header = shown = Display()
+
+    def drawn() -> bool:
+        return view.update([Run.load(writer.folder)])
+
+    assert drawn() and not drawn(), "a point is no curve"
+    writer.steps(1)
+    assert drawn() and "<polyline" in svg(shown.sent[-1])
+    writer.steps(1)
+    assert not drawn()
+    writer.close()
+
+
 def test_buttons_of_a_run_that_has_ended_are_disabled(tmp_path: Path) -> None:
     """Also in a view that is still a widget, because the page was loaded again meanwhile."""
     writer = Writer(tmp_path).steps(3)
