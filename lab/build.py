@@ -1,4 +1,7 @@
-"""Build the front end into `workbench/lab/static/`, and write the digest of its sources there. Needs Node: `make lab-extension`."""
+"""Build the front end into `workbench/lab/static/`, and write the digest of its sources there. Needs Node: `make lab-extension`.
+
+It also writes plotly.js, of the version in `package.json`, into the extension of the live figures.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,12 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 BUNDLE = FOLDER.parent / "workbench" / "lab" / "static"
 DIGEST_NAME = "sources.sha256"
+PLOTLY = FOLDER / "node_modules" / "plotly.js-basic-dist-min" / "plotly-basic.min.js"
+FIGURES = FOLDER.parent / "workbench" / "plots" / "labextension" / "static"
+# The library as the default of a module; it does not replace another copy on the page
+GLOBAL = "window.Plotly = Plotly;"
+HEAD = "const module = { exports: {} }, exports = module.exports, define = undefined;\n"
+FOOT = "\nexport default module.exports;\n"
 
 
 def digest() -> str:
@@ -37,6 +46,9 @@ def main() -> None:
     shutil.rmtree(BUNDLE, ignore_errors=True)  # else old files, whose names hold their digest, would stay
     subprocess.run([builder, "build", "."], cwd=FOLDER, check=True)
     (BUNDLE / DIGEST_NAME).write_text(digest() + "\n")
+    library = PLOTLY.read_text()
+    assert library.count(GLOBAL) == 1
+    (FIGURES / "plotly-basic.js").write_text(f"{HEAD}{library.replace(GLOBAL, '')}{FOOT}")
 
 
 if __name__ == "__main__":

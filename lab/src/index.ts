@@ -53,7 +53,6 @@ namespace CommandIDs {
   export const branch = 'workbench:branch-run';
   export const scale = 'workbench:scale-cluster';
   export const heal = 'workbench:heal-cluster';
-  export const timeline = 'workbench:timeline'; // of another module, if it is there
 }
 
 const OPEN_LABELS: Record<string, string> = { run: 'Curves', timeline: 'Timeline' };
@@ -92,9 +91,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
         openMenu(commands, below, [
           { command: CommandIDs.open, args: { kind: 'run', name } },
           { command: CommandIDs.ranks, args: { kind: 'runs', name } },
-          'timeline' in makers
-            ? { command: CommandIDs.open, args: { kind: 'timeline', name } }
-            : { command: CommandIDs.timeline, args: { run: name } },
+          { command: CommandIDs.open, args: { kind: 'timeline', name } },
           ...(trains ? [CommandIDs.restart, CommandIDs.branch].map(command => ({ command, args: { name } })) : [])
         ]);
       },

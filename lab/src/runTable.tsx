@@ -51,6 +51,8 @@ export function filtered(rows: Run[], text: string): Run[] {
   return words.length ? rows.filter(row => words.every(word => contentOf(row).includes(word))) : rows;
 }
 
+const WORDS = new Intl.Collator('en', { numeric: true });
+
 /** Numbers before words; rows without the value last, in both directions. */
 export function sorted(rows: TableRow[], sort: Sort): TableRow[] {
   const sign = sort.descending ? -1 : 1;
@@ -67,7 +69,7 @@ export function sorted(rows: TableRow[], sort: Sort): TableRow[] {
     if (typeof a !== typeof b) {
       return sign * (typeof a === 'number' ? -1 : 1);
     }
-    return sign * String(a).localeCompare(String(b), 'en', { numeric: true });
+    return sign * WORDS.compare(String(a), String(b));
   });
 }
 

@@ -26,7 +26,10 @@ from tests.browser.chromium import BROWSER
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
 PATIENCE_S = 120.0  # a crowded machine takes its time; nothing waits that long where the thing works
-SLOW = "[anywidget] Failed to initialize model"  # said by a browser that was slow, which live figures do not mind
+SLOW = (  # errors of other extensions in a browser that was slow
+    "[anywidget] Failed to initialize model",  # live figures do not mind
+    "Cannot read properties of undefined (reading 'schema')",  # Notebook: shortcuts whose settings are not loaded yet
+)
 QUIET = {  # Lab asks its users, over the network, whether they want news
     "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
     # Cells out of sight are there, too
@@ -208,7 +211,11 @@ class Lab:
         self.server, self.page = server, page
         self.errors: list[str] = []
         page.set_default_timeout(1000 * PATIENCE_S)
-        page.on("pageerror", lambda error: self.errors.append(str(error)) if SLOW not in str(error) else None)
+        page.on("pageerror", self._note)
+
+    def _note(self, error: Any) -> None:
+        if not any(known in str(error) for known in SLOW):
+            self.errors.append(str(error))
 
     def open(self, name: str = "") -> None:
         """Show the launcher, or a notebook whose kernel is ready."""

@@ -76,10 +76,13 @@ def test_a_failed_run_says_how_it_ended(lab: Lab) -> None:
     """In its live view, in what the notebook keeps, and where it is opened again."""
     lab.run_cell(FAIL)
     lab.until(lambda: has_output(lab, FAIL, "rank 1 failed at step 39: ValueError: no more <data>"), "the error")
-    lab.until(lambda: has_output(lab, FAIL, "failed"), "the state")
     lab.picture("live-failed")
-    error = ">rank 1 failed at step 39: ValueError: no more &lt;data&gt;<"
-    lab.until(lambda: error in "".join(lab.save()[FAIL][0]["text/html"]), "the error in what the notebook keeps")
+
+    def kept() -> bool:
+        header = "".join(lab.save()[FAIL][0]["text/html"])
+        return ">rank 1 failed at step 39: ValueError: no more &lt;data&gt;<" in header and "<b>failed</b>" in header
+
+    lab.until(kept, "the error and the state in what the notebook keeps")
     assert lab.cell(FAIL).get_by_role("button", name="Stop").count() == 0, "a plain figure is in the widget's place"
     lab.run_cell(FAILED)
     lab.until(lambda: has_output(lab, FAILED, "failed after step"), "the last step")
@@ -143,9 +146,11 @@ def test_a_comparison_is_sorted_by_a_click(lab: Lab) -> None:
 
 def test_switches_and_what_is_kept_of_a_run_that_trains(lab: Lab) -> None:
     lab.run_cell(LIVE)
-    view, kept = lab.cell(LIVE), lab.cell(LIVE).locator(".workbench-still")
+    view = lab.cell(LIVE)
     lab.until(lambda: lab.reach(LIVE) > 1, "curves")
-    lab.until(lambda: kept.count() == 1 and not kept.is_visible(), "the picture, which is not shown")
+    lab.until(lambda: pictures_shown(lab) == [False, False], "pictures of curves and timeline, which are not shown")
+    status = "name => performance.getEntriesByType('resource').find(one => one.name.endsWith(name))?.responseStatus"
+    assert lab.page.evaluate(status, "/plotly-basic.js") == 200, "from the server, which the browser keeps"
     view.get_by_role("button", name="epochs").click()
     lab.until(lambda: view.locator(".xtitle", has_text="epoch").count(), "another axis")
     for name in ("log x", "log loss"):
@@ -162,19 +167,24 @@ def test_switches_and_what_is_kept_of_a_run_that_trains(lab: Lab) -> None:
     lab.theme("JupyterLab Dark")
     lab.picture("live-log-dark")
     lab.theme("JupyterLab Light")
-    html = "".join(lab.save()[LIVE][0]["text/html"])
-    assert "workbench-still" in html and "data:image/svg+xml;base64," in html and "<b>running</b>" in html
+    kept = ["".join(output["text/html"]) for output in lab.save()[LIVE] if "text/html" in output]
+    assert all("workbench-still" in html and "data:image/svg+xml;base64," in html for html in kept)
+    assert "<b>running</b>" in kept[0] and "timeline" in kept[1]
     survives_a_reload_and_a_restart(lab)
 
 
+def pictures_shown(lab: Lab) -> list[bool]:
+    """Whether each picture that the notebook keeps of the run is shown."""
+    return [one.is_visible() for one in lab.cell(LIVE).locator(".workbench-still:has(img)").all()]
+
+
 def survives_a_reload_and_a_restart(lab: Lab) -> None:
-    """The view of a run that trains continues after a reload; after a restart, its picture is in its place."""
+    """The view of a run that trains continues after a reload; after a restart, its pictures are in its place."""
     lab.save()
     lab.open("live.ipynb")
     first = lab.until(lambda: lab.reach(LIVE), "curves after a reload")
     lab.until(lambda: lab.reach(LIVE) > first, "curves that move after a reload")
-    kept = lab.cell(LIVE).locator(".workbench-still")
-    assert kept.count() == 1 and not kept.is_visible()
+    lab.until(lambda: pictures_shown(lab) == [False, False], "pictures that are not shown")
     lab.run_cell(STOP)
     lab.until(lambda: lab.has_run(STOP), "the end")
     view = lab.cell(LIVE)
@@ -183,7 +193,7 @@ def survives_a_reload_and_a_restart(lab: Lab) -> None:
     lab.until(lambda: "stopped" in view.locator(".workbench-header").inner_text(), "how it ended")
     lab.picture("live-ended-after-a-reload")
     lab.page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
-    lab.until(kept.is_visible, "the picture, in place of a widget whose kernel has ended")
+    lab.until(lambda: pictures_shown(lab) == [True, True], "pictures, in place of widgets whose kernel has ended")
     assert (
         view.get_by_role("button", name="Stop").count() == 0 or not view.get_by_role("button", name="Stop").is_visible()
     )
@@ -191,7 +201,7 @@ def survives_a_reload_and_a_restart(lab: Lab) -> None:
     lab.picture("live-restarted")
     lab.save()
     lab.open("live.ipynb")
-    lab.until(kept.is_visible, "the picture of the saved notebook")
+    lab.until(lambda: pictures_shown(lab) == [True, True], "the pictures of the saved notebook")
     lab.page.wait_for_timeout(1000)
     lost = lab.page.get_by_text("model not found").all()
     assert not any(one.is_visible() for one in lost)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
-pytest.importorskip("notebook", reason="needs Jupyter Notebook 7: pip install notebook")
+pytest.importorskip("notebook", reason="needs Jupyter Notebook 7: pip install 'sgd-workbench[dev]'")
 
 from tests.browser.chromium import needs_browser
 from tests.browser.lab import browsing

@@ -142,6 +142,8 @@ def test_many_ranks_begin_folded_and_unfold_by_a_click_and_by_a_key(browser: Any
     assert shown.press("ArrowDown", "ArrowDown", "Enter")["ranks"] == 15
     assert shown.press("u")["ranks"] == 0
     assert shown.press("u")["ranks"] == 16
+    critical = shown.press("r")
+    assert critical["critical"] and critical["rows"] > 0 and 8 < critical["ranks"] < 16, "few ranks carry the path"
     shown.close()
     few = Shown(browser, page_of(tmp_path, many(tmp_path, 8)))
     assert few.state()["ranks"] == 0, "up to eight ranks begin unfolded"

@@ -261,7 +261,7 @@ def test_a_training_outlives_its_notebook_and_is_taken_up_whole(
 
 def test_a_detached_cluster_is_scaled_and_healed_by_the_command(cache: Path, runs: Path, no_process_left: None) -> None:
     cluster = Cluster(1, launcher="torch", name="left", quiet=True)
-    name = cluster.id
+    name = cluster.name
     refused = cli("scale", name, "2")
     assert (refused.returncode, f"process {os.getpid()} owns it: call scale(2) there" in refused.stderr) == (2, True)
     cluster.detach()

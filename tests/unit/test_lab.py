@@ -69,20 +69,6 @@ def test_without_a_token_nothing_is_changed(served: Served, path: str) -> None:
     assert served.ask(path, "POST", token=None, headers=forged)[0] == 403
 
 
-def test_plotly_js_is_served_once(served: Served) -> None:
-    headers = {"Authorization": f"token {TOKEN}"}
-    request = urllib.request.Request(f"{served.url}workbench/api/plotly.js", headers=headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        text, etag = answer.read().decode(), answer.headers["Etag"]
-        assert answer.headers["Content-Type"].startswith("text/javascript")
-    assert "Plotly" in text and len(text) > 1_000_000
-    again = urllib.request.Request(request.full_url, headers={**headers, "If-None-Match": etag})
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(again, timeout=60)
-    assert caught.value.code == 304, "the browser has it"
-    caught.value.close()
-
-
 def test_a_cookie_alone_changes_nothing(served: Served) -> None:
     """A page of another site can send the browser's cookies, and cannot read the XSRF token."""
     folder = write_run(served.runs, "paused-by-nobody", created="2026-01-01T00:00:00+00:00", status="running")

@@ -389,6 +389,23 @@ def test_a_change_of_state_is_drawn_at_once_and_a_button_makes_the_view_look_oft
     assert not thread.is_alive() and looks < 10
 
 
+def test_the_first_curve_is_drawn_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "pause_after", lambda *_: 60.0)  # a crowded machine
+    writer = Writer(tmp_path).steps(1)
+    view = plots.LiveCurves()
+    view._header = shown = Display()
+
+    def drawn() -> bool:
+        return view.update([Run.load(writer.folder)])
+
+    assert drawn() and not drawn(), "a point is no curve"
+    writer.steps(1)
+    assert drawn() and "<polyline" in svg(shown.sent[-1])
+    writer.steps(1)
+    assert not drawn()
+    writer.close()
+
+
 def test_buttons_of_a_run_that_has_ended_are_disabled(tmp_path: Path) -> None:
     """Also in a view that is still a widget, because the page was loaded again meanwhile."""
     writer = Writer(tmp_path).steps(3)
@@ -455,6 +472,24 @@ def test_the_timeline_moves_with_the_run_and_is_a_plain_figure_in_the_end(tmp_pa
     figure = view.static()
     assert sum(len(bars.x) for bars in figure.data) == 2 * 3 * 3
     assert "step 38" in json.dumps(figure.to_plotly_json()["layout"]["annotations"], default=str)
+
+
+def test_a_notebook_that_is_saved_during_a_run_keeps_its_newest_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(tmp_path).steps(10)
+    view = plots.LiveTimeline(writer.folder)
+    view._still, view._handle = still, widget = Display(), Display()
+    assert view.update() and view.update() and len(still.sent) == 1, "not at every drawing"
+    image = svg(still.sent[-1]["text/html"])
+    names = set(re.findall(r"<text[^>]*>([^<]*)<", image))
+    assert {"rank 0", "rank 1", "compute", "comm", "all-reduce", "step 6", "step 8"} <= names and len(image) < 8_000
+    monkeypatch.setattr(timeline, "STILL_S", 0.0)
+    writer.steps(1).end()
+    view.update()
+    assert ">step 9<" in svg(still.sent[-1]["text/html"]), "another one later"
+    view.settle()
+    assert still.sent[-1] == {"text/html": ""} and PLOTLY in widget.sent[-1], "the plain figure is in its place"
 
 
 def test_steps_of_many_spans_are_found_by_reading_further_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

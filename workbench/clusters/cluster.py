@@ -51,7 +51,7 @@ class Cluster:
             that scheduler. Tested with stand-ins for their commands; PBS, LSF and HTCondor never ran on a real
             scheduler. "emulated:1gbit": on an emulated network, which ends with the cluster. An `EmulatedNetwork`: you
             close it. Or a `Launcher`.
-        name: the cluster's id begins with it.
+        name: the cluster's name and id begin with it.
         mpi: folder of the MPI to use (it holds bin/mpiexec), or the result of `find_mpi`. None: look for one.
         oversubscribe: allow more ranks than cores.
         timeout_s: limit for the start, in seconds.
@@ -110,6 +110,11 @@ class Cluster:
     def id(self) -> str:
         """Identifier, unique among clusters."""
         return self._engines.id
+
+    @property
+    def name(self) -> str:
+        """The name under which JupyterLab's panel, `workbench cluster list` and `wb.attach` know it: its id."""
+        return self.id
 
     @property
     def mark(self) -> str:

@@ -15,7 +15,6 @@
 | GET compare?run=&run=&points= | curves of several runs, and where their settings differ |
 | GET runs/NAME/timeline?first=&last=&other=&critical= | its timeline; see `plots.trace_viewer` |
 | GET timeline.js | the script that draws it |
-| GET plotly.js | the library of the live figures; see `plots.live.moving_figure` |
 | POST runs/NAME/pause, resume, stop | a command to the run, as `workbench steer` gives it |
 
 The server checks the token, the origin and, for POST, the XSRF cookie. An error is {"message": one sentence}.
@@ -45,7 +44,6 @@ from workbench.lab.rank_rows import RankRows
 from workbench.lab.run_rows import RunRows
 from workbench.lab.run_timeline import RunTimelines
 from workbench.lab.snippets import run_code
-from workbench.plots.plotly_js import plotly_js, plotly_js_version
 from workbench.plots.trace_viewer.script import viewer_js
 from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.trace.store import runs_root
@@ -66,7 +64,6 @@ def add_handlers(server: Any) -> None:
         ".*$",
         [
             (url_path_join(base, "clusters"), Clusters, given),
-            (url_path_join(base, r"plotly\.js"), PlotlyJs, given),
             (url_path_join(base, r"timeline\.js"), TimelineJs, given),
             (url_path_join(base, "clusters", "([^/]+)", "log"), ClusterLog, given),
             (url_path_join(base, "clusters", "([^/]+)", "stop"), ClusterStop, given),
@@ -201,22 +198,6 @@ class Clusters(Handler):
         """Answer {"clusters": rows}."""
         notebooks = await self.notebooks()
         await self.answer(lambda: {"clusters": self.state.clusters.rows(notebooks)})
-
-
-class PlotlyJs(Handler):
-    """plotly.js, which a page loads once for all its live figures."""
-
-    @web.authenticated
-    @authorized
-    async def get(self) -> None:
-        """Answer its text, which the browser may keep until another version is installed."""
-        self.set_header("Cache-Control", "private, no-cache")
-        self.set_header("Etag", f'"{plotly_js_version()}"')
-        if self.check_etag_header():
-            self.set_status(304)
-            self.finish()
-            return
-        self.finish(await self.in_thread(plotly_js), set_content_type="text/javascript; charset=utf-8")
 
 
 class TimelineJs(Handler):

@@ -4,7 +4,7 @@
 - `timeline`: the newest steps of a run.
 - `moving_figure`: a figure that is redrawn, also if the browser misses drawings.
 - `pace`: how often it is redrawn.
-- `header`: what each run does, as text that stays. `still`: the curves as a picture that stays.
+- `header`: what each run does, as text that stays. `still`, `still_timeline`: curves and timelines as pictures that stay.
 - `axes`: switches of the axes and the smoothing. `buttons`: pause, resume and stop.
 
 May import the figures of `plots`, which do not import this folder. Begin with `curves`.

@@ -21,7 +21,7 @@ from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, 
 from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import VIEW_CLASS, MovingFigure
 from workbench.plots.live.pace import HURRIED_S, HURRY_S, pause_after
-from workbench.plots.live.still import picture, still
+from workbench.plots.live.still import as_of, picture, still
 from workbench.plots.renderer import as_data
 from workbench.trace.follow import Follower
 from workbench.trace.read import metrics_paths
@@ -80,7 +80,7 @@ class LiveCurves:
         self._ended = Event()
         self._wake = Event()  # a button was pressed, or the view has ended
         self._hurry_until_s = 0.0
-        self._states: list[Any] = []
+        self._seen: list[Any] = []  # the runs' states, and whether there is a curve
         self._problem = ""
         self._handle: Any = None  # of the widget's output
         self._header: Any = None  # of the HTML
@@ -115,16 +115,16 @@ class LiveCurves:
     def update(self, runs: Sequence[Run], *, force: bool = False) -> bool:
         """Show the runs as they are, unless the last drawing was less than `pause_s` ago. Return whether it drew.
 
-        A change of a run's state is shown at once.
+        A change of a run's state is shown at once, and so is the first curve.
         """
         with self._lock:
             if self._ended.is_set():
                 return False
             self._runs = list(runs)
-            states = [run.info.get("status") for run in self._runs]
-            force = force or states != self._states
-            if states != self._states:
-                self._states, self._hurry_until_s = states, 0.0
+            seen = [run.info.get("status") for run in self._runs]
+            seen.append(any(len(rows) > 1 for run in self._runs for rows in run.metrics.values()))
+            if seen != self._seen:
+                self._seen, self._hurry_until_s, force = seen, 0.0, True
             if time.monotonic() - self._drawn_s < self._pause_s and not force:
                 return False
             begin_s = time.thread_time()
@@ -211,8 +211,7 @@ class LiveCurves:
         """What a saved notebook keeps: the header; and a picture, unless a plain figure follows."""
         if self._ended.is_set():
             return header(self._runs)
-        clock = f'<small style="color: #767676">as of {time.strftime("%H:%M:%S")}</small>'
-        return still(f"{header(self._runs)}{picture(self._figure)}<br>{clock}")
+        return still(f"{header(self._runs)}{picture(self._figure)}{as_of()}")
 
     def _show_header(self) -> None:
         self._header_s = time.monotonic()

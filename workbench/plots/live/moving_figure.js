@@ -1,20 +1,19 @@
 // A Plotly figure whose data and layout are the text of another model. See moving_figure.py.
 
 const ASK_AGAIN_MS = 20000; // a busy kernel may take its time, and one that has ended does not answer
-const shared = (globalThis.workbenchPlotly ??= { library: null, text: null, fromServer: null, askedMs: -Infinity });
+const shared = (globalThis.workbenchPlotly ??= { fromServer: null, fromKernel: null, text: null, askedMs: -Infinity });
 
-async function textFromServer() {
-  const page = document.getElementById("jupyter-config-data");
-  const { baseUrl } = JSON.parse(page.textContent);
-  const answer = await fetch(new URL(`${baseUrl}workbench/api/plotly.js`, location.href));
-  if (!answer.ok) throw new Error(`${answer.status}: the server has no extension of the workbench`);
-  return answer.text();
+// A file of our extension of JupyterLab, which the browser keeps: see plots/plotly_js.py.
+async function fromServer() {
+  const { fullLabextensionsUrl } = JSON.parse(document.getElementById("jupyter-config-data").textContent);
+  const file = `${fullLabextensionsUrl}/sgd-workbench-figures/static/plotly-basic.js`;
+  return (await import(new URL(file, location.href))).default;
 }
 
-// The text that any figure of the page receives. One of them asks its kernel.
-async function textFromKernel(model) {
+// Any figure of the page receives the text. One of them asks its kernel.
+async function fromKernel(model) {
   const hear = (content, buffers) => {
-    if (content.plotly) shared.text ??= new TextDecoder().decode(buffers[0]);
+    if (content.plotly) shared.text ??= new Blob(buffers, { type: "text/javascript" });
   };
   model.on("msg:custom", hear);
   while (!shared.text) {
@@ -25,26 +24,14 @@ async function textFromKernel(model) {
     await new Promise((resolve) => setTimeout(resolve, 100));
   }
   model.off("msg:custom", hear);
-  return shared.text;
+  shared.fromKernel ??= import(URL.createObjectURL(shared.text));
+  return (await shared.fromKernel).default;
 }
 
-// plotly.js, once for the page, apart from other copies on it
-async function load(model) {
-  if (shared.library) return shared.library;
-  shared.fromServer ??= textFromServer();
-  const text = await shared.fromServer.catch(() => textFromKernel(model));
-  const module = new Blob(
-    [
-      "export default (function () { const module = { exports: {} }, exports = module.exports, define = undefined;\n",
-      text,
-      "\nreturn module.exports && module.exports.react ? module.exports : globalThis.Plotly; }).call(globalThis);",
-    ],
-    { type: "text/javascript" },
-  );
-  const url = URL.createObjectURL(module);
-  shared.library ??= (await import(url)).default;
-  URL.revokeObjectURL(url);
-  return shared.library;
+// plotly.js, once for the page.
+function load(model) {
+  shared.fromServer ??= fromServer();
+  return shared.fromServer.catch(() => fromKernel(model));
 }
 
 // The colours of a dark theme of JupyterLab; a light one has those of the figure.

@@ -49,7 +49,7 @@ def _as_text(figure: go.Figure) -> str:
 class PlotlyState(anywidget.AnyWidget):
     """Draws a figure. The page loads plotly.js once, from the Jupyter server, else from the kernel.
 
-    It travels in a message, so that no saved notebook holds it.
+    From the kernel it travels in a message, so that no saved notebook holds it.
 
     Attributes:
         source: id of the label's model.

@@ -1,9 +1,10 @@
-"""A figure of curves as a small SVG image in HTML: what a saved notebook shows of a run that still trains."""
+"""Figures as small SVG images in HTML: what a saved notebook shows of a run that still trains."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any
 
@@ -17,11 +18,11 @@ WIDTH, HEIGHT = 860, 400  # of the image; next to it, a live figure is about as 
 LEFT, RIGHT, TOP, PLOT = 62, 14, 46, 270  # pixels around and of a panel
 MAX_POINTS = 120  # of a curve
 # What a saved notebook keeps is in an element of the class workbench-still. These rules hold next to it:
-# - It is not shown next to a live widget (see moving_figure.js).
+# - It is not shown if the next output is a live widget (see moving_figure.js and viewer.js).
 # - "model not found", which JupyterLab writes where a widget of an earlier kernel was, is not shown.
 # - A widget whose kernel has ended is not shown; nor is a widget's header, until its figure is drawn.
 STYLE = """<style>
-.jp-OutputArea:has(.workbench-live) .workbench-still,
+.jp-OutputArea-child:has(+ .jp-OutputArea-child .workbench-live) .workbench-still,
 .jp-OutputArea:has(.workbench-still) .jp-OutputArea-output.jupyter-widgets:not(:has(*)),
 .jp-OutputArea .workbench-view.workbench-ended,
 .jp-OutputArea .workbench-view:not(.workbench-live) > .workbench-header { display: none }
@@ -39,17 +40,27 @@ def still(content: str) -> str:
 def picture(figure: go.Figure) -> str:
     """Return the curves of `lines.convergence` as an `<img>`, a few kB: lines, bands, axes, titles and names."""
     layout = figure.to_dict()["layout"]
-    drawn = [_text(LEFT, 20, layout.get("title", {}).get("text", ""), size=15)]
+    drawn = [text(LEFT, 20, layout.get("title", {}).get("text", ""), size=15)]
     for number in ("", "2"):
         traces = [trace for trace in figure.data if (trace.xaxis or "x") == f"x{number}" and not _is_faint(trace)]
         drawn += _panel(traces, layout.get(f"xaxis{number}", {}), layout.get(f"yaxis{number}", {}))
     drawn += _legend([trace for trace in figure.data if trace.showlegend is not False and trace.name])
+    return image(drawn, HEIGHT, "curves so far")
+
+
+def image(drawn: Iterable[str], height: float, alt: str) -> str:
+    """Return SVG elements as an `<img>` of this height, `WIDTH` wide."""
     svg = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="sans-serif" font-size="12" fill="{INK}">{"".join(drawn)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
+        f'height="{height:.0f}" font-family="sans-serif" font-size="12" fill="{INK}">{"".join(drawn)}</svg>'
     )
     encoded = base64.b64encode(svg.encode()).decode()
-    return f'<img alt="curves so far" style="max-width: 100%" src="data:image/svg+xml;base64,{encoded}">'
+    return f'<img alt="{alt}" style="max-width: 100%" src="data:image/svg+xml;base64,{encoded}">'
+
+
+def as_of() -> str:
+    """Return the time, to write below a picture."""
+    return f'<br><small style="color: {INK}">as of {time.strftime("%H:%M:%S")}</small>'
 
 
 def _is_faint(trace: Any) -> bool:
@@ -61,8 +72,8 @@ def _panel(traces: Sequence[Any], x_axis: dict[str, Any], y_axis: dict[str, Any]
     left, right = LEFT + begin * (WIDTH - LEFT - RIGHT), LEFT + end * (WIDTH - LEFT - RIGHT)
     bottom = TOP + PLOT
     yield f'<path d="M{left:.0f} {TOP}V{bottom}H{right:.0f}" fill="none" stroke="{LINE}"/>'
-    yield _text((left + right) / 2, bottom + 36, _title(x_axis), anchor="middle")
-    yield _text(left, TOP - 8, _title(y_axis))
+    yield text((left + right) / 2, bottom + 36, _title(x_axis), anchor="middle")
+    yield text(left, TOP - 8, _title(y_axis))
     xs, ys = ([np.asarray(trace[name], float) for trace in traces] for name in ("x", "y"))
     log_x, log_y = (axis.get("type") == "log" for axis in (x_axis, y_axis))
     x_span, y_span = _span(xs, log_x, from_zero=True), _span(ys, log_y, from_zero=False)
@@ -77,11 +88,11 @@ def _panel(traces: Sequence[Any], x_axis: dict[str, Any], y_axis: dict[str, Any]
         return bottom - (_scaled(values, log_y) - low_y) / (high_y - low_y) * PLOT
 
     for value in _ticks(low_x, high_x, log_x):
-        yield _text(place_x(np.array(value)), bottom + 17, _number(value, x_axis), anchor="middle")
+        yield text(place_x(np.array(value)), bottom + 17, _number(value, x_axis), anchor="middle")
     for value in _ticks(low_y, high_y, log_y):
         y = float(place_y(np.array(value)))
         yield f'<path d="M{left:.0f} {y:.1f}H{right:.0f}" stroke="{LINE}" stroke-opacity="0.35"/>'
-        yield _text(left - 6, y + 4, _number(value, y_axis), anchor="end")
+        yield text(left - 6, y + 4, _number(value, y_axis), anchor="end")
     for trace, curve_x, curve_y in zip(traces, xs, ys, strict=True):
         chosen = _chosen(len(curve_x), log_x and not trace.fill)
         points = np.stack([place_x(curve_x[chosen]), place_y(curve_y[chosen])], 1)
@@ -160,10 +171,10 @@ def _legend(traces: Sequence[Any]) -> Iterator[str]:
         if x > LEFT and x + wide > WIDTH:
             x, y = float(LEFT), y + 18
         yield f'<path d="M{x:.0f} {y - 4}h18" stroke="{escape(trace.line.color)}" stroke-width="3"/>'
-        yield _text(x + 24, y, name)
+        yield text(x + 24, y, name)
         x += wide
 
 
-def _text(x: Any, y: float, text: str, *, anchor: str = "start", size: int = 12) -> str:
+def text(x: Any, y: float, words: str, *, anchor: str = "start", size: int = 12) -> str:
     """Return a line of text that is escaped already."""
-    return f'<text x="{float(x):.0f}" y="{y:.0f}" text-anchor="{anchor}" font-size="{size}">{text}</text>'
+    return f'<text x="{float(x):.0f}" y="{y:.0f}" text-anchor="{anchor}" font-size="{size}">{words}</text>'

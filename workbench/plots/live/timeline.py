@@ -14,7 +14,10 @@ from IPython.display import HTML, display
 from workbench.errors import ConfigError, RunNotFound
 from workbench.plots.gantt.figures import timelines
 from workbench.plots.live.buttons import error_line
+from workbench.plots.live.moving_figure import VIEW_CLASS
 from workbench.plots.live.pace import pause_after
+from workbench.plots.live.still import as_of, still
+from workbench.plots.live.still_timeline import timeline_picture
 from workbench.plots.renderer import as_data
 from workbench.plots.trace_viewer.newest import MAX_TAIL_BYTES, newest_steps
 from workbench.plots.trace_viewer.payload import payload
@@ -24,7 +27,8 @@ from workbench.trace.store import ENDED, read_info
 from workbench.trace.tail import TAIL_BYTES, read_tail
 
 INTERVAL_S = 2.0
-NUM_STEPS, MAX_SPANS = 3, 1500  # of the plain figure at the end
+STILL_S = 5.0  # between two pictures, of which a notebook keeps the last
+NUM_STEPS, MAX_SPANS = 3, 1500  # of the picture, and of the plain figure at the end
 
 
 @final
@@ -32,7 +36,8 @@ class LiveTimeline:
     """What every rank did in the newest steps, redrawn at most every two seconds.
 
     Show it as the last expression of a cell. The window follows the newest steps until the reader moves it, and
-    follows again after a click on *Follow*.
+    follows again after a click on *Follow*. It has two outputs, as `LiveCurves`: the first is a picture of the newest
+    steps, which a saved notebook keeps.
 
     It reads only the end of the ranks' traces, so a long run costs no more than a short one. Without a trace it stays
     empty.
@@ -45,12 +50,15 @@ class LiveTimeline:
         self.folder = Path(folder)
         self._lock = RLock()
         self._ended = Event()
-        self._handle: Any = None
+        self._handle: Any = None  # of the widget's output
+        self._still: Any = None  # of the picture
+        self._still_s = float("-inf")
         self._tail_bytes = TAIL_BYTES
         self._newest: Run | None = None  # the end of the run, once it has a complete step
         self._problem = ""
         self._moving = MovingViewer()
         self.widget = ipywidgets.VBox([])  # holds the figure once there is one
+        self.widget.add_class(VIEW_CLASS)
 
     def update(self) -> bool:
         """Read the end of the trace and draw its last complete steps. Return whether there is something to show."""
@@ -72,7 +80,20 @@ class LiveTimeline:
                 self._moving.draw(content)
                 if self.widget.children != (self._moving.widget,):
                     self.widget.children = (self._moving.widget,)
+                self._show_still()
             return self._newest is not None
+
+    def _show_still(self) -> None:
+        """Send a picture of the newest steps, unless the last one is young."""
+        if self._still is None or time.monotonic() - self._still_s < STILL_S:
+            return
+        self._still_s = time.monotonic()
+        try:
+            steps = self._plain_steps()
+            content = "" if self._newest is None or steps is None else timeline_picture(self._newest, steps) + as_of()
+        except Exception as error:  # noqa: BLE001 - as above
+            content = error_line(error)
+        self._still.update({"text/html": still(content)}, raw=True)
 
     def _fail(self, error: Exception) -> None:
         self._problem = error_line(error)
@@ -117,6 +138,8 @@ class LiveTimeline:
             self._keep()
 
     def _keep(self) -> None:
+        if self._still is not None:
+            self._still.update({"text/html": ""}, raw=True)  # the plain figure is next to it
         if self._handle is not None:
             figure = self._plain()
             self._handle.update({"text/html": self._problem} if figure is None else as_data(figure), raw=True)
@@ -124,8 +147,12 @@ class LiveTimeline:
     def static(self) -> go.Figure | None:
         """Return the timeline of the newest three steps as a plain figure; None without a trace."""
         with self._lock:
-            steps = None if self._newest is None else newest_steps(self._newest, NUM_STEPS, MAX_SPANS)
+            steps = self._plain_steps()
             return None if self._newest is None or steps is None else timelines([self._newest], steps)
+
+    def _plain_steps(self) -> slice | None:
+        """The steps of the plain figure and of the picture; None without a complete step."""
+        return None if self._newest is None else newest_steps(self._newest, NUM_STEPS, MAX_SPANS)
 
     def _plain(self) -> go.Figure | None:
         """Return the plain figure; None if there is none, or if it cannot be drawn."""
@@ -149,4 +176,5 @@ class LiveTimeline:
                 figure = self._plain()
                 display(HTML(self._problem) if figure is None else figure)  # type: ignore[no-untyped-call]
             else:
+                self._still = display({"text/html": still("")}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
                 self._handle = display(self.widget, display_id=True)  # type: ignore[no-untyped-call]

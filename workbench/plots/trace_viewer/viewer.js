@@ -19,6 +19,7 @@ const [MIN_FOLDED, MAX_FOLDED] = [11, 20]; // height of a folded rank
 const MAX_LINKS = 1500; // with more messages in view, none is drawn
 const MIN_WINDOW_S = 2e-8;
 const DRAG = 4; // with less movement, it is a click
+const CRITICAL_SHARE = 0.9; // of the critical path in view that unfolded ranks carry
 const FOLLOWED_STEPS = 5; // newest steps in view of a run that trains
 const PERFETTO = "https://ui.perfetto.dev";
 const PONG_MS = 15000; // how long Perfetto may take to load
@@ -31,6 +32,7 @@ const KEYS = [
   ["u", "unfold all ranks, or fold all"],
   ["l", "messages from send to receive: on, off"],
   ["c", "critical path: on, off"],
+  ["r", "unfold the ranks that carry 90 % of the critical path in view, and fold the others"],
   ["0", "the window at first"],
   ["f", "all steps"],
   ["n", "follow the newest steps of a run that trains"],
@@ -240,6 +242,24 @@ class Run {
   }
 }
 
+// The fewest ranks that carry `CRITICAL_SHARE` of a critical path within a time.
+function criticalRanks({ start, end, rank }, begin, stop) {
+  const lengths = new Map();
+  let left = 0;
+  for (let at = 0; at < start.length; at += 1) {
+    const length = Math.max(0, Math.min(end[at], stop) - Math.max(start[at], begin));
+    lengths.set(rank[at], (lengths.get(rank[at]) ?? 0) + length);
+    left += CRITICAL_SHARE * length;
+  }
+  const found = new Set();
+  for (const [one, length] of [...lengths].sort(([, a], [, b]) => b - a)) {
+    if (left <= 0) break;
+    found.add(one);
+    left -= length;
+  }
+  return found;
+}
+
 // ---------------------------------------------------------------- Perfetto
 
 // The events of runs, as trace/chrome.py writes them: a rank is a process, a row a thread, a message an arrow.
@@ -342,6 +362,7 @@ class Viewer {
       fold: button("Unfold all", "u", () => this.foldAll()),
       links: button("Messages", "Arrows from send to receive (l)", () => this.toggle("links")),
       critical: button("Critical path", "The chain of spans that ends each step (c)", () => this.toggle("critical")),
+      ranks: button("Critical ranks", "Unfold the ranks of the path in view, fold others (r)", () => this.foldOthers()),
       first: button("Reset", "The window at first (0)", () => this.home()),
       all: button("All steps", "f", () => this.whole()),
       follow: button("Follow", "Follow the newest steps (n)", () => this.resume()),
@@ -355,9 +376,9 @@ class Viewer {
     this.first = number("First step", () => this.loadSteps());
     this.last = number("Last step", () => this.loadSteps());
     this.range = element("label", { hidden: true }, "steps ", this.first, " to ", this.last);
-    const { fold, links, critical, first, all, follow, perfetto, save, help } = this.buttons;
+    const { fold, links, critical, ranks, first, all, follow, perfetto, save, help } = this.buttons;
     this.bar = element("div", { class: "wb-Timeline-bar", role: "toolbar", "aria-label": "Timeline" });
-    this.bar.append(fold, links, critical, first, all, follow, this.range, this.alignLabel);
+    this.bar.append(fold, links, critical, ranks, first, all, follow, this.range, this.alignLabel);
     this.bar.append(element("span", { class: "wb-Timeline-spacer" }), perfetto, save, help);
     this.legend = element("div", { class: "wb-Timeline-kinds", role: "group", "aria-label": "Kinds of spans" });
     this.canvas = element("canvas");
@@ -647,6 +668,18 @@ class Viewer {
     this.draw();
   }
 
+  // Unfold the ranks that carry most of the critical path in view, and fold the others.
+  foldOthers() {
+    if (!this.critical) this.toggle("critical");
+    for (const run of this.runs.filter((one) => one.path)) {
+      const critical = criticalRanks(run.path, this.view.begin + run.shift, this.view.end + run.shift);
+      for (const { rank } of run.ranks) this.open.set(`${run.number}:${rank}`, critical.has(rank));
+    }
+    this.lay();
+    this.update();
+    this.draw();
+  }
+
   chooseRank(by) {
     const ranks = this.everyRank;
     this.focus = Math.min(Math.max(this.focus + by, 0), ranks.length - 1);
@@ -679,7 +712,7 @@ class Viewer {
       d: () => this.pan(0.15), ArrowRight: () => this.pan(0.15),
       ArrowUp: () => this.chooseRank(-1), ArrowDown: () => this.chooseRank(1),
       Enter: () => this.focus >= 0 && this.fold(this.everyRank[this.focus]),
-      u: () => this.foldAll(), l: () => this.toggle("links"), c: () => this.toggle("critical"),
+      u: () => this.foldAll(), r: () => this.foldOthers(), l: () => this.toggle("links"), c: () => this.toggle("critical"),
       0: () => this.home(), f: () => this.whole(), n: () => this.resume(), "?": () => this.help(),
       Escape: () => (this.keys.hidden ? this.select(null) : this.help()),
     };
@@ -854,13 +887,14 @@ class Viewer {
 
   update() {
     if (!this.runs.length) return;
-    const { fold, links, critical, follow } = this.buttons;
+    const { fold, links, critical, ranks, follow } = this.buttons;
     const press = (button, on) => button.setAttribute("aria-pressed", String(Boolean(on)));
     fold.textContent = this.everyRank.every((rank) => this.isOpen(rank)) ? "Fold all" : "Unfold all";
     press(links, this.links);
     links.hidden = !this.runs.some((run) => run.columns.sent.length);
     press(critical, this.critical);
     critical.hidden = !this.options.load && !this.runs.some((run) => run.path);
+    ranks.hidden = !this.runs.some((run) => run.path && run.ranks.length > 2);
     follow.hidden = !(this.isLive || this.pending || this.left);
     press(follow, this.follows);
     const newest = this.pending?.runs[0].steps.at(-1);
@@ -1282,11 +1316,22 @@ export function mount(place, options = {}) {
 async function render({ model, el }) {
   const source = await model.widget_manager.get_model(model.get("source"));
   const viewer = mount(el, { fit: 520 });
-  const show = () => source.get("value") && viewer.show(JSON.parse(source.get("value")));
+  // The rules of these classes are in plots/live/still.py.
+  const showState = () => {
+    const view = el.closest(".workbench-view")?.classList;
+    view?.toggle("workbench-live", viewer.runs.length > 0 && source.comm_live !== false);
+    view?.toggle("workbench-ended", source.comm_live === false);
+  };
+  const show = async () => {
+    if (source.get("value")) await viewer.show(JSON.parse(source.get("value")));
+    showState();
+  };
   source.on("change:value", show);
-  show();
+  source.on("comm_live_update", showState);
+  void show();
   return () => {
     source.off("change:value", show);
+    source.off("comm_live_update", showState);
     viewer.dispose();
   };
 }
