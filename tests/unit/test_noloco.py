@@ -91,8 +91,8 @@ def test_replicas_that_differ_come_together(num_ranks: int) -> None:
     ("settings", "match"),
     [
         ({"every": 0}, "1 or more"),
-        ({"outer_lr": 0.0}, "outer_lr=0.0: give a number above 0"),
-        ({"consensus_lr": True}, "consensus_lr=True: give a number above 0"),
+        ({"outer_lr": 0.0}, "outer_lr=0.0: give a finite number above 0"),
+        ({"consensus_lr": True}, "consensus_lr=True: give a finite number above 0"),
         ({"outer_momentum": 1.0}, "from 0 to below 1"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -69,8 +70,8 @@ class NoLoCo(GossipAlgorithm):
         check_whole("every", self.every, 1, "the number of steps between exchanges, 1 or more")
         for name in ("outer_lr", "consensus_lr"):
             value = getattr(self, name)
-            if not (is_number(value) and value > 0):
-                raise ConfigError(f"{name}={value!r}: give a number above 0")
+            if not (is_number(value) and 0 < value < math.inf):
+                raise ConfigError(f"{name}={value!r}: give a finite number above 0")
         if not (is_number(self.outer_momentum) and 0 <= self.outer_momentum < 1):
             raise ConfigError(f"outer_momentum={self.outer_momentum!r}: give a number from 0 to below 1")
 
