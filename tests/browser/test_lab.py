@@ -115,7 +115,8 @@ def test_the_curve_moves_and_buttons_answer_while_a_cell_waits(lab: Lab) -> None
         outputs = lab.save()[LIVE]
         return outputs if not any(WIDGET in data for data in outputs) else None
 
-    header, curves, timeline = lab.until(kept, "plain figures in the live views' places")
+    outputs = lab.until(kept, "plain figures in the live views' places")
+    header, (curves, timeline) = outputs[0], [data for data in outputs if PLOTLY in data]
     assert curves[PLOTLY]["data"] and timeline[PLOTLY]["data"]
     said = "".join(header["text/html"])
     assert "<b>stopped</b>" in said and re.search(r"step \d+ of \d+", said) and re.search("accuracy|loss", said), said

@@ -164,6 +164,8 @@ def a_killed_kernel_leaves_its_detached_cluster_to_attach_or_stop(lab: Lab) -> N
     cluster.get_by_role("button", name="Attach").wait_for()
     assert status(lab) == "running", "it trains on without a kernel"
     lab.picture("panel-killed-kernel")
+    notice = lab.page.locator(".jp-Dialog", has_text="appears to have died")  # JupyterLab's own; it may come late
+    lab.page.add_locator_handler(notice, lambda: notice.get_by_role("button", name="Ok").click())
     cluster.get_by_role("button", name="Stop cluster-").click()
     lab.page.locator(".jp-Dialog").get_by_role("button", name="Stop cluster").click()
     lab.page.locator("#workbench-panel").get_by_text("No cluster is alive.").wait_for()

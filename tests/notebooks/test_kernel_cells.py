@@ -89,9 +89,14 @@ def test_much_text_is_few_messages_and_a_file(notebook: Notebook, environment: d
     assert error == "" and len(text) < 500_000 and len(notebook.messages) < 200
     left_out, path = re.findall(r"\.\.\. ([\d,]+) more lines .* is in (\S+)\. The last lines:", text)[0]
     lines = Path(path).read_text().splitlines()
-    assert lines == [f"[0-1] line {i}" for i in range(50_000)]
+    printed: dict[int, list[int]] = {0: [], 1: []}  # a line that both ranks print at about the same time is one line
+    for ranks, number in re.findall(r"^\[([\d-]+)\] line (\d+)$", "\n".join(lines), re.MULTILINE):
+        for rank in {"0": (0,), "1": (1,), "0-1": (0, 1)}[ranks]:
+            printed[rank].append(int(number))
+    whole = printed[0] == printed[1] == list(range(50_000))
+    assert whole, "pytest's difference of such lists would take minutes"
     assert text.splitlines()[-1] == lines[-1]
-    assert int(left_out.replace(",", "")) == 50_000 - sum(line in set(lines) for line in text.splitlines()[:-20])
+    assert int(left_out.replace(",", "")) == len(lines) - sum(line in set(lines) for line in text.splitlines()[:-20])
     assert Path(path).is_relative_to(environment["WORKBENCH_RUNS"])
 
 
@@ -153,7 +158,9 @@ def test_help_is_a_page_and_commands_are_completed_and_explained(notebook: Noteb
     assert "let breakpoints stop this rank" in page("%debug_rank?")
     assert "%debug_rank" in notebook.ask("complete", "%debug_r", 8)["matches"]
     assert "%%rank" in notebook.ask("complete", "%%ran", 5)["matches"]
-    assert notebook.cell("print(get_ipython().run_line_magic('lsmagic', ''))")[0].count("%variables") == 1
+    assert notebook.cell("print(get_ipython().run_line_magic('lsmagic', ''))")[0].count("%variables") in (1, 2), (
+        "once, or of each rank if they do not print at the same time"
+    )
     assert "above the code of a cell" in notebook.cell("x = 1\n%status")[1]
 
 

@@ -232,9 +232,11 @@ def test_a_saved_notebook_keeps_the_whole_curve_and_not_the_live_view(tmp_path: 
     assert waited == []
     for outputs, num_steps, num_bars in ((ended, 2, [2]), (live, 40, [6])):
         assert not any("application/vnd.jupyter.widget-view+json" in output["data"] for output in outputs)
-        header, *figures = [output["data"] for output in outputs]
+        header, *others = [output["data"] for output in outputs]
         assert f"step {num_steps} " in "".join(header["text/html"])
-        curves, *timeline = [data["application/vnd.plotly.v1+json"]["data"] for data in figures]
+        assert not any("<img" in "".join(data.get("text/html", "")) for data in others), "no picture beside a figure"
+        plotly = "application/vnd.plotly.v1+json"
+        curves, *timeline = [data[plotly]["data"] for data in others if plotly in data]
         assert max(num_points(curve["x"]) for curve in curves) == num_steps
         assert [sum(num_points(bars["x"]) for bars in spans) for spans in timeline] == num_bars, "the newest steps"
     assert done.stat().st_size < 500_000
