@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from workbench.analysis.fronts import pareto_front
 from workbench.errors import ConfigError
-from workbench.plots.panels import axis_range, names_apart, scaled
+from workbench.plots.panels import axis_range, names_apart, panel_row, scaled, write_right_of
 from workbench.plots.studies import round_log_axis
 from workbench.plots.style import CYCLE, GREY, TEMPLATE, escape_text, legend_below
 
@@ -52,15 +51,7 @@ def fronts(panels: Mapping[str, Points], *, title: str, x: str, y: str, losses: 
     """
     if not panels or not all(panels.values()):
         raise ConfigError("no points to draw: give a mapping {panel: {algorithm: [(cost, gain), ...]}}")
-    figure = make_subplots(
-        rows=1,
-        cols=len(panels),
-        shared_yaxes=True,
-        horizontal_spacing=0.03,
-        subplot_titles=[f"<b>{escape_text(name)}</b>" for name in panels],
-    )
-    figure.update_annotations(font={"size": 13})
-    figure.update_layout(template=TEMPLATE, title=escape_text(title), hovermode="closest", width=WIDTH)
+    figure = panel_row(panels, title)
     gains = [gain for points in panels.values() for of in points.values() for _, gain in of]
     y_range = axis_range(min(gains), max(gains), log=losses)
     for column, points in enumerate(panels.values(), 1):
@@ -68,17 +59,7 @@ def fronts(panels: Mapping[str, Points], *, title: str, x: str, y: str, losses: 
         means, best = _means_and_front(points, losses=losses)
         places = names_apart([scaled(means[name][1], log=losses) for name in best], y_range)
         for name, place in zip(best, places, strict=True):
-            figure.add_annotation(
-                x=scaled(means[name][0], log=True),
-                y=place,
-                row=1,
-                col=column,
-                text=escape_text(name),
-                font={"size": 11},
-                xanchor="left",
-                xshift=8,
-                showarrow=False,
-            )
+            write_right_of(figure, column, scaled(means[name][0], log=True), place, escape_text(name))
         costs = [cost for of in points.values() for cost, _ in of]
         how = {"range": axis_range(min(costs), max(costs), log=True, more=0.2), "tickangle": 0, "nticks": 5}
         axis = {**round_log_axis(min(costs), max(costs)), **how}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,17 +47,8 @@ def curves_in_panels(
         raise ConfigError(f"{len(panels)} panels: at most {max(NAMES_SHARE)} fit next to each other: draw two figures")
     names = dict.fromkeys(name for curves in panels.values() for name in curves)
     colors = dict(zip(names, [*CYCLE, *[INK, GREY] * len(names)], strict=False))
-    figure = make_subplots(
-        rows=1,
-        cols=len(panels),
-        shared_yaxes=True,
-        horizontal_spacing=0.03,
-        subplot_titles=[f"<b>{escape_text(panel)}</b>" for panel in panels],
-    )
-    figure.update_annotations(font={"size": 13})
-    figure.update_layout(
-        template=TEMPLATE, title=escape_text(title), hovermode="closest", showlegend=False, width=WIDTH, height=HEIGHT
-    )
+    figure = panel_row(panels, title)
+    figure.update_layout(showlegend=False, height=HEIGHT)
     every = [series for curves in panels.values() for series in curves.values() if series]
     xs = sorted({float(at) for series in every for at in series})
     ys = np.concatenate([np.ravel(np.asarray(value, float)) for series in every for value in series.values()])
@@ -71,21 +62,46 @@ def curves_in_panels(
         heights = {name: float(np.mean(curves[name][at])) for name, at in ends.items()}
         places = names_apart([scaled(heights[name], log=log_y) for name in ends], y_range)
         for (name, at), place in zip(ends.items(), places, strict=True):
-            figure.add_annotation(
-                x=scaled(float(at), log=log_x),
-                y=place,
-                row=1,
-                col=column,
-                text=escape_text(name),
-                font={"color": colors[name], "size": 11},
-                xanchor="left",
-                xshift=6,
-                showarrow=False,
+            write_right_of(
+                figure, column, scaled(float(at), log=log_x), place, escape_text(name), colors[name], shift=6
             )
     figure.update_xaxes(title=escape_text(x), **(log_axis(xs) if log_x else {}), range=x_range)
     figure.update_yaxes(**(round_log_axis(float(ys.min()), float(ys.max())) if log_y else {}), range=y_range)
     figure.update_yaxes(title=escape_text(y), row=1, col=1)
     return figure
+
+
+def panel_row(titles: Iterable[str], title: str) -> go.Figure:
+    """Return a figure with a panel for each title, next to each other, and one y axis for all."""
+    titles = list(titles)
+    figure = make_subplots(
+        rows=1,
+        cols=len(titles),
+        shared_yaxes=True,
+        horizontal_spacing=0.03,
+        subplot_titles=[f"<b>{escape_text(panel)}</b>" for panel in titles],
+    )
+    figure.update_annotations(font={"size": 13})
+    figure.update_layout(template=TEMPLATE, title=escape_text(title), hovermode="closest", width=WIDTH)
+    return figure
+
+
+def write_right_of(
+    figure: go.Figure, column: int, x: float, y: float, text: str, color: str | None = None, shift: int = 8
+) -> None:
+    """Write a text to the right of a place in a panel.
+
+    Args:
+        figure: from `panel_row`.
+        column: of the panel, from 1.
+        x, y: the place: see `scaled`.
+        text: HTML.
+        color: that of the figure's text by default.
+        shift: pixels between the place and the text.
+    """
+    font = {"size": 11} if color is None else {"size": 11, "color": color}
+    how = {"xanchor": "left", "xshift": shift, "showarrow": False, "row": 1, "col": column}
+    figure.add_annotation(x=x, y=y, text=text, font=font, **how)
 
 
 def scaled(value: float, *, log: bool) -> float:
@@ -146,14 +162,7 @@ def time_to_target(
     if not seconds or not all(seconds.values()):
         raise ConfigError("no data to draw: give a mapping {network: {algorithm: seconds of each repetition}}")
     rows = list(next(iter(seconds.values())))
-    figure = make_subplots(
-        rows=1,
-        cols=len(seconds),
-        shared_yaxes=True,
-        horizontal_spacing=0.03,
-        subplot_titles=[f"<b>{escape_text(network)}</b>" for network in seconds],
-    )
-    figure.update_annotations(font={"size": 13})
+    figure = panel_row(seconds, title)
     for column, times in enumerate(seconds.values(), 1):
         reached = {name: of for name, of in times.items() if len(of) and np.isfinite(of).all()}
         means = {name: float(np.mean(of)) for name, of in reached.items()}
@@ -165,17 +174,8 @@ def time_to_target(
             if name in means:
                 figure.add_trace(_dot(name, place, times[name], color), row=1, col=column)
             text, at = (seconds_text(means[name]), max(reached[name])) if name in means else ("not reached", low)
-            figure.add_annotation(
-                x=scaled(at, log=True),
-                y=place,
-                row=1,
-                col=column,
-                text=text,
-                font={"color": color if name in means else GREY, "size": 11},
-                xanchor="left",
-                xshift=8 if name in means else 0,
-                showarrow=False,
-            )
+            look = (color, 8) if name in means else (GREY, 0)
+            write_right_of(figure, column, scaled(at, log=True), place, text, *look)
         if rows[0] in means:  # after the dots: Plotly draws no line in a panel without traces
             figure.add_vline(x=means[rows[0]], line={"color": GREY, "width": 1, "dash": "dot"}, row=1, col=column)
         ticks = {key: value for key, value in round_log_axis(low, high).items() if key != "type"}
@@ -185,14 +185,7 @@ def time_to_target(
     figure.update_yaxes(
         tickvals=list(range(len(rows))), ticktext=names, range=[len(rows) - 0.5, -0.5], ticks="", showgrid=True
     )
-    figure.update_layout(
-        template=TEMPLATE,
-        title=escape_text(title),
-        hovermode="closest",
-        showlegend=False,
-        width=WIDTH,
-        height=FRAME_PIXELS + ROW_PIXELS * len(rows),
-    )
+    figure.update_layout(showlegend=False, height=FRAME_PIXELS + ROW_PIXELS * len(rows))
     return figure
 
 
