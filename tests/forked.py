@@ -115,7 +115,7 @@ def _fork_ranks(change: Callable[[Any, str, Any], None], python: str) -> None:
 
 
 def _fork_engines(change: Callable[[Any, str, Any], None], python: str) -> None:
-    from workbench.clusters.engines import options
+    from workbench.clusters.engines import engines, options
 
     make = options._config
 
@@ -126,6 +126,7 @@ def _fork_engines(change: Callable[[Any, str, Any], None], python: str) -> None:
         return found
 
     change(options, "_config", config)
+    change(engines, "forks_engines", lambda launcher: False)
 
 
 def _fork_cells(change: Callable[[Any, str, Any], None], python: str) -> None:

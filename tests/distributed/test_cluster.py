@@ -355,7 +355,7 @@ def test_nothing_outlives_the_process_that_started_it(
         if sign is not None:
             commands = [" ".join(process.cmdline()) for process in marked(mark)]
             for part in (
-                "workbench.clusters.engines.engine_process --mpi",
+                " --mpi",
                 "ipyparallel.controller",
                 "prterun" if find_mpi().name == OPEN_MPI else "mpiexec",
             ):

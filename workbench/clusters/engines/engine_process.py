@@ -84,6 +84,13 @@ def wait_for_controller() -> None:
             return
 
 
+def load() -> None:
+    """Import what engines need. Torch takes seconds."""
+    import ipyparallel.engine.app  # noqa: F401 - for its effect
+
+    import workbench.runtimes.rank.main  # noqa: F401
+
+
 def main() -> None:
     """Become an engine."""
     from ipyparallel.engine import app
@@ -92,8 +99,7 @@ def main() -> None:
         app.start_nanny = fork_nanny()
     faulthandler.enable()
     atexit.register(gc.freeze)  # the interpreter's end would search all of torch's objects for garbage: 0.7 s of a core
-    import workbench.runtimes.rank.main  # noqa: F401 - for its effect: torch takes seconds to import
-
+    load()
     wait_for_controller()
     engine = app.IPEngine.instance()
     engine.initialize()

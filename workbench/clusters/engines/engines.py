@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shutil
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -18,14 +19,16 @@ from ipyparallel import error as ipp_error
 from ipyparallel.cluster.launcher import LocalProcessLauncher
 from traitlets import TraitError
 
+from workbench.clusters.engines.engine_server import SOCKET, start_engine_server
 from workbench.clusters.engines.event_loop import LoopThread
-from workbench.clusters.engines.options import new_cluster, options
+from workbench.clusters.engines.options import forks_engines, new_cluster, options
 from workbench.clusters.launchers.base import Launcher
 from workbench.clusters.supervision import registry
 from workbench.clusters.supervision.rank_output import lines_since, write_whole
 from workbench.clusters.supervision.reaper import end_marked, start_reaper
 from workbench.clusters.supervision.start_progress import Progress
 from workbench.errors import LaunchError
+from workbench.logs import LOG
 
 STOP_S = 10.0
 CONNECT_S = 30.0
@@ -107,6 +110,7 @@ class Engines:
         deadline = time.monotonic() + timeout_s
         self._loop = self._loop or LoopThread()
         try:
+            self._start_engine_server()
             self._cluster = self._run(self._make(), deadline)
             if self.launcher.starts_at_once:
                 self._run(self._cluster.start_engines(self.num_ranks), deadline)
@@ -135,6 +139,17 @@ class Engines:
                 f"the controller did not start: {error or 'no answer in time'}.{self.last_output()}"
             ) from None
         self._wait_for_engines(timeout_s, deadline, progress)
+
+    def _start_engine_server(self) -> None:
+        """Start the process that forks the engines. Without it, they import everything themselves."""
+        if not forks_engines(self.launcher):
+            return
+        path = self.folder / SOCKET
+        path.unlink(missing_ok=True)
+        try:
+            start_engine_server(path, {self.mark: "1", **self.launcher.server_variables(self.num_ranks)})
+        except (OSError, subprocess.SubprocessError) as error:  # such as a path too long for a socket
+            LOG.debug("engines are not forked: %s", error)
 
     def _run(self, work: Any, deadline: float) -> Any:
         assert self._loop is not None

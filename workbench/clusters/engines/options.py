@@ -9,11 +9,13 @@ from typing import Any
 
 from traitlets.config import Config
 
+from workbench.clusters.engines.engine_server import SOCKET, can_fork_engines, forked_command
 from workbench.clusters.launchers.base import LOOPBACK, Launcher
 
 HEARTBEAT_MS = 500  # a new engine is known after one heartbeat; ipyparallel's 3 s would be half of the start
 HEARTBEAT_MISSES = 240  # two minutes, for an overloaded machine
 REGISTER_S = 60
+ENGINE = (sys.executable, "-m", "workbench.clusters.engines.engine_process")
 
 
 def new_cluster(launcher: Launcher, num_ranks: int) -> dict[str, Any]:
@@ -42,9 +44,19 @@ def options(launcher: Launcher, num_ranks: int, cluster_id: str, mark: str, fold
     }
 
 
+def engine_command(launcher: Launcher, folder: Path) -> list[str]:
+    """Return the command of an engine, without its options."""
+    return forked_command(folder / SOCKET) if forks_engines(launcher) else list(ENGINE)
+
+
+def forks_engines(launcher: Launcher) -> bool:
+    """Return whether the cluster's engines are forked by an engine server."""
+    return launcher.forks_engines and can_fork_engines()
+
+
 def _config(launcher: Launcher, num_ranks: int, everywhere: dict[str, str], folder: Path) -> Config:
     config = Config()
-    config.EngineLauncher.engine_cmd = [sys.executable, "-m", "workbench.clusters.engines.engine_process"]
+    config.EngineLauncher.engine_cmd = engine_command(launcher, folder)
     config.EngineLauncher.engine_args = [f"--IPEngine.timeout={REGISTER_S}"]
     launcher.configure(config, num_ranks, everywhere, folder)
     config.LocalControllerLauncher.environment = everywhere

@@ -14,6 +14,7 @@ from traitlets.config import Config
 from workbench.machine import is_running
 
 LOOPBACK = "127.0.0.1"
+LIBRARIES = "LD_LIBRARY_PATH"  # where the system looks for libraries when a process loads them
 
 
 class Launcher(ABC):
@@ -27,6 +28,7 @@ class Launcher(ABC):
     is_mpi = True  # whether the engines are ranks of one MPI world
     # Whether engines may start before the controller: they find its address in the cluster's folder.
     starts_at_once = False
+    forks_engines = False  # whether an engine server of this machine may fork the engines
     is_here = True  # whether the engines run on this machine, whose cores then limit their number
     oversubscribe = True  # whether there may be more engines than cores; it also holds when the cluster is scaled
 
@@ -66,6 +68,14 @@ class Launcher(ABC):
             environment: variables that every process of the cluster must have, such as the cluster's mark.
             folder: the cluster's folder, which is removed with the cluster.
         """
+
+    def variables(self, num_ranks: int) -> dict[str, str]:
+        """Return more variables for the engines, such as their number of threads."""
+        return {}
+
+    def server_variables(self, num_ranks: int) -> dict[str, str]:
+        """Return variables with which an engine server loads the libraries that its engines would load."""
+        return self.variables(num_ranks)
 
     async def controller_is_up(self, info: dict[str, Any]) -> None:  # noqa: B027 - nothing to do for most
         """Called when the controller listens, before any engine starts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any, final
@@ -10,8 +11,8 @@ from traitlets.config import Config
 
 from workbench.clusters.emulated import EmulatedNetwork, Placement
 from workbench.clusters.emulated.relay import Relay
-from workbench.clusters.launchers.base import LOOPBACK, Launcher
-from workbench.clusters.local.mpi_install import MPIInstall, rank_environment
+from workbench.clusters.launchers.base import LIBRARIES, LOOPBACK, Launcher
+from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall, rank_environment
 
 
 class MPILauncher(Launcher):
@@ -39,11 +40,23 @@ class MPILauncher(Launcher):
     def controller_ip(self) -> str:
         return socket.gethostbyname(socket.gethostname()) if Placement.here() else LOOPBACK
 
+    @property
+    def forks_engines(self) -> bool:  # type: ignore[override]  # a constant for most
+        """MPICH names ranks by process, and would name what stands for them."""
+        return self.is_here and not self.emulated and Placement.here() is None and self.install.name == OPEN_MPI
+
+    def variables(self, num_ranks: int) -> dict[str, str]:
+        return rank_environment(self.install, num_ranks, emulated=self.emulated or Placement.here() is not None)
+
+    def server_variables(self, num_ranks: int) -> dict[str, str]:
+        """mpiexec puts its own libraries first."""
+        folders = [str(Path(self.install.mpiexec).parent.parent / "lib"), os.environ.get(LIBRARIES, "")]
+        return {**self.variables(num_ranks), LIBRARIES: os.pathsep.join(filter(None, folders))}
+
     def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
         config.MPIEngineSetLauncher.mpi_cmd = [self.install.mpiexec]
         config.MPIEngineSetLauncher.mpi_args = list(self.install.args)
-        ranks = rank_environment(self.install, num_ranks, emulated=self.emulated or Placement.here() is not None)
-        config.MPIEngineSetLauncher.environment = {**environment, **ranks}
+        config.MPIEngineSetLauncher.environment = {**environment, **self.variables(num_ranks)}
 
 
 @final

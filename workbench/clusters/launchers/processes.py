@@ -49,14 +49,17 @@ class ProcessLauncher(Launcher):
     engine_set = ProcessSet
     is_mpi = False
     starts_at_once = True
+    forks_engines = True
 
     @property
     def title(self) -> str:
         return "torch.distributed processes"
 
+    def variables(self, num_ranks: int) -> dict[str, str]:
+        return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // num_ranks))}
+
     def configure(self, config: Config, num_ranks: int, environment: dict[str, str], folder: Path) -> None:
-        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cores() // num_ranks))
-        config.ProcessSet.environment = {**environment, "OMP_NUM_THREADS": threads}
+        config.ProcessSet.environment = {**environment, **self.variables(num_ranks)}
 
     def alive(self, engine_set: Any) -> bool:
         """Return True if all engines are alive."""
