@@ -329,7 +329,7 @@ def test_a_finding_is_shown_with_its_verdict_and_kept_as_json() -> None:
     bundle = shown._repr_mimebundle_()
     assert (
         bundle["text/plain"].startswith("p/c: reproduced\n")
-        and "1.2 [1.2, 1.2], 5 seeds; expected > 1" in bundle["text/plain"]
+        and "1.2, 5 seeds; expected > 1" in bundle["text/plain"]
     )
     assert "2 &lt;ranks&gt;" in bundle["text/html"]
     assert bundle[MIME] == {
