@@ -350,6 +350,14 @@ def test_amendments_are_logged_from_git(share: Path) -> None:
     commit(share)
     last = (amendments_in_git(share / "papers", KEY) or ())[-1]
     assert (last.entry, last.before, last.after) == ("metric", "the value", "the mean"), "a broken file hides nothing"
+    before = amendments_in_git(share / "papers", KEY)
+    edit(share / CLAIMS, f"id: {NAME}-near-one", f"id: {NAME}-close-to-one")
+    commit(share)
+    assert amendments_in_git(share / "papers", KEY) == before, "a renamed claim is no amendment"
+    edit(share / CLAIMS, f"id: {NAME}-close-to-one", f"id: {NAME}-near")
+    edit(share / CLAIMS, "metric: the mean", "metric: the median")
+    commit(share)
+    assert (amendments_in_git(share / "papers", KEY) or ())[-1].after == "deleted", "nor is an edit hidden by a new id"
     log = share / "papers" / KEY / "amendments.json"
     log.write_text("[]")
     assert not is_complete(share / "papers", KEY), "an edit cannot be left out"
