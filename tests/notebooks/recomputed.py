@@ -209,7 +209,7 @@ def interconnect(names: Names, kept: list[Kept]) -> Again:
     by_name = dict(zip((link.name for link in links), gain, strict=True))
     if {"10 Gbit/s Ethernet", "InfiniBand HDR"} <= set(by_name):
         again.claim(f"{key}infiniband-leaves-less-to-hide", by_name["10 Gbit/s Ethernet"] / by_name["InfiniBand HDR"])
-    again.claim("li2018pipesgd/codec-pays-where-formula-says", wrong)
+    again.claim("li2018pipesgd/codec-helps-where-formula-says", wrong)
     again.claim("li2018pipesgd/codec-steps-are-closed-forms", max(off))
     return again
 
@@ -320,7 +320,7 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
         *(min(cheapest), max(cheapest), waiting, unused),
     )
     again.claim("chen2016revisiting/steady-machines-need-none", steady)
-    again.claim("chen2016revisiting/pays-under-every-law", [late[distribution][1] for distribution in distributions])
+    again.claim("chen2016revisiting/helps-under-every-distribution", [late[distribution][1] for distribution in distributions])
     again.claim("chen2016revisiting/hardware-is-repaid", [paid[distribution][1] for distribution in distributions])
     again.claim("chen2016revisiting/persistent-needs-as-many", persistent[num_slow])
     again.claim("chen2016revisiting/one-backup-too-few", persistent[num_slow - 1] / names["slow_factor"])

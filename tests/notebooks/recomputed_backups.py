@@ -191,7 +191,7 @@ def best_backups(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}iterations-fall-with-n", halved)
     again.text("Time to a test loss", goal, total)
     again.claim(f"{KEY}few-backups-are-best", [one.argmin() / total for one in own])
-    again.claim(f"{KEY}rule-foretells-time", told)
+    again.claim(f"{KEY}rule-predicts-time", told)
     again.claim(f"{KEY}rule-chooses-well", lost)
     rows = [[b, last[b].mean(), last[b].min(), last[b].max(), took[b].mean(), ends[b].mean()] for b in tried]
     again.text(" updates, ", updates, total, len(seeds), rows)
@@ -236,7 +236,7 @@ def learning_rate(names: Names, kept: list[Kept]) -> Again:
     rows = [[rate, _targets_row(found, [easy, hard], steps)] for rate, found in runs.items()]
     again.text("counts as all", len(seeds), steps, rows)
     again.claim(f"{KEY}small-rate-worse-in-the-end", points)
-    again.claim(f"{KEY}small-rate-sooner-at-easy-target", sooner)
+    again.claim(f"{KEY}small-rate-faster-at-easy-target", sooner)
     again.claim(f"{KEY}small-rate-later-at-hard-target", later)
     first = max(rates, key=lambda rate: ends[rate].mean())
     again.text(

@@ -443,7 +443,7 @@ def layerwise_bottleneck(names: Names, kept: list[Kept]) -> Again:
     again.text("one message per parameter makes", answer)
     again.claim(f"{KEY}recurrences-are-the-simulator", off)
     again.claim(f"{KEY}taskwise-is-layerwise", apart)
-    again.claim(f"{KEY}recurrences-foretell-traces", wrong)
+    again.claim(f"{KEY}recurrences-predict-traces", wrong)
     again.claim(f"{KEY}gain-is-bounded", max(bounds))
     again.claim(f"{KEY}one-message-a-parameter-costs", many)
     again.claim(f"{KEY}small-batches-hide-less", max(line[0] / line[-1] for line in hidden.values()))
@@ -780,7 +780,7 @@ def other_networks(names: Names, kept: list[Kept]) -> Again:
     again.claim(f"{KEY}layer-wise-gain-bounded", max(shares))
     again.claim(f"{KEY}delay-best-on-other-networks", min(min(of[0], of[1]) / of[2] for of in took.values()))
     again.claim(f"{KEY}delay-gains-most-at-balance", farthest)
-    again.claim(f"{KEY}layer-wise-pays-latency", max(extra, key=lambda ratio: abs(ratio - 1)))
+    again.claim(f"{KEY}layer-wise-costs-latency", max(extra, key=lambda ratio: abs(ratio - 1)))
     return again
 
 
@@ -935,10 +935,10 @@ def speed_accuracy_front(names: Names, kept: list[Kept]) -> Again:
     ]
     again.text("is on the front with", answer)
     again.claim(f"{KEY}delayed-on-the-front", there)
-    again.claim(f"{KEY}delay-sooner-than-waiting", took[sgd] / took[late])
+    again.claim(f"{KEY}delay-faster-than-waiting", took[sgd] / took[late])
     again.claim(f"{KEY}tuned-asynchronous-less-accurate", less)
     again.claim(f"{KEY}bounded-staleness-costs-time", waits)
-    again.claim(f"{KEY}backups-sooner-than-waiting", spared)
+    again.claim(f"{KEY}backups-faster-than-waiting", spared)
     return again
 
 

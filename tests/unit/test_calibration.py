@@ -42,8 +42,8 @@ from workbench.calibration.probe import without_hold_up
 from workbench.calibration.straggler_fit import fit_distribution, slow_ranks
 from workbench.cli.main import main
 from workbench.cli.predict import parse_rates
-from workbench.codecs import Linear8, Truncate16
-from workbench.collectives import Native, Ring
+from workbench.codecs import Linear8, TopK, Truncate16
+from workbench.collectives import Native, PowerSGD, Ring
 from workbench.costs import Bimodal, Compute, Empirical, Lognormal, Network, Pareto, ShiftedExponential, SlowMachines
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
@@ -124,6 +124,74 @@ def test_messages_of_an_own_ring_are_a_line_too() -> None:
     found = calibrate(trained(wb.SynchronousSGD(collective=Ring()), network=given), latency_s=ALPHA)
     assert 1 / found.line.s_per_byte.value == pytest.approx(RATE, rel=1e-3)
     assert found.line.sum_s_per_byte.value == pytest.approx(2e-10, rel=1e-6)
+
+
+STEADY = replace(COMPUTE, stragglers=())
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        wb.DPSGD(),  # two messages leave each interface at once
+        wb.SynchronousSGD(collective=Ring(chunks=4)),  # chunks wait for each other
+        wb.SynchronousSGD(collective=PowerSGD()),  # two sums a step
+        wb.ChocoSGD(),
+    ],
+    ids=str,
+)
+def test_messages_that_share_an_interface_give_its_rate(algorithm: Any) -> None:
+    found = calibrate(trained(algorithm, compute=STEADY, steps=8), latency_s=ALPHA)
+    assert 1 / found.line.s_per_byte.value == pytest.approx(RATE, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "latency_s", "rate"),
+    list(
+        product(
+            (
+                wb.DPSGD(),
+                wb.DeMo(),
+                *(wb.SynchronousSGD(collective=Ring(codec=one)) for one in (Truncate16(), Linear8())),
+            ),
+            (0.0, 2e-3),
+            (2e7, 1e9),
+        )
+    ),
+    ids=str,
+)
+def test_bands_contain_all_latencies_that_messages_of_one_size_allow(
+    algorithm: Any, latency_s: float, rate: float
+) -> None:
+    given = {"network": Network(latency_s=latency_s, bandwidth_bytes_per_s=rate), "compute": STEADY, "steps": 8}
+    found = predict(calibrate(trained(algorithm, **given)), wb.SynchronousSGD(), workers=4, draws=0)
+    assert found.low_s <= step_seconds(trained(wb.SynchronousSGD(), **given)).mean() <= found.high_s
+
+
+@pytest.mark.parametrize("algorithm", [wb.SignSGD(), wb.ChocoSGD(codec=TopK(fraction=0.01)), wb.SPARTA()], ids=str)
+def test_small_messages_of_one_size_need_a_latency(algorithm: Any) -> None:
+    run = trained(algorithm, compute=STEADY, steps=8)
+    with pytest.raises(ConfigError, match=r"latency_s= .*--probe.*synchronous-sgd"):
+        calibrate(run)
+    real_s = step_seconds(trained(wb.SynchronousSGD(), compute=STEADY, steps=8)).mean()
+    sums = tuple((size, 6 * (ALPHA + size / 4 / RATE)) for size in (1 << 10, 1 << 22))
+    measured = Probe(
+        num_workers=4, sums=sums, messages=((1, ALPHA),), sum_s_per_byte=0.0, codecs=(), cpu_s_per_byte=0.0
+    )
+    probed = with_probe(calibrate(run, before_probe=True), measured)
+    for found in (calibrate(run, latency_s=ALPHA), probed):
+        assert predict(found, wb.SynchronousSGD(), workers=4, draws=0).step_s == pytest.approx(real_s, rel=0.02)
+    with pytest.raises(ConfigError, match="of one hop"):
+        calibrate(run, latency_s=1.0)
+
+
+@pytest.mark.parametrize("algorithm", [wb.LocalSGD(every=7), wb.DiLoCo(every=64), wb.FedAvg(every=40)], ids=str)
+def test_a_step_has_its_share_of_a_sum_that_comes_every_few_steps(algorithm: Any) -> None:
+    steady = replace(fitted(), pace=replace(fitted().pace, stragglers=()))
+    sum_s = NETWORK.all_reduce_s(fitted().shapes.num_bytes, 4)
+    pace = steady.pace
+    own_s = pace.forward_s.value + pace.backward_s.value + pace.update_s.value
+    found = predict(steady, algorithm, workers=4, draws=0)
+    assert found.step_s == pytest.approx(own_s + sum_s / algorithm.every, rel=1e-3)
 
 
 def test_a_codecs_work_is_fitted_by_its_name() -> None:

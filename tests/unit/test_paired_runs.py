@@ -91,4 +91,4 @@ def test_pairs_are_of_one_seed() -> None:
 
 
 def test_the_interval_is_students() -> None:
-    assert with_interval([1.0, 2.0, 3.0]) == "2.00 [-0.484, 4.48]", "2 plus or minus 4.303 / sqrt(3)"
+    assert with_interval([1.0, 2.0, 3.0]) == "2.0 [-0.5, 4.5]", "2 plus or minus 4.303 / sqrt(3)"

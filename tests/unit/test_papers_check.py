@@ -177,8 +177,8 @@ def test_the_pages_tell_ours_beside_what_is_expected(share: Path) -> None:
         line for line in (share / "papers" / "README.md").read_text().splitlines() if f"`{NAME}-near-one`" in line
     )
     cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
-    assert cells[2:4] == ["reproduced", "1 (expected 0.9 to 1.1)"]
-    assert cells[4] == "[0.98, 1.02], 5 seeds"
+    assert cells[2:4] == ["reproduced", "1.000 (expected 0.9 to 1.1)"]
+    assert cells[4] == "[0.980, 1.020], 5 seeds"
     assert cells[5] == f"[formula, 2-cores, ci]({KEY}/records/{NAME}.ci.2-cores.json)" and cells[6] == "2026-01-02"
     card = (share / "papers" / KEY / "card.md").read_text()
     assert card.startswith(CARD.partition(BEGIN)[0])
@@ -203,7 +203,7 @@ def test_a_card_prints_answer_and_figure(share: Path) -> None:
     record(share, git(share, "rev-parse", "HEAD").strip(), answer=told)
     update_pages()
     card = (share / "papers" / KEY / "card.md").read_text()
-    told_text = "The value is 1.10 [0.85, 1.35]; it is 1 [0.98, 1.02]."
+    told_text = "The value is 1.10 [0.85, 1.35]; it is 1.000 [0.980, 1.020]."
     assert f"**Answer** (size `ci`, [record](records/{NAME}.ci.2-cores.json)). {told_text}" in card
     assert f"![Five points near 1.](figures/{NAME}-ones.svg)\n\n*The values.*\n" in card
 
@@ -234,7 +234,7 @@ def test_the_answer_of_the_record_is_that_of_the_notebook(share: Path) -> None:
         "",
         f"**Answer** (size `ci`, {link}). The value is",
         "1.00:",
-        "- by the record, 1 [0.98, 1.02].",
+        "- by the record, 1.000 [0.980, 1.020].",
         "",
         "More.",
     ]
@@ -256,7 +256,7 @@ def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None
     assert cells == [
         f"[{KEY}]({KEY}/card.md): the value of {NAME} is near one",
         "exactly 1",
-        "1 [0.98, 1.02] times: **reproduced**",
+        "1.000 [0.980, 1.020] times: **reproduced**",
         f"[formula]({KEY}/records/{NAME}.ci.2-cores.json), 5 seeds",
         f"[{NAME}](../notebooks/{NAME}.ipynb)",
     ]
@@ -277,7 +277,7 @@ def test_the_front_page_has_the_headlines_where_it_has_a_place_for_them(share: P
     update_pages()
     lines = front.read_text().splitlines()
     assert (
-        f"| the value of {NAME} is near one ([{KEY}](papers/{KEY}/card.md)) | exactly 1 | 1 [0.98, 1.02] | reproduced; formula |"
+        f"| the value of {NAME} is near one ([{KEY}](papers/{KEY}/card.md)) | exactly 1 | 1.000 [0.980, 1.020] | reproduced; formula |"
         in lines
     )
     assert lines[0] == "# Title" and lines[-1] == "More." and stale_pages() == []
@@ -350,6 +350,14 @@ def test_amendments_are_logged_from_git(share: Path) -> None:
     commit(share)
     last = (amendments_in_git(share / "papers", KEY) or ())[-1]
     assert (last.entry, last.before, last.after) == ("metric", "the value", "the mean"), "a broken file hides nothing"
+    before = amendments_in_git(share / "papers", KEY)
+    edit(share / CLAIMS, f"id: {NAME}-near-one", f"id: {NAME}-close-to-one")
+    commit(share)
+    assert amendments_in_git(share / "papers", KEY) == before, "a renamed claim is no amendment"
+    edit(share / CLAIMS, f"id: {NAME}-close-to-one", f"id: {NAME}-near")
+    edit(share / CLAIMS, "metric: the mean", "metric: the median")
+    commit(share)
+    assert (amendments_in_git(share / "papers", KEY) or ())[-1].after == "deleted", "nor is an edit hidden by a new id"
     log = share / "papers" / KEY / "amendments.json"
     log.write_text("[]")
     assert not is_complete(share / "papers", KEY), "an edit cannot be left out"

@@ -86,7 +86,8 @@ def make_setting(
     elif bandwidth_bytes_per_s is not None:
         name = f"{bandwidth_bytes_per_s * 8e-6:g} Mbit/s"
     if bandwidth_bytes_per_s is None and workers > 1 and calibration.line.s_per_byte.value <= 0:
-        raise ConfigError("the calibration is of one rank and has no network: give network= or bandwidth_bytes_per_s=")
+        why = "of one rank" if calibration.origin.num_workers < 2 else "of a run whose trace has no communication"
+        raise ConfigError(f"the calibration is {why} and has no network: give network= or bandwidth_bytes_per_s=")
     return Setting(
         workers=workers,
         line_bytes_per_s=bandwidth_bytes_per_s,

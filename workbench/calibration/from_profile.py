@@ -18,7 +18,7 @@ from typing import Any, final
 
 import numpy as np
 
-from workbench.calibration.fit import fit
+from workbench.calibration.fit import Given, fit
 from workbench.calibration.model import Calibration
 from workbench.calibration.observed import Observed, Periods, observe_spans
 from workbench.calibration.parts import Origin, Shapes
@@ -117,11 +117,7 @@ def from_profile(
         observed,
         origin,
         shapes,
-        cores=cores,
-        threads=threads,
-        latency_s=latency_s,
-        line_bytes_per_s=line_bytes_per_s,
-        seed=seed,
+        Given(cores=cores, threads=threads, latency_s=latency_s, line_bytes_per_s=line_bytes_per_s, seed=seed),
     )
     ready = np.array([part for _, part in first.parameters])
     shares = (

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workbench.calibration.fit import fit, ready_to_shares
+from workbench.analysis.table import num_bytes
+from workbench.calibration.fit import Given, fit, ready_to_shares
 from workbench.calibration.model import Calibration
 from workbench.calibration.observed import COLLECTIVES, observe
 from workbench.calibration.parts import Origin, Shapes
@@ -20,6 +21,7 @@ from workbench.problems.base import Problem
 from workbench.trace.run import Run
 from workbench.trace.store import find_run
 
+MOST_EXTRAPOLATION = 5  # of the size of messages, if latency and bandwidth are not separated
 ELEMENTS = (
     "backward is assumed to be in proportion to the elements of each parameter: give problem= (--problem) to measure it"
 )
@@ -33,6 +35,7 @@ def calibrate(
     latency_s: float | None = None,
     line_bytes_per_s: float | None = None,
     seed: int = 0,
+    before_probe: bool = False,
 ) -> Calibration:
     """Fit compute, stragglers and link to a run on real or simulated ranks.
 
@@ -44,12 +47,15 @@ def calibrate(
         problem: the problem of the run. It gives the shapes of the parameters if the record has none. With it, each
             parameter's share of compute is measured in this process, in about a second.
         cores: number of cores that all ranks shared; None: from the trace, if all ranks ran on one host.
-        latency_s: latency of a hop, if the run has messages of one size only.
+        latency_s: latency of a hop, if the run has messages of one size only. Without it the bands of predictions
+            include all latencies that these messages allow.
         line_bytes_per_s: nominal rate of the link, to compute the share of it that carries gradients.
         seed: seed of the resampling for the uncertainty.
+        before_probe: `with_probe` follows and measures the latency, so the run's messages need not show it.
 
     Raises:
-        ConfigError: the run has no trace, too few steps, no sums, or no shapes; the message says what to do.
+        ConfigError: the run has no trace, too few steps, no sums, or no shapes; or its messages have one size that is
+            much smaller than those of a sum of this model. The message says what to do.
         RunNotFound: there is no such run.
     """
     run = run if isinstance(run, Run) else Run.load(find_run(run))
@@ -69,12 +75,16 @@ def calibrate(
         observed,
         origin,
         _shapes(run, problem),
-        cores=cores if cores is not None else _shared_cores(headers),
-        threads=threads,
-        latency_s=latency_s,
-        line_bytes_per_s=line_bytes_per_s,
-        seed=seed,
+        Given(
+            cores=cores if cores is not None else _shared_cores(headers),
+            threads=threads,
+            latency_s=latency_s,
+            line_bytes_per_s=line_bytes_per_s,
+            seed=seed,
+        ),
     )
+    if not before_probe:
+        _check_messages(found)
     if found.line.codecs:
         found = replace(found, line=replace(found.line, codecs=((codec_name(run), *found.line.codecs[0][1:]),)))
     if problem is not None:
@@ -103,6 +113,21 @@ def _check(run: Run, cores: float | None, latency_s: float | None, line_bytes_pe
             f"run {run.id} has parameter servers, whose messages wait for each other: calibrate from a run of an "
             "algorithm that sums over "
             "all ranks, such as synchronous-sgd"
+        )
+
+
+def _check_messages(found: Calibration) -> None:
+    """Raise `ConfigError` if predictions would take the latency of small messages of one size for their bytes."""
+    message_bytes = found.line.message_bytes
+    if message_bytes is None:
+        return
+    sum_bytes = found.shapes.num_bytes / found.origin.num_workers
+    if message_bytes * MOST_EXTRAPOLATION < sum_bytes:
+        raise ConfigError(
+            f"all messages of run {found.origin.source} ({found.origin.algorithm}) have {num_bytes(message_bytes)}. A "
+            f"ring's sum of this model sends messages of {num_bytes(sum_bytes)}, whose time they do not show, because "
+            "latency cannot be separated from bandwidth: give latency_s= (--latency), add --probe, or calibrate from a "
+            "run of synchronous-sgd"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from workbench.trace.spans import Spans
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MIN_STEPS = 5
+OVERLAP = 0.25  # part of a message's time: a shorter overlap with the message before is jitter
 COLLECTIVES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}  # passes over the ring
 
 
@@ -51,6 +52,7 @@ class Periods:
         seconds: the period's length.
         num_messages: messages that a rank sent in the period, one after another.
         wire_bytes: bytes that a rank sent in the period.
+        shortest_s: the shortest time of one message of the period; of the library's sums the mean.
         waiting_s: sum over the period's collectives of the time from the first rank's call to the last rank's call.
     """
 
@@ -58,6 +60,7 @@ class Periods:
     seconds: Floats
     num_messages: Floats
     wire_bytes: Floats
+    shortest_s: Floats
     waiting_s: Floats
 
     def __len__(self) -> int:
@@ -156,7 +159,7 @@ def _local(spans: Spans, steps: Ints) -> dict[str, Floats]:
 def _sums(sums: Spans, num_workers: int) -> Periods:
     table = sums.table
     num_ranks = len(np.unique(table["rank"]))
-    key = np.stack([table["step"], table["bucket"], table["kind"]], 1)
+    key = np.stack([table["step"], table["bucket"], table["kind"], _repetition(table)], 1)
     _, first, group, count = np.unique(key, axis=0, return_index=True, return_inverse=True, return_counts=True)
     group = group.reshape(-1)
     begin, early = np.full(len(first), -np.inf), np.full(len(first), np.inf)
@@ -176,10 +179,22 @@ def _sums(sums: Spans, num_workers: int) -> Periods:
     )
 
 
-def _messages(spans: Spans, steps: Ints) -> Periods:
-    """Return each message of the run as a period, from when both ends are ready.
+def _repetition(table: Any) -> Ints:
+    """Return how many spans of the same rank, step, bucket and kind began before each span."""
+    order = np.lexsort((table["start_s"], table["kind"], table["bucket"], table["step"], table["rank"]))
+    key = np.stack([table[name][order] for name in ("rank", "step", "bucket", "kind")], 1)
+    new = np.append(True, (np.diff(key, axis=0) != 0).any(1))[: len(order)]
+    position = np.arange(len(order))
+    found = np.zeros(len(order), np.int64)
+    found[order] = position - np.maximum.accumulate(np.where(new, position, 0))
+    return found
 
-    Messages that share an interface are not separated.
+
+def _messages(spans: Spans, steps: Ints) -> Periods:
+    """Return the messages of the run as periods. A message begins when both its ends are ready.
+
+    Messages that wait for each other at an interface, or share it, are one period. The interface is the sender's or the
+    receiver's, whichever has more such messages.
     """
     from workbench.analysis.parts import _sending_since
 
@@ -189,14 +204,42 @@ def _messages(spans: Spans, steps: Ints) -> Periods:
         (received["bytes"] > 0) & (received["step"] >= steps[0]) & (received["step"] <= steps[-1]) & np.isfinite(since)
     )
     received, since = received[keep], since[keep]
-    begin = np.maximum(received["start_s"], since)
-    return Periods(
-        step=received["step"].astype(np.int64),
-        seconds=np.maximum(received["end_s"] - begin, 0.0),
-        num_messages=np.ones(len(received)),
-        wire_bytes=received["bytes"].astype(float),
-        waiting_s=begin - received["start_s"],
+    begin_s = np.maximum(received["start_s"], since)
+    end_s = np.maximum(received["end_s"], begin_s)
+    sharing = [_shared_periods(received[interface], begin_s, end_s) for interface in ("peer", "rank")]
+    number = min(sharing, key=lambda numbers: len(np.unique(numbers)))
+    _, first, number = np.unique(number, return_index=True, return_inverse=True)
+    begins_s, ends_s, shortest_s = (
+        np.full(len(first), np.inf),
+        np.full(len(first), -np.inf),
+        np.full(len(first), np.inf),
     )
+    np.minimum.at(begins_s, number, begin_s)
+    np.maximum.at(ends_s, number, end_s)
+    np.minimum.at(shortest_s, number, end_s - begin_s)
+    return Periods(
+        step=received["step"][first].astype(np.int64),
+        seconds=ends_s - begins_s,
+        num_messages=np.ones(len(first)),
+        wire_bytes=np.bincount(number, received["bytes"]).astype(float),
+        shortest_s=shortest_s,
+        waiting_s=np.bincount(number, begin_s - received["start_s"]).astype(float),
+    )
+
+
+def _shared_periods(interface: Ints, begin_s: Floats, end_s: Floats) -> Ints:
+    """Return the number of each message's period: messages of one interface that overlap by `OVERLAP` are in one."""
+    numbers = np.zeros(len(interface), np.int64)
+    number = -1
+    for one in np.unique(interface):
+        latest_s = -np.inf
+        mine = np.flatnonzero(interface == one)
+        for message in mine[np.lexsort((end_s[mine], begin_s[mine]))].tolist():
+            if latest_s - begin_s[message] <= OVERLAP * (end_s[message] - begin_s[message]):
+                number += 1
+            numbers[message] = number
+            latest_s = max(latest_s, end_s[message])
+    return numbers
 
 
 def _merged(
@@ -219,11 +262,14 @@ def _merged(
     starts = np.where(new | crossed[number], starts, np.maximum(starts, np.append(0.0, latest[:-1])[: len(order)]))
     number = np.cumsum(first) - 1
     last = np.append(np.flatnonzero(first)[1:] - 1, len(order) - 1)[: int(first.sum())]
+    seconds = latest[last] - starts[first]
+    messages = np.bincount(number, num_messages[order]).astype(float)
     return Periods(
         step=step[order][first].astype(np.int64),
-        seconds=latest[last] - starts[first],
-        num_messages=np.bincount(number, num_messages[order]).astype(float),
+        seconds=seconds,
+        num_messages=messages,
         wire_bytes=np.bincount(number, wire_bytes[order]).astype(float),
+        shortest_s=seconds / np.maximum(messages, 1.0),
         waiting_s=np.bincount(number, waiting_s[order]).astype(float),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -11,6 +11,8 @@ from torch import nn
 from workbench.costs import Stragglers
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
+
+LEAST_S_PER_BYTE = 1e-15
 
 
 @final
@@ -100,6 +102,9 @@ class Line:
         sum_s_per_byte: gamma, for float32 values.
         codecs: (name, seconds to encode a byte of float32 values, to decode one).
         line_bytes_per_s: nominal rate of the link, if known. 1 / beta is lower, because headers take a share of it.
+        message_bytes: size of the run's messages, if all have one size and the latency was not given. Then only
+            alpha + message_bytes beta is known.
+        latency_limit_s: the largest alpha that is possible then.
     """
 
     latency_s: Estimate
@@ -108,11 +113,29 @@ class Line:
     sum_s_per_byte: Estimate
     codecs: tuple[tuple[str, float, float], ...] = ()
     line_bytes_per_s: float | None = None
+    message_bytes: float | None = None
+    latency_limit_s: float | None = None
 
     @property
     def efficiency(self) -> float:
         """The share of the link's nominal rate that carries gradients; 1 if the rate is not known."""
         return 1.0 if self.line_bytes_per_s is None else 1 / (self.s_per_byte.value * self.line_bytes_per_s)
+
+    def with_largest_latency(self) -> Line:
+        """Return the other limit of what messages of one size allow: the largest alpha, and beta for the same times."""
+        if self.message_bytes is None or self.latency_limit_s is None:
+            return self
+        alpha = Estimate(self.latency_limit_s)
+        more_s = alpha.value - self.latency_s.value
+        beta = max(self.s_per_byte.value - more_s / self.message_bytes, LEAST_S_PER_BYTE)
+        nominal = None if self.line_bytes_per_s is None else max(self.line_bytes_per_s, 1 / beta)
+        return replace(
+            self,
+            latency_s=alpha,
+            message_latency_s=alpha,
+            s_per_byte=Estimate(beta),
+            line_bytes_per_s=nominal,
+        )
 
 
 @final

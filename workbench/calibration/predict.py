@@ -36,6 +36,7 @@ MIN_STEPS, FEWEST_STEPS = 8, 4  # minimum steps of a simulation by messages, and
 MESSAGES = 4000  # more steps than the minimum are simulated up to this number of messages
 NUM_DRAWS = 8
 MAX_SIMULATED_MESSAGES = 20_000  # with more messages in a simulation, other draws are scaled, not simulated
+MAX_STEPS = 1000  # of an algorithm that does not communicate in each step
 NOTED_DIFFERENCE = 0.1
 UNBOUND = 1e18  # bytes per second of a wire that takes no time
 
@@ -195,7 +196,8 @@ def predict_at(
             f"{', '.join(algorithm_names())}"
         )
     steps = affordable_steps(calibration, algorithm, setting, steps)
-    heavy = messages_per_step(calibration, algorithm, setting) * steps > MAX_SIMULATED_MESSAGES
+    messages = messages_per_step(calibration, algorithm, setting) / _period(algorithm)
+    heavy = messages * steps > MAX_SIMULATED_MESSAGES
     found = simulated(calibration, algorithm, setting, steps, seed)
     mean_s = found.step_s
     scale = mean_s / float(found.times.mean())
@@ -218,17 +220,22 @@ def predict_at(
             simulated(calibration.drawn(draw), algorithm, setting, steps, seed, found.slow).step_s for draw in chosen
         ]
     low, high = band(mean_s, drawn, step_sd=float(found.times.std() / found.times.mean()))
+    least_steps = whole_periods(min(steps, MIN_STEPS), _period(algorithm))
+    limit = 1.0
+    if calibration.line.latency_limit_s is not None:
+        largest = replace(calibration, line=calibration.line.with_largest_latency())
+        limit = simulated(largest, algorithm, setting, steps, seed, found.slow).step_s / mean_s
     return Prediction(
         algorithm=found.run.label,
         setting=setting,
         step_s=mean_s,
         usual_s=scale * midmean(found.times),
-        low_s=low * min(1.0, *found.orders),
-        high_s=high * max(1.0, *found.orders),
+        low_s=low * min(1.0, limit, *found.orders),
+        high_s=high * max(1.0, limit, *found.orders),
         saved_s=saved,
         overlap=_hidden(found.run),
         cores=describe_cores(calibration, setting),
-        other_step_s=_with_other_cores(calibration, algorithm, setting, min(steps, MIN_STEPS), seed),
+        other_step_s=_with_other_cores(calibration, algorithm, setting, least_steps, seed),
     )
 
 
@@ -279,12 +286,36 @@ def predicted_run(
 
 
 def affordable_steps(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
-    """Return `steps`, or fewer if each has many messages. A pipeline is full after two or three steps."""
+    """Return `steps`, or fewer if each has many messages. A pipeline is full after two or three steps.
+
+    Algorithms that communicate every H steps are simulated for whole periods.
+    """
+    every = _period(algorithm)
+    if every > 1:
+        return whole_periods(steps, every)
     messages = messages_per_step(calibration, algorithm, setting)
     if not messages or algorithm.requires.servers:
         return steps
     least = MIN_STEPS if messages * MIN_STEPS <= MAX_SIMULATED_MESSAGES else FEWEST_STEPS
     return int(min(steps, max(least, MESSAGES / max(messages, 1.0))))
+
+
+def _period(algorithm: Algorithm) -> int:
+    """Return the number of steps from one communication to the next."""
+    every = getattr(algorithm, "every", 1)
+    return every if isinstance(every, int) else 1
+
+
+def whole_periods(steps: int, every: int) -> int:
+    """Return at least this number of steps, so that the steps after the warm-up are whole periods.
+
+    >>> [whole_periods(30, every) for every in (1, 8, 30, 100)]
+    [30, 35, 33, 110]
+    """
+    steps = min(max(steps, every), MAX_STEPS)
+    while every <= MAX_STEPS and (steps - num_warm_up(steps)) % every:
+        steps += 1
+    return steps
 
 
 def messages_per_step(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:

@@ -194,9 +194,11 @@ def with_probe(calibration: Calibration, found: Probe) -> Calibration:
     per_byte = line.s_per_byte
     before = line.latency_s.value
     if calibration.origin.num_workers > 1 and per_byte.value > 0:
-        sent = native_bytes(calibration.origin.num_workers, calibration.shapes.num_bytes)
-        hops = 2 * (calibration.origin.num_workers - 1)
-        beta = max(per_byte.value - hops * (found.sum_latency_s - before) / sent, 0.5 * per_byte.value)
+        message_bytes = line.message_bytes or calibration.shapes.num_bytes / calibration.origin.num_workers
+        least = 0.5 * per_byte.value
+        if line.message_bytes is not None:  # latency may be most of the time of small messages
+            least = min(least, found.s_per_byte)
+        beta = max(per_byte.value - (found.sum_latency_s - before) / message_bytes, least)
         per_byte = Estimate(beta, per_byte.error)
     else:
         per_byte = Estimate(found.s_per_byte)
@@ -207,7 +209,7 @@ def with_probe(calibration: Calibration, found: Probe) -> Calibration:
             **draw,
             "latency_s": alpha.value,
             "message_latency_s": message.value,
-            "s_per_byte": max(beta - less, 0.5 * beta),
+            "s_per_byte": max(beta - less, 0.5 * per_byte.value),
         }
         for draw in calibration.draws
         for beta in (draw.get("s_per_byte", line.s_per_byte.value),)
@@ -221,6 +223,8 @@ def with_probe(calibration: Calibration, found: Probe) -> Calibration:
             s_per_byte=per_byte,
             sum_s_per_byte=Estimate(found.sum_s_per_byte),
             codecs=found.codecs,
+            message_bytes=None,
+            latency_limit_s=None,
         ),
         host=replace(calibration.host, cpu_s_per_byte=found.cpu_s_per_byte),
         draws=draws,

@@ -160,7 +160,7 @@ def _calibrate(options: argparse.Namespace) -> int:
             raise ConfigError(f"{len(options.run)} runs: give one run, or the profiles of one DDP loop (*.json)")
         run = open_run(options.run[0])
         folder = run.folder or folder
-        found = calibration.calibrate(run, problem=problem, **common)
+        found = calibration.calibrate(run, problem=problem, before_probe=options.probe, **common)
     if options.probe:
         found = calibration.with_probe(found, _probe(options, found))
     path = found.save(options.output or folder / "calibration.json")

@@ -179,7 +179,10 @@ def _edits_of_claims(commit: _Commit, texts: Mapping[str, str]) -> Iterator[_Edi
         if kind == "claims":
             for blob, found in zip(blobs, (old, new), strict=True):
                 found.update({str(item.get("id")): (notebook, item) for item in _list_of(texts.get(blob), "claims")})
+    renamed = _renamed(old, new)
     for name, (notebook, before) in old.items():
+        if name in renamed:
+            continue
         if name not in new:
             yield notebook, name, "claim", str(before.get("statement", "")), "deleted"
             continue
@@ -187,6 +190,20 @@ def _edits_of_claims(commit: _Commit, texts: Mapping[str, str]) -> Iterator[_Edi
         for entry in ENTRIES:
             if before.get(entry) != after.get(entry):
                 yield new[name][0], name, entry, _text(before.get(entry)), _text(after.get(entry))
+
+
+_Claims = Mapping[str, tuple[str, Mapping[str, Any]]]  # id -> notebook, the claim's entries
+
+
+def _renamed(old: _Claims, new: _Claims) -> set[str]:
+    """The ids that became another id of the same notebook, with nothing else amended."""
+
+    def content(claim: tuple[str, Mapping[str, Any]]) -> tuple[str, ...]:
+        notebook, entries = claim
+        return (notebook, *(_text(entries.get(entry)) for entry in ENTRIES))
+
+    added = {content(claim) for name, claim in new.items() if name not in old}
+    return {name for name, claim in old.items() if name not in new and content(claim) in added}
 
 
 def _edits_of_parameters(commit: _Commit, texts: Mapping[str, str], claimed: set[str]) -> Iterator[_Edit]:

@@ -185,7 +185,7 @@ class Claim:
     def cited(self) -> str:
         """The source, and whether it was read: "Fig. 1, read in the paper"."""
         read = {"verified": ", read in the paper", "recalled": ", recalled and not read", "derived": ", derived here"}
-        return self.source + ("" if self.source.startswith("derived") else read[self.provenance])
+        return self.source + ("" if "derived" in self.source else read[self.provenance])
 
     def expectation_at(self, size: Size) -> Expectation | None:
         """Return the expectation for a run of this size; None if such a run cannot test the claim."""

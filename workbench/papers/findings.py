@@ -77,7 +77,7 @@ class FindingOutput:
         expected = claim.expectation_at(self.finding.size)
         exact = claim.deterministic and not verdict.num_sessions
         seeds = "" if exact else f", {verdict.num_values} seeds"
-        ours = f"{verdict.mean:.4g} [{verdict.low:.4g}, {verdict.high:.4g}]{seeds}"
+        ours = f"{verdict}{seeds}"
         measured = f"{claim.metric}: {ours}; expected {expected} ({self.finding.where}; {self.finding.how})"
         return f"{claim.name}: {verdict.word}\n  {claim.statement}\n  {measured}"
 

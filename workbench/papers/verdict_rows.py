@@ -18,7 +18,7 @@ from workbench.papers.plan import keys_with_claims
 from workbench.papers.records import Record, read_records
 from workbench.papers.site import without_paths
 from workbench.papers.sizes import sizes_file, values_at
-from workbench.papers.verdicts import Verdict, judge, number
+from workbench.papers.verdicts import Verdict, judge
 
 # What a finding was measured on -> the clock of its times.
 CLOCKS = {
@@ -51,7 +51,7 @@ class Row:
     @property
     def ours(self) -> str:
         """The measured mean, as text."""
-        return number(self.verdict.mean) if self.record else ""
+        return self.verdict.estimate.texts[0] if self.record else ""
 
     @property
     def expectation(self) -> str:
@@ -70,7 +70,8 @@ class Row:
         """The interval that decides, as text; empty for a single deterministic value."""
         if self.record is None or (self.exact and self.verdict.num_values == 1):
             return ""
-        return f"[{number(self.verdict.low)}, {number(self.verdict.high)}]"
+        _mean, low, high = self.verdict.estimate.texts
+        return f"[{low}, {high}]"
 
     @property
     def sample(self) -> str:

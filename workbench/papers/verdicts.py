@@ -48,6 +48,8 @@ class Estimate:
 
     >>> f"{Estimate(mean=1.19, low=0.86, high=1.52):.1f}", f"{Estimate(mean=5.0, low=5.0, high=5.0)}"
     ('1.2 [0.9, 1.5]', '5')
+    >>> f"{Estimate(mean=1.0, low=0.722, high=1.28)}", f"{Estimate(mean=12.34, low=9.1, high=15.6)}"
+    ('1.00 [0.72, 1.28]', '12.3 [9.1, 15.6]')
     """
 
     mean: float
@@ -55,9 +57,22 @@ class Estimate:
     high: float
 
     def __format__(self, spec: str) -> str:
-        """The mean, and the interval if it has a width; each number in the given format, with three digits by default."""
-        mean, low, high = (format(value, spec) if spec else number(value) for value in (self.mean, self.low, self.high))
+        """The mean, and the interval if it has a width; each number in the given format, by default as in `texts`."""
+        values = (self.mean, self.low, self.high)
+        mean, low, high = (format(value, spec) for value in values) if spec else self.texts
         return mean if self.low == self.high else f"{mean} [{low}, {high}]"
+
+    @property
+    def texts(self) -> tuple[str, str, str]:
+        """Mean, low and high with the same number of decimals, so that the interval's width has two digits."""
+        values = (self.mean, self.low, self.high)
+        width = self.high - self.low
+        if not (math.isfinite(width) and width > 0 and max(map(abs, values)) < 1e6):
+            return (number(self.mean), number(self.low), number(self.high))
+        decimals = max(0, 1 - math.floor(math.log10(width)))
+        # Adding 0 turns -0 into 0.
+        mean, low, high = (f"{round(value, decimals) + 0.0:.{decimals}f}" for value in values)
+        return mean, low, high
 
 
 @final

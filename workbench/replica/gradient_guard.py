@@ -128,7 +128,7 @@ class GradientGuard:
             return
         if self._policy == "clip" and math.isfinite(value):
             gradient.flat.mul_(scale)
-            self._found.append(Finding(self.rank, "norm", value))
+            self._found.append(GradientFault(self.rank, "norm", value))
             return
         largest = max(self._layout.slots, key=lambda slot: float(gradient.view(slot).norm()))
         fault = f"norm {value:g}, above {self._max_norm:g}, largest in {largest.name}"
@@ -192,7 +192,7 @@ class GradientGuard:
                 f"{fault}, and so are its parameters ({broken[0]}): leaving gradients out does not help. "
                 f"{self._advice()}"
             )
-        self._found.append(Finding(self.rank, found))
+        self._found.append(GradientFault(self.rank, found))
 
     def _broken(self) -> list[str]:
         """Names of parameters that are not finite."""
@@ -234,7 +234,7 @@ class GradientGuard:
                         f"finite: {where}"
                     )
                     raise Diverged(f"{fault}. {why}. {self._advice()}")
-                self._found.append(Finding(self.rank, f"{where} of the sum"))
+                self._found.append(GradientFault(self.rank, f"{where} of the sum"))
                 return False
         return True
 
@@ -272,31 +272,31 @@ def _where(gradient: Gradient, slots: Sequence[Slot]) -> str:
 
 
 class GradientReport(Protocol):
-    """A finding about a gradient, or a pending one: on a GPU it is known when the device has finished the check."""
+    """A check of a gradient. On a GPU its result is known when the device has finished."""
 
     @property
     def rank(self) -> int:
         """The rank whose gradient it is."""
 
-    def read(self) -> Finding | None:
-        """Return the finding; None if the gradient is good. Raises `Diverged` if the run must stop."""
+    def read(self) -> GradientFault | None:
+        """Return the fault; None if the gradient is good. Raises `Diverged` if the run must stop."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GradientFault:
     """What was wrong with a gradient, and whether it was clipped or left out.
 
     Attributes:
-        fault: what is wrong, and the parameter: "nan in 0.weight".
+        description: what is wrong, and the parameter: "nan in 0.weight".
         norm: its global norm, if it was clipped; None if it was left out.
     """
 
     rank: int
-    fault: str
+    description: str
     norm: float | None = None
 
-    def read(self) -> Finding:
+    def read(self) -> GradientFault:
         return self
 
 
@@ -327,10 +327,12 @@ class DeferredCheck:
         self._largest.append((piece, largest))
         self.ok &= torch.isfinite(largest).all()
 
-    def read(self) -> Finding | None:
+    def read(self) -> GradientFault | None:
         if bool(self.ok):
             return (
-                Finding(self.rank, "norm", float(self.norm)) if self.norm is not None and bool(self.too_large) else None
+                GradientFault(self.rank, "norm", float(self.norm))
+                if self.norm is not None and bool(self.too_large)
+                else None
             )
         fault = self._find_fault()
         if self._policy == "stop":
@@ -338,7 +340,7 @@ class DeferredCheck:
                 f"the gradient of rank {self.rank} at step {self._step} cannot be used: {fault}. {self._advice()}; "
                 f"{SKIP_HINT}"
             )
-        return Finding(self.rank, fault)
+        return GradientFault(self.rank, fault)
 
     def _find_fault(self) -> str:
         bad = next((value for loss in self._losses if not math.isfinite(value := float(loss))), None)
@@ -363,9 +365,9 @@ def entries_of(found: Sequence[GradientReport], loss: float | None) -> dict[str,
     Raises:
         Diverged: the run must stop.
     """
-    known = [finding for item in found if (finding := item.read()) is not None]
-    skipped = [finding.fault for finding in known if finding.norm is None]
-    clipped = [finding.norm for finding in known if finding.norm is not None]
+    faults = [fault for item in found if (fault := item.read()) is not None]
+    skipped = [fault.description for fault in faults if fault.norm is None]
+    clipped = [fault.norm for fault in faults if fault.norm is not None]
     entries: dict[str, Any] = {"loss": None if skipped and loss is not None and not math.isfinite(loss) else loss}
     if skipped:
         entries["skipped"] = "; ".join(skipped)

@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from workbench.analysis.table import three_digits
 from workbench.errors import ConfigError, Diverged
 from workbench.papers.studies.training import compute_cost, train
-from workbench.papers.verdicts import interval
+from workbench.papers.verdicts import estimate
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.schedules import linear_to_zero
@@ -143,7 +141,6 @@ def with_interval(values: Sequence[float]) -> str:
     """Return the mean and its 95 % interval as text.
 
     >>> with_interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    '3.00 [1.04, 4.96]'
+    '3.0 [1.0, 5.0]'
     """
-    low, high = interval(values)
-    return f"{three_digits(float(np.mean(values)))} [{three_digits(low)}, {three_digits(high)}]"
+    return f"{estimate(values)}"

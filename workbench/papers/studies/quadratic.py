@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from workbench import theory
 from workbench.costs import Compute
+from workbench.papers.studies.training import parameter_recorder
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulate import simulate
@@ -58,10 +59,6 @@ def trained_limit(
 def _quadratic(curvatures: Tensor, seen: list[Tensor]) -> Problem:
     """The problem with initial w = START. Every evaluation appends w to `seen`."""
 
-    def record_parameters(model: Any, _: Any) -> tuple[Tensor, int]:
-        seen.append(model[0].detach().clone())
-        return torch.tensor(1), 1
-
     def loss(model: Any, _: Any) -> Tensor:
         found: Tensor = curvatures @ model[0] ** 2 / 2
         return found
@@ -72,7 +69,7 @@ def _quadratic(curvatures: Tensor, seen: list[Tensor]) -> Problem:
         train=(torch.zeros(4096, 1),),
         test=(torch.zeros(1, 1),),
         whole_batch=True,
-        correct=record_parameters,
+        correct=parameter_recorder(seen),
     )
 
 

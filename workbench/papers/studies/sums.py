@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from workbench.algorithms import SynchronousSGD
 from workbench.collectives import Collective
 from workbench.costs import AnyNetwork, Compute
+from workbench.papers.studies.training import parameter_recorder
 from workbench.problems import Problem
 from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
@@ -80,10 +81,6 @@ def sum_error(collective: Collective, values: Tensor) -> float:
     """
     seen: list[Tensor] = []
 
-    def record_parameters(model: Any, _: Any) -> tuple[Tensor, int]:
-        seen.append(model[0].detach().clone())
-        return torch.tensor(1), 1
-
     def loss(model: Any, batch: Any) -> Tensor:
         found: Tensor = (batch[0] @ model[0]).mean()
         return found
@@ -95,7 +92,7 @@ def sum_error(collective: Collective, values: Tensor) -> float:
         train=(values,),
         test=(zeros,),
         whole_batch=True,
-        correct=record_parameters,
+        correct=parameter_recorder(seen),
     )
     how: dict[str, Any] = {"batch_size": 1, "steps": 1, "evaluate_every": 1, "trace_steps": 0}
     how["optimizer"] = lambda weights: torch.optim.SGD(weights, lr=1.0)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from workbench.costs import Compute, Stragglers
 from workbench.papers.pool_client import ranks
@@ -42,6 +46,16 @@ def train(
         handle = cluster.train(algorithm, problem, **settings)
         handle.wait()
         return handle.run
+
+
+def parameter_recorder(seen: list[Tensor]) -> Callable[[Any, Any], tuple[Tensor, int]]:
+    """Return a `Problem.correct` that appends a copy of the model's first parameter to `seen` at each evaluation."""
+
+    def record_parameters(model: Any, _batch: Any) -> tuple[Tensor, int]:
+        seen.append(model[0].detach().clone())
+        return torch.tensor(1), 1
+
+    return record_parameters
 
 
 def compute_cost(seconds: float, *stragglers: Stragglers) -> Compute:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LIBRARIES: Mapping[str, RuntimeName] = {"gloo": "torch", "MPI": "mpi"}
 # A longer burst of the rate limit than usual: the timers of a virtual machine are late by more than the usual one.
 BURST = "burst=1ms"
+NOMINAL_MBIT = 1000.0  # without an emulated network
 NUM_INPUTS, NUM_CLASSES = {"digits": 64, "mnist1d": 40}, 10
 
 
@@ -89,13 +90,15 @@ class Wire:
         each = f",ranks-per-host={self.ranks_per_host}" if self.ranks_per_host > 1 else ""
         return within_reach(f"emulated:{self.mbit:g}mbit,{BURST}{each}")
 
-    def megabytes(self, sum_s: float, otherwise_mbit: float = 1000.0) -> float:
+    def megabytes(self, sum_s: float) -> float:
         """Return the size of a gradient whose all-reduce takes `sum_s` on the wire alone.
+
+        On ranks of this machine, a wire of `NOMINAL_MBIT` is assumed.
 
         >>> round(Wire(library="gloo", hosts=2, mbit=800).megabytes(0.01), 2)
         0.96
         """
-        bytes_per_s = (self.mbit or otherwise_mbit) * 1e6 / 8 * PAYLOAD
+        bytes_per_s = (self.mbit or NOMINAL_MBIT) * 1e6 / 8 * PAYLOAD
         sent_share = native_bytes(self.num_ranks, int(MB)) / MB
         return float(sum_s * bytes_per_s / sent_share / MB)
 
