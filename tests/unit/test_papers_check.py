@@ -132,6 +132,19 @@ def test_a_claim_is_older_than_its_record(share: Path) -> None:
     assert any("did not exist at the record's commit" in problem for problem in check_papers().problems)
 
 
+def test_a_renamed_claim_keeps_its_record(share: Path) -> None:
+    """With its former id; without it, a claim with another id is another claim."""
+    old, new = f"{NAME}-near-one", f"{NAME}-close-to-one"
+    edit(share / CLAIMS, f"- id: {old}", f"- id: {new}\n    formerly: {old}")
+    path = share / RECORD
+    path.write_text(path.read_text().replace(old, new))
+    update_pages()
+    commit(share)
+    assert check_papers().problems == []
+    edit(share / CLAIMS, f"    formerly: {old}\n", "")
+    assert any("was edited after this record" in problem for problem in check_papers().problems)
+
+
 def test_without_history_it_is_said_that_digests_alone_are_checked(
     share: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

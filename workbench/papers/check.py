@@ -74,7 +74,7 @@ def check_papers() -> Result:
             result.num_records += 1
             _check_record(record, key, known, result)
             if with_history:
-                _check_history(record, key, root, result)
+                _check_history(record, key, known, root, result)
             recorded |= {f"{key}/{name}" for name in record.facts["findings"]}
         _check_amendments(root, key, result)
     _check_pages(root, recorded, result)
@@ -149,7 +149,7 @@ def _problem(record: Record) -> str:
     return own.get("problem", "")
 
 
-def _check_history(record: Record, key: str, root: Path, result: Result) -> None:
+def _check_history(record: Record, key: str, claims: dict[str, Claim], root: Path, result: Result) -> None:
     """Check that the claims existed at the record's commit, with the same expectations."""
     about = f"{key}/records/{record.path.name}"
     sha = str((record.facts["commit"] or {}).get("sha", ""))
@@ -160,11 +160,14 @@ def _check_history(record: Record, key: str, root: Path, result: Result) -> None
         return
     then = history.claims_at(root, key, record.facts["notebook"], sha)
     for name, found in record.facts["findings"].items():
-        if then is None or name not in then:
+        if name not in claims:
+            continue  # `_check_record` names it
+        claim = None if then is None else then.get(name) or then.get(claims[name].formerly)
+        if claim is None:
             result.problems.append(
                 f"{about}: {key}/{name} did not exist at the record's commit {sha[:10]}: commit claims before records"
             )
-        elif then[name].digest != found["digest"]:
+        elif claim.digest != found["digest"]:
             result.problems.append(f"{about}: {key}/{name} had another expectation at the record's commit {sha[:10]}")
 
 

@@ -26,7 +26,7 @@ Origin = Literal["statement of the paper", "reviewer's question", "own check"]
 
 SIZES: tuple[Size, ...] = get_args(Size)
 CLAIM_KEYS = ("id", "source", "statement", "kind", "metric", "expected", "provenance")
-TEXTS = ("source", "statement", "metric", "needs", "explanation", "theirs", "figure", "unit")
+TEXTS = ("source", "statement", "metric", "needs", "explanation", "theirs", "figure", "unit", "formerly")
 FLAGS = ("deterministic", "headline", "check")
 NUMBERS = ("no_effect", "effect", "cap")
 CLAIM_MORE = (
@@ -38,6 +38,7 @@ CLAIM_MORE = (
     "needs",
     "explanation",
     "figure",
+    "formerly",
     "clock",
     *FLAGS,
     *NUMBERS,
@@ -136,6 +137,7 @@ class Claim:
         explanation: our explanation if it is not reproduced; pages mark it as untested.
         headline: whether it is among the first results on `papers/README.md`.
         check: whether it counts as our own check, because it cannot fail, although a paper or a reviewer is its source.
+        formerly: its id when its records were measured, if it was renamed since.
         figure: its figure, a cell of the notebook with the tag `figure-NAME`.
         clock: "real" if its metric is a time, a rate or a ratio of these on a real clock, "none" if not; None: real if
             it is measured on ranks.
@@ -164,6 +166,7 @@ class Claim:
     explanation: str = ""
     headline: bool = False
     check: bool = False
+    formerly: str = ""
     figure: str = ""
     clock: Clock | None = None
     no_effect: float | None = None
@@ -217,7 +220,7 @@ class Claim:
     def digest(self) -> str:
         """A hash of the expectation. A record keeps it, so that a later edit of the expectation is detected."""
         what = [
-            self.name,
+            f"{self.paper}/{self.formerly or self.id}",
             self.kind,
             self.metric,
             self.scale,
