@@ -38,7 +38,8 @@ def send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ti
         num_bytes += STAMP_BYTES
         load = (content, request.stamp, True)
     sending = (process, request, num_bytes, fabric.clock.now_s, ticket)
-    fabric.send(process.key, request.tag, request.to, worker.rank, num_bytes, load, _sent, sending, process.priority)
+    box = (process.key, request.tag, worker.rank, request.to)
+    fabric.send(box, num_bytes, load, _sent, sending, process.priority)
     return PENDING
 
 
@@ -61,10 +62,11 @@ def receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, ticket:
     if source == ops.ANY and process.recorded is not None:
         source = process.recorded.source()
     receiving = (process, request, fabric.clock.now_s, ticket)
+    box = (process.key, request.tag, source, rank)
     if request.departures and fabric.may_lose:
-        fabric.receive_or_departure(process.key, request.tag, rank, _received, receiving)
+        fabric.receive_or_departure(box, _received, receiving)
     else:
-        fabric.receive(process.key, request.tag, source, rank, _received, receiving)
+        fabric.receive(box, _received, receiving)
     return PENDING
 
 

@@ -48,7 +48,7 @@ from workbench.runtimes.control.generations import (
 )
 from workbench.runtimes.simulator import background, communication, compute
 from workbench.runtimes.simulator.checkpoints import SimCheckpoints, is_complete, when_complete
-from workbench.runtimes.simulator.comm_schedule import ScheduleCache
+from workbench.runtimes.simulator.comm_schedule import InstructionTable, ScheduleCache
 from workbench.runtimes.simulator.evaluations import SimEvaluations
 from workbench.runtimes.simulator.failures import check_failures, departures_of, plan_failures
 from workbench.runtimes.simulator.pass_times import PassTimes
@@ -148,7 +148,7 @@ class Simulation:
         self._outcome: Stop | Finish | None = None  # how the run ended
         self._stop_heard = False  # a worker of a replayed run has read a stop
         self._ended_s = 0.0
-        self._shared_schedules: dict[Any, Any] = {}
+        self._instructions = InstructionTable()
         self._schedules: dict[int, ScheduleCache] = {}  # rank -> schedules of its collectives, if timing only
         if not timing_only:
             self.cluster.on_update = self._updated
@@ -214,7 +214,7 @@ class Simulation:
         )
         if isinstance(worker.replica, MetaReplica):
             cache = ScheduleCache(
-                worker.rank, self.num_workers, self._shared_schedules, self.network.local_s, traced=worker.traced
+                worker.rank, self.num_workers, self._instructions, self.network.local_s, traced=worker.traced
             )
             self._schedules[worker.rank] = cache
         if resume is not None:
