@@ -53,7 +53,7 @@ from workbench.runtimes.simulator.evaluations import SimEvaluations
 from workbench.runtimes.simulator.failures import check_failures, departures_of, plan_failures
 from workbench.runtimes.simulator.pass_times import PassTimes
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
-from workbench.runtimes.simulator.state import PENDING, Handler, SimCluster, SimProcess
+from workbench.runtimes.simulator.state import PENDING, Handler, Handlers, SimCluster, SimProcess
 from workbench.runtimes.simulator.worker import MetaReplica, SimWorker, build_workers
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -90,6 +90,13 @@ HANDLERS: dict[type, Handler] = {  # `EndStep` has its handler in `Simulation`
     ops.WaitAny: background.wait_any,
     ops.WriteParameters: lambda cluster, process, request: process.worker.replica.write_parameters(request.value),
 }
+
+
+def _nothing(cluster: SimCluster, process: SimProcess, request: Any) -> None:
+    """Do nothing: no value is kept."""
+
+
+TIMING_ONLY: dict[type, Handler] = dict.fromkeys((ops.Discard, ops.UnpackParameters, ops.WriteParameters), _nothing)
 
 
 @final
@@ -138,7 +145,7 @@ class Simulation:
             num_computing=num_computing,
             served=algorithm.requires.servers,
         )
-        handlers = {**HANDLERS, EndStep: self._end_step}
+        handlers = Handlers({**HANDLERS, **(TIMING_ONLY if timing_only else {}), EndStep: self._end_step})
         self.cluster = SimCluster(network, times, workers, handlers, check_in_flight=check_in_flight)
         self.clock, self.fabric = self.cluster.clock, self.cluster.fabric
         self.contexts: list[Context] = []
