@@ -212,7 +212,8 @@ def test_who_diverges_is_named() -> None:
 def test_a_cached_schedule_is_what_is_asked(collective: Any) -> None:
     """The schedule of each rank sends what the collective says it sends, and ranks have instructions in common."""
     p, numel = 6, 60
-    table, packed = InstructionTable(), set()
+    table = InstructionTable()
+    packed: set[int] = set()
     for rank in range(p):
         cache, ctx = ScheduleCache(rank, p, table, NETWORK.local_s), Context(rank, p)
         value = torch.empty(numel, device="meta")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from workbench import ops
 from workbench.collectives import Collective
@@ -51,7 +51,7 @@ class InstructionTable:
             if number == len(self.instructions):
                 self.instructions.append(item)
             numbers.append(number)
-        width = "H" if len(self.instructions) <= 1 << 16 else "I"
+        width: Literal["H", "I"] = "H" if len(self.instructions) <= 1 << 16 else "I"
         packed = array(width, numbers).tobytes()
         return CommSchedule(self, memoryview(self._packed.setdefault(packed, packed)).cast(width), num_slots)
 
@@ -65,7 +65,7 @@ class CommSchedule:
 
     __slots__ = ("_table", "num_slots", "numbers")
 
-    def __init__(self, table: InstructionTable, numbers: memoryview, num_slots: int) -> None:
+    def __init__(self, table: InstructionTable, numbers: memoryview[int], num_slots: int) -> None:
         self._table, self.numbers, self.num_slots = table, numbers, num_slots
 
     def __iter__(self) -> Iterator[Instruction]:
