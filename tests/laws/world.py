@@ -188,10 +188,10 @@ class Timed:
     def post(self, rank: int, request: Any, then: Callable[[Any], None]) -> None:
         if isinstance(request, Send):
             num_bytes = request.value.numel() * request.value.element_size()
-            self.fabric.send(0, request.tag, request.to, rank, num_bytes, request.value, then, None)
+            self.fabric.send((0, request.tag, rank, request.to), num_bytes, request.value, then, None)
             return
         self.fabric.receive(
-            0, request.tag, request.source, rank, lambda _, source, value: then(Message(source, value.clone())), None
+            (0, request.tag, request.source, rank), lambda _, source, value: then(Message(source, value.clone())), None
         )
 
     def finish(self, ticket: Ticket, value: Any) -> None:

@@ -25,12 +25,12 @@ def test_messages_of_one_sender_arrive_in_the_order_in_which_they_were_sent(sour
 
     def ask() -> None:
         for number in range(3):
-            net.receive(0, 0, source, 0, lambda number, sender, value: arrived.append((number, value)), number)
+            net.receive((0, 0, source, 0), lambda number, sender, value: arrived.append((number, value)), number)
 
     if asked_first:
         ask()
     for value in "abc":
-        net.send(0, 0, 0, 1, 1, value, lambda _: None, None)
+        net.send((0, 0, 1, 0), 1, value, lambda _: None, None)
     if not asked_first:
         ask()
     net.clock.run()
@@ -42,10 +42,10 @@ def test_who_asks_anybody_hears_whoever_was_first() -> None:
     net, arrived = fabric()
 
     def send(sender: int, value: str) -> None:
-        net.send(0, 0, 0, sender, 1, value, lambda _: None, None)
+        net.send((0, 0, sender, 0), 1, value, lambda _: None, None)
 
     def hear(source: int = ANY) -> None:
-        net.receive(0, 0, source, 0, lambda _, sender, value: arrived.append((sender, value)), None)
+        net.receive((0, 0, source, 0), lambda _, sender, value: arrived.append((sender, value)), None)
 
     for sender, value in ((3, "a"), (1, "b"), (2, "c"), (1, "d")):
         send(sender, value)
@@ -63,14 +63,14 @@ def test_an_offer_goes_to_who_asked_for_its_sender_before_who_asked_anybody() ->
     net, arrived = fabric()
 
     def hear(name: str, source: int) -> None:
-        net.receive(0, 0, source, 0, lambda _, sender, value: arrived.append((name, sender, value)), None)
+        net.receive((0, 0, source, 0), lambda _, sender, value: arrived.append((name, sender, value)), None)
 
     hear("by name", 2)
     hear("anybody", ANY)
     hear("by name later", 2)
     hear("nobody's", 1)
     for sender, value in ((2, "a"), (2, "b"), (3, "c"), (3, "d")):
-        net.send(0, 0, 0, sender, 1, value, lambda _: None, None)
+        net.send((0, 0, sender, 0), 1, value, lambda _: None, None)
     hear("anybody", ANY)
     net.clock.run()
     assert arrived == [("by name", 2, "a"), ("by name later", 2, "b"), ("anybody", 3, "c"), ("anybody", 3, "d")]
@@ -81,8 +81,8 @@ def test_a_collective_of_the_library_and_messages_wait_for_each_other() -> None:
     net, ended = fabric()
 
     def message(num_bytes: int) -> None:
-        net.receive(0, 0, 1, 0, lambda *_: ended.append(net.clock.now_s), None)
-        net.send(0, 0, 0, 1, num_bytes, None, lambda _: None, None)
+        net.receive((0, 0, 1, 0), lambda *_: ended.append(net.clock.now_s), None)
+        net.send((0, 0, 1, 0), num_bytes, None, lambda _: None, None)
 
     def collective(_: None) -> None:
         for rank in range(4):
@@ -101,8 +101,8 @@ def test_of_messages_that_wait_for_a_link_the_most_urgent_goes_first() -> None:
     """The lowest number of a priority that is not 0; the first has left before the others are there."""
     net, arrived = fabric()
     for tag, priority in enumerate((3, 2, 3, 1)):
-        net.receive(0, tag, 1, 0, lambda tag, *_: arrived.append((tag, net.clock.now_s)), tag)
-        net.send(0, tag, 0, 1, 2, None, lambda _: None, None, priority)
+        net.receive((0, tag, 1, 0), lambda tag, *_: arrived.append((tag, net.clock.now_s)), tag)
+        net.send((0, tag, 1, 0), 2, None, lambda _: None, None, priority)
     net.clock.run()
     assert arrived == [(0, 2.0), (3, 4.0), (1, 6.0), (2, 8.0)]
 
@@ -113,8 +113,8 @@ def test_a_message_with_a_priority_does_not_queue_for_the_receivers_side() -> No
 
     def message(what: tuple[int, int, int]) -> None:
         sender, num_bytes, priority = what
-        net.receive(0, 0, sender, 0, lambda _, sender, value: arrived.append((sender, net.clock.now_s)), None)
-        net.send(0, 0, 0, sender, num_bytes, None, lambda _: None, None, priority)
+        net.receive((0, 0, sender, 0), lambda _, sender, value: arrived.append((sender, net.clock.now_s)), None)
+        net.send((0, 0, sender, 0), num_bytes, None, lambda _: None, None, priority)
 
     message((2, 4, 0))
     message((1, 2, 3))

@@ -27,8 +27,8 @@ def arrivals(messages: list[Message], network: Any = FAIR, priorities: tuple[int
     def offer(number: int) -> None:
         _, sender, to, size = messages[number]
         priority = priorities[number] if priorities else 0
-        net.receive(number, 0, sender, to, lambda *_: found.__setitem__(number, net.clock.now_s), None)
-        net.send(number, 0, to, sender, size, None, lambda _: None, None, priority)
+        net.receive((number, 0, sender, to), lambda *_: found.__setitem__(number, net.clock.now_s), None)
+        net.send((number, 0, sender, to), size, None, lambda _: None, None, priority)
 
     for number, message in enumerate(messages):
         net.clock.at(message[0], offer, number)
@@ -68,8 +68,8 @@ def test_a_collective_waits_for_messages_and_messages_for_a_collective() -> None
     net, ends, came = Fabric(Clock(), FAIR, 2), [], []
 
     def message(value: str) -> None:
-        net.receive(value, 0, 0, 1, lambda *_: came.append(net.clock.now_s), None)
-        net.send(value, 0, 1, 0, 6, value, lambda _: None, None)
+        net.receive((value, 0, 0, 1), lambda *_: came.append(net.clock.now_s), None)
+        net.send((value, 0, 0, 1), 6, value, lambda _: None, None)
 
     def join(_: None) -> None:
         for rank in (0, 1):

@@ -227,5 +227,5 @@ def test_no_hop_of_a_sum_has_a_tag_of_the_rounds_own_messages(num_ranks: int) ->
             perform(Ring().all_reduce(Context(rank, num_ranks), torch.empty(num_ranks, device="meta")))
         )
         assert tape is not None
-        used = {tag for op, _, _, tag, _ in tape.instructions if op in (SEND, RECEIVE)}
+        used = {tag for op, _, _, tag, _ in tape if op in (SEND, RECEIVE)}
         assert len(used) > 400 and not used & {READY, GO, DONE}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +15,26 @@ from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess, 
 def start(cluster: SimCluster, process: SimProcess, request: ops.Start) -> Ticket:
     """Begin a request or a sub-program in the background."""
     work = request.work
+    if work.__class__ is ops.Send:
+        return start_send(cluster, process, work, shares_tags=request.shares_tags)
     if not request.shares_tags:
         process.num_started += 1
     ticket = Ticket(process.num_started, work, [])
-    if work.__class__ is ops.Send:
-        send(cluster, process, work, ticket)
-    elif work.__class__ is ops.Recv:
+    if work.__class__ is ops.Recv:
         receive(cluster, process, work, ticket)
     elif work.__class__ is ops.AllReduce and work.collective is None:
         all_reduce(cluster, process, work, ticket, f"lane {request.lane}")
     else:
         _start_program(cluster, process, request, ticket)
+    return ticket
+
+
+def start_send(cluster: SimCluster, process: SimProcess, work: ops.Send, *, shares_tags: bool = False) -> Ticket:
+    """Begin to send in the background."""
+    if not shares_tags:
+        process.num_started += 1
+    ticket = Ticket(process.num_started, work, [])
+    send(cluster, process, work, ticket)
     return ticket
 
 
@@ -52,15 +60,15 @@ def _start_program(cluster: SimCluster, process: SimProcess, request: ops.Start,
     if lane == FREE:
         cluster.clock.at(cluster.clock.now_s, started.resume)
     else:
-        _queue(cluster, process.lanes.setdefault(lane, deque()), started)
+        _queue(cluster, process.lanes.setdefault(lane, []), started)
 
 
-def _queue(cluster: SimCluster, lane: deque[SimProcess], started: SimProcess) -> None:
+def _queue(cluster: SimCluster, lane: list[SimProcess], started: SimProcess) -> None:
     """Run the sub-programs of one lane one after the other, in order of starting."""
     finish = started.then
 
     def end(value: Any, error: Exception | None) -> None:
-        lane.popleft()
+        lane.pop(0)
         more = bool(lane)  # read before `finish`: a program that it starts on an empty lane begins in `start`
         finish(value, error)
         if more:
@@ -76,7 +84,7 @@ def wait(cluster: SimCluster, process: SimProcess, request: ops.Wait) -> Any:
     """Answer with the value of a ticket, once it is done."""
     ticket = request.ticket
     if ticket.done:
-        return _value_of(cluster, ticket)
+        return ticket.value if ticket.error is None else _value_of(cluster, ticket)
     _when_done(process, (ticket,), lambda: _resume_with(process, ticket))
     return PENDING
 

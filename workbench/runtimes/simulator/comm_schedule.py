@@ -8,9 +8,10 @@ without a generator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from workbench import ops
 from workbench.collectives import Collective
@@ -29,19 +30,49 @@ share instructions."""
 
 
 @final
+class InstructionTable:
+    """Each different instruction once, for the schedules of all ranks.
+
+    A schedule takes 2 or 4 bytes an instruction: a ring of p ranks has 8 (p - 1) of them on each rank.
+    """
+
+    __slots__ = ("_numbers", "_packed", "instructions")
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self._numbers: dict[Instruction, int] = {}
+        self._packed: dict[bytes, bytes] = {}  # equal schedules of several ranks share their memory
+
+    def schedule(self, instructions: Iterable[Instruction], num_slots: int) -> CommSchedule:
+        """Return the schedule of these instructions."""
+        numbers = []
+        for item in instructions:
+            number = self._numbers.setdefault(item, len(self.instructions))
+            if number == len(self.instructions):
+                self.instructions.append(item)
+            numbers.append(number)
+        width: Literal["H", "I"] = "H" if len(self.instructions) <= 1 << 16 else "I"
+        packed = array(width, numbers).tobytes()
+        return CommSchedule(self, memoryview(self._packed.setdefault(packed, packed)).cast(width), num_slots)
+
+
+@final
 class CommSchedule:
     """The requests of a collective, in order.
 
     In the simulator a sum may name a schedule instead of its collective. The handler of the sum then plays it.
     """
 
-    __slots__ = ("instructions", "num_slots")
+    __slots__ = ("_table", "num_slots", "numbers")
 
-    def __init__(self, instructions: tuple[Instruction, ...], num_slots: int) -> None:
-        self.instructions, self.num_slots = instructions, num_slots
+    def __init__(self, table: InstructionTable, numbers: memoryview[int], num_slots: int) -> None:
+        self._table, self.numbers, self.num_slots = table, numbers, num_slots
+
+    def __iter__(self) -> Iterator[Instruction]:
+        return map(self._table.instructions.__getitem__, self.numbers)
 
     def __repr__(self) -> str:
-        return f"a collective of {len(self.instructions)} requests"
+        return f"a collective of {len(self.numbers)} requests"
 
 
 @final
@@ -49,8 +80,7 @@ class ScheduleCache:
     """The schedules of one rank.
 
     Args:
-        shared: instructions and schedules that are equal on several ranks. All ranks of a simulation share this
-            dictionary.
+        table: the instructions of all ranks of a simulation.
         seconds: called with kind and bytes of local work. Work of 0 seconds is left out, unless it is `traced`.
     """
 
@@ -58,12 +88,12 @@ class ScheduleCache:
         self,
         rank: int,
         num_workers: int,
-        shared: dict[Any, Any],
+        table: InstructionTable,
         seconds: Callable[[str, float], float],
         *,
         traced: bool = True,
     ) -> None:
-        self._rank, self._num_workers, self._shared = rank, num_workers, shared
+        self._rank, self._num_workers, self._table = rank, num_workers, table
         self._seconds, self._traced = seconds, traced
         self._known: dict[Any, CommSchedule | None] = {}
 
@@ -90,14 +120,12 @@ class ScheduleCache:
         schedule = record_schedule(work)
         if schedule is None:
             return None
-        rank, p, shared = self._rank, self._num_workers, self._shared
+        rank, p = self._rank, self._num_workers
         relative = (
-            (op, slot, (peer - rank) % p if op < WAIT else 0, tag, size)
-            for op, slot, peer, tag, size in schedule.instructions
+            (op, slot, (peer - rank) % p if op < WAIT else 0, tag, size) for op, slot, peer, tag, size in schedule
         )
         kept = (item for item in relative if item[0] != WORK or self._traced or self._seconds(item[4], item[1]) > 0)
-        instructions = tuple(shared.setdefault(item, item) for item in kept)
-        return CommSchedule(shared.setdefault(instructions, instructions), schedule.num_slots)
+        return self._table.schedule(kept, schedule.num_slots)
 
 
 def record_schedule(work: Request | Program) -> CommSchedule | None:
@@ -112,7 +140,7 @@ def record_schedule(work: Request | Program) -> CommSchedule | None:
         try:
             request = work.send(answer)
         except StopIteration:
-            return CommSchedule(tuple(instructions), num_slots)
+            return InstructionTable().schedule(instructions, num_slots)
         inner = request.work if isinstance(request, ops.Start) else request
         answer = None
         match inner:
@@ -152,9 +180,9 @@ class SchedulePlayer:
         "_blocked",
         "_done",
         "_fabric",
-        "_instructions",
         "_key",
-        "_position",
+        "_left",
+        "_schedule",
         "_since_s",
         "_thread",
         "_traced",
@@ -163,10 +191,9 @@ class SchedulePlayer:
     def __init__(self, thread: SimProcess, schedule: CommSchedule, answer: Any) -> None:
         cluster = thread.cluster
         self._thread, self._answer = thread, answer
-        self._instructions = schedule.instructions
+        self._schedule, self._left = schedule, iter(schedule)  # the instructions that are left
         self._fabric = cluster.fabric
         self._key = (thread.key, thread.priority, thread.worker.rank, cluster.num_workers)
-        self._position = 0
         self._since_s = 0.0
         self._blocked = -1  # the slot that it waits for
         self._done = bytearray(schedule.num_slots)
@@ -174,7 +201,7 @@ class SchedulePlayer:
         self._begun: list[float] = [0.0] * schedule.num_slots if self._traced else []
 
     def __repr__(self) -> str:
-        for op, slot, peer, tag, size in self._instructions:
+        for op, slot, peer, tag, size in self._schedule:
             if op < WAIT and slot == self._blocked:
                 peer = (peer + self._key[2]) % self._key[3]
                 return f"{'Send to' if op == SEND else 'Recv from'} rank {peer} (tag {tag}, {size} bytes)"
@@ -182,33 +209,32 @@ class SchedulePlayer:
 
     def go(self, _: Any = None) -> None:
         """Continue as far as possible."""
-        instructions, done, fabric = self._instructions, self._done, self._fabric
+        done, fabric, traced = self._done, self._fabric, self._traced
         key, priority, rank, p = self._key
-        if self._blocked >= 0 and self._traced and self._thread.task == 0:
+        if traced and self._blocked >= 0 and self._thread.task == 0:
             self._span("wait", "compute", self._since_s)
         self._blocked = -1
-        for position in range(self._position, len(instructions)):
-            op, slot, peer, tag, size = instructions[position]
+        for instruction in self._left:
+            op, slot, peer, tag, size = instruction
             if op == WAIT:
                 if not done[slot]:
-                    self._blocked, self._position = slot, position
-                    self._since_s = fabric.clock.now_s
+                    self._blocked, self._since_s = slot, fabric.clock.now_s
                     return
-            elif op == SEND:
-                if self._traced:
-                    self._begun[slot] = fabric.clock.now_s
-                peer = (rank + peer) % p
-                fabric.send(key, tag, peer, rank, size, None, self._sent, (slot, size, peer), priority)
-            elif op == RECEIVE:
-                if self._traced:
-                    self._begun[slot] = fabric.clock.now_s
-                fabric.receive(key, tag, (rank + peer) % p, rank, self._received, (slot, size))
-            elif self._work(size, slot, position):
-                return
-        self._position = len(instructions)
+                continue
+            if op == WORK:
+                if self._work(size, slot):
+                    return
+                continue
+            if traced:
+                self._begun[slot] = fabric.clock.now_s
+            other = (rank + peer) % p
+            if op == SEND:
+                fabric.send((key, tag, rank, other), size, None, self._sent, instruction, priority)
+            else:
+                fabric.receive((key, tag, other, rank), self._received, instruction)
         self._thread.resume(self._answer)
 
-    def _work(self, kind: str, num_bytes: int, position: int) -> bool:
+    def _work(self, kind: str, num_bytes: int) -> bool:
         """Encode, decode or sum. Return True if that takes time."""
         clock = self._fabric.clock
         seconds = self._thread.cluster.network.local_s(kind, num_bytes)
@@ -216,7 +242,6 @@ class SchedulePlayer:
             worker = self._thread.worker
             worker.recorder.span(kind, "comm", clock.now_s, clock.now_s + seconds, worker.step, -1, num_bytes)
         if seconds > 0:
-            self._position = position + 1
             clock.at(clock.now_s + seconds, self.go)
         return seconds > 0
 
@@ -224,19 +249,19 @@ class SchedulePlayer:
         worker = self._thread.worker
         worker.recorder.span(kind, lane, begin, self._fabric.clock.now_s, worker.step, -1, num_bytes, peer)
 
-    def _sent(self, what: tuple[int, int, int]) -> None:
-        slot, size, peer = what
+    def _sent(self, instruction: Instruction) -> None:
+        _, slot, peer, _, size = instruction
         self._thread.worker.bytes_sent += size
         if self._traced:
-            self._span("send", "comm", self._begun[slot], size, peer)
+            self._span("send", "comm", self._begun[slot], size, (self._key[2] + peer) % self._key[3])
         self._done[slot] = 1
         if slot == self._blocked:
             self.go()
 
-    def _received(self, what: tuple[int, int], sender: int, _: Any) -> None:
-        slot, size = what
+    def _received(self, instruction: Instruction, sender: int, _: Any) -> None:
+        slot = instruction[1]
         if self._traced:
-            self._span("recv", "comm", self._begun[slot], size, sender)
+            self._span("recv", "comm", self._begun[slot], instruction[4], sender)
         self._done[slot] = 1
         if slot == self._blocked:
             self.go()

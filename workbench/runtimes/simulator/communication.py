@@ -38,7 +38,8 @@ def send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ti
         num_bytes += STAMP_BYTES
         load = (content, request.stamp, True)
     sending = (process, request, num_bytes, fabric.clock.now_s, ticket)
-    fabric.send(process.key, request.tag, request.to, worker.rank, num_bytes, load, _sent, sending, process.priority)
+    box = (process.key, request.tag, worker.rank, request.to)
+    fabric.send(box, num_bytes, load, _sent, sending, process.priority)
     return PENDING
 
 
@@ -49,10 +50,10 @@ def _sent(sending: tuple[SimProcess, ops.Send, int, float, Ticket | None]) -> No
     worker.bytes_sent += counted
     if worker.traced:
         _span(process, "send", begin_s, request.value, counted, request.to)
-    if ticket is None:
-        process.waited(None, begin_s)
-    else:
+    if ticket is not None:
         complete(process.cluster, ticket, None)
+    else:
+        process.waited(None, begin_s)
 
 
 def receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, ticket: Ticket | None = None) -> Any:
@@ -61,10 +62,11 @@ def receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, ticket:
     if source == ops.ANY and process.recorded is not None:
         source = process.recorded.source()
     receiving = (process, request, fabric.clock.now_s, ticket)
+    box = (process.key, request.tag, source, rank)
     if request.departures and fabric.may_lose:
-        fabric.receive_or_departure(process.key, request.tag, rank, _received, receiving)
+        fabric.receive_or_departure(box, _received, receiving)
     else:
-        fabric.receive(process.key, request.tag, source, rank, _received, receiving)
+        fabric.receive(box, _received, receiving)
     return PENDING
 
 
@@ -76,30 +78,33 @@ def _received(receiving: tuple[SimProcess, ops.Recv, float, Ticket | None], send
         worker.recorder.events.append({"left": sender, "seconds": cluster.clock.now_s, "tag": request.tag})
         message = PeerLeft(sender)
     else:
-        error = _mismatch(worker.rank, request, sender, load)
-        if error is not None:
+        flat, like = load[0], request.like
+        if flat.numel() != like.numel() or flat.dtype != like.dtype:
+            error = _mismatch(worker.rank, request, sender, flat)
             process.resume(error=error) if ticket is None else complete(cluster, ticket, None, error)
             return
+        assert load[2] == request.stamped, (
+            f"rank {sender} and rank {worker.rank} do not agree on whether a message has a stamp"
+        )
         if worker.traced:
             num_bytes = 0 if sender == worker.rank else size_of(request.like)
             worker.recorder.span("recv", "comm", begin_s, cluster.clock.now_s, worker.step, -1, num_bytes, sender)
-        message = Message(sender, load[0], load[1])
-    if ticket is None:
+        message = Message(sender, flat, load[1])
+    if ticket is not None:
+        complete(cluster, ticket, message)
+    elif worker.traced:
         process.waited(message, begin_s)
     else:
-        complete(cluster, ticket, message)
+        process.resume(message)
 
 
-def _mismatch(rank: int, request: ops.Recv, sender: int, load: Load) -> ConfigError | None:
-    """Return an error unless the message is the requested one."""
-    flat, like = load[0], request.like
-    if flat.numel() != like.numel() or flat.dtype != like.dtype:
-        return ConfigError(
-            f"rank {rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, which sent "
-            f"{flat.numel()} of {flat.dtype}"
-        )
-    assert load[2] == request.stamped, f"rank {sender} and rank {rank} do not agree on whether a message has a stamp"
-    return None
+def _mismatch(rank: int, request: ops.Recv, sender: int, flat: torch.Tensor) -> ConfigError:
+    """Return the error for a message that is not the requested one."""
+    like = request.like
+    return ConfigError(
+        f"rank {rank} expected {like.numel()} elements of {like.dtype} from rank {sender}, which sent "
+        f"{flat.numel()} of {flat.dtype}"
+    )
 
 
 # -- collectives -----------------------------------------------------------------------------------------------

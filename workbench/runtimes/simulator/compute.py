@@ -9,7 +9,7 @@ from workbench.gradients import Gradient
 from workbench.ops import Ticket
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.execution.interpreter import update_event
-from workbench.runtimes.simulator.background import start
+from workbench.runtimes.simulator.background import start, start_send
 from workbench.runtimes.simulator.state import PENDING, SimCluster, SimProcess
 
 
@@ -73,7 +73,10 @@ class _Pass:
         if worker.traced:
             worker.recorder.span("forward", "compute", begin_s, middle_s, step)
             worker.recorder.span("backward", "compute", middle_s, end_s, step)
-        clock.at(middle_s, self._compute)
+        if worker.has_values or process.task != 0 or process.num_tasks:
+            clock.at(middle_s, self._compute)
+        else:  # no other program of the worker can update it meanwhile, and no value is computed: one event less
+            self._gradient = worker.backward(step)
         if self._request.on_bucket is not None:
             for bucket, share in times.early:
                 clock.at(min(middle_s + (end_s - middle_s) * share, end_s), self._launch, bucket)
@@ -87,8 +90,11 @@ class _Pass:
         assert self._request.on_bucket is not None and self._gradient is not None
         process = self._process
         work = self._request.on_bucket(process.worker.bucket_view(self._gradient, bucket))
-        begin = work if isinstance(work, ops.Start) else ops.Start(work)
-        self._tickets.append(start(process.cluster, process, begin))
+        if work.__class__ is ops.Send:
+            ticket = start_send(process.cluster, process, work)
+        else:
+            ticket = start(process.cluster, process, work if isinstance(work, ops.Start) else ops.Start(work))
+        self._tickets.append(ticket)
 
     def _end(self, _: None) -> None:
         process = self._process
@@ -118,7 +124,10 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
         lane = "server" if request.server_copy else "compute"
         step = gradient.step if gradient.step >= 0 else worker.step
         worker.recorder.span("apply", lane, now_s, end_s, step, bucket_of(gradient))
-    clock.at(end_s, _updated if request.server_copy else process.resume, process if request.server_copy else None)
+    if request.server_copy:
+        clock.at(end_s, _updated, process)
+    else:
+        clock.at(end_s, process.resume)
     return PENDING
 
 

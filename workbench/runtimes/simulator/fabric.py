@@ -41,6 +41,9 @@ class Clock:
             action(argument)
 
 
+Box = tuple[int, int, int, int]
+"""Which messages and receives match: key (equal for the programs that exchange them), tag, sender, receiver."""
+
 SENDER_LEFT = object()  # in place of a message's value: the rank has left
 # Rank, value, what to call at the end with the time of arrival and the error of the collective.
 Arrival = tuple[int, Any, Callable[[float, Exception | None], None]]
@@ -77,8 +80,8 @@ class Fabric:
         # (priority, number, message) that wait for a stage.
         self._urgent: list[tuple[int, int, tuple[PostedSend, PostedRecv, int]]] = []
         self._again_s = 0.0  # when `_dispatch` runs next; in the past if nothing waits
-        self._offers: dict[Any, Any] = {}  # (key, tag, sender, receiver) -> box of offers
-        self._asked: dict[Any, Any] = {}  # the same -> box of receives
+        self._offers: dict[Box, Any] = {}  # an offer, or a deque of several
+        self._asked: dict[Box, Any] = {}  # a receive, or a deque of several
         self._open_tags: set[int] = set()
         self._open: dict[Any, AnySourceQueue] = {}  # (key, tag, receiver) that has asked for any rank's message
         self.may_lose = False
@@ -117,31 +120,27 @@ class Fabric:
 
     def send(
         self,
-        key: Any,
-        tag: int,
-        to: int,
-        sender: int,
+        box: Box,
         num_bytes: int,
         value: Any,
         sent: Callable[[Any], None],
         argument: Any,
         priority: int = 0,
     ) -> None:
-        """Offer a message to rank `to`. It leaves when the receiver asks for it.
+        """Offer a message. It leaves when the receiver asks for it.
 
         Args:
-            key: the same for the programs that exchange these messages.
             sent: called with `argument` when the message has arrived.
         """
+        key, tag, sender, to = box
         if self.gone and (sender in self.gone or to in self.gone):
             if sender not in self.gone:
                 self.clock.at(self.clock.now_s, sent, argument)
             return
-        self._num_offers += 1
-        offer = (sender, num_bytes, value, sent, argument, self._num_offers, priority)
+        self._num_offers = number = self._num_offers + 1
+        offer = (sender, num_bytes, value, sent, argument, number, priority)
         there = self._open.get((key, tag, to)) if tag in self._open_tags else None
         if there is None:
-            box = (key, tag, sender, to)
             asked = self._asked.pop(box, None)
             if asked is None:
                 put(self._offers, box, offer)
@@ -159,13 +158,12 @@ class Fabric:
         else:
             self._match(offer, asked, to)
 
-    def receive(
-        self, key: Any, tag: int, source: int, to: int, received: Callable[[Any, int, Any], None], argument: Any
-    ) -> None:
-        """Ask for a message from rank `source` (-1: the oldest from any).
+    def receive(self, box: Box, received: Callable[[Any, int, Any], None], argument: Any) -> None:
+        """Ask for a message from the box's sender (-1: the oldest from any).
 
         `received` is called with `argument`, sender and value.
         """
+        key, tag, source, to = box
         there = self._open.get((key, tag, to)) if tag in self._open_tags else None
         if there is None and source < 0:
             there = self._opened(key, tag, to)
@@ -175,34 +173,35 @@ class Fabric:
                 there.asked.append((source, (received, argument)))
                 return
         else:
-            box = (key, tag, source, to)
-            offer = take(self._offers, box) if box in self._offers else None
+            offer = self._offers.pop(box, None)
             if offer is None:
                 put(self._asked, box, (received, argument))
                 return
+            if offer.__class__ is deque:
+                self._offers[box] = offer
+                offer = take(self._offers, box)
         if offer[6] == 0 and self._fair is None:
             self._transfer(offer, (received, argument), to)
         else:
             self._match(offer, (received, argument), to)
 
-    def receive_or_departure(
-        self, key: Any, tag: int, to: int, received: Callable[[Any, int, Any], None], argument: Any
-    ) -> None:
+    def receive_or_departure(self, box: Box, received: Callable[[Any, int, Any], None], argument: Any) -> None:
         """Ask for the oldest message from any rank, or for the departure of a rank.
 
         In that case the value is `SENDER_LEFT`.
         """
-        box, asked = (key, tag, to), (received, argument)
-        if self._num_departures_reported.get(box, 0) < len(self.gone):
-            self._report_departure(box, asked)
+        key, tag, _, to = box
+        target, asked = (key, tag, to), (received, argument)
+        if self._num_departures_reported.get(target, 0) < len(self.gone):
+            self._report_departure(target, asked)
             return
-        self._listening[box] = asked
-        self.receive(key, tag, -1, to, received, argument)
+        self._listening[target] = asked
+        self.receive((key, tag, -1, to), received, argument)
 
-    def _report_departure(self, box: Any, asked: PostedRecv) -> None:
+    def _report_departure(self, target: Any, asked: PostedRecv) -> None:
         """Answer a receive with the first departure that was not yet reported for its key, tag and receiver."""
-        number = self._num_departures_reported.get(box, 0)
-        self._num_departures_reported[box] = number + 1
+        number = self._num_departures_reported.get(target, 0)
+        self._num_departures_reported[target] = number + 1
         self.clock.at(self.clock.now_s, _answer_departure, (asked, list(self.gone)[number]))
 
     def leave(self, rank: int) -> None:
@@ -225,13 +224,13 @@ class Fabric:
         for offer in lost:
             if offer[0] != rank:
                 self.clock.at(self.clock.now_s, offer[3], offer[4])
-        for box, asked in list(self._listening.items()):
-            if self._withdraw(box, asked):
-                self._report_departure(box, asked)
+        for target, asked in list(self._listening.items()):
+            if self._withdraw(target, asked):
+                self._report_departure(target, asked)
 
-    def _withdraw(self, box: Any, asked: PostedRecv) -> bool:
+    def _withdraw(self, target: Any, asked: PostedRecv) -> bool:
         """Withdraw a receive from any rank. Return True if no message had been matched to it."""
-        there = self._open.get(box)
+        there = self._open.get(target)
         for position, (_, other) in enumerate(there.asked if there is not None else ()):
             if other[1] is asked[1]:
                 assert there is not None
@@ -269,11 +268,14 @@ class Fabric:
         return route
 
     def _transfer(self, offer: PostedSend, asked: PostedRecv, to: int) -> None:
+        """Occupy the stages of the route, each after the messages that it serves before. Runs once a message."""
         clock, sender, num_bytes = self.clock, offer[0], offer[1]
-        now = end = clock.now_s
+        end = clock.now_s
         if sender != to:  # a message to the same rank uses no interface
             route = self._routes.get(sender * self._num_workers + to) or self._route(sender, to)
-            free, start = self._free_s, now if now > self._all_free_s else self._all_free_s
+            free, start = self._free_s, self._all_free_s
+            if end > start:
+                start = end
             for stage, per_byte in route.stages:
                 before = free.get(stage, start)
                 after = free[stage] = (before if before > start else start) + num_bytes * per_byte

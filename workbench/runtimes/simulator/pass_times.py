@@ -80,7 +80,7 @@ class PassTimes:
 
     def passes_s(self, step: int, rank: int, part: float, begin_s: float) -> tuple[float, float]:
         """The end times of forward and backward, if the last `part` of forward begins at `begin_s`."""
-        slow = self.slowness(step, rank)
+        slow = (self._factors.get(step) or self._draw(step))[rank]
         forward_s, backward_s = self.compute.forward_s * slow * part, self.compute.backward_s * slow
         if self._timed:
             middle_s = self.finish_s(rank, forward_s, begin_s)

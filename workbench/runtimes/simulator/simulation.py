@@ -48,12 +48,12 @@ from workbench.runtimes.control.generations import (
 )
 from workbench.runtimes.simulator import background, communication, compute
 from workbench.runtimes.simulator.checkpoints import SimCheckpoints, is_complete, when_complete
-from workbench.runtimes.simulator.comm_schedule import ScheduleCache
+from workbench.runtimes.simulator.comm_schedule import InstructionTable, ScheduleCache
 from workbench.runtimes.simulator.evaluations import SimEvaluations
 from workbench.runtimes.simulator.failures import check_failures, departures_of, plan_failures
 from workbench.runtimes.simulator.pass_times import PassTimes
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
-from workbench.runtimes.simulator.state import PENDING, Handler, SimCluster, SimProcess
+from workbench.runtimes.simulator.state import PENDING, Handler, Handlers, SimCluster, SimProcess
 from workbench.runtimes.simulator.worker import MetaReplica, SimWorker, build_workers
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -90,6 +90,13 @@ HANDLERS: dict[type, Handler] = {  # `EndStep` has its handler in `Simulation`
     ops.WaitAny: background.wait_any,
     ops.WriteParameters: lambda cluster, process, request: process.worker.replica.write_parameters(request.value),
 }
+
+
+def _nothing(cluster: SimCluster, process: SimProcess, request: Any) -> None:
+    """Do nothing: no value is kept."""
+
+
+TIMING_ONLY: dict[type, Handler] = dict.fromkeys((ops.Discard, ops.UnpackParameters, ops.WriteParameters), _nothing)
 
 
 @final
@@ -138,7 +145,7 @@ class Simulation:
             num_computing=num_computing,
             served=algorithm.requires.servers,
         )
-        handlers = {**HANDLERS, EndStep: self._end_step}
+        handlers = Handlers({**HANDLERS, **(TIMING_ONLY if timing_only else {}), EndStep: self._end_step})
         self.cluster = SimCluster(network, times, workers, handlers, check_in_flight=check_in_flight)
         self.clock, self.fabric = self.cluster.clock, self.cluster.fabric
         self.contexts: list[Context] = []
@@ -148,7 +155,7 @@ class Simulation:
         self._outcome: Stop | Finish | None = None  # how the run ended
         self._stop_heard = False  # a worker of a replayed run has read a stop
         self._ended_s = 0.0
-        self._shared_schedules: dict[Any, Any] = {}
+        self._instructions = InstructionTable()
         self._schedules: dict[int, ScheduleCache] = {}  # rank -> schedules of its collectives, if timing only
         if not timing_only:
             self.cluster.on_update = self._updated
@@ -214,7 +221,7 @@ class Simulation:
         )
         if isinstance(worker.replica, MetaReplica):
             cache = ScheduleCache(
-                worker.rank, self.num_workers, self._shared_schedules, self.network.local_s, traced=worker.traced
+                worker.rank, self.num_workers, self._instructions, self.network.local_s, traced=worker.traced
             )
             self._schedules[worker.rank] = cache
         if resume is not None:

@@ -8,8 +8,7 @@ type of request.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, final
 
 from workbench.costs import AnyNetwork
@@ -58,7 +57,7 @@ class SimCluster:
         network: AnyNetwork,
         times: PassTimes,
         num_workers: int,
-        handlers: Mapping[type, Handler],
+        handlers: Handlers,
         *,
         check_in_flight: bool,
     ) -> None:
@@ -137,7 +136,7 @@ class SimProcess:
         self.recorded = cluster.answers_of(worker.rank, task)
         self.num_started = 0  # background work so far: the next key
         self.num_tasks = 0  # background programs so far
-        self.lanes: dict[int, deque[SimProcess]] = {}
+        self.lanes: dict[int, list[SimProcess]] = {}  # of background programs; nearly always one or two
         self.waiting_since_s = 0.0
         self.run_next(program)
 
@@ -154,10 +153,7 @@ class SimProcess:
             self.pending = request = send(answer) if error is None else self._program.throw(error)
             while True:
                 try:
-                    handler = handlers.get(request.__class__)
-                    if handler is None:
-                        raise TypeError(f"{type(request).__name__} is not a request of the simulator")
-                    answer = handler(cluster, self, request)
+                    answer = handlers[request.__class__](cluster, self, request)
                     if answer is PENDING:
                         return
                 except Exception as raised:  # noqa: BLE001 - the program may handle it
@@ -197,10 +193,19 @@ class SimProcess:
 Handler = Callable[[SimCluster, SimProcess, Any], Any]
 
 
+@final
+class Handlers(dict[type, Handler]):
+    """Type of request -> its handler."""
+
+    def __missing__(self, kind: type) -> Handler:
+        raise TypeError(f"{kind.__name__} is not a request of the simulator")
+
+
 def complete(cluster: SimCluster, ticket: Ticket, value: Any, error: Exception | None = None) -> None:
     """End background work: resume the processes that wait for it."""
-    ticket.done, ticket.value, ticket.error = True, value, error
+    ticket.done, ticket.value = True, value
     if error is not None:
+        ticket.error = error
         cluster.errors.append(error)
     for action in ticket.runtime:
         action()

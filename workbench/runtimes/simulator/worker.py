@@ -27,6 +27,24 @@ from workbench.trace.weights import State
 class SimWorker:
     """One simulated worker's replica, counts and recorder."""
 
+    __slots__ = (
+        "_loss",
+        "_staleness",
+        "_taken",
+        "_worker",
+        "bytes_sent",
+        "has_values",
+        "last_end",
+        "last_step",
+        "num_steps",
+        "rank",
+        "recorder",
+        "replica",
+        "sampler",
+        "step",
+        "traced",
+    )
+
     def __init__(
         self,
         rank: int,
@@ -171,6 +189,8 @@ class SampleCounts(dict[int, tuple[int, int, int]]):
 class _Counted:
     """Counts updates of buckets, instead of an optimizer."""
 
+    __slots__ = ("control_seen", "layout", "updates")
+
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.updates = [0] * len(layout.buckets)
@@ -199,12 +219,21 @@ def without_content(layout: Layout) -> Buckets:
 class MetaReplica(_Counted):
     """The replica of a timing-only simulation: gradients on the meta device have a size and no content."""
 
+    __slots__ = ("_buckets", "_server_copy", "control_out", "has_server_copy")
+
     def __init__(self, layout: Layout, buckets: Buckets | None = None) -> None:
         super().__init__(layout)
         self._buckets = without_content(layout) if buckets is None else buckets
-        self.server_copy = _Counted(self.layout)
+        self._server_copy: _Counted | None = None
         self.control_out = 0
         self.has_server_copy = True
+
+    @property
+    def server_copy(self) -> _Counted:
+        """The updates of the servers on this rank; made at first use, because few ranks have one."""
+        if self._server_copy is None:
+            self._server_copy = _Counted(self.layout)
+        return self._server_copy
 
     def backward(self, step: int) -> Gradient:
         return Gradient(self._buckets[None], self.layout, step, min(self.updates))
