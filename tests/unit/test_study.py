@@ -57,6 +57,18 @@ def calibration(
     )
 
 
+def test_the_interval_contains_every_latency_that_messages_of_one_size_allow() -> None:
+    """Of messages of 1 MB only their time is known, 8 ms: all of it may be latency, or none."""
+    plain = calibration()
+    vague = replace(plain, line=replace(plain.line, message_bytes=1e6, latency_limit_s=7e-3))
+    setting = make_setting(vague, 4, None, 125e6, None, "own")
+    known, found = (step_time(each, wb.SynchronousSGD(), setting) for each in (plain, vague))
+    truth = step_time(replace(vague, line=vague.line.with_largest_latency()), wb.SynchronousSGD(), setting)
+    assert found.step_s == pytest.approx(known.step_s)
+    assert found.low_s <= min(truth.step_s, known.step_s) <= max(truth.step_s, known.step_s) <= found.high_s
+    assert not known.low_s <= truth.step_s <= known.high_s
+
+
 def of(problem: wb.Problem, compute_s: float = 0.01) -> Calibration:
     found = measure_here(problem, problem.batch_size, threads=1, messages=False)
     third = Estimate(compute_s / 3)

@@ -64,6 +64,10 @@ def step_time(calibration: Calibration, algorithm: Algorithm, setting: Setting, 
     mean_s = float(times.mean())
     others = [_mean_s(calibration.drawn(draw), algorithm, setting, seed) for draw in calibration.draws[:4]]
     low_s, high_s = band(mean_s, others if how == "closed form" else [], step_sd=float(times.std()) / mean_s)
+    if calibration.line.latency_limit_s is not None:  # messages of one size allow latencies up to this one
+        largest = replace(calibration, line=calibration.line.with_largest_latency())
+        limit = _mean_s(largest, algorithm, setting, seed) / mean_s
+        low_s, high_s = low_s * min(1.0, limit), high_s * max(1.0, limit)
     low_s = max(low_s, LEAST_SHARE * mean_s)
     hidden = overlap(run.spans, slice(num_warm_up(len(run.metrics[0])), None)).fraction
     return StepTime(step_s=mean_s, low_s=low_s, high_s=high_s, overlap=hidden, how=how)
