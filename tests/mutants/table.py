@@ -1142,8 +1142,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "low-rank-share",
         "collectives/low_rank.py",
-        "torch.addmm(matrix, mine, basis.T",
-        "torch.addmm(matrix, factor, basis.T",
+        "(self.own, self.basis) if self.side",
+        "(self.factor, self.basis) if self.side",
         "each rank leaves out the whole sum and not its share",
         LOW_RANK,
     ),

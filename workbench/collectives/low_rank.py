@@ -166,8 +166,11 @@ class PowerSGD(Collective):
         for slot, factor in zip(slots, factors, strict=True):  # a factor that is not finite would never recover
             before = self._factor(ctx, slot, sides[-1], value.flat)
             ctx.memory[_name(sides[-1], slot)] = torch.where(factor.isfinite().all(), factor, before)
-        restore = partial(self._restore, ctx, value, piece, slots, matrices, sides[-1], factors, own, bases, share)
-        yield Local("decode", nbytes, restore)
+        products = [
+            _Product(side=sides[-1], slot=slot, matrix=matrix, factor=factor, own=mine, basis=basis)
+            for slot, matrix, factor, mine, basis in zip(slots, matrices, factors, own, bases, strict=True)
+        ]
+        yield Local("decode", nbytes, partial(self._restore, ctx, value, piece, products, share))
 
     def _turn(self, ctx: Context, piece: BucketSlice) -> int:
         """Return 0 and 1 in turns, for each sum of this bucket on this lane.
@@ -213,34 +216,53 @@ class PowerSGD(Collective):
         ctx: Context,
         value: Gradient,
         piece: BucketSlice,
-        slots: list[Slot],
-        matrices: list[Tensor],
-        side: str,
-        factors: list[Tensor],
-        own: list[Tensor],
-        bases: list[Tensor],
+        products: list[_Product],
         share: float | Tensor,
     ) -> None:
         """Write the approximate sums into the gradient, and their errors into memory."""
-        lefts: list[Tensor] = []
-        for slot, matrix, factor, mine, basis in zip(slots, matrices, factors, own, bases, strict=True):
+        errors: list[Tensor] = []
+        for product in products:
             if self.error_feedback:
-                left = (
-                    torch.addmm(matrix, mine, basis.T, alpha=-1)
-                    if side == "p"
-                    else torch.addmm(matrix, basis, mine.T, alpha=-1)
-                )
-                lefts.append(left.view(slot.shape))
-            total = factor @ basis.T if side == "p" else basis @ factor.T
-            value.view(slot).copy_(total.view(slot.shape))
+                errors.append(product.error())  # before the sum: the matrix may share its memory
+            value.view(product.slot).copy_(product.total())
         if not self.error_feedback:
             return
         flat = value.flat if value.bucket is not None else value.flat[piece.start : piece.stop]
         outcome = outcome_of(value.tail(piece.index), flat[: piece.tail - piece.start], spans_of(piece))
-        for slot, left in zip(slots, lefts, strict=True):
-            outcome.update_residual(self._residual(ctx, slot, value.flat), left, share, begin=slot.offset - piece.start)
+        for slot, error in zip((product.slot for product in products), errors, strict=True):
+            residual = self._residual(ctx, slot, value.flat)
+            outcome.update_residual(residual, error, share, begin=slot.offset - piece.start)
         if value.total_weight is None:
             remember_weight(ctx, f"bucket-{piece.index}", value.tail(piece.index), share)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """A parameter's approximate sum: P @ basis.T if the side is "p", basis @ Q.T if it is "q".
+
+    Attributes:
+        matrix: (n, m) this rank's gradient with its residual.
+        factor, own: P or Q, summed over the ranks, and of this rank alone.
+        basis: the other factor, with orthonormal columns, equal on all ranks.
+    """
+
+    side: str
+    slot: Slot
+    matrix: Tensor
+    factor: Tensor
+    own: Tensor
+    basis: Tensor
+
+    def total(self) -> Tensor:
+        """Return the sum over the ranks, in the parameter's shape."""
+        product = self.factor @ self.basis.T if self.side == "p" else self.basis @ self.factor.T
+        return product.view(self.slot.shape)
+
+    def error(self) -> Tensor:
+        """Return what this rank's product leaves of its matrix, in the parameter's shape."""
+        first, second = (self.own, self.basis) if self.side == "p" else (self.basis, self.own)
+        return torch.addmm(self.matrix, first, second.T, alpha=-1).view(self.slot.shape)
 
 
 def _name(side: str, slot: Slot) -> str:
