@@ -165,18 +165,10 @@ def judge(
     num_seeds = len(set(seeds)) or len(values)
     found = estimate(values, chosen if real_clock else (), seeds, exact=exact)
     num_censored = sum(censored) if censored else sum(value >= claim.cap for value in values)
-    if num_censored:
-        word = "censored"
-    elif num_seeds < MIN_SEEDS and not exact:
-        word = "underpowered"
-    else:
-        place = position(
-            found, expected, no_effect=claim.no_effect, most=claim.upper_limit_at(size), effect=claim.effect
-        )
-        word = _word(place, exact=exact, whole=claim.scale == "any" or size == "full")
+    powered = exact or num_seeds >= MIN_SEEDS
     return Verdict(
         claim=claim.name,
-        word=word,
+        word="censored" if num_censored else _word(claim, found, size, exact=exact) if powered else "underpowered",
         estimate=found,
         num_values=len(values) if real_clock else num_seeds,
         num_sessions=len(set(chosen)) if real_clock else 0,
@@ -302,10 +294,13 @@ def number(value: float) -> str:
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _word(found: Position, *, exact: bool, whole: bool) -> VerdictName:
-    match found:
+def _word(claim: Claim, found: Estimate, size: Size, *, exact: bool) -> VerdictName:
+    """Return the verdict of enough values, none of which is a cap."""
+    expected = claim.expectation_at(size)
+    assert expected is not None, "such a claim is not judged"
+    match position(found, expected, no_effect=claim.no_effect, most=claim.upper_limit_at(size), effect=claim.effect):
         case "inside":
-            return "reproduced" if whole else "same direction at reduced scale"
+            return "reproduced" if claim.scale == "any" or size == "full" else "same direction at reduced scale"
         case "beyond":
             return "overshoots"
         case "other side":
