@@ -32,7 +32,7 @@ ASLEEP = {
     "OMPI_MCA_threads_pthreads_nanosleep_time": "100000",
 }
 # Long messages go in fragments that the sender sends. By default Open MPI's receiver asks for the rest as one fragment,
-# and on three hosts or more its other messages wait after it: a sum took 1.4 to 1.6 times as long (decisions/0047).
+# and on three hosts or more its other messages wait after it: Pipe-SGD took 1.4 to 1.6 times as long (decisions/0047).
 IN_FRAGMENTS = {"OMPI_MCA_btl_tcp_flags": "1"}
 RANKS_PER_CORE = 4  # more on one machine are a mistake, or a case for the simulator
 SPARE_RANKS = 8
