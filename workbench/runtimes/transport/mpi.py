@@ -95,13 +95,12 @@ class MpiTransport(Transport):
             self._lanes.append(self._comm.Dup())
 
     def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
-        self._bound = True
+        self._bound = True  # as `_BlockingCollective`, without its microsecond
         try:
             self.gather_here(deadline, flat.nbytes)
-            host = self._to_host(flat) if self._staged or flat.is_cuda else flat
+            host = self._to_host(flat)
             self._collectives.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
-            if host is not flat:
-                flat.copy_(host)
+            self._from_host(flat, host)
         finally:
             self._bound = False
 
