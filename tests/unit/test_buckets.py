@@ -8,10 +8,13 @@ import pytest
 
 import workbench as wb
 from workbench.algorithms import ApplyOrder
+from workbench.algorithms.bucket_plans import PlanState
 from workbench.analysis.buckets import bucket_times
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
+from workbench.ops import Backward, Now
+from workbench.program import Context
 
 NETWORK = Network(latency_s=1e-3, bandwidth_bytes_per_s=1e6)
 COMPUTE = Compute(forward_s=0.01, backward_s=0.02, update_s=0.004)
@@ -82,3 +85,10 @@ def test_plans_do_not_change_the_result_of_two_ranks() -> None:
 def test_settings_that_a_plan_decides_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="bucket_bytes='auto'"):
         wb.LayerwiseSGD(bucket_bytes="auto", **settings)
+
+
+def test_a_resumed_program_keeps_the_plan_of_its_checkpoint() -> None:
+    layout = build_layout(trainable(wb.problems.get("digits-mlp", hidden=[64, 64]).model()), num_buckets=16)
+    algorithm = wb.LayerwiseSGD(bucket_bytes="auto")
+    first = [next(algorithm.worker(Context(0, 2, layout=layout, resumed=state))) for state in (None, PlanState(plan=2))]
+    assert [type(request) for request in first] == [Now, Backward], "a fresh one measures"
