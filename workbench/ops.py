@@ -5,7 +5,7 @@ time is wall or virtual, whether a peer is a process or simulated, or which libr
 
 | request | answer |
 |---|---|
-| `Backward` | the `Gradient` of this rank's next minibatch; with `on_bucket`, one ticket a bucket, in bucket order |
+| `Backward` | the `Gradient` of this rank's next minibatch; with `on_bucket`, a ticket of each work that it returned |
 | `AllReduce`, `Broadcast` | the same value, summed over ranks or replaced by the root's, in place |
 | `ReduceScatter`, `AllGather` | the same value, with this rank's block summed, or with every rank's block |
 | ... with a `collective` | the same; the runtime can run the collective's sub-program instead (`program.lower`) |
@@ -100,15 +100,15 @@ class Backward(Request):
     Args:
         step: the step of the minibatch.
         on_bucket: called with each bucket as soon as its gradients are final, inside backward and in bucket order. It
-            returns the request or sub-program to begin, or a `Start` of one. The answer to `Backward` is then the
-            tuple of tickets.
+            returns the request or sub-program to begin, or a `Start` of one, or None to begin nothing. The answer to
+            `Backward` is then the tuple of tickets.
         before_forward: called with a bucket's number when the forward pass first needs its parameters. It returns a
             sub-program, for example one that waits for the bucket's sum and applies it. The forward pass continues
             when the sub-program has ended.
     """
 
     step: int
-    on_bucket: Callable[[Gradient], Request | Program] | None = field(default=None, repr=False)
+    on_bucket: Callable[[Gradient], Request | Program | None] | None = field(default=None, repr=False)
     before_forward: Callable[[int], Program] | None = field(default=None, repr=False)
 
 

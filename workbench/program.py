@@ -403,7 +403,7 @@ def _lowered(
                 return work
             return replace(
                 work,
-                on_bucket=None if on_bucket is None else lambda bucket: _lowered(ctx, on_bucket(bucket), take),
+                on_bucket=None if on_bucket is None else lambda bucket: _lowered_bucket(ctx, on_bucket(bucket), take),
                 before_forward=None
                 if before_forward is None
                 else lambda bucket: lower(ctx, before_forward(bucket), take),
@@ -412,6 +412,12 @@ def _lowered(
             return work
         case _:
             return lower(ctx, work, take)
+
+
+def _lowered_bucket(
+    ctx: Context, work: Request | Program | None, take: Callable[[Context, Sum], Request | Program]
+) -> Request | Program | None:
+    return None if work is None else _lowered(ctx, work, take)
 
 
 def perform(work: Request | Program) -> Program:

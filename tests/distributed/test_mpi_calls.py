@@ -73,5 +73,60 @@ def test_nothing_moves_messages_between_the_last_barrier_and_a_long_call() -> No
         assert calls == ["Ibarrier", "Improbe", "Ibarrier", "Allreduce"]
         assert least == most == 6.0
     for calls, least, most in shared_pool("mpi", 3).run(sums, SHORT):
-        assert calls == ["Ibarrier", "Improbe", "Allreduce"], "of a short one a second barrier would be a good part"
+        assert calls == ["Allreduce"], "before a short one, ranks on one host count their arrivals in shared memory"
         assert least == most == 6.0
+
+
+class Pauses:
+    """A deadline that does this when a rank has to wait."""
+
+    def __init__(self, *actions: Any) -> None:
+        self._actions = iter(actions)
+
+    def pause(self) -> None:
+        next(self._actions)()
+
+
+def fail() -> None:
+    raise PeerFailed("rank 1 failed")
+
+
+def counters() -> list[Any]:
+    """The counters of two ranks, in common memory."""
+    from workbench.runtimes.transport.mpi_arrivals import LINE, ArrivalCounters
+
+    memory = memoryview(bytearray(2 * LINE * 8)).cast("q")
+    return [ArrivalCounters(memory, rank, 2) for rank in range(2)]
+
+
+def gives_up() -> list[str]:
+    """On a rank: one rank of two gives up, so the other one must not pass; then both arrive again."""
+    first, second = counters()
+    seen = []
+    for rank in (first, second, second):
+        try:
+            rank.wait(Pauses(fail))
+        except PeerFailed:
+            seen.append("waited in vain")
+    first.wait(Pauses(lambda: second.wait(Pauses())))
+    seen.append("both passed")
+    return seen
+
+
+def gives_up_late() -> list[str]:
+    """On a rank: the other one arrives, and may pass, at the moment in which this one gives up."""
+    first, second = counters()
+
+    def arrives_then_fails() -> None:
+        second.wait(Pauses())
+        fail()
+
+    first.wait(Pauses(arrives_then_fails))
+    return ["passed"]
+
+
+@pytest.mark.mpi
+def test_a_rank_that_gives_up_takes_its_arrival_back_unless_all_have_arrived() -> None:
+    pool = shared_pool("mpi", 2)
+    assert pool.run(gives_up) == [[*["waited in vain"] * 3, "both passed"]] * 2
+    assert pool.run(gives_up_late) == [["passed"]] * 2

@@ -79,6 +79,7 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         LayerwiseSGD(bucket_bytes=0, apply=ApplyOrder.ANY, collective=Ring()),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, apply=ApplyOrder.BACKWARD, collective=Linear()),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, lanes=2),
+        LayerwiseSGD(bucket_bytes="auto"),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, lanes=2, collective=Ring()),
         LayerwiseSGD(bucket_bytes=SMALL_BUCKET, order=SendOrder.PRIORITY, collective=Ring()),
     ],

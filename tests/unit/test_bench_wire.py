@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from workbench.bench.operating_point import batch_on_line
 from workbench.bench.paired import alternate
 from workbench.bench.records import facts_of, write_record
 from workbench.bench.rows import Row, compare
 from workbench.bench.time_to_loss import TARGET, seconds_to, target_rows
 from workbench.bench.wire import Measured, rows_of
-from workbench.bench.wire_cases import BATCHES, BITS, DDP, LAYERWISE, PIPE, encoded
+from workbench.bench.wire_cases import BITS, CHOSEN, DDP, LAYERWISE, PIPE, encoded
 from workbench.bench.wire_chart import chart
 from workbench.cli.main import main
 from workbench.clusters.emulated.check import PAYLOAD
@@ -31,6 +32,7 @@ TIMES = {"compute": 0.5, "forward": 0.2, "codec, 16 bit": 0.1, "codec, 8 bit": 0
     f"{PIPE}, 16 bit, 2 to a block": 0.77,
     f"{PIPE}, 8 bit, 1 to a block": 0.84,
     f"{PIPE}, 8 bit, 2 to a block": 0.85,
+    CHOSEN: 1.24,
     "torch DDP, 1 MiB": 1.5,
     "torch DDP, 5 MiB": 1.3,
     "torch DDP, fp16 hook, 1 MiB": 0.9,
@@ -78,9 +80,19 @@ def test_what_is_asked() -> None:
     assert found[f"{PIPE}, 16 bit", DDP].ratio == pytest.approx(0.77 / 1.3), "in as many pieces as is best"
 
 
-def test_batches_are_told_beforehand_for_each_ratio() -> None:
-    for sizes in BATCHES.values():
-        assert list(sizes) == [0.5, 1, 2, 4] and sorted(sizes.values(), reverse=True) == list(sizes.values())
+def test_a_batch_is_fitted_to_the_time_that_its_step_should_take() -> None:
+    """2 ms and 0.1 ms a sample; a step never has less than a sample."""
+    line = {32: 0.002 + 32e-4, 256: 0.002 + 256e-4}
+    assert [batch_on_line(line, seconds) for seconds in (0.002 + 100e-4, 0.067, 0.001)] == [100, 650, 1]
+
+
+def test_the_chosen_buckets_are_compared_with_ddp_and_with_the_sweep() -> None:
+    found = rows()
+    assert found[CHOSEN, DDP].below == 0.97 and found[CHOSEN, DDP].ratio == pytest.approx(1.24 / 1.3)
+    assert found[CHOSEN, LAYERWISE].below == 1.03 and found[CHOSEN, LAYERWISE].ratio == pytest.approx(1.24 / 1.25)
+
+
+def test_codecs_of_the_cases_can_be_used() -> None:
     for codec in BITS.values():
         assert encoded(codec).lossy and encoded(codec).check(4) is None
 

@@ -153,14 +153,16 @@ def test_the_command_carries_arguments_and_environment(monkeypatch: pytest.Monke
 
 def test_open_mpi_has_two_connections_and_sleeps_on_an_emulated_wire(monkeypatch: pytest.MonkeyPatch) -> None:
     links, sleep = "OMPI_MCA_btl_tcp_links", "OMPI_MCA_threads_pthreads_yield_strategy"
-    for name in (links, sleep):
+    fragments = "OMPI_MCA_btl_tcp_flags"
+    for name in (links, sleep, fragments):
         monkeypatch.delenv(name, raising=False)
     here = mpiexec_command(FAKE, 2, ["prog"])[1]
     assert (here[links], here.get(sleep)) == ("2", None)
     for name, value in Placement(hosts=("host0", "host1")).environment.items():
         monkeypatch.setenv(name, value)
     there = mpiexec_command(FAKE, 2, ["prog"])[1]
-    assert (there[links], there[sleep]) == ("2", "nanosleep")
+    assert (there[links], there[sleep], there.get(fragments)) == ("2", "nanosleep", None)
+    assert mpiexec_command(FAKE, 3, ["prog"])[1][fragments] == "1", "on three hosts or more"
     monkeypatch.setenv(links, "1")
     assert mpiexec_command(FAKE, 2, ["prog"])[1][links] == "1"
     assert links not in rank_environment(replace(FAKE, name="MPICH"), 2)

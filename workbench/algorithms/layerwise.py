@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
+from workbench.algorithms.bucket_plans import (
+    AUTO,
+    NUM_BUCKETS,
+    NUM_LANES,
+    UNDECIDED,
+    PlanState,
+    PlanTrial,
+)
 from workbench.arguments import check_number, check_whole
 from workbench.collectives import Collective, Native, check_collective
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
-from workbench.gradients import Gradient, whole
+from workbench.gradients import Gradient, Layout, whole
 from workbench.ops import FREE, AllReduce, Apply, Backward, EndStep, Program, Request, Start, Wait, WaitAny
-from workbench.program import Buckets, Card, Context, Requirements
+from workbench.program import Buckets, Card, Context, Elasticity, Requirements
 from workbench.units import MIB
 
 
@@ -41,10 +49,15 @@ class LayerwiseSGD(CollectiveAlgorithm):
     is SynchronousSGD. `lanes` all-reduces run at the same time, bucket b on lane b mod `lanes`. With
     `order="priority"` each bucket has its own lane, and the bucket that forward needs first sends first.
 
+    With `bucket_bytes="auto"` the first 24 steps try six plans, from one sum after backward to sixteen on two lanes, in
+    turn. The later steps use the one with the least median step time. Checkpoints hold the choice. All plans add the
+    same numbers. On two ranks each sum has two terms, so results do not depend on the plan. On more ranks the library
+    may add in another order, so results may differ by rounding.
+
     Paper: daily2016leveraging, section 4.2; its layer-wise and task-wise orders. Priority: jayarajan2019priority.
     """
 
-    bucket_bytes: float | None = 1 * MIB
+    bucket_bytes: float | Literal["auto"] | None = 1 * MIB
     apply: ApplyOrder = ApplyOrder.ALL
     lanes: int = 1
     order: SendOrder = SendOrder.READY
@@ -63,8 +76,10 @@ class LayerwiseSGD(CollectiveAlgorithm):
         if self.order not in list(SendOrder):
             raise ConfigError(f"order={self.order!r}: choose one of {', '.join(SendOrder)}")
         check_collective(self.collective)
-        if self.bucket_bytes is not None:
-            sizes = "a size in bytes, 0 for a message for each parameter, None for one message"
+        if self.bucket_bytes == AUTO:
+            self._check_auto()
+        elif self.bucket_bytes is not None:
+            sizes = "a size in bytes, 0 for a message for each parameter, None for one message, or 'auto'"
             check_number("bucket_bytes", self.bucket_bytes, 0, sizes)
         check_whole("lanes", self.lanes, 1, "the number of buckets that are summed at the same time, 1 or more")
         if self.order == SendOrder.PRIORITY and self.collective.calls_library:
@@ -78,16 +93,43 @@ class LayerwiseSGD(CollectiveAlgorithm):
                 f"lanes={self.lanes} with order='priority': with it each bucket has its own lane, so leave lanes at 1"
             )
 
+    def _check_auto(self) -> None:
+        if self.collective.lossy or self.collective.keeps_residual:
+            raise ConfigError(
+                f"bucket_bytes='auto' changes what is summed together, and {self.collective} encodes each bucket: give "
+                "a size in bytes, or a collective without a codec"
+            )
+        if self.apply == ApplyOrder.ANY or self.order != SendOrder.READY or self.lanes != 1:
+            raise ConfigError(
+                "bucket_bytes='auto' chooses the lanes, and sums end in the order of backward: use apply='all' or "
+                "'backward', and leave order and lanes at their defaults; or give a size in bytes"
+            )
+
     @property
     def requires(self) -> Requirements:
+        if self.bucket_bytes == AUTO:
+            buckets = Buckets(count=NUM_BUCKETS, applied_singly=self.apply != ApplyOrder.ALL)
+            return Requirements(buckets=buckets, state=PlanState, num_lanes=NUM_LANES, link=self.collective.needs_link)
+        assert not isinstance(self.bucket_bytes, str)
         buckets = Buckets(max_bytes=self.bucket_bytes, applied_singly=self.apply != ApplyOrder.ALL)
         return Requirements(buckets=buckets, num_lanes=self.lanes, link=self.collective.needs_link)
 
     @property
     def symmetric(self) -> bool:
-        return self.apply != ApplyOrder.ANY and self.order == SendOrder.READY
+        return self.apply != ApplyOrder.ANY and self.order == SendOrder.READY and self.bucket_bytes != AUTO
+
+    @property
+    def elasticity(self) -> Elasticity:
+        return Elasticity.SHRINKS if self.symmetric or self.bucket_bytes == AUTO else Elasticity.NONE
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
+        """Return the bytes of one sum of the gradient; None if the measured times of plans are sent too."""
+        return None if self.bucket_bytes == AUTO else float(self.collective.bytes_of(rank, num_ranks, layout))
 
     def worker(self, ctx: Context) -> Program:
+        if self.bucket_bytes == AUTO:
+            yield from self._with_best_plan(ctx)
+            return
         for step in ctx.steps():
             tickets = yield Backward(step, on_bucket=self._begin)
             match self.apply:
@@ -106,6 +148,18 @@ class LayerwiseSGD(CollectiveAlgorithm):
                         del waiting[position]
                         yield Apply(bucket)
             yield EndStep(step)
+
+    def _with_best_plan(self, ctx: Context) -> Program:
+        state: PlanState = ctx.resumed or PlanState()
+        trial = PlanTrial(ctx, self.collective, singly=self.apply == ApplyOrder.BACKWARD)
+        for step in ctx.steps():
+            if state.plan != UNDECIDED:
+                yield from trial.step(step, state.plan)
+            else:
+                yield from trial.timed_step(step)
+                if trial.over:
+                    state = PlanState(plan=(yield from trial.choose()))
+            yield EndStep(step, state=state)
 
     def _begin(self, bucket: Gradient) -> Request:
         """Return what to start when the gradients of a bucket are final."""

@@ -5,7 +5,7 @@ Both are measured in one run.
 Each benchmark is a module with `run(how)`, which yields `rows.Row`s as it measures them. `NAMES` lists the modules.
 
 - Benchmarks of steps: `step`, `checkpoints`, `overheads` (with `notebook_cost`), `wire` (with `wire_cases`,
-  `time_to_loss` and `wire_chart`).
+  `operating_point`, `time_to_loss` and `wire_chart`).
 - Benchmarks of parts: `collectives` (with `collective_runner`), `codecs`, `spans`, `start`.
 - Shared by the benchmarks: `paired` (alternating measurements), `ranks`, `peers` (steps of other programs), `rows`,
   `records`.

@@ -1,6 +1,6 @@
 """All-reduces compared with the library's own all-reduce and with the limit of the wire.
 
-They run in the foreground, as in synchronous algorithms.
+They run in the foreground, as in synchronous algorithms, and several in one program, as in a training.
 """
 
 from __future__ import annotations
@@ -116,9 +116,16 @@ def on_rank(runtime: RuntimeName, folder: str, size: int, rounds: int) -> dict[s
         once = alternate(steps, 1, meet=meet, slowest=slowest)
         rounds = max(5, min(rounds, int(ROUND_S / sum(each[0] for each in once.values()))))
         block = max(1, min(200, int(2e-3 / median(each[0] for each in once.values()))))
-        times = alternate(steps, rounds, block=block, warm=1, meet=meet, slowest=slowest)
+        in_a_row: dict[str, Step] = {"library": partial(_repeat, steps["library"], block)}
+        in_a_row |= {name: partial(sums.repeat, kind, value, block) for name, kind in kinds.items()}
+        times = alternate(in_a_row, rounds, warm=1, meet=meet, slowest=lambda seconds: slowest(seconds / block))
     transport.close()
     return times
+
+
+def _repeat(step: Step, times: int) -> None:
+    for _ in range(times):
+        step()
 
 
 def _library(runtime: RuntimeName) -> Callable[..., object]:

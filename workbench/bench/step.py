@@ -27,6 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
 GPU_BLOCK = 20  # steps of a block on a GPU, where a step takes milliseconds
 BUCKETS_MIB = (1, 5, 25, 100)  # DDP's default is 25; 100 is larger than each model
 TARGET_RATIO = 1.02
+AUTO, AUTO_OF_DDP, AUTO_OF_SWEEP = "layer-wise, chosen buckets", 1.0, 1.03
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
@@ -50,6 +51,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
 
     from workbench import problems
     from workbench.algorithms import LayerwiseSGD, SynchronousSGD
+    from workbench.algorithms.bucket_plans import TRIAL_STEPS
     from workbench.bench import peers
     from workbench.problems.loading import fetch
     from workbench.runtimes.user_loop.trainer import Trainer
@@ -86,6 +88,8 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
         for mib in BUCKETS_MIB:
             steps[f"layer-wise, {mib} MiB"] = ours(LayerwiseSGD(bucket_bytes=mib * MIB))
             steps[f"torch DDP, {mib} MiB"] = theirs(peers.ddp_step, mib)
+        steps[AUTO] = ours(LayerwiseSGD(bucket_bytes="auto"))
+        _in_a_row(steps[AUTO], TRIAL_STEPS, device)
     if device.type == "cuda":
         block = GPU_BLOCK
     in_a_row = {name: partial(_in_a_row, step, block, device) for name, step in steps.items()}
@@ -132,7 +136,9 @@ def rows_of(case: str, times: dict[str, list[float]]) -> Iterator[Row]:
 
     by_hand = next(name for name in times if name.endswith("after backward"))
     yield compare(times["synchronous"], times[by_hand], case=case, what="synchronous", over=by_hand, below=TARGET_RATIO)
-    bucketed = {word: [name for name in times if name.startswith(word)] for word in ("layer-wise", "torch DDP")}
+    bucketed = {
+        word: [name for name in times if name.startswith(word) and name != AUTO] for word in ("layer-wise", "torch DDP")
+    }
     if not bucketed["torch DDP"]:
         return
     mine, its = (min(names, key=lambda name: median(times[name])) for names in bucketed.values())
@@ -144,6 +150,10 @@ def rows_of(case: str, times: dict[str, list[float]]) -> Iterator[Row]:
         over="torch DDP, its best",
         below=TARGET_RATIO,
     )
+    if AUTO in times:
+        chosen = partial(compare, times[AUTO], case=case, what=AUTO)
+        yield chosen(times[its], over="torch DDP, its best", below=AUTO_OF_DDP)
+        yield chosen(times[mine], over="layer-wise, its best bucket size", below=AUTO_OF_SWEEP)
     for name in bucketed["layer-wise"]:
         other = name.replace("layer-wise", "torch DDP")
         yield compare(times[name], times[other], case=case, what=name, over=other)

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workbench.bench import BenchOptions
+from workbench.bench.operating_point import batch_of
 from workbench.bench.paired import Step
 from workbench.bench.ranks import CALL_S, Ranks, bind, ranks, world
 from workbench.bench.rows import Row, compare
 from workbench.bench.wire_cases import (
-    BATCHES,
     BITS,
     BUCKETS_MIB,
     CONCURRENT,
+    HOSTS,
     MEGABYTES,
     NETWORK,
     PIPE,
@@ -50,18 +51,17 @@ SERVER_OF_LIMIT = 1.10
 
 def run(how: BenchOptions) -> Iterator[Row]:
     """Measure on gloo, which torch DDP uses too."""
-    for number in how.ranks or tuple(BATCHES):
+    for number in how.ranks or HOSTS:
         cases = {ratio: f"to a loss of {TARGET:g}, {title(number, 'torch', ratio)}" for ratio in RATIOS}
         cases = {ratio: name for ratio, name in cases.items() if how.wanted(name)}
         if cases:
             with ranks(number, "torch", NETWORK) as there:
                 for ratio, name in cases.items():
                     how.report(f"{name} ...")
-                    found = [
-                        there.call(to_a_loss, BATCHES[number][ratio], turn) for turn in range(min(how.rounds, REPEATS))
-                    ]
+                    batch_size = batch_of(there, ratio)
+                    found = [there.call(to_a_loss, batch_size, turn) for turn in range(min(how.rounds, REPEATS))]
                     yield from target_rows(name, found, ratio)
-    if SERVER_HOSTS in (how.ranks or tuple(BATCHES)):
+    if SERVER_HOSTS in (how.ranks or HOSTS):
         yield from _servers(how)
 
 
@@ -186,7 +186,7 @@ def _servers(how: BenchOptions) -> Iterator[Row]:
     with ranks(SERVER_HOSTS, "torch", NETWORK) as there:
         for ratio, name in cases.items():
             how.report(f"{name} ...")
-            yield from _with_a_server(there, name, BATCHES[SERVER_HOSTS][ratio], min(how.rounds, REPEATS))
+            yield from _with_a_server(there, name, batch_of(there, ratio), min(how.rounds, REPEATS))
 
 
 def _with_a_server(there: Ranks, case: str, batch_size: int, repeats: int) -> Iterator[Row]:

@@ -18,19 +18,23 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from workbench.bench import BenchOptions, time_to_loss
+from workbench.bench.operating_point import batch_of
 from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import bind, ranks, world
 from workbench.bench.rows import Row, compare
 from workbench.bench.wire_cases import (
-    BATCHES,
     BATCHES_OF_SUMS,
     BITS,
     BUCKETS_MIB,
+    CHOSEN,
+    CHOSEN_OF_DDP,
+    CHOSEN_OF_SWEEP,
     CONCURRENT,
     DDP,
     ENCODED_OF_LIMIT,
     FASTER,
     HOOKS,
+    HOSTS,
     LAYERWISE,
     LAYERWISE_OF_LIMIT,
     LEAD,
@@ -45,6 +49,7 @@ from workbench.bench.wire_cases import (
     PIPE,
     POWER_RANK,
     RATE,
+    RATIOS,
     STEPS,
     SUMS,
     WARM,
@@ -85,8 +90,8 @@ def run(how: BenchOptions) -> Iterator[Row]:
     """Measure both runtimes on 2 and 4 hosts; then time to a loss, and parameter servers."""
     socket_s: dict[int, float] = {}
     for runtime in LIBRARY:
-        for number in how.ranks or tuple(BATCHES):
-            cases = {ratio: title(number, runtime, ratio) for ratio in BATCHES[number]}
+        for number in how.ranks or HOSTS:
+            cases = {ratio: title(number, runtime, ratio) for ratio in RATIOS}
             wanted = {ratio: name for ratio, name in cases.items() if how.wanted(name)}
             if not wanted:
                 continue
@@ -96,7 +101,7 @@ def run(how: BenchOptions) -> Iterator[Row]:
             with ranks(number, runtime, NETWORK) as there:
                 for ratio, name in wanted.items():
                     how.report(f"{name} ...")
-                    facts = there.call(on_rank, BATCHES[number][ratio], min(how.rounds, MAX_ROUNDS))[0]
+                    facts = there.call(on_rank, batch_of(there, ratio), min(how.rounds, MAX_ROUNDS))[0]
                     yield from rows_of(name, Measured(**facts, socket_s=socket_s[number]), runtime, number, ratio)
     yield from time_to_loss.run(how)
 
@@ -110,6 +115,7 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
 
     from workbench import problems
     from workbench.algorithms import LayerwiseSGD, NoCommunication, PipeSGD, SynchronousSGD
+    from workbench.algorithms.bucket_plans import TRIAL_STEPS
     from workbench.bench import peers
     from workbench.collectives import Auto, Native
     from workbench.problems.loading import fetch
@@ -145,12 +151,15 @@ def on_rank(runtime: RuntimeName, folder: str, batch_size: int, rounds: int) -> 
     algorithms: dict[str, Any] = {"compute": NoCommunication(), "synchronous": SynchronousSGD(collective=auto)}
     side = CONCURRENT | {"collective": own if runtime == "torch" else auto}
     algorithms |= {f"layer-wise, {mib} MiB": LayerwiseSGD(bucket_bytes=mib * MIB, **side) for mib in OUR_BUCKETS_MIB}
+    algorithms[CHOSEN] = LayerwiseSGD(bucket_bytes="auto", collective=side["collective"])
     algorithms[PIPE] = PipeSGD(collective=auto)
     for bits, name in BITS.items():
         algorithms |= {
             f"{PIPE}, {bits}, {pieces} to a block": PipeSGD(collective=encoded(name, pieces)) for pieces in PIECES
         }
     steps = {name: ours(name, algorithm) for name, algorithm in algorithms.items()}
+    for _ in range(TRIAL_STEPS):
+        steps[CHOSEN]()
     steps["forward"] = partial(loss, model)
     steps |= {f"codec, {bits}": codec_work(name, flat, number) for bits, name in BITS.items()}
     if runtime == "torch":
@@ -271,6 +280,8 @@ def rows_of(case: str, found: Measured, runtime: RuntimeName, number: int, ratio
             )
     if DDP in ways:
         yield row(ways[LAYERWISE], ways[DDP], what=LAYERWISE, over=DDP, below=NO_SLOWER)
+        yield row(ways[CHOSEN], ways[DDP], what=CHOSEN, over=DDP, below=CHOSEN_OF_DDP)
+    yield row(ways[CHOSEN], ways[LAYERWISE], what=CHOSEN, over=LAYERWISE, below=CHOSEN_OF_SWEEP)
 
 
 def limits_of(times: Mapping[str, Any], found: Measured, number: int) -> dict[str, Any]:

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
 RATE = "1gbit"
 NETWORK = f"emulated:{RATE},burst=1ms"  # timers of a virtual machine can be late by more than the usual burst
 MEGABYTES = 8.0
-BATCHES = {  # ranks -> approximate communication over compute -> samples of a rank in a step
-    2: {0.5: 560, 1: 260, 2: 120, 4: 40},
-    4: {0.5: 420, 1: 200, 2: 90, 4: 30},
-}
+HOSTS = (2, 4)
+RATIOS = (0.5, 1, 2, 4)  # communication over compute; the batch size is fitted to it at the start (`operating_point`)
 BUCKETS_MIB = (1, 5, 25)  # DDP's default is 25, which is larger than the model
 OUR_BUCKETS_MIB = (1, 5)
 # Concurrent layer-wise sums use the wire while another sum waits, as DDP's do on gloo's two threads. Updates run in
@@ -38,6 +36,7 @@ FASTER: dict[tuple[float, str, str], float] = {  # (communication over compute, 
     (4, f"{PIPE}, 8 bit", DDP): 2.5,
 }
 LAYERWISE = "layer-wise, its best bucket size"
+CHOSEN, CHOSEN_OF_DDP, CHOSEN_OF_SWEEP = "layer-wise, chosen buckets", 0.97, 1.03
 HOOKS = ("torch DDP, fp16 hook", "torch DDP, PowerSGD hook")
 LIBRARY: dict[RuntimeName, str] = {"torch": "gloo", "mpi": "MPI"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
@@ -10,7 +11,7 @@ from workbench.codecs.base import Codec
 from workbench.collectives.base import Collective, Link
 from workbench.collectives.wire import Wire, check_codec, message_bytes, wire_share, wires
 from workbench.gradients import block_bounds
-from workbench.ops import Program, Value
+from workbench.ops import Program, Ticket, Value
 from workbench.program import Context
 
 FOLD_IN, FIRST = 0, 1  # hops
@@ -49,33 +50,41 @@ class HalvingDoubling(Collective):
 
     def _folded(self, wire: Wire, place: Position) -> Program:
         cuts, neighbour = block_bounds(wire.numel, place.size), wire.ctx.rank + 1
+        receiving = yield from wire.start_receive(neighbour, cuts, FOLD_IN)
         message = yield from wire.pack(0, wire.numel, FOLD_IN)
         yield from wire.send(neighbour, message, FOLD_IN)
-        message = yield from wire.receive(neighbour, cuts, FOLD_IN)
+        message = yield from wire.received(receiving, cuts)
         yield from wire.put(cuts, message)
 
     def _sum(self, wire: Wire, place: Position) -> Program:
-        cuts = block_bounds(wire.numel, place.size)
+        cuts, rounds = block_bounds(wire.numel, place.size), list(place.rounds())
         if place.has_folded_rank:
             message = yield from wire.receive(wire.ctx.rank - 1, (0, wire.numel), FOLD_IN)
             yield from wire.add(0, wire.numel, message)
+        arriving: list[tuple[int, tuple[int, ...]]]
+        arriving = [(partner, (cuts[mine.start], cuts[mine.stop])) for partner, mine, _ in rounds]
+        arriving += [(partner, tuple(cuts[theirs.start : theirs.stop + 1])) for partner, _, theirs in reversed(rounds)]
+        # Each receive is posted before the send to the same rank: see `Ring`.
+        receiving: deque[Ticket | None] = deque()
         hop = FIRST
-        for partner, mine, theirs in place.rounds():
+        for partner, mine, theirs in rounds:
             message = yield from wire.pack(cuts[theirs.start], cuts[theirs.stop], hop)
+            receiving.append((yield from self._listen(wire, arriving, hop - FIRST)))
             sending = yield from wire.start_send(partner, message, hop)
             part = cuts[mine.start], cuts[mine.stop]
-            message = yield from wire.receive(partner, part, hop)
+            message = yield from wire.received(receiving.popleft(), part)
             yield from wire.add(*part, message)
             yield from wire.finish(sending)
             hop += 1
         own = cuts[place.index], cuts[place.index + 1]
         held = encoded = yield from wire.pack(*own, hop)
-        for number, (partner, mine, theirs) in enumerate(reversed(list(place.rounds()))):
+        for number, (partner, mine, theirs) in enumerate(reversed(rounds)):
+            receiving.append((yield from self._listen(wire, arriving, hop - FIRST)))
             sending = yield from wire.start_send(partner, held, hop)
             if number == 0:
                 yield from wire.adopt(*own, encoded)
             missing = cuts[theirs.start : theirs.stop + 1]
-            message = yield from wire.receive(partner, missing, hop)
+            message = yield from wire.received(receiving.popleft(), missing)
             yield from wire.put(missing, message)
             yield from wire.finish(sending)
             both = (held, message) if mine.start < theirs.start else (message, held)
@@ -83,6 +92,13 @@ class HalvingDoubling(Collective):
             hop += 1
         if place.has_folded_rank:
             yield from wire.send(wire.ctx.rank - 1, held, FOLD_IN)
+
+    def _listen(self, wire: Wire, arriving: list[tuple[int, tuple[int, ...]]], number: int) -> Program:
+        """Start to receive the message of the exchange with this number; None after the last one."""
+        if number == len(arriving):
+            return None
+        partner, cuts = arriving[number]
+        return (yield from wire.start_receive(partner, cuts, FIRST + number))
 
     def bytes_sent(self, rank: int, num_workers: int, numel: int, itemsize: int, tail: int = 0) -> float:
         place, body = Position.of(rank, num_workers), numel - tail

@@ -376,6 +376,8 @@ class ReferenceRuntime:
         tickets = []
         for bucket in range(num_buckets):
             work = request.on_bucket(gradient.bucket_view(bucket))
+            if work is None:
+                continue
             tickets.append((yield work if isinstance(work, ops.Start) else ops.Start(work)))
         return tuple(tickets)
 

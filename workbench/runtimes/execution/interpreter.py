@@ -238,7 +238,8 @@ class Interpreter(Caller):
                 slept.wait_for_bucket(bucket.bucket)
             begin = self.clock.now()
             work = request.on_bucket(bucket)
-            tickets.append(self.start(work if isinstance(work, ops.Start) else ops.Start(work)))
+            if work is not None:
+                tickets.append(self.start(work if isinstance(work, ops.Start) else ops.Start(work)))
             if slept is not None:
                 slept.interrupt(self.clock.now() - begin)
 

@@ -90,6 +90,8 @@ class _Pass:
         assert self._request.on_bucket is not None and self._gradient is not None
         process = self._process
         work = self._request.on_bucket(process.worker.bucket_view(self._gradient, bucket))
+        if work is None:
+            return
         if work.__class__ is ops.Send:
             ticket = start_send(process.cluster, process, work)
         else:

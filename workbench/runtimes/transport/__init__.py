@@ -2,7 +2,7 @@
 
 `base.Transport` is the port: sums, sends, receives, barriers and texts, on 1-D contiguous tensors. Two libraries
 implement it: `torch_distributed` (gloo, NCCL) with `torch_handles` and `torch_groups`, and `mpi` (mpi4py) with
-`mpi_requests`, `mpi_fault_tolerant` and `mpi_finalize`.
+`mpi_requests`, `mpi_arrivals`, `mpi_fault_tolerant` and `mpi_finalize`.
 
 Built on the port:
 

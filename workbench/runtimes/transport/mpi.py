@@ -1,7 +1,7 @@
 """MPI through mpi4py, directly on tensor memory.
 
-Every wait can be interrupted. Before the library's fast, blocking collective, ranks poll a non-blocking barrier. Then
-all ranks have arrived.
+Every wait can be interrupted. Before the library's fast, blocking collective, ranks poll a non-blocking barrier, or
+counters in shared memory. Then all ranks have arrived.
 
 With Open MPI's fault tolerance (User-Level Failure Mitigation, MPI Forum), operations with a killed rank end with an
 error on some ranks. One of them revokes the communicators, which releases the others, and all shrink them.
@@ -24,6 +24,7 @@ from torch import Tensor
 from workbench.errors import LaunchError, PeerFailed
 from workbench.gradients import block_bounds
 from workbench.runtimes.transport.base import HOST_TIMES, Deadline, Handle, Transport, pick_device
+from workbench.runtimes.transport.mpi_arrivals import shared_counters
 from workbench.runtimes.transport.mpi_fault_tolerant import is_fault_tolerant, shrunk
 from workbench.runtimes.transport.mpi_finalize import bound_finalize
 from workbench.runtimes.transport.mpi_requests import MpiHandle, buffer_of
@@ -31,6 +32,7 @@ from workbench.units import MIB
 
 FAILURE_TAG, ARRIVAL_TAG = 7, 8
 LONG_BYTES = 16 * MIB  # a collective of this size or more has a second barrier before it
+NUM_COUNTED = 16  # communicators with counters of arrivals: the foreground's and those of the first lanes
 _UNFREED: list[MpiTransport] = []  # not closed by all ranks together: their communicators still exist
 _JOINING: dict[int, MpiHandle] = {}  # communicator -> its barrier in progress
 
@@ -79,6 +81,8 @@ class MpiTransport(Transport):
         self._arrived: dict[int, dict[int, str]] = {}  # number of a barrier -> rank -> the call that it reported
         self._arrival_sends: list[Any] = []  # requests of this rank's reports that no peer has received yet
         self._collectives = self._comm
+        self._counters = shared_counters(self._comm, NUM_COUNTED)  # foreground, lane 0, lane 1, ...
+        self._arrivals = self._counters[0] if self._counters else None
         self._bound = False  # True while peers depend on a call of this rank that they cannot leave
         _UNFREED.append(self)
 
@@ -91,10 +95,14 @@ class MpiTransport(Transport):
             self._lanes.append(self._comm.Dup())
 
     def all_reduce(self, flat: Tensor, deadline: Deadline) -> None:
-        with self._together(deadline, flat.nbytes):
+        self._bound = True  # as `_BlockingCollective`, without its microsecond
+        try:
+            self.gather_here(deadline, flat.nbytes)
             host = self._to_host(flat)
             self._collectives.Allreduce(MPI.IN_PLACE, buffer_of(host), MPI.SUM)
             self._from_host(flat, host)
+        finally:
+            self._bound = False
 
     def start_all_reduce(self, flat: Tensor, *, always: bool = False) -> Handle | None:
         if self._threads and not always:
@@ -144,6 +152,9 @@ class MpiTransport(Transport):
         A rank that has passed the barrier must make the call. A rank that arrives after a failure must not make it.
         """
         self._bound = True
+        if self._arrivals is not None and num_bytes < LONG_BYTES and self.members is None:
+            self._arrivals.wait(deadline)  # a rank that fails has taken its arrival back
+            return
         self.barrier(deadline)
         reason = self.peer_failure()
         if reason is not None:
@@ -247,12 +258,14 @@ class MpiTransport(Transport):
         # All ranks open other lanes again.
         self._comm, self._control, *self._lanes = shrunk(self._comm, 3, len(ranks), deadline)
         self._collectives, self._failure, self._announced = self._comm, [], []
+        self._counters, self._arrivals = [], None
         self._ranks, self.rank, self.num_workers = ranks, ranks.index(me), len(ranks)
 
     def for_lane(self, lane: int) -> MpiTransport:
         other = object.__new__(MpiTransport)
         other.__dict__.update(self.__dict__)
         other._collectives = self._lanes[lane]
+        other._arrivals = self._counters[1 + lane] if 1 + lane < len(self._counters) else None
         return other
 
     def why_unfreed(self) -> str:

@@ -180,6 +180,8 @@ class Lockstep:
         tickets = []
         for piece, share in zip(gradient.layout.buckets, group.ready_shares, strict=True):
             work = request.on_bucket(gradient.bucket_view(piece.index))
+            if work is None:
+                continue
             ready_s = np.minimum(begin_s + (thread.now_s - begin_s) * share, thread.now_s)
             tickets.append(self._start(work if isinstance(work, ops.Start) else ops.Start(work), ready_s))
         return tuple(tickets)
