@@ -320,7 +320,9 @@ def stragglers(names: Names, kept: list[Kept]) -> Again:
         *(min(cheapest), max(cheapest), waiting, unused),
     )
     again.claim("chen2016revisiting/steady-machines-need-none", steady)
-    again.claim("chen2016revisiting/helps-under-every-distribution", [late[distribution][1] for distribution in distributions])
+    again.claim(
+        "chen2016revisiting/helps-under-every-distribution", [late[distribution][1] for distribution in distributions]
+    )
     again.claim("chen2016revisiting/hardware-is-repaid", [paid[distribution][1] for distribution in distributions])
     again.claim("chen2016revisiting/persistent-needs-as-many", persistent[num_slow])
     again.claim("chen2016revisiting/one-backup-too-few", persistent[num_slow - 1] / names["slow_factor"])

@@ -171,30 +171,8 @@ class Trainer:
             if compute is not None:
                 whole = self.replica.sends_whole
                 slept = SleptCompute(compute, compute_seed, self.rank, self.replica.layout, whole=whole)
-            more: dict[str, Any] = {"timeout_s": timeout_s, "progress": progress, "detector": self._detector}
-            here = weakref.ref(self)  # a weak reference: the interpreter must not keep the Trainer alive
-
-            def micro_batches(_step: int) -> list[MicroBatch]:
-                trainer = here()
-                return [] if trainer is None else trainer._next
-
-            self._interpreter = Interpreter(
-                self._transport, self.replica, self._recorder, micro_batches, slept=slept, reads_data=False, **more
-            )
-            self._deadline = self._interpreter.clock.deadline
-            self._barrier = MonitoredBarrier(self._transport, in_step=not self._served)
-            self._interpreter.clock.watch = self._barrier.num_arrived
-            self._process_end = ProcessEnd(self._transport, self._interpreter, self._detector, self._barrier)
-            self._collected = weakref.finalize(self, self._process_end.collected)
-            self._collected.atexit = False
-            algorithm.check(self.num_workers)
-            check_lanes(algorithm, progress)
-            self._transport.open_lanes(algorithm.requires.num_lanes)
-            known = {**versions(), "algorithm": str(algorithm), **facts_of_layout(self.replica.layout)}
-            known["compute"] = f"{compute}, seed {compute_seed}"
-            known["optimizer"] = str(self.replica.settings)
-            check_consistency(known, self._transport, self._interpreter)
-            share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
+            self._interpreter = self._new_interpreter(slept, progress, timeout_s)
+            self._agree(algorithm, progress, compute=f"{compute}, seed {compute_seed}")
             if record:
                 self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
         self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
@@ -203,6 +181,44 @@ class Trainer:
         self._algorithm, self._program = algorithm, lower(self._ctx, algorithm.worker(self._ctx))
         self._writer = LoopCheckpoints(algorithm, self._interpreter, self._ctx)
         self._interpreter.clock.origin_s = time.perf_counter()
+
+    def _new_interpreter(self, slept: SleptCompute | None, progress: str, timeout_s: float) -> Interpreter:
+        """Return the interpreter of the algorithm's program, and prepare its waits and its end."""
+        here = weakref.ref(self)  # a weak reference: the interpreter must not keep the Trainer alive
+
+        def micro_batches(_step: int) -> list[MicroBatch]:
+            trainer = here()
+            return [] if trainer is None else trainer._next
+
+        made = Interpreter(
+            self._transport,
+            self.replica,
+            self._recorder,
+            micro_batches,
+            slept=slept,
+            reads_data=False,
+            timeout_s=timeout_s,
+            progress=progress,
+            detector=self._detector,
+        )
+        self._deadline = made.clock.deadline
+        self._barrier = MonitoredBarrier(self._transport, in_step=not self._served)
+        made.clock.watch = self._barrier.num_arrived
+        self._process_end = ProcessEnd(self._transport, made, self._detector, self._barrier)
+        self._collected = weakref.finalize(self, self._process_end.collected)
+        self._collected.atexit = False
+        return made
+
+    def _agree(self, algorithm: Algorithm, progress: str, compute: str) -> None:
+        """Open the lanes, check that all ranks have the same settings, and give all of them rank 0's parameters."""
+        algorithm.check(self.num_workers)
+        check_lanes(algorithm, progress)
+        self._transport.open_lanes(algorithm.requires.num_lanes)
+        known = {**versions(), "algorithm": str(algorithm), **facts_of_layout(self.replica.layout)}
+        known["compute"] = compute
+        known["optimizer"] = str(self.replica.settings)
+        check_consistency(known, self._transport, self._interpreter)
+        share_tensors(self.replica.shared_tensors(), self._transport, self._interpreter)
 
     @property
     def num_updates(self) -> int:
