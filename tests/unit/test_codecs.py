@@ -314,14 +314,10 @@ def test_nothing_is_allocated_a_call_but_some_numbers_a_group(
 def test_the_benchmark_measures_each_codec_beside_a_copy() -> None:
     with mock.patch("workbench.bench.codecs.SIZES_MB", {0.01: 1}):
         rows = list(bench.run("codecs", bench.BenchOptions(rounds=2, only=("Truncate16(rounding='nearest')", "Sign"))))
-    assert [row.what for row in rows] == [
-        "encode",
-        "decode",
-        "decode and sum",
-        "decode, sum and encode",
-        "encode",
-        "decode",
-    ]
+    operations = ["encode", "decode", "decode and sum", "decode, sum and encode"]
+    assert [row.what for row in rows if "compiled" not in row.case] == [*operations, "encode", "decode"]
+    has_library = compiler.library().functions is not None
+    assert [row.what for row in rows if "compiled" in row.case] == (operations if has_library else [])
     for row in rows:
         assert row.kind == "limit" and row.unit == "B/s" and row.ours > 0 and row.low <= row.ratio <= row.high
 
