@@ -40,6 +40,7 @@ def by_torch() -> mock._patch[mock.Mock]:
 )
 @example(codec=Linear8(), kind="plain", numel=131_100, offset=1)  # chunks of a large group, backwards
 @example(codec=Linear8(group=1000), kind="ties", numel=4097, offset=3)
+@example(codec=Truncate16(rounding="nearest"), kind="nan", numel=100, offset=1)  # one would carry into the sign
 def test_the_bits_are_those_of_torch(codec: Codec, kind: str, numel: int, offset: int) -> None:
     with by_torch():
         check(codec, kind, numel, CPU, offset, mock.patch.object(kernels, "of", return_value=compiled))
