@@ -7,6 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 typedef float f32 __attribute__((aligned(1), may_alias));
 typedef uint32_t u32 __attribute__((aligned(1), may_alias));
@@ -208,8 +211,20 @@ static uint32_t ranked(const u32 *magnitudes, size_t numel, size_t rank)
    fewer than `LINE` places are left. */
 static size_t candidates(const u32 *restrict bits, size_t numel, uint32_t threshold, u32 *restrict at, size_t room)
 {
-    size_t found = 0;
-    for (size_t start = 0; start < numel; start += LINE) {
+    size_t found = 0, start = 0;
+#ifdef __AVX512F__ /* compilers do not find the instruction that packs the chosen lanes */
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (; start + 16 <= numel; start += 16) {
+        if (found + LINE > room)
+            return room + 1;
+        __m512i here = _mm512_and_si512(_mm512_loadu_si512(bits + start), _mm512_set1_epi32((int)MAGNITUDE));
+        __mmask16 chosen = _mm512_cmpge_epu32_mask(here, _mm512_set1_epi32((int)threshold));
+        __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)start));
+        _mm512_storeu_si512(at + found, _mm512_maskz_compress_epi32(chosen, places));
+        found += (size_t)__builtin_popcount(chosen);
+    }
+#endif
+    for (; start < numel; start += LINE) {
         uint8_t hits[LINE] = {0};
         size_t size = least(LINE, numel - start);
         if (size == LINE) /* the compiler vectorises a loop of a fixed length */
@@ -250,12 +265,12 @@ int workbench_select(const u32 *values, size_t numel, size_t num, size_t stride,
     size_t equal = num, kept = 0;
     for (size_t i = 0; i < found; i++)
         equal -= magnitudes[i] > threshold;
-    for (size_t i = 0; kept < num; i++) {
-        int here = magnitudes[i] > threshold || (magnitudes[i] == threshold && equal && equal--);
-        if (!here)
-            continue;
+    for (size_t i = 0; kept < num; i++) { /* written before it is decided: no branch that cannot be predicted */
+        size_t level = magnitudes[i] == threshold && equal;
         ((u32 *)out)[kept] = at[i];
-        ((u32 *)out)[num + kept++] = values[at[i]];
+        ((u32 *)out)[num + kept] = values[at[i]];
+        kept += (magnitudes[i] > threshold) | level;
+        equal -= level;
     }
     return 1;
 }

@@ -17,8 +17,9 @@ from torch import Tensor
 from workbench.codecs import compiler
 from workbench.codecs.groups import num_groups, scratch
 
-SAMPLE = 256  # sampled values that should be among the largest: enough for a threshold with a few candidates more
-MOST_SAMPLED = 1 << 16
+SAMPLE = 512  # sampled values that should be among the largest: enough for a threshold with a few candidates more
+MOST_SAMPLED, LEAST_STRIDE = 1 << 16, 32
+SPARE = 256  # places
 POINTER, SIZE, FLAG = c_void_p, c_size_t, c_int
 ARGUMENTS = {
     "workbench_halve": (POINTER, POINTER, POINTER, SIZE, FLAG),
@@ -60,10 +61,10 @@ def select(values: Tensor, num: int, out: Tensor) -> bool:
     Return False if a sample of the values misled: more or fewer than expected are large, or many are equal.
     """
     numel = values.numel()
-    stride = max(1, num // SAMPLE, numel // MOST_SAMPLED)
+    stride = max(LEAST_STRIDE, num // SAMPLE, numel // MOST_SAMPLED)
     expected = num / stride
     rank = int(expected + 4 * sqrt(expected)) + 8  # four standard deviations more than expected
-    room = max(numel // stride, rank * stride * 3 // 2) + SAMPLE
+    room = max(numel // stride, rank * stride * 3 // 2) + SPARE
     at, magnitudes = scratch(values, "positions", room), scratch(values, "magnitudes", room)
     return bool(
         _call("workbench_select", values, numel, num, stride, rank, _message(out, 8 * num), at, magnitudes, room)
