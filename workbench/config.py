@@ -24,15 +24,21 @@ from typing import Any, final
 from workbench.errors import ConfigError
 from workbench.naming import unknown
 
-VARIABLES = {"runs": "WORKBENCH_RUNS", "launcher": "WORKBENCH_LAUNCHER", "site": "WORKBENCH_SITE"}
+VARIABLES = {
+    "runs": "WORKBENCH_RUNS",
+    "launcher": "WORKBENCH_LAUNCHER",
+    "site": "WORKBENCH_SITE",
+    "compiled_codecs": "WORKBENCH_COMPILED_CODECS",
+}
 KNOWN = {
     "runs": "folder of the run store",
     "launcher": "where `wb.Cluster` starts ranks",
     "site": "name of this machine in records",
+    "compiled_codecs": "codecs in compiled C on a CPU: on or off",
     "slurm.account": "as for sbatch",
     "slurm.partition": "as for sbatch",
 }
-DEFAULTS = {"runs": "runs", "launcher": "local"}
+DEFAULTS = {"runs": "runs", "launcher": "local", "compiled_codecs": "on"}
 
 
 @final
@@ -60,6 +66,18 @@ def value_of(name: str) -> str | None:
         ConfigError: a file cannot be read, or has a setting that does not exist.
     """
     return find(name).value
+
+
+def is_on(name: str) -> bool:
+    """Return whether a setting is "on".
+
+    Raises:
+        ConfigError: it is neither "on" nor "off".
+    """
+    found = find(name)
+    if found.value not in ("on", "off"):
+        raise ConfigError(f"{name} = {found.value!r}, from {found.origin}: give on or off")
+    return found.value == "on"
 
 
 def find(name: str) -> Found:

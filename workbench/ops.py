@@ -234,12 +234,17 @@ class Local(Request):
         kind: "encode", "decode" or "sum"; "all_reduce" for another library's sum, with an unknown number of bytes.
         num_bytes: bytes of the uncompressed values that it processes.
         action: does the work and returns the answer. For a "sum" it returns None, and a simulation without values
-            does not call it.
+            does not call it. `is_done`: the request before it did this work in the same pass over memory. A simulator
+            charges for it, and a real rank records no span of it.
     """
 
     kind: str
     num_bytes: int
     action: Callable[[], Any] = field(repr=False)
+
+
+def is_done() -> None:
+    """Do nothing. See `Local`."""
 
 
 FREE = -1  # a separate lane for each start

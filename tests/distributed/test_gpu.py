@@ -23,7 +23,7 @@ from tests.distributed.pool import shared_pool
 from tests.unit.kernel_cases import CODECS, KINDS, check, values_of
 from workbench import problems
 from workbench.algorithms import DeAR, LayerwiseSGD, PipeSGD, SynchronousSGD
-from workbench.codecs import Codec, Linear8, Truncate16, gpu
+from workbench.codecs import Codec, Linear8, Truncate16, kernels
 from workbench.costs import measure_compute
 from workbench.program import Algorithm
 from workbench.runtimes.transport.base import local_rank
@@ -302,7 +302,7 @@ def test_kernels_give_the_bits_of_a_processor_and_allocate_nothing(codec: Codec)
         for numel, offset in ((0, 0), (1, 0), (4099, 0), (100_003, 3), (1 << 20, 0)):
             check(codec, kind, numel, device, offset)
     values = values_of("plain", 1 << 20, 0).to(device)
-    assert gpu.kernels(values) is not None, "torch's operations gave these bits"
+    assert kernels.of(values) is not None, "torch's operations gave these bits"
     wire, out, total = codec.encode(values), torch.empty_like(values), values.clone()
     again, before = torch.empty_like(wire), torch.cuda.memory_stats()["allocation.all.allocated"]
     codec.encode_into(values, wire)

@@ -1183,7 +1183,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "linear8-sum-scale",
         "codecs/linear.py",
-        "LEVELS / as_scales(found[piece.groups])",
+        "LEVELS / as_scales(scales[piece.groups])",
         "LEVELS / typed(head, torch.float32)[piece.groups]",
         "the sum is on the old scale",
         CODECS,

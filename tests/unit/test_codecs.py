@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import sqrt
 from pathlib import Path
 from unittest import mock
@@ -32,13 +32,23 @@ from workbench.codecs import (
     TopK,
     Truncate16,
     check_codec,
+    compiled,
+    compiler,
     groups,
+    kernels,
 )
 from workbench.codecs.groups import pack, unpack
 from workbench.errors import ConfigError
 
 SEEDS = st.integers(0, 2**32 - 1)
 DTYPES = st.sampled_from([torch.float32, torch.float64])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def by_torch() -> Iterator[None]:
+    """The formulas are torch's operations. test_compiled_codecs.py compares the compiled ones with them."""
+    with mock.patch.object(kernels, "of", return_value=None), mock.patch.object(kernels, "on_cpu", return_value=False):
+        yield
 
 
 def noise(seed: int = 0) -> Generator:
@@ -279,8 +289,15 @@ def bytes_allocated(action: Callable[[], object], folder: Path) -> list[int]:
     ],
     ids=repr,
 )
-def test_nothing_is_allocated_a_call_but_some_numbers_a_group(codec: Codec, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_nothing_is_allocated_a_call_but_some_numbers_a_group(
+    codec: Codec, is_compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The library's own copy of a message, of which there are two tiles and a half here, would show at once."""
+    if is_compiled and compiler.library().functions is None:
+        pytest.skip(f"no compiled codecs: {compiler.library().message}")
+    if is_compiled:
+        monkeypatch.setattr(kernels, "of", lambda values: compiled)
     numel = 5 * groups.TILE // 2 + 3
     a_group = 0 if isinstance(codec, Truncate16) else 4 * groups.num_groups(numel, codec.group)  # type: ignore[attr-defined]
     for name, step in steps_of(codec, numel).items():
@@ -297,14 +314,10 @@ def test_nothing_is_allocated_a_call_but_some_numbers_a_group(codec: Codec, tmp_
 def test_the_benchmark_measures_each_codec_beside_a_copy() -> None:
     with mock.patch("workbench.bench.codecs.SIZES_MB", {0.01: 1}):
         rows = list(bench.run("codecs", bench.BenchOptions(rounds=2, only=("Truncate16(rounding='nearest')", "Sign"))))
-    assert [row.what for row in rows] == [
-        "encode",
-        "decode",
-        "decode and sum",
-        "decode, sum and encode",
-        "encode",
-        "decode",
-    ]
+    operations = ["encode", "decode", "decode and sum", "decode, sum and encode"]
+    assert [row.what for row in rows if "compiled" not in row.case] == [*operations, "encode", "decode"]
+    has_library = compiler.library().functions is not None
+    assert [row.what for row in rows if "compiled" in row.case] == (operations if has_library else [])
     for row in rows:
         assert row.kind == "limit" and row.unit == "B/s" and row.ours > 0 and row.low <= row.ratio <= row.high
 

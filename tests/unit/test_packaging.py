@@ -227,6 +227,12 @@ def test_papermill_runs_a_notebook_with_our_engine(installed: Path) -> None:
     assert nbformat.read(installed / "out.ipynb", as_version=4).cells[-1].outputs[0]["text"] == "3\n"
 
 
+def test_wheel_brings_the_source_of_compiled_codecs(installed: Path) -> None:
+    code = "from workbench.codecs import compiler; print(compiler.SOURCE.is_file(), compiler.SOURCE)"
+    found = from_wheel(installed, "python", "-c", code)
+    assert found.startswith("True") and str(installed) in found
+
+
 def test_wheel_brings_the_command(installed: Path) -> None:
     assert "train" in from_wheel(installed, "workbench", "--help")
 

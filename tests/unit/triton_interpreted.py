@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.unit.kernel_cases import CODECS, KINDS, check, values_of
-from workbench.codecs import Codec, Linear8, Truncate16, gpu, triton_kernels
+from workbench.codecs import Codec, Linear8, Truncate16, kernels, triton_kernels
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 @contextmanager
 def by_kernels() -> Iterator[None]:
     """As if the processor were a GPU. NumPy, in the interpreter, would warn of what is no number."""
-    with mock.patch.object(gpu, "kernels", return_value=triton_kernels), np.errstate(all="ignore"):
+    with mock.patch.object(kernels, "of", return_value=triton_kernels), np.errstate(all="ignore"):
         yield
 
 

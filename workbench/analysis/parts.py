@@ -23,7 +23,8 @@ class Parts:
     A receive is in the part "wait" until its sender begins to send, and in the part "wire" from then to its end. Each
     entry is the time in which at least one span was in that part. Parts that run at the same time (a chunk is summed
     while the next is on the wire) each count in full. Sends are not counted, because their receives are. A library's
-    own all-reduce is one span without parts and is not counted here.
+    own all-reduce is one span without parts and is not counted here. A real rank decodes a hop's message into the sum in
+    one pass, which is in the part "decode".
 
     Attributes:
         rank: the entry's rank.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from workbench.bench import BenchOptions
 from workbench.bench.paired import Step, alternate
 from workbench.bench.rows import Row, compare
-from workbench.codecs import QSGD, Codec, Linear8, SharedInt, Sign, TopK, Truncate16
+from workbench.codecs import QSGD, Codec, Linear8, SharedInt, Sign, TopK, Truncate16, compiler, kernels
 from workbench.units import MB
 
 SIZES_MB = {25: 1, 1: 20}  # size -> consecutive repetitions
@@ -30,6 +31,16 @@ CODECS: dict[Codec, float | None] = {  # codec -> required share of a copy's spe
     SharedInt(): None,
     SharedInt(bits=16): None,
 }
+OPERATIONS = ("encode", "decode", "decode and sum", "decode, sum and encode")
+COMPILED = "compiled"
+COMPILED_ASKED: dict[Codec, dict[str, float]] = {  # as CODECS, for each operation
+    Truncate16(): {"decode, sum and encode": 0.8},
+    Truncate16(rounding="nearest"): {"decode, sum and encode": 0.8},
+    Linear8(): {"decode, sum and encode": 0.6},
+    Linear8(group=1024): {"decode, sum and encode": 0.6},
+    TopK(fraction=0.01): {"encode": 0.5},
+    TopK(fraction=0.1): {},
+}
 GPU = torch.device("cuda")
 GPU_SIZES_MB = {256: 20, 25: 100}
 GPU_ASKED_MB = 256  # a smaller copy fits in a large cache, and ends before the next operation is queued
@@ -39,7 +50,7 @@ COPY = "a copy of the same bytes"
 
 
 def run(how: BenchOptions) -> Iterator[Row]:
-    """Measure each codec at each size. For codecs that re-encode in a ring's hops, also measure sums.
+    """Measure each codec at each size, by torch's operations and compiled. For codecs that re-encode, also measure sums.
 
     If there is a GPU, also measure the codecs with kernels on it.
     """
@@ -47,17 +58,25 @@ def run(how: BenchOptions) -> Iterator[Row]:
     torch.set_num_threads(1)
     try:
         for size_mb, block in SIZES_MB.items():
-            for codec, asked in CODECS.items():
-                case = f"{size_mb} MB, {codec!r}"
+            for codec, case, asked in _cases(size_mb):
                 if how.wanted(case):
-                    times = alternate(steps_of(codec, int(size_mb * MB) // 4), how.rounds, block=block)
-                    yield from _speeds(
-                        times, case, size_mb * MB, dict.fromkeys(times, asked if size_mb == ASKED_MB else None)
-                    )
+                    with nullcontext() if COMPILED in case else kernels.torch_only():
+                        times = alternate(steps_of(codec, int(size_mb * MB) // 4), how.rounds, block=block)
+                    yield from _speeds(times, case, size_mb * MB, asked)
         if torch.cuda.is_available():
             yield from _on_gpu(how, torch.cuda.get_device_name(GPU))
     finally:
         torch.set_num_threads(threads)
+
+
+def _cases(size_mb: int) -> Iterator[tuple[Codec, str, dict[str, float]]]:
+    """Yield codec, case and required shares of a copy's speed: by torch's operations, then compiled."""
+    for codec, asked in CODECS.items():
+        plain = {} if asked is None or size_mb != ASKED_MB else dict.fromkeys(OPERATIONS, asked)
+        yield codec, f"{size_mb} MB, {codec!r}", plain
+        if codec in COMPILED_ASKED and compiler.library().functions is not None:
+            case = f"{size_mb} MB, {codec!r}, {COMPILED}"
+            yield codec, case, COMPILED_ASKED[codec] if size_mb == ASKED_MB else {}
 
 
 def _on_gpu(how: BenchOptions, name: str) -> Iterator[Row]:

@@ -4,9 +4,10 @@
 - `truncate`, `float16`, `linear`, `shared_int`, `qsgd`, `tern_grad`, `natural`, `sign`, `top_k`, `random_k`: one kind
   of codec each. `feedback` adds error feedback to any that contracts.
 - `groups`: values that share a scale, and the layout of numbers in a message.
-- `gpu`, `triton_kernels`: the same codes by kernels on a GPU.
+- `kernels`: selects the same codes by kernels: `compiled` on a CPU (`compiled.c`, which `compiler` compiles at the first
+  use), `triton_kernels` on a GPU (which `gpu` tries).
 
-Imports only `naming`, `arguments` and `errors`. Used by `collectives`, `algorithms`, `runtimes` and layers above. Begin
+Imports only `config` and what is below it. Used by `collectives`, `algorithms`, `runtimes` and layers above. Begin
 with `base`, then `truncate`.
 """
 

@@ -1,4 +1,4 @@
-"""Selects Triton kernels for a codec on a GPU, or torch's operations."""
+"""Tries the Triton kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from importlib.util import find_spec
 from types import ModuleType
 
 import torch
-from torch import Tensor
-
-
-def kernels(values: Tensor) -> ModuleType | None:
-    """Return `triton_kernels` if these values are float32, contiguous, and on a GPU that Triton supports; else None.
-
-    Triton comes with torch's builds for CUDA. It is imported and tried at the first such values.
-    """
-    if not values.is_cuda or values.dtype != torch.float32 or not values.is_contiguous():
-        return None
-    return _tried(values.device)
 
 
 @cache
-def _tried(device: torch.device) -> ModuleType | None:
-    """Return the kernels if one of them works on this device; warn if Triton is installed and it does not."""
+def tried(device: torch.device) -> ModuleType | None:
+    """Return `triton_kernels` if one of them works on this device; warn if Triton is installed and it does not.
+
+    Triton comes with torch's builds for CUDA. It is imported and tried at the first values on a GPU.
+    """
     if find_spec("triton") is None:
         return None
     try:

@@ -145,18 +145,19 @@ def tiles(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield (*parts, room if numel == room.numel() else room[:numel])
 
 
-def scratch(values: Tensor, name: str = "values") -> Tensor:
+def scratch(values: Tensor, name: str = "values", size: int = TILE) -> Tensor:
     """Return scratch memory.
 
-    On a CPU it is (TILE,) float32 of the calling thread, the same at each call. Elsewhere it is (n,) new values. Its
-    content is valid within one call of a codec. Give different names to two that are in use at the same time.
+    On a CPU it is (`size`,) float32 or more of the calling thread, the same at each call. Elsewhere it is (n,) new
+    values. Its content is valid within one call of a codec. Give different names to two that are in use at the same
+    time.
     """
     if values.device.type != "cpu":
         return torch.empty(values.numel(), device=values.device)
     tiles: dict[str, Tensor] = _THREAD_LOCAL.__dict__
-    if name not in tiles:
+    if name not in tiles or tiles[name].numel() < size:
         with torch.inference_mode(False):
-            tiles[name] = torch.empty(TILE)
+            tiles[name] = torch.empty(size)
     return tiles[name]
 
 

@@ -8,7 +8,7 @@ from typing import Literal, final
 import torch
 from torch import Generator, Tensor
 
-from workbench.codecs import gpu
+from workbench.codecs import kernels
 from workbench.codecs.base import Codec
 from workbench.codecs.groups import (
     Piece,
@@ -81,7 +81,7 @@ class Linear8(Codec):
     def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
         if wire.is_meta or not values.numel():
             return
-        if not self.stochastic and (found := gpu.kernels(values)):
+        if not self.stochastic and (found := kernels.of(values)):
             found.quantise(values, wire, group=self.group)
             return
         room, scales, (head, levels) = scratch(values), largest(values, self.group), self._parts(wire, values.numel())
@@ -96,7 +96,7 @@ class Linear8(Codec):
     def decode_into(self, wire: Tensor, out: Tensor) -> None:
         if wire.is_meta or not out.numel():
             return
-        if found := gpu.kernels(out):
+        if found := kernels.of(out):
             found.restore(wire, out, group=self.group)
             return
         head, levels = self._parts(wire, out.numel())
@@ -111,7 +111,7 @@ class Linear8(Codec):
     def add(self, wire: Tensor, total: Tensor) -> None:
         if wire.is_meta or not total.numel():
             return
-        if found := gpu.kernels(total):
+        if found := kernels.of(total):
             found.restore(wire, total, group=self.group, add=True)
             return
         room, (head, levels) = scratch(total), self._parts(wire, total.numel())
@@ -124,24 +124,24 @@ class Linear8(Codec):
         if self.stochastic or values.dtype != torch.float32 or wire.is_meta or not values.numel():
             Codec.encode_sum(self, wire, values, out, noise)
             return
-        if kernels := gpu.kernels(values):
-            kernels.quantise(values, out, group=self.group, added=wire)
+        if found := kernels.of(values):
+            found.quantise(values, out, group=self.group, added=wire)
             return
         room, (head, levels), (new_head, new_levels) = (
             scratch(values),
             *(self._parts(each, values.numel()) for each in (wire, out)),
         )
-        factors, found = typed(head, torch.float32) / POWER, new_head.view(torch.float32)
+        factors, scales = typed(head, torch.float32) / POWER, new_head.view(torch.float32)
         later: list[Piece] = []  # pieces of a larger group: it must be summed before its largest value is known
         for piece in pieces(values, self.group):
             part, own = values[piece.span], _decode(levels[piece.span], factors[piece.groups], room[: piece.numel])
             if piece.begins and piece.ends:
-                keep_largest(torch.add(part, own, out=own), piece, found)
-                self._quantise(own, LEVELS / as_scales(found[piece.groups]), own, new_levels[piece.span])
+                keep_largest(torch.add(part, own, out=own), piece, scales)
+                self._quantise(own, LEVELS / as_scales(scales[piece.groups]), own, new_levels[piece.span])
             else:
-                keep_largest(part.add_(own), piece, found)
+                keep_largest(part.add_(own), piece, scales)
                 later.append(piece)
-        factors = LEVELS / found.copy_(as_scales(found))
+        factors = LEVELS / scales.copy_(as_scales(scales))
         for piece in reversed(later):
             self._quantise(values[piece.span], factors[piece.groups], room[: piece.numel], new_levels[piece.span])
 

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from workbench.arguments import check_whole, is_number
+from workbench.codecs import compiled, kernels
 from workbench.codecs.base import Codec
 from workbench.codecs.groups import typed
 from workbench.errors import ConfigError
@@ -59,24 +60,28 @@ class TopK(Codec):
         return 8 * self.num_kept(numel)
 
     def encode(self, values: Tensor, noise: Generator | None = None) -> Tensor:
+        return self._encoded(values, noise)
+
+    def decode(self, wire: Tensor, like: Tensor) -> Tensor:
+        return self._decoded(wire, like)
+
+    @torch.inference_mode()
+    def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
         kept = self.num_kept(values.numel())
-        wire = torch.empty(8 * kept, dtype=torch.uint8, device=values.device)
-        if wire.is_meta or not kept:
-            return wire
+        if wire.is_meta or not kept or (kernels.on_cpu(values) and compiled.select(values, kept, wire)):
+            return
         values = values.float().contiguous()
         positions = largest_positions(values, kept)
         wire[: 4 * kept].view(torch.int32).copy_(positions)
         wire[4 * kept :].view(torch.float32).copy_(values[positions])
-        return wire
 
-    def decode(self, wire: Tensor, like: Tensor) -> Tensor:
-        values = torch.zeros_like(like)
-        if wire.is_meta or not like.numel():
-            return values
+    @torch.inference_mode()
+    def decode_into(self, wire: Tensor, out: Tensor) -> None:
+        if wire.is_meta or not out.numel():
+            return
         kept = wire.numel() // 8
-        return values.index_copy_(
-            0, typed(wire[: 4 * kept], torch.int32).long(), typed(wire[4 * kept :], torch.float32).to(like.dtype)
-        )
+        positions, values = typed(wire[: 4 * kept], torch.int32), typed(wire[4 * kept :], torch.float32)
+        out.zero_().index_copy_(0, positions.long(), values.to(out.dtype))
 
 
 def largest_positions(values: Tensor, num: int) -> Tensor:

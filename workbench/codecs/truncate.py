@@ -8,7 +8,7 @@ from typing import Literal, final
 import torch
 from torch import Generator, Tensor
 
-from workbench.codecs import gpu
+from workbench.codecs import kernels
 from workbench.codecs.base import Codec
 from workbench.codecs.groups import check_choice, tiles, typed
 
@@ -46,7 +46,7 @@ class Truncate16(Codec):
     def encode_into(self, values: Tensor, wire: Tensor, noise: Generator | None = None) -> None:
         if wire.is_meta:
             return
-        if found := gpu.kernels(values):
+        if found := kernels.of(values):
             found.halve(values, wire, nearest=self.rounding == "nearest")
             return
         if values.dtype == torch.float32 and self.rounding == "nearest":
@@ -59,7 +59,7 @@ class Truncate16(Codec):
     def decode_into(self, wire: Tensor, out: Tensor) -> None:
         if wire.is_meta:
             return
-        if found := gpu.kernels(out):
+        if found := kernels.of(out):
             found.widen(wire, out)
             return
         out.copy_(typed(wire, torch.bfloat16))
@@ -68,7 +68,7 @@ class Truncate16(Codec):
     def add(self, wire: Tensor, total: Tensor) -> None:
         if wire.is_meta:
             return
-        if found := gpu.kernels(total):
+        if found := kernels.of(total):
             found.widen(wire, total, add=True)
             return
         for part, halves, room in tiles(total, typed(wire, torch.bfloat16)):
@@ -79,7 +79,7 @@ class Truncate16(Codec):
         if values.dtype != torch.float32 or wire.is_meta:
             Codec.encode_sum(self, wire, values, out)
             return
-        if found := gpu.kernels(values):
+        if found := kernels.of(values):
             found.halve(values, out, nearest=self.rounding == "nearest", added=wire)
             return
         for part, halves, sums, room in tiles(values, typed(wire, torch.bfloat16), out.view(torch.int16)):

@@ -26,7 +26,7 @@ from workbench.collectives.memory import (
 )
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, block_bounds
-from workbench.ops import AllReduce, Local, Program, Recv, Send, Start, Value, Wait
+from workbench.ops import AllReduce, Local, Program, Recv, Send, Start, Value, Wait, is_done
 from workbench.program import Context
 from workbench.rng import derive_seed
 
@@ -267,8 +267,8 @@ class Once(Collective):
         nbytes = like.numel() * like.element_size()
         total = yield Local("decode", nbytes, partial(self.plain.decode, wires[0], like))
         for wire in wires[1:]:
-            decoded = yield Local("decode", nbytes, partial(self.plain.decode, wire, like))
-            yield Local("sum", nbytes, partial(total.add_, decoded))
+            yield Local("decode", nbytes, partial(self.plain.add, wire, total))
+            yield Local("sum", nbytes, is_done)
         return total
 
     def _encode(

@@ -23,7 +23,7 @@ from workbench.codecs.base import Codec
 from workbench.collectives.memory import count_sum
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
-from workbench.ops import Local, Program, Recv, Send, Start, Ticket, Value, Wait
+from workbench.ops import Local, Program, Recv, Send, Start, Ticket, Value, Wait, is_done
 from workbench.program import Context
 from workbench.rng import derive_seed
 
@@ -80,13 +80,12 @@ class Wire:
         """Add the values of a message to its range."""
         if start == stop:
             return
+        size = self._size(start, stop)
         if self.codec is None:
-            pairs = [(self.flat[start:stop], message)]
-        else:
-            pairs = yield Local(
-                "decode", self._size(start, stop), partial(self._decode, self.codec, start, stop, message)
-            )
-        yield Local("sum", self._size(start, stop), partial(_add, pairs))
+            yield Local("sum", size, partial(_add, self.flat[start:stop], message))
+            return
+        yield Local("decode", size, partial(self._decode_and_sum, self.codec, start, stop, message))
+        yield Local("sum", size, is_done)
 
     def put(self, cuts: Sequence[int], message: Tensor) -> Program:
         """Replace the ranges between these cuts, each encoded separately, by the values of their joint message."""
@@ -151,17 +150,17 @@ class Wire:
         seed = derive_seed(self.ctx.seed, f"codec/{self.bucket}/{hop}/{start}", self.ctx.rank, self.step)
         return Generator(device).manual_seed(seed)
 
-    def _decode(self, codec: Codec, start: int, stop: int, message: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return slices of the buffer, each with the values that arrived for it."""
-        return [
-            (part, codec.decode(wire, part) if encoded else wire.clone().view(part.dtype))
-            for part, encoded, wire in self._sections(codec, (start, stop), message)
-        ]
+    def _decode_and_sum(self, codec: Codec, start: int, stop: int, message: Tensor) -> None:
+        for part, encoded, wire in self._sections(codec, (start, stop), message):
+            if encoded:
+                codec.add(_aligned(wire), part)
+            else:
+                part.add_(_aligned(wire).view(part.dtype))
 
     def _put(self, codec: Codec, cuts: Sequence[int], message: Tensor) -> None:
         for part, encoded, wire in self._sections(codec, cuts, message):
             if encoded:
-                codec.decode_into(wire if wire.storage_offset() % ALIGNMENT == 0 else wire.clone(), part)
+                codec.decode_into(_aligned(wire), part)
             else:
                 part.view(torch.uint8).copy_(wire)
 
@@ -228,6 +227,10 @@ def check_chunks(chunks: object) -> None:
     check_whole("chunks", chunks, 1, "the number of pieces of a block, 1 or more (2 to 8 hide a codec's time)")
 
 
-def _add(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    for mine, theirs in pairs:
-        mine.add_(theirs)
+def _add(total: Tensor, values: Tensor) -> None:
+    total.add_(values)
+
+
+def _aligned(wire: Tensor) -> Tensor:
+    """Return bytes that a codec may view as numbers; copies them only if their address is not aligned."""
+    return wire if wire.storage_offset() % ALIGNMENT == 0 else wire.clone()

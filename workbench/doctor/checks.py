@@ -25,6 +25,7 @@ def run_checks(*, start: bool = True, timeout_s: float = 60.0) -> Iterator[Check
     yield from machine.addresses()
     yield from machine.limits()
     yield machine.store()
+    yield software.compiled_codecs()
     yield from software.kernels()
     yield software.browser()
     yield machine.slurm()

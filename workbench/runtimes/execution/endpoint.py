@@ -183,6 +183,8 @@ class Endpoint:
 
     def local(self, request: ops.Local) -> Any:
         """Encode, decode or sum."""
+        if request.action is ops.is_done:
+            return None
         clock = self._clock
         begin = clock.now()
         answer = request.action()
