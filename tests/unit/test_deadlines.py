@@ -36,6 +36,7 @@ ELSEWHERE = {"host": "elsewhere", "pid": 1}
 
 # How many waits without a time-out of their own there are in a file, and what ends them.
 ENDLESS = {
+    "codecs/kernels.py": (2, "a context variable, whose value is there"),
     "cli/record.py": (1, "the user's command, which ends by itself or by a signal"),
     "clusters/cluster.py": (
         3,

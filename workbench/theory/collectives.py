@@ -40,11 +40,12 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
     | collective | with a codec in its hops |
     |---|---|
     | `Ring` | n e + n d + (p-1) max(0, n/p d - alpha - w): p encodings and p decodings of blocks; in spreading, w hides decoding |
-    | `HalvingDoubling` | n e + (2q-1)/q n d on a power of two q; with folded ranks n (e + 2d) more |
+    | `HalvingDoubling` | n e + (2q-2)/q n d + max(0, n/q d - alpha - w) on a power of two q; with folded ranks n (e + 2d) more |
     | `Linear` | 2 n e + p n d: the root decodes p-1 values, a worker the sum |
     | `Tree` | (k+1) n (e + d), k = ceil(log2 p): each level encodes its sum; the whole sum is encoded once |
 
-    w is the wire time of an encoded block, n/p beta / r. The result is 0 without a codec. `Ring(chunks=c)` hides more
+    w is the wire time of an encoded block, n/p beta / r (of `HalvingDoubling` n/q beta / r): while it arrives, a rank decodes
+    its own block. The result is 0 without a codec. `Ring(chunks=c)` hides more
     of the codec's time, and has no formula here.
 
     Raises:
@@ -59,13 +60,12 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
         return 0.0
     match collective:
         case Ring(chunks=1):
-            assert collective.codec is not None
-            block_s = wire_share(collective.codec, num_bytes / p) * num_bytes / p / network.bandwidth_bytes_per_s
-            return encoding_s + decoding_s + (p - 1) * max(0.0, decoding_s / p - network.latency_s - block_s)
+            return encoding_s + decoding_s + (p - 1) * _exposed_decoding_s(collective, num_bytes / p, network)
         case HalvingDoubling():
             q = 1 << (p.bit_length() - 1)
             folded = encoding_s + 2 * decoding_s if q < p else 0.0
-            return encoding_s + (2 * q - 1) / q * decoding_s + folded
+            own_s = _exposed_decoding_s(collective, num_bytes / q, network)
+            return encoding_s + (2 * q - 2) / q * decoding_s + own_s + folded
         case Linear():
             return 2 * encoding_s + p * decoding_s
         case Tree():
@@ -78,6 +78,12 @@ def codec_s(collective: Collective, num_bytes: float, num_workers: int, network:
     raise ConfigError(
         f"{collective} has no formula for its codec's time: use Ring, HalvingDoubling, Linear or Tree, or simulate it"
     )
+
+
+def _exposed_decoding_s(collective: Ring | HalvingDoubling, num_bytes: float, network: Network) -> float:
+    """Return by how much the decoding of a block takes longer than the arrival of another one."""
+    arriving_s = wire_share(collective.codec, num_bytes) * num_bytes / network.bandwidth_bytes_per_s
+    return max(0.0, num_bytes * network.decode_s_per_byte - network.latency_s - arriving_s)
 
 
 def gather_s(num_bytes: float, num_workers: int, link: Link, shards: int = 1) -> float:
