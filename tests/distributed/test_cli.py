@@ -252,7 +252,7 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
         (["train", "pipe-sgd", "--set", "width=abc"], "give a whole number"),
         (["train", "pipe-sgd", "--set", "width=2.5"], "give a whole number"),
         (["train", "pipe-sgd", "--set", "collective=3"], "Ring()"),
-        (["train", "layerwise-sgd", "--set", "bucket_bytes=abc"], "give a number, or none"),
+        (["train", "layerwise-sgd", "--set", "bucket_bytes=abc"], "give a number, or auto, or none"),
         (["train", "pipe-sgd", "--trace-steps", "-1"], "the number of steps to trace"),
         (["train", "pipe-sgd", "--optimizer", "SGD", "--optimizer-set", "lr=-1"], "Invalid learning rate"),
         (["train", "pipe-sgd", "--set", "collective=rign"], "did you mean ring?"),

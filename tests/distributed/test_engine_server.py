@@ -97,6 +97,19 @@ def test_no_engine_outlives_its_server_or_what_stands_for_it(victim: str) -> Non
         assert within(30, lambda: cluster.state == "lost")
 
 
+def test_the_others_continue_if_an_engine_and_what_stands_for_it_end_at_once() -> None:
+    with Cluster(2, launcher="torch", quiet=True) as cluster:
+        first, second = asked(cluster)
+        server = psutil.Process(first["server"])
+        server.suspend()
+        os.kill(first["pid"], signal.SIGKILL)
+        cluster._engines.engine_set.launchers["0"].process.kill()
+        server.resume()
+        assert within(30, lambda: not psutil.pid_exists(first["pid"]))
+        assert cluster.client[1].apply_async(os.getpid).get(30) == second["pid"]
+        assert server.is_running()
+
+
 def test_without_a_server_engines_import_everything_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("AF_UNIX path too long")
@@ -124,10 +137,12 @@ def started(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_libraries_loaded_under_other_variables_are_not_shared(tmp_path: Path) -> None:
     """What stands for an engine then becomes the engine, and another one is still forked."""
     path = tmp_path / "socket"
-    start_engine_server(path, {"OMP_NUM_THREADS": "1", "WORKBENCH_CONFIG": "other"})
-    (tmp_path / "sitecustomize.py").write_text(ANEW)
-    assert started(path, OMP_NUM_THREADS="1", PYTHONPATH=str(tmp_path)).stdout == "imported anew\n"
-    assert "imported anew" not in started(path, OMP_NUM_THREADS="1").stdout
+    folders = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    start_engine_server(path, variables)
+    (tmp_path / "sitecustomize.py").write_text(ANEW)  # after the server's interpreter has started
+    assert started(path, **{**variables, "OMP_NUM_THREADS": "2"}).stdout == "imported anew\n"
+    assert "imported anew" not in started(path, **variables).stdout
 
 
 def test_a_server_that_ended_before_it_was_asked_leaves_the_engine_to_itself(tmp_path: Path) -> None:

@@ -125,6 +125,29 @@ def gives_up_late() -> list[str]:
     return ["passed"]
 
 
+def one_takes_it_back() -> list[str]:
+    """On a rank: the first of three ranks arrives, and takes it back before the second arrives."""
+    from workbench.runtimes.transport.mpi_arrivals import LINE, ArrivalCounters
+
+    memory = memoryview(bytearray(3 * LINE * 8)).cast("q")
+    first, second, third = 0, LINE, ArrivalCounters(memory, 2, 3)
+    memory[first] = 1
+
+    def takes_it_back() -> None:
+        memory[first], memory[second] = 0, 1
+
+    try:
+        third.wait(Pauses(takes_it_back, fail))
+    except PeerFailed:
+        return ["waited in vain"]
+    return ["passed"]
+
+
+@pytest.mark.mpi
+def test_no_rank_passes_if_one_takes_its_arrival_back_meanwhile() -> None:
+    assert shared_pool("mpi", 2).run(one_takes_it_back) == [["waited in vain"]] * 2
+
+
 @pytest.mark.mpi
 def test_a_rank_that_gives_up_takes_its_arrival_back_unless_all_have_arrived() -> None:
     pool = shared_pool("mpi", 2)

@@ -124,9 +124,8 @@ def test_nothing_is_left_behind_whatever_ends_it(tmp_path: Path, how: signal.Sig
 
 def _is_engine(process: psutil.Process, share: Path) -> bool:
     try:
-        return "workbench.clusters.engines.engine_process" in process.cmdline() and process.environ().get(
-            "WORKBENCH_SHARE"
-        ) == str(share)
+        is_engine = any(word.startswith("workbench.clusters.engines.") for word in process.cmdline())
+        return is_engine and process.environ().get("WORKBENCH_SHARE") == str(share)
     except psutil.Error:
         return False
 

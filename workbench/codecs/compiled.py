@@ -64,7 +64,7 @@ def select(values: Tensor, num: int, out: Tensor) -> bool:
     stride = max(LEAST_STRIDE, num // SAMPLE, numel // MOST_SAMPLED)
     expected = num / stride
     rank = int(expected + 4 * sqrt(expected)) + 8  # four standard deviations more than expected
-    room = max(numel // stride, rank * stride * 3 // 2) + SPARE
+    room = min(numel, max(numel // stride, rank * stride * 3 // 2)) + SPARE
     at, magnitudes = scratch(values, "positions", room), scratch(values, "magnitudes", room)
     return bool(
         _call("workbench_select", values, numel, num, stride, rank, _message(out, 8 * num), at, magnitudes, room)

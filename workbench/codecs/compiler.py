@@ -64,9 +64,7 @@ def library() -> Library:
     command = [found, *FLAGS, *(WIDE if platform.machine() in ("x86_64", "AMD64") else ())]
     try:
         path = folder() / f"codecs-{_digest(command)}.so"
-        if not path.exists():
-            _compile(command, path)
-        made = Library(functions=ctypes.CDLL(str(path)), message=str(path))
+        made = Library(functions=_load(command, path), message=str(path))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: also without a home folder
         fix = f"run {shlex.join([*command, str(SOURCE)])}, and remove {folder()}"
         made = Library(functions=None, message=f"{found} made no library: {error}", fix=fix)
@@ -92,6 +90,16 @@ def _digest(command: list[str]) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
+def _load(command: list[str], path: Path) -> ctypes.CDLL:
+    """Load the library; if it is missing or damaged, compile it first."""
+    if path.exists():
+        with suppress(OSError):
+            return ctypes.CDLL(str(path))
+        path.unlink()
+    _compile(command, path)
+    return ctypes.CDLL(str(path))
+
+
 def _compile(command: list[str], path: Path) -> None:
     """Compile into the cache. Ranks that start at once wait for the first one; the last step is a rename."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -104,6 +112,8 @@ def _compile(command: list[str], path: Path) -> None:
         )
         if done.returncode != 0:
             raise RuntimeError(done.stderr.strip() or f"exit status {done.returncode}")
+        with made.open("rb") as file:
+            os.fsync(file.fileno())  # or a crash of the machine could leave a part of it
         os.replace(made, path)
 
 

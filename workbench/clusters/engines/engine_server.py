@@ -33,6 +33,7 @@ UNUSED_S = 300.0  # without an engine; a cluster's start has a shorter limit
 START_S = REQUEST_S = 10.0
 # Variables that libraries read when they are loaded.
 THREADS = ("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "NUMEXPR_")
+BINDS_THREADS = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # to cores known at load
 AT_LOAD = ("LD_PRELOAD", "MALLOC_", "PYTHON", "TORCH", "PYTORCH_", *THREADS)
 
 
@@ -98,46 +99,63 @@ class EngineServer:
                 break
             for key, _ in ready:
                 if key.fileobj is self._listener:
-                    connection, _ = self._listener.accept()
-                    request = self._fork(connection)
+                    request = self._accept()
                     if request is not None:
                         return request
-                    begun = True
+                    begun = begun or bool(self._engines)
                 elif isinstance(key.fileobj, socket.socket):
                     self._kill(key.fileobj, key.data)
                 else:
                     self._report(key.fd, key.data)
         os._exit(0)
 
-    def _fork(self, connection: socket.socket) -> Request | None:
-        """Return the request in the new engine; None in the server."""
-        connection.settimeout(REQUEST_S)
+    def _accept(self) -> Request | None:
+        """Fork an engine for a new connection. Return the request in the engine; None in the server."""
+        connection = None
         try:
+            connection, _ = self._listener.accept()
+            connection.settimeout(REQUEST_S)
             request = _read(connection)
-        except (OSError, ValueError):  # its process ended
-            connection.close()
-            return None
-        pid = 0
-        if _same_at_load(request.environment):
-            pid = os.fork()
-            if pid == 0:
+        except (OSError, ValueError):  # its process has ended
+            if connection is not None:
                 connection.close()
-                return request
+            return None
+        pid = None
+        try:
+            if _same_at_load(request):
+                pid = os.fork()
+                if pid == 0:
+                    connection.close()
+                    return request
+                self._watch(pid, connection)
+        except OSError:  # no process or descriptor is left
+            self._give_up(pid, connection)
+        else:
+            if pid is None:
+                self._give_up(None, connection)
         for file in request.files:
             os.close(file)
-        if not pid:
-            _tell(connection, DIFFERENT)
-            connection.close()
-            return None
+        return None
+
+    def _watch(self, pid: int, connection: socket.socket) -> None:
         end = os.pidfd_open(pid)
         self._engines[end] = pid
         self._waits.register(end, selectors.EVENT_READ, connection)
         self._waits.register(connection, selectors.EVENT_READ, pid)
         _tell(connection, b"%s %d" % (FORKED, pid))
-        return None
+
+    def _give_up(self, pid: int | None, connection: socket.socket) -> None:
+        """Let the process that asked become the engine itself."""
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        _tell(connection, DIFFERENT)
+        connection.close()
 
     def _kill(self, connection: socket.socket, pid: int) -> None:
         """The process that stands for an engine has ended before the engine."""
+        if connection.fileno() < 0:  # the engine has ended too, and was reported a moment ago
+            return
         self._waits.unregister(connection)
         for kill in (os.killpg, os.kill):  # a new engine is not yet a group
             with contextlib.suppress(ProcessLookupError):
@@ -165,9 +183,14 @@ class EngineServer:
 
 def _read(connection: socket.socket) -> Request:
     head, files, _, _ = socket.recv_fds(connection, 8, 3)
-    with connection.makefile("rb") as stream:
-        values = json.loads(stream.read(int.from_bytes(head, "big")))
-    return Request(**values, files=files)
+    try:
+        with connection.makefile("rb") as stream:
+            values = json.loads(stream.read(int.from_bytes(head, "big")))
+        return Request(**values, files=files)
+    except (OSError, ValueError):
+        for file in files:
+            os.close(file)
+        raise
 
 
 def _tell(connection: socket.socket, words: bytes) -> None:
@@ -175,9 +198,12 @@ def _tell(connection: socket.socket, words: bytes) -> None:
         connection.sendall(words + b"\n")
 
 
-def _same_at_load(environment: Mapping[str, str]) -> bool:
-    """Return whether an engine with these variables would load the libraries that this process has loaded."""
-    return _read_at_load(environment) == _read_at_load(os.environ)
+def _same_at_load(request: Request) -> bool:
+    """Return whether an engine would load the libraries that this process has loaded, in the same way."""
+    binds = any(name in request.environment for name in BINDS_THREADS)
+    if binds and set(request.cores) != os.sched_getaffinity(0):
+        return False
+    return _read_at_load(request.environment) == _read_at_load(os.environ)
 
 
 def _read_at_load(environment: Mapping[str, str]) -> dict[str, object]:

@@ -81,6 +81,11 @@ def stand_for(engine: int, server: socket.socket) -> NoReturn:
         with contextlib.suppress(ProcessLookupError):
             os.kill(engine, number)
 
+    def stop(*_: object) -> None:
+        os.kill(engine, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    signal.signal(signal.SIGTSTP, stop)
     for name in PASSED_ON:
         signal.signal(getattr(signal, name), pass_on)
     answer = receive(server)

@@ -1,7 +1,8 @@
 """A barrier for ranks on one host: each counts its arrivals in memory that all of them can read.
 
 A short sum spends more time in a barrier of messages than in the sum. Here a rank writes one number and reads those of
-the others. A rank that gives up takes its arrival back, which a posted `Ibarrier` cannot.
+the others. A rank that gives up takes its arrival back, which a posted `Ibarrier` cannot. Two ranks that give up within
+the same microsecond may still disagree on whether all had arrived.
 """
 
 from __future__ import annotations
@@ -43,9 +44,13 @@ class ArrivalCounters:
         counts = self._counts
         counts[self._mine] = number
         try:
-            for other in self._others:
-                if counts[other] < number and not self._comes_soon(other):
-                    self._poll(other, deadline)
+            missing = True
+            while missing:
+                for other in self._others:
+                    if counts[other] < number and not self._comes_soon(other):
+                        self._poll(other, deadline)
+                # A rank may have taken its arrival back while this one waited for another.
+                missing = any(counts[other] < number for other in self._others)
         except BaseException as error:
             if not self._give_up(number) and isinstance(error, PeerFailed | Stalled):
                 return
@@ -106,7 +111,7 @@ def _create(num_bytes: int) -> tuple[mmap.mmap, bytearray]:
     """Make the file, full of zeros; return its memory and its padded path."""
     handle, path = tempfile.mkstemp(prefix="workbench-", dir=FOLDER)
     try:
-        os.ftruncate(handle, num_bytes)
+        os.posix_fallocate(handle, 0, num_bytes)  # `ftruncate` promises memory that a full file system lacks
         return mmap.mmap(handle, num_bytes), bytearray(path.encode().ljust(PATH_BYTES, b"\0"))
     except OSError:
         os.unlink(path)
