@@ -120,7 +120,7 @@ def test_without_a_server_engines_import_everything_themselves(monkeypatch: pyte
         assert "workbench.clusters.engines.engine_process" in psutil.Process(found["pid"]).cmdline()
 
 
-ANEW = "import os; print('imported anew', flush=True); os._exit(0)"  # of an interpreter that starts with this folder
+AGAIN = "import os; print('imported again', flush=True); os._exit(0)"  # of an interpreter that starts with this folder
 
 
 def started(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -140,16 +140,16 @@ def test_libraries_loaded_under_other_variables_are_not_shared(tmp_path: Path) -
     folders = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     start_engine_server(path, variables)
-    (tmp_path / "sitecustomize.py").write_text(ANEW)  # after the server's interpreter has started
-    assert started(path, **{**variables, "OMP_NUM_THREADS": "2"}).stdout == "imported anew\n"
-    assert "imported anew" not in started(path, **variables).stdout
+    (tmp_path / "sitecustomize.py").write_text(AGAIN)  # after the server's interpreter has started
+    assert started(path, **{**variables, "OMP_NUM_THREADS": "2"}).stdout == "imported again\n"
+    assert "imported again" not in started(path, **variables).stdout
 
 
 def test_a_server_that_ended_before_it_was_asked_leaves_the_engine_to_itself(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "socket"))  # and does not listen
-        (tmp_path / "sitecustomize.py").write_text(ANEW)
-        assert started(tmp_path / "socket", PYTHONPATH=str(tmp_path)).stdout == "imported anew\n"
+        (tmp_path / "sitecustomize.py").write_text(AGAIN)
+        assert started(tmp_path / "socket", PYTHONPATH=str(tmp_path)).stdout == "imported again\n"
 
 
 def test_exit_status_and_output_are_those_of_the_engine(tmp_path: Path) -> None:
