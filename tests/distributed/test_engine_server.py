@@ -18,6 +18,7 @@ from workbench.clusters import Cluster
 from workbench.clusters.engines import engines
 from workbench.clusters.engines.engine_server import forked_command, start_engine_server
 from workbench.errors import WorkbenchError
+from workbench.machine import is_running
 from workbench.problems import digits_softmax
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.usefixtures("no_process_left")]
@@ -102,12 +103,14 @@ def test_the_others_continue_if_an_engine_and_what_stands_for_it_end_at_once() -
         first, second = asked(cluster)
         server = psutil.Process(first["server"])
         server.suspend()
-        os.kill(first["pid"], signal.SIGKILL)
-        cluster._engines.engine_set.launchers["0"].process.kill()
+        standing = psutil.Process(cluster._engines.engine_set.launchers["0"].process.pid)
+        for process in (psutil.Process(first["pid"]), standing):  # one after the other, before the server sees either
+            process.kill()
+            assert within(10, lambda process=process: not is_running(process))
         server.resume()
         assert within(30, lambda: not psutil.pid_exists(first["pid"]))
+        assert not within(2, lambda: not is_running(server)), "it has other engines"
         assert cluster.client[1].apply_async(os.getpid).get(30) == second["pid"]
-        assert server.is_running()
 
 
 def test_without_a_server_engines_import_everything_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
