@@ -1,0 +1,47 @@
+"""Draws the timelines of docs/concepts from simulated runs: `python docs/draw_timelines.py`, into docs/pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import workbench as wb
+from workbench.costs import Compute, Network, SlowMachines
+from workbench.plots.pictures import write_pictures
+from workbench.plots.renderer import as_data
+from workbench.program import Algorithm
+from workbench.trace.run import Run
+from workbench.units import MBIT_PER_S
+
+PICTURES = Path(__file__).parent / "pictures"
+WINDOW = slice(6, 9)
+COMPUTE = Compute(forward_s=0.002, backward_s=0.004, update_s=0.0002)
+NETWORK = Network(latency_s=50e-6, bandwidth_bytes_per_s=170 * MBIT_PER_S)  # a sum of digits-mlp takes about 6 ms
+
+
+def simulated(algorithm: Algorithm, *, workers: int = 4, compute: Compute = COMPUTE) -> Run:
+    return wb.simulate(
+        algorithm,
+        wb.problems.digits_mlp(),
+        workers=workers,
+        network=NETWORK,
+        compute=compute,
+        steps=14,
+        evaluate_every=0,
+    )
+
+
+def main() -> None:
+    """Draw all figures."""
+    late = Compute(forward_s=0.002, backward_s=0.004, update_s=0.0002, stragglers=(SlowMachines(factor_of={3: 1.8}),))
+    sums = [wb.SynchronousSGD(), wb.LayerwiseSGD(bucket_bytes=16 * wb.units.KIB), wb.PipeSGD(width=2)]
+    waits = [wb.SynchronousSGD(), wb.BackupSGD(backups=1), wb.AsyncSGD()]
+    figures = {
+        "overlap": wb.plots.timelines([simulated(one) for one in sums], WINDOW, ranks=[0, 1], links=False),
+        "stragglers": wb.plots.timelines([simulated(one, compute=late) for one in waits], WINDOW, links=False),
+    }
+    for path in write_pictures({PICTURES / name: as_data(figure) for name, figure in figures.items()}).values():
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
