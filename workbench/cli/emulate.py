@@ -97,7 +97,7 @@ def _check(network: EmulatedNetwork) -> str:
     from workbench.clusters.emulated import rate_text
     from workbench.clusters.emulated.check import measure_all
 
-    lines = [f"{'from':8}{'to':8}{'asked':>14}{'measured':>14}{'of it':>8}{'latency twice':>16}{'round trip':>14}"]
+    lines = [f"{'from':8}{'to':8}{'requested':>14}{'measured':>14}{'share':>8}{'2 x latency':>16}{'round trip':>14}"]
     for found in measure_all(network):
         share, least, trip = found.found / found.asked, found.least_round_trip_s * 1e3, found.round_trip_s * 1e3
         rates = f"{rate_text(found.asked):>14}{rate_text(found.found):>14}{share:>8.1%}"

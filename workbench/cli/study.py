@@ -41,7 +41,12 @@ def add_study_options(study: argparse.ArgumentParser) -> None:
     add("--network", default="1gbit", help="rates or names of networks, separated by commas; 1gbit by default")
     add("--workers", default="4,16", help="numbers of workers, separated by commas; 4,16 by default")
     add("--target", metavar="NAME=VALUE", help="loss=3.2, accuracy=0.9 or a metric of the problem, on the test data")
-    add("--seeds", type=int, default=5, help="trainings of each kind; 5 by default")
+    add(
+        "--seeds",
+        type=int,
+        default=5,
+        help="trainings of each kind of gradient (exact, late, compressed, ...); 5 by default",
+    )
     add("--minutes", type=float, default=2.0, help="limit of the study; 2 by default")
     add("--batch-size", type=int, help="samples of a worker in a step; the problem's by default")
     add("--lr", type=float, help="learning rate of exact gradients; the optimizer's by default")

@@ -57,7 +57,8 @@ def join_process_group(rank: int, num_workers: int, store_path: str | None, time
         )
     except (ValueError, RuntimeError) as error:
         raise LaunchError(
-            f"rank {rank} of {num_workers} could not join the torch.distributed group: {error}"
+            f"rank {rank} of {num_workers} could not join the torch.distributed group: {error}. Check MASTER_ADDR, that "
+            "MASTER_PORT is free, and that the hosts reach each other"
         ) from error
     return True
 
