@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import workbench as wb
 from workbench.costs import Compute, Network, SlowMachines
 from workbench.plots.pictures import write_pictures
-from workbench.plots.renderer import as_data
 from workbench.program import Algorithm
 from workbench.trace.run import Run
 from workbench.units import MBIT_PER_S
@@ -39,7 +39,9 @@ def main() -> None:
         "overlap": wb.plots.timelines([simulated(one) for one in sums], WINDOW, ranks=[0, 1], links=False),
         "stragglers": wb.plots.timelines([simulated(one, compute=late) for one in waits], WINDOW, links=False),
     }
-    for path in write_pictures({PICTURES / name: as_data(figure) for name, figure in figures.items()}).values():
+    for path in write_pictures(
+        {PICTURES / name: json.loads(figure.to_json()) for name, figure in figures.items()}
+    ).values():
         print(path)
 
 
