@@ -156,6 +156,15 @@ def test_a_period_without_communication_counts_whole(algorithm: wb.Algorithm, ev
     assert step_time(costs_, algorithm, setting).step_s - 0.1 == pytest.approx(wire_s, rel=0.02, abs=1e-6)
 
 
+@pytest.mark.parametrize(("width", "rate"), [(3, 125e6), (8, 125e6), (8, 60e6), (8, 1e9)])
+def test_a_wide_pipeline_is_timed_when_it_is_full(width: int, rate: float) -> None:
+    """Its first steps do not wait: with 0.128 s a sum and 0.1 s of compute, a width of 8 waits after 25 steps."""
+    costs_ = calibration()
+    setting = make_setting(costs_, 2, None, rate, None, "own")
+    found = step_time(costs_, wb.PipeSGD(width=width), setting).step_s
+    assert found == pytest.approx(max(0.1, costs_.shapes.num_bytes / rate), rel=0.005)
+
+
 @pytest.mark.parametrize("algorithm", [wb.SynchronousSGD(), wb.PipeSGD(width=2), wb.AsyncSGD(shards=4)], ids=str)
 def test_workers_that_share_cores_take_the_time_of_predict(algorithm: wb.Algorithm) -> None:
     """A rank works 0.1 s in a step, and 4 ns for each byte: two cores need at least this work of four ranks."""

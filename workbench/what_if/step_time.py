@@ -25,7 +25,9 @@ from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 
 STEPS, MOST_STEPS = 24, 400  # of a simulation, with its warm-up; of one that does not communicate in each step
+FILL_STEPS = 50  # for each step of staleness: until a pipeline's sums queue up, steps do not wait for them
 PERIODS, FEWEST_PERIODS = 4, 2  # to simulate of an algorithm that does not communicate in each step
+MOST_MESSAGES = 30_000  # of a pipeline that has no closed form
 MESSAGES = 3000  # with more messages in a simulation, a closed form is used if there is one
 LEAST_SHARE = 0.1  # of the mean: where steps differ as much as asynchronous ones, quantiles say little
 UNBOUND = 1e18  # bytes per second of a wire that takes no time
@@ -113,6 +115,9 @@ def step_run(
         num = min(PERIODS, max(FEWEST_PERIODS, MOST_STEPS // every))
         steps = max(steps, num * every + 1)
         return _simulated(calibration, algorithm, setting, seed, steps, change)
+    if _staleness(algorithm) > 1:
+        steps = max(steps, min(MOST_STEPS, FILL_STEPS * _staleness(algorithm)))
+        return _simulated(calibration, algorithm, setting, seed, steps, change)
     run, how = _simulated(calibration, algorithm, setting, seed, steps, change)
     while _gap(run) > 1 and len(run.metrics[0]) < PERIODS * _gap(run) and steps < MOST_STEPS:
         steps = min(MOST_STEPS, max(4 * steps, PERIODS * _gap(run)))
@@ -153,6 +158,8 @@ def _simulated(
     if not algorithm.requires.servers and messages and steps <= STEPS:
         least = FEWEST_STEPS if every == 1 else FEWEST_PERIODS * every + 1
         steps = int(min(steps, max(least, MESSAGES / messages)))
+    elif messages and _staleness(algorithm) > 1:
+        steps = int(min(steps, max(STEPS, MOST_MESSAGES / messages)))
     return simulate(algorithm, problem(steps), network=network, steps=steps, **common), "messages"
 
 
@@ -192,12 +199,20 @@ def _period(algorithm: Algorithm) -> int:
     return every if isinstance(every, int) else 1
 
 
+def _staleness(algorithm: Algorithm) -> int:
+    """Return the staleness of an algorithm whose sums may lag behind its steps; 0 for any other, such as a server."""
+    return 0 if algorithm.requires.servers else algorithm.max_staleness or 0
+
+
 def _times(run: Run, algorithm: Algorithm) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return seconds of steps after the warm-up; means of whole periods if ranks do not communicate in each step.
 
-    The first of several periods is left out: a sum that it starts may delay only the next one.
+    The first of several periods is left out: a sum that it starts may delay only the next one. So is the first half of
+    the steps of a pipeline of more than two: if a sum takes longer than a step, the first steps do not wait for it yet.
     """
     period, ends_s = _period(algorithm), np.array([row["seconds"] for row in run.steps()])
+    if _staleness(algorithm) > 1:
+        return np.diff(ends_s[len(ends_s) // 2 :])
     period = period if period > 1 else _gap(run)
     if period < 2 or len(ends_s) <= period:
         return step_seconds(run)
