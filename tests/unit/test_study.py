@@ -272,6 +272,7 @@ def test_settings_that_differ_are_trained_apart() -> None:
     assert first.trained is not second.trained
     assert first.steps is not None and second.steps is not None
     assert first.steps < second.steps
+    assert any("trained with one seed, so the interval lacks" in words for words in found.unknown)
 
 
 def test_seeds_are_those_that_were_given() -> None:
