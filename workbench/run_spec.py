@@ -81,7 +81,14 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
         help="learning rate; the problem's by default. `tuned`: the best one of a search, for some problems",
     )
     add("--batch-size", type=int, help="samples per worker and step; the problem's by default")
-    add("--micro-batches", type=int, default=1, dest="num_micro", help="micro-batches in a step; 1 by default")
+    add(
+        "--micro-batches",
+        "--num-micro",
+        type=int,
+        default=1,
+        dest="num_micro",
+        help="micro-batches in a step; 1 by default",
+    )
     add("--clip-norm", type=float, help="clip the mean gradient of all ranks to this norm")
     add("--ema-decay", type=float, help="evaluate a moving average of the parameters with this decay, such as 0.999")
     add("--precision", default="fp32", help="fp32 (the default), bf16 or fp16")

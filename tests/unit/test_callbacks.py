@@ -98,6 +98,29 @@ def test_steps_of_those_that_remain_are_told_at_once(run: Run) -> None:
     assert steps == now.steps()[:3]
 
 
+def test_evaluations_after_an_asynchronous_training_have_all_bytes() -> None:
+    """Rank 0 evaluates kept parameters at the end. By then, the steps of that time were told long ago."""
+
+    def row(step: int, **more: Any) -> dict[str, Any]:
+        counts = {"samples": 8 * (step + 1), "bytes_sent": 100 * (step + 1)}
+        return {"step": step, "seconds": step + 1.0, **counts, "loss": 1.0, "num_samples": 8, **more}
+
+    share = {"count": 4, "loss_sum": 2.0, "correct": 1, "judged": 4, "shares": 1}
+    steps = {rank: [row(step) for step in range(6)] for rank in range(3)}
+    run = Run(
+        info={"algorithm": {"name": "AsyncSGD"}, "status": "running", "clock": "wall"},
+        metrics={rank: rows[:5] for rank, rows in steps.items()},
+    )
+    whole = {**steps, 0: [*steps[0], row(2, evaluation=share), row(5, evaluation=share)]}
+    told = Told()
+    notifier = Notifier([told], pytest.fail)
+    notifier.update(run)
+    ended = Run(info={**run.info, "status": "finished"}, metrics=whole)
+    notifier.update(ended, ended=True)
+    rows = [row for kind, row in told.said if kind == "evaluation"]
+    assert rows == ended.evaluations() and [row["bytes_sent"] for row in rows] == [900, 1800]
+
+
 def test_a_callback_that_fails_ends_alone(run: Run) -> None:
     told, notes = Told(), list[str]()
     Notifier([Broken(), told], notes.append).update(run, ended=True)

@@ -69,6 +69,15 @@ def test_a_stored_run_of_ranks_with_clocks_of_their_own_comes_back(tmp_path: Pat
     assert found.headers[1]["host"] == "node-1" and found.spans.lanes == ("compute", "comm (2)")
 
 
+def test_a_failed_run_comes_back_without_a_word_on_its_steps(tmp_path: Path) -> None:
+    """Rows of metrics are not exported, so nobody knows how many steps it took."""
+    recorder = MemoryRecorder(0)
+    recorder.span("forward", "compute", 0.0, 1.0, 7)
+    run = Run.from_memory({"status": "failed", "error": "rank 1: the loss is nan"}, [recorder])
+    found = from_profiler(run.export_chrome(tmp_path / "trace.json"))
+    assert found.failure_summary == "failed: rank 1: the loss is nan"
+
+
 def test_times_that_no_clock_shows_are_cut(tmp_path: Path) -> None:
     """A damaged file may hold them."""
     recorder = MemoryRecorder(0)

@@ -440,6 +440,15 @@ def test_code_is_python_that_trains_as_the_record_says(tmp_path: Path) -> None:
         ast.parse(text)
 
 
+def test_code_has_none_where_the_default_is_something_else(tmp_path: Path) -> None:
+    settings = {**DEFAULTS, "steps": 100, "trace_steps": None, "lr": None}
+    algorithm = {"name": "DeAR", "settings": {"bucket_bytes": None}, "defaults": []}
+    folder = write_run(tmp_path, "a", created="2026-01-01T00:00:00+00:00", settings=settings, algorithm=algorithm)
+    lines = run_code(folder, json.loads((folder / "run.json").read_text()))["repeat"].splitlines()
+    assert "algorithm = wb.DeAR(bucket_bytes=None)" in lines
+    assert "run = cluster.train(algorithm, problem, trace_steps=None, steps=100)" in lines
+
+
 def test_code_leaves_out_the_defaults_of_the_settings() -> None:
     plain = {
         field.name: field.default

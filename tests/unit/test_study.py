@@ -21,7 +21,7 @@ import workbench as wb
 from workbench import costs, theory
 from workbench.calibration.effective import make_setting
 from workbench.calibration.model import Calibration
-from workbench.calibration.parts import Estimate, Line, Origin, Pace, Shapes
+from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
 from workbench.calibration.predict import predict_at
 from workbench.codecs import Linear8
 from workbench.collectives import Ring
@@ -140,6 +140,8 @@ def test_what_binds_a_step() -> None:
     [
         (wb.LocalSGD(every=8), 8),
         (wb.LocalSGD(every=60), 60),
+        (wb.LocalSGD(every=250), 250),
+        (wb.DiLoCo(every=500), 500),
         (wb.DiLoCo(every=30), 30),
         (wb.DiLoCo(every=100, collective=Ring(codec=Linear8(), chunks=4)), 100),
         (wb.NoCommunication(), None),
@@ -148,10 +150,31 @@ def test_what_binds_a_step() -> None:
 )
 def test_a_period_without_communication_counts_whole(algorithm: wb.Algorithm, every: int | None) -> None:
     costs_ = calibration()
-    setting = make_setting(costs_, 4, None, 125e6, None, "own")
+    setting = make_setting(costs_, 4, None, 12.5e6, None, "own")
     share = 0.25 if "Linear8" in str(algorithm) else 1.0
-    wire_s = 0.0 if every is None else share * 1.5 * costs_.shapes.num_bytes / 125e6 / every
-    assert step_time(costs_, algorithm, setting).step_s == pytest.approx(0.1 + wire_s, rel=0.01)
+    wire_s = 0.0 if every is None else share * 1.5 * costs_.shapes.num_bytes / 12.5e6 / every
+    assert step_time(costs_, algorithm, setting).step_s - 0.1 == pytest.approx(wire_s, rel=0.02, abs=1e-6)
+
+
+@pytest.mark.parametrize(("width", "rate"), [(3, 125e6), (8, 125e6), (8, 60e6), (8, 1e9)])
+def test_a_wide_pipeline_is_timed_when_it_is_full(width: int, rate: float) -> None:
+    """Its first steps do not wait: with 0.128 s a sum and 0.1 s of compute, a width of 8 waits after 25 steps."""
+    costs_ = calibration()
+    setting = make_setting(costs_, 2, None, rate, None, "own")
+    found = step_time(costs_, wb.PipeSGD(width=width), setting).step_s
+    assert found == pytest.approx(max(0.1, costs_.shapes.num_bytes / rate), rel=0.005)
+
+
+@pytest.mark.parametrize("algorithm", [wb.SynchronousSGD(), wb.PipeSGD(width=2), wb.AsyncSGD(shards=4)], ids=str)
+def test_workers_that_share_cores_take_the_time_of_predict(algorithm: wb.Algorithm) -> None:
+    """A rank works 0.1 s in a step, and 4 ns for each byte: two cores need at least this work of four ranks."""
+    costs_ = replace(calibration(), host=Host(cpu_s_per_byte=4e-9))
+    setting = make_setting(costs_, 4, None, 125e6, None, 2.0)
+    found, predicted = step_time(costs_, algorithm, setting), predict_at(costs_, algorithm, setting, draws=0)
+    assert found.step_s == pytest.approx(predicted.step_s)
+    assert saved_seconds(costs_, algorithm, setting) == pytest.approx(predicted.saved_s)
+    if not isinstance(algorithm, wb.AsyncSGD):
+        assert found.step_s >= 0.999 * 4 * (0.1 + 4e-9 * 1.5 * costs_.shapes.num_bytes) / 2
 
 
 # -- trainings
@@ -249,6 +272,7 @@ def test_settings_that_differ_are_trained_apart() -> None:
     assert first.trained is not second.trained
     assert first.steps is not None and second.steps is not None
     assert first.steps < second.steps
+    assert any("trained with one seed, so the interval lacks" in words for words in found.unknown)
 
 
 def test_seeds_are_those_that_were_given() -> None:

@@ -19,6 +19,7 @@ from workbench.experiments.fork_cells import COMMAND, start_fork_server
 from workbench.experiments.grid import Cell, read_grid
 from workbench.experiments.sweep_result import CellState, SweepResult, state_of
 from workbench.experiments.yaml_file import read_yaml
+from workbench.run_spec import parse_train, resolve
 
 BASE: dict[str, Any] = {"problem": "digits-mlp", "runtime": "simulated", "steps": 3}
 
@@ -201,6 +202,23 @@ def test_numbers_of_every_form_are_numbers(tmp_path: Path) -> None:
     path = tmp_path / "numbers.yaml"
     path.write_text("a: 1.25e9\nb: .5e3\nc: 1.e-2\nd: 1e3\ne: -2.5E+1\nf: e5\ng: 1.5\n")
     assert read_yaml(path) == {"a": 1.25e9, "b": 500.0, "c": 0.01, "d": 1000.0, "e": -25.0, "f": "e5", "g": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"num_micro": 4}, {"num_micro": 4}),
+        ({"micro-batches": 4}, {"num_micro": 4}),
+        ({"trace_steps": None}, {"trace_steps": None}),
+        ({"trace_steps": 7, "lr": None, "compile": False}, {"trace_steps": 7, "lr": None, "compile": False}),
+        ({"clip_norm": "1e-2", "evaluate_every": 0}, {"clip_norm": 0.01, "evaluate_every": 0}),
+    ],
+    ids=str,
+)
+def test_a_cell_trains_with_the_settings_of_the_grid(asked: dict[str, Any], expected: dict[str, Any]) -> None:
+    (cell,) = read_grid({"name": "test", "base": {**BASE, "algorithm": "dear", **asked}}).cells
+    *_, settings = resolve(parse_train(cell.train_arguments()[1:]))
+    assert {name: getattr(settings, name) for name in expected} == expected
 
 
 def test_a_server_that_died_is_replaced_and_its_cell_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,8 +66,13 @@ class Notifier:
         found = replace(
             run, metrics={rank: [*filter(None, [self._newest.get(rank)]), *rows] for rank, rows in new.items()}
         )
+        evaluations = {rank: [row for row in rows if "evaluation" in row] for rank, rows in new.items()}
+        late = any(row["step"] <= self._step for rows in evaluations.values() for row in rows)
         told = [("on_step", row) for row in found.steps() if row["step"] > self._step]
         self._step = max((row["step"] for _, row in told), default=self._step)
+        if late:  # made after the training: other ranks' bytes at that time are in rows that were told before
+            steps = {rank: [row for row in rows if "evaluation" not in row] for rank, rows in run.metrics.items()}
+            found = replace(run, metrics={rank: [*rows, *evaluations[rank]] for rank, rows in steps.items()})
         told += [("on_evaluation", row) for row in found.evaluations()]
         for rank, rows in new.items():
             self._taken[rank] = self._taken.get(rank, 0) + len(rows)

@@ -19,6 +19,7 @@ from workbench.run_spec import OPTION_GROUPS, check_train, train_options
 ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
 # Options with their own settings, as in {pipe-sgd: {width: 2}} -> prefix of the settings' keys.
 NESTED = {"algorithm": "set", "problem": "option", "optimizer": "optimizer_set"}
+SAME = {"micro_batches": "num_micro"}  # option of the command line -> its key
 RENAMED = {"method": "algorithm"}  # option of earlier versions -> its present name
 REPEATED = ("stragglers", "log")  # options that may be repeated: their value may be a list
 REFUSED = ("json", "resume")  # options of `workbench train` that do not define a run
@@ -256,6 +257,7 @@ class _Train:
 
     def _option(self, name: str, value: Any) -> dict[str, Any]:
         name = name.replace("-", "_")
+        name = SAME.get(name, name)
         group, _, inner = name.partition(".")
         self._refuse_renamed(group)
         if group not in self._known:
@@ -278,6 +280,8 @@ class _Train:
                 )
             ((word, settings),) = value.items()
             return {name: word, **self._option(NESTED[name], settings)}
+        if name == "trace_steps" and _plain(value) is None:  # as in `Settings`, where 2,000 is the default
+            return {name: "all"}
         return {name: _plain(value)}
 
 

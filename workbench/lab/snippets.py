@@ -66,7 +66,7 @@ def _train(info: dict[str, Any], more: dict[str, Any]) -> str:
     unknown = []
     arguments = []
     for name, value in (algorithm.get("settings") or {}).items():
-        if name in (algorithm.get("defaults") or ()) or value is None:
+        if name in (algorithm.get("defaults") or ()):
             continue
         if isinstance(value, str) and "(" in value:  # the description of an object
             unknown.append(f"{name}={value}")
@@ -74,7 +74,7 @@ def _train(info: dict[str, Any], more: dict[str, Any]) -> str:
             arguments.append(f"{name}={value!r}")
     settings = []
     for name, value in (info.get("settings") or {}).items():
-        if value is None or value == DEFAULTS.get(name):
+        if value == DEFAULTS.get(name):
             continue
         if name in OBJECTS:
             unknown.append(f"{name}={value}")

@@ -147,6 +147,8 @@ class Run(Views):
         if status not in ("failed", "killed", "lost"):
             return ""
         steps = self.rows()
+        if self.traces and not self.metrics:  # read back from spans alone
+            return f"{status}: {self._cause()}"
         where = f"after step {max(steps)}" if steps else "before the end of its first step"
         return f"{status} {where}: {self._cause()}"
 

@@ -349,7 +349,7 @@ def _limits(question: Question, calibration: Calibration, cells: Sequence[Cell],
     if question.problem.test is None:
         words.append("without test data nothing was trained, so nobody knows how many steps an algorithm needs")
     num_seeds = len(question.seeds)
-    few: dict[str, set[int]] = {}
+    few, alone = dict[str, set[int]](), dict[str, set[int]]()
     for trained in trainings.done.values():
         who = f"{trained.recipe.name} ({trained.recipe.num_workers} workers)"
         diverged = sum(run is None for run in trained.runs)
@@ -364,6 +364,10 @@ def _limits(question: Question, calibration: Calibration, cells: Sequence[Cell],
             )
         if len(trained.runs) < num_seeds:
             few.setdefault(trained.recipe.name, set()).add(trained.recipe.num_workers)
+        if question.target is not None and len(trained.runs) == 1 and trained.reached:
+            alone.setdefault(trained.recipe.name, set()).add(trained.recipe.num_workers)
+    if alone:
+        words.append(f"trained with one seed, so the interval lacks the difference between seeds: {by_workers(alone)}")
     if few:
         words.append(f"fewer than {num_seeds} seeds, because the minutes were used up: {by_workers(few)}")
     if any(trained.recipe.staleness and not trainings.tries for trained in trainings.done.values()):

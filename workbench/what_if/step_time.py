@@ -16,7 +16,7 @@ from workbench.calibration.effective import Setting, codec_of, effective_costs
 from workbench.calibration.fixed_point import simulated
 from workbench.calibration.model import Calibration
 from workbench.calibration.model_error import band
-from workbench.calibration.predict import FEWEST_STEPS, messages_per_step
+from workbench.calibration.predict import FEWEST_STEPS, messages_per_step, predict_at
 from workbench.collectives.wire import wire_share
 from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
@@ -25,7 +25,9 @@ from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 
 STEPS, MOST_STEPS = 24, 400  # of a simulation, with its warm-up; of one that does not communicate in each step
-PERIODS = 4  # to simulate of an algorithm that does not communicate in each step
+FILL_STEPS = 50  # for each step of staleness: until a pipeline's sums queue up, steps do not wait for them
+PERIODS, FEWEST_PERIODS = 4, 2  # to simulate of an algorithm that does not communicate in each step
+MOST_MESSAGES = 30_000  # of a pipeline that has no closed form
 MESSAGES = 3000  # with more messages in a simulation, a closed form is used if there is one
 LEAST_SHARE = 0.1  # of the mean: where steps differ as much as asynchronous ones, quantiles say little
 UNBOUND = 1e18  # bytes per second of a wire that takes no time
@@ -59,8 +61,12 @@ def step_time(calibration: Calibration, algorithm: Algorithm, setting: Setting, 
     Raises:
         ConfigError: the algorithm cannot run on this number of workers.
     """
+    if setting.cores is not None:
+        found = predict_at(calibration, algorithm, setting, draws=0, seed=seed)
+        low_s = max(found.low_s, LEAST_SHARE * found.step_s)
+        return StepTime(step_s=found.step_s, low_s=low_s, high_s=found.high_s, overlap=found.overlap, how="messages")
     run, how = step_run(calibration, algorithm, setting, seed=seed)
-    times = _times(run)
+    times = _times(run, algorithm)
     mean_s = float(times.mean())
     others = [_mean_s(calibration.drawn(draw), algorithm, setting, seed) for draw in calibration.draws[:4]]
     low_s, high_s = band(mean_s, others if how == "closed form" else [], step_sd=float(times.std()) / mean_s)
@@ -78,6 +84,8 @@ def saved_seconds(calibration: Calibration, algorithm: Algorithm, setting: Setti
 
     The largest is what a step waits for most. For compute, the steps with and without it have no stragglers.
     """
+    if setting.cores is not None:
+        return predict_at(calibration, algorithm, setting, draws=0, seed=seed).saved_s
     mean_s = _mean_s(calibration, algorithm, setting, seed)
     without = {cost: _mean_s(calibration, algorithm, setting, seed, _without(cost, setting.workers)) for cost in COSTS}
     saved = {cost: mean_s - without[cost] for cost in ("wire", "latency", "stragglers")}
@@ -102,6 +110,14 @@ def step_run(
         steps: with its warm-up; fewer if a step has many messages, more if the algorithm does not communicate in each.
         change: of the costs of compute and network.
     """
+    every = _period(algorithm)
+    if every > 1:
+        num = min(PERIODS, max(FEWEST_PERIODS, MOST_STEPS // every))
+        steps = max(steps, num * every + 1)
+        return _simulated(calibration, algorithm, setting, seed, steps, change)
+    if _staleness(algorithm) > 1:
+        steps = max(steps, min(MOST_STEPS, FILL_STEPS * _staleness(algorithm)))
+        return _simulated(calibration, algorithm, setting, seed, steps, change)
     run, how = _simulated(calibration, algorithm, setting, seed, steps, change)
     while _gap(run) > 1 and len(run.metrics[0]) < PERIODS * _gap(run) and steps < MOST_STEPS:
         steps = min(MOST_STEPS, max(4 * steps, PERIODS * _gap(run)))
@@ -117,8 +133,8 @@ def _simulated(
     compute, network = effective_costs(calibration, algorithm, setting)
     if change is not None:
         compute, network = change(compute, network)
-    every = getattr(algorithm, "every", 1)
-    messages = messages_per_step(calibration, algorithm, setting) / (every if isinstance(every, int) else 1)
+    every = _period(algorithm)
+    messages = messages_per_step(calibration, algorithm, setting) / every
     size = calibration.shapes.batch_size
     common: dict[str, Any] = {
         "workers": setting.workers,
@@ -140,7 +156,10 @@ def _simulated(
         else:
             return run, "closed form"
     if not algorithm.requires.servers and messages and steps <= STEPS:
-        steps = int(min(steps, max(FEWEST_STEPS, MESSAGES / messages)))
+        least = FEWEST_STEPS if every == 1 else FEWEST_PERIODS * every + 1
+        steps = int(min(steps, max(least, MESSAGES / messages)))
+    elif messages and _staleness(algorithm) > 1:
+        steps = int(min(steps, max(STEPS, MOST_MESSAGES / messages)))
     return simulate(algorithm, problem(steps), network=network, steps=steps, **common), "messages"
 
 
@@ -171,18 +190,36 @@ def _mean_s(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, seed: int, change: Change | None = None
 ) -> float:
     run, _ = step_run(calibration, algorithm, setting, seed=seed, change=change)
-    return float(_times(run).mean())
+    return float(_times(run, algorithm).mean())
 
 
-def _times(run: Run) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return seconds of steps after the warm-up; means of whole periods if ranks do not communicate in each step."""
-    period, ends_s = _gap(run), np.array([row["seconds"] for row in run.steps()])
+def _period(algorithm: Algorithm) -> int:
+    """Return the number of steps from one communication to the next, if the algorithm says it; else 1."""
+    every = getattr(algorithm, "every", 1)
+    return every if isinstance(every, int) else 1
+
+
+def _staleness(algorithm: Algorithm) -> int:
+    """Return the staleness of an algorithm whose sums may lag behind its steps; 0 for any other, such as a server."""
+    return 0 if algorithm.requires.servers else algorithm.max_staleness or 0
+
+
+def _times(run: Run, algorithm: Algorithm) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return seconds of steps after the warm-up; means of whole periods if ranks do not communicate in each step.
+
+    The first of several periods is left out: a sum that it starts may delay only the next one. So is the first half of
+    the steps of a pipeline of more than two: if a sum takes longer than a step, the first steps do not wait for it yet.
+    """
+    period, ends_s = _period(algorithm), np.array([row["seconds"] for row in run.steps()])
+    if _staleness(algorithm) > 1:
+        return np.diff(ends_s[len(ends_s) // 2 :])
+    period = period if period > 1 else _gap(run)
     if period < 2 or len(ends_s) <= period:
         return step_seconds(run)
     num = (len(ends_s) - 1) // period * period
     steps_s = np.diff(ends_s)[len(ends_s) - 1 - num :]
     periods_s: np.ndarray[Any, np.dtype[np.float64]] = steps_s.reshape(-1, period).mean(axis=1)
-    return periods_s
+    return periods_s[1:] if len(periods_s) > 1 else periods_s
 
 
 def _gap(run: Run) -> int:
