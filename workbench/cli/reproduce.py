@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +86,7 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 def _execute(options: argparse.Namespace) -> int:
     from workbench import resources
-    from workbench.machine import num_cores
+    from workbench.machine import environment, num_cores
     from workbench.papers.pictures import draw_pictures
     from workbench.papers.plan import plan
     from workbench.papers.reproduction import Reproduction
@@ -120,7 +117,7 @@ def _execute(options: argparse.Namespace) -> int:
         report=LOG.info,
     )
     runs = output / "runs"
-    with _runs_in(runs):
+    with environment({"WORKBENCH_RUNS": str(runs)}):  # apart from the user's own runs
         outcomes = how.run(jobs)
     for message in draw_pictures(outcomes, records, size, site):
         LOG.info(message)
@@ -152,20 +149,6 @@ def _output(given: Path | None, size: str, site: str) -> Path:
     from workbench.trace.store import runs_root
 
     return (given or runs_root() / "reproduce" / f"{site}-{size}").resolve()
-
-
-@contextmanager
-def _runs_in(folder: Path) -> Iterator[None]:
-    """Let notebooks keep their runs in this folder, so that they do not mix with the user's own."""
-    before = os.environ.get("WORKBENCH_RUNS")
-    os.environ["WORKBENCH_RUNS"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["WORKBENCH_RUNS"]
-        else:
-            os.environ["WORKBENCH_RUNS"] = before
 
 
 def _reproducing_options(options: argparse.Namespace, size: Size, parameters: dict[str, Any]) -> str:

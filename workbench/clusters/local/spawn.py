@@ -24,7 +24,7 @@ from workbench.clusters.local.mpi_install import check_num_ranks, find_mpi, mpie
 from workbench.clusters.supervision.exit_status import describe_exit, parse_exit_statuses, ranks_by_pid, signal_of
 from workbench.errors import LaunchError, WorkbenchError
 from workbench.logs import LOG
-from workbench.machine import num_cores
+from workbench.machine import environment, num_cores
 from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.liveness.failure_detector import CONNECTION
 from workbench.runtimes.liveness.membership import tolerates_loss
@@ -57,15 +57,8 @@ def fork_server_for(num_ranks: int) -> RankForkServer | None:
         or sys.platform != "linux"
     ):
         return None
-    before = os.environ.get(THREADS)
-    os.environ[THREADS] = _threads(num_ranks)  # libraries read it when they are loaded
-    try:
+    with environment({THREADS: _threads(num_ranks)}):  # libraries read it when they are loaded
         return RankForkServer(_be_rank, _load)
-    finally:
-        if before is None:
-            del os.environ[THREADS]
-        else:
-            os.environ[THREADS] = before
 
 
 def _load() -> None:
