@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import select
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from workbench.cli.study import add_study_options
 from workbench.cli.submit import add_submit_options
 from workbench.cli.sweep import add_sweep_options
 from workbench.cli.train import add_train_command
+from workbench.clusters.supervision.sigterm import TERMINATED
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.logs import LOG, shown_on_stderr
 from workbench.naming import did_you_mean, parse_pairs
@@ -56,7 +56,6 @@ LEVELS = {  # option -> the least level of the messages that are printed
     "--quiet": (logging.WARNING, "print no progress and no messages, only warnings and errors"),
     "--verbose": (logging.DEBUG, "also print what helps to find a fault: commands, folders, tracebacks of errors"),
 }
-TERMINATED = 128 + signal.SIGTERM  # the exit status of `experiments.sigterm`, which is imported only when needed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

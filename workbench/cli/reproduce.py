@@ -78,7 +78,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from workbench.experiments.sigterm import terminated_as_exit
+    from workbench.clusters.supervision.sigterm import terminated_as_exit
 
     with terminated_as_exit():  # also during the search for notebooks and the writing of pages
         return _execute(options)

@@ -22,8 +22,8 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager
 from traitlets.config import Config
 
 from workbench.clusters.supervision.reaper import end_marked, reaped
+from workbench.clusters.supervision.sigterm import terminated_as_exit
 from workbench.experiments.execution_record import begin_record, end_record
-from workbench.experiments.sigterm import terminated_as_exit
 from workbench.machine import environment
 
 
