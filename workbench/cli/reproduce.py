@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.notebook import add_run_options, given_parameters
-from workbench.cli.submit import add_job_options, submit_command, workbench_command
+from workbench.cli.submit import JobCommand, add_job_options, submit_command, workbench_command
 from workbench.errors import ConfigError
 from workbench.logs import LOG
 
@@ -141,8 +141,8 @@ def _submit(options: argparse.Namespace, num_ranks: int) -> int:
     argv += ["--add-session"] if options.add_session else []
     argv += [word for path in options.file for word in ("--file", str(Path(path).resolve()))]
     argv += [word for pair in options.parameter for word in ("--parameter", pair)]
-    command = workbench_command(argv)
-    return submit_command(options, num_ranks, command, what="reproduce", on_warning="interrupt")
+    work = JobCommand(name="reproduce", command=workbench_command(argv), num_ranks=num_ranks, on_warning="interrupt")
+    return submit_command(options, work)
 
 
 def _output(given: Path | None, size: str, site: str) -> Path:
