@@ -117,6 +117,7 @@ def _change(name: str, what: str, change: Callable[[Cluster], object]) -> None:
     """Change a detached cluster: attach to it, and detach it again."""
     from workbench.clusters.cluster import Cluster
     from workbench.clusters.supervision.registry import find_entry
+    from workbench.clusters.supervision.start_progress import count
 
     entry = find_entry(name)
     if entry.detached is None:
@@ -128,7 +129,7 @@ def _change(name: str, what: str, change: Callable[[Cluster], object]) -> None:
     finally:
         if cluster.state != "stopped":  # else the new ranks did not start
             cluster.detach()
-    print(f"{entry.id}: {cluster.num_ranks} rank{'s' if cluster.num_ranks != 1 else ''}")
+    print(f"{entry.id}: {count(cluster.num_ranks)}")
 
 
 def _stop(options: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from workbench.clusters.commands import send_command
+from workbench.clusters.commands import WITHOUT_SETTINGS, send_command
 from workbench.config import value_of
 from workbench.errors import ConfigError, RunNotFound, WorkbenchError
 from workbench.lab.cluster_rows import ClusterRows, cluster_log, exact_entry, runs_of_clusters
@@ -48,7 +48,6 @@ from workbench.plots.trace_viewer.script import viewer_js
 from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.trace.store import runs_root
 
-COMMANDS = ("pause", "resume", "stop")
 MAX_POINTS = 2000
 MAX_COMPARED = 200
 
@@ -367,9 +366,9 @@ class Steer(Handler):
     @authorized
     async def post(self, name: str, command: str) -> None:
         """Answer {"message"}. The command takes effect at the end of a step."""
-        if command not in COMMANDS:
+        if command not in WITHOUT_SETTINGS:
             hint = "; `stop` writes a checkpoint" if command == "checkpoint" else ""
-            raise web.HTTPError(400, f"there is no command {command}: give {', '.join(COMMANDS)}{hint}")
+            raise web.HTTPError(400, f"there is no command {command}: give {', '.join(WITHOUT_SETTINGS)}{hint}")
         folder = await self.folder_of(name)
 
         def give() -> dict[str, str]:
