@@ -28,7 +28,6 @@ A detached cluster runs until a process attaches to it (workbench.attach in Pyth
 
 def add_cluster_options(cluster: argparse.ArgumentParser) -> None:
     """Add the options of `workbench cluster`, and set its function."""
-    cluster.formatter_class = argparse.RawDescriptionHelpFormatter
     cluster.epilog = EXAMPLES
     actions = cluster.add_subparsers(title="actions", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list all clusters: owned by a process, detached, or left by a crash")

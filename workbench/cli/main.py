@@ -225,6 +225,8 @@ def _parser() -> argparse.ArgumentParser:
         words = listed.help or ""
         commands.choices[listed.dest].description = f"{words[:1].upper()}{words[1:]}."
     for command in commands.choices.values():
+        if command.epilog:  # examples, whose lines stay as they are
+            command.formatter_class = argparse.RawDescriptionHelpFormatter
         _add_levels(command, default=argparse.SUPPRESS)
     return parser
 

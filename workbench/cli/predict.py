@@ -24,7 +24,7 @@ EXAMPLES = """
 
 def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     """Add the options of `workbench calibrate`, and set its function."""
-    calibrate.formatter_class, calibrate.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
+    calibrate.epilog = EXAMPLES
     add = calibrate.add_argument
     add(
         "run",
@@ -74,7 +74,7 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
 
 def add_predict_options(predict: argparse.ArgumentParser) -> None:
     """Add the options of `workbench predict`, and set its function."""
-    predict.formatter_class, predict.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
+    predict.epilog = EXAMPLES
     add = predict.add_argument
     _add_places(predict)
     add("--algorithm", default="synchronous-sgd", help="such as pipe-sgd; `workbench algorithms` lists them")
@@ -86,7 +86,7 @@ def add_predict_options(predict: argparse.ArgumentParser) -> None:
 
 def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
     """Add the options of `workbench recommend`, and set its function."""
-    recommend.formatter_class, recommend.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
+    recommend.epilog = EXAMPLES
     add = recommend.add_argument
     _add_places(recommend)
     add("--exact", action="store_true", help="only algorithms with the same numerical results as synchronous SGD")

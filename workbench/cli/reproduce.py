@@ -30,7 +30,6 @@ The output folder holds the executed notebooks, their pages and records, and ind
 
 def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench reproduce`, and set its function."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("name", help="key of a paper, such as chen2016revisiting, a notebook, headlines, or all")

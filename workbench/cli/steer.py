@@ -20,7 +20,6 @@ The ranks apply the change at the end of a step. Synchronous algorithms apply it
 
 def add_steer_options(steer: argparse.ArgumentParser) -> None:
     """Add the options of `workbench steer`, and set its function."""
-    steer.formatter_class = argparse.RawDescriptionHelpFormatter
     steer.epilog = EXAMPLES
     steer.add_argument("run", help="name, beginning of a name, folder, or `last`")
     steer.add_argument(

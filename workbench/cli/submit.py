@@ -44,7 +44,6 @@ BOTH = "a training (-- train pipe-sgd --workers 8) or your own command (--ranks 
 
 def add_submit_options(submit: argparse.ArgumentParser) -> None:
     """Add the options of `workbench submit`, and set its function."""
-    submit.formatter_class = argparse.RawDescriptionHelpFormatter
     submit.epilog = EXAMPLES
     submit.add_argument(
         "--ranks", "-n", type=int, help="number of ranks of your own command; a training has its --workers"

@@ -24,7 +24,6 @@ EXAMPLES = """
 
 def add_train_command(train: argparse.ArgumentParser) -> None:
     """Add the options of `workbench train`, and set its function."""
-    train.formatter_class = argparse.RawDescriptionHelpFormatter
     train.epilog = EXAMPLES
     train.usage = "workbench train ALGORITHM [options]"
     add_train_options(train)
