@@ -1,10 +1,12 @@
-"""This machine: its cores, its processes, and whether this process is a notebook's kernel."""
+"""This machine: its cores, its processes, the environment of this one, and whether it is a notebook's kernel."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import psutil
 
@@ -40,6 +42,21 @@ def is_running(process: psutil.Process | int) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process within the block. A process that is started in it inherits them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def in_notebook() -> bool:

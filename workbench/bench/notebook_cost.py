@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.bench import BenchOptions
 from workbench.bench.rows import Row, compare
 from workbench.errors import LaunchError
+from workbench.machine import environment
 
 if TYPE_CHECKING:
     from workbench.clusters import Cluster
@@ -42,7 +41,7 @@ def run(number: int, how: BenchOptions) -> Iterator[Row]:
         return
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        runs_in(folder),
+        environment({"WORKBENCH_RUNS": folder}),
         Cluster(number, runtime="mpi", quiet=True) as cluster,
     ):
         batch_size = _batch_size(cluster)
@@ -54,19 +53,6 @@ def run(number: int, how: BenchOptions) -> Iterator[Row]:
             times = followed(cluster, batch_size, how.rounds)
             what, over = "curves drawn live", "nobody looks"
             yield compare(times["followed"], times["alone"], case=looked_at, what=what, over=over, below=FOLLOWED)
-
-
-@contextmanager
-def runs_in(folder: str) -> Iterator[None]:
-    """Store runs in a folder within the block."""
-    before = os.environ.get("WORKBENCH_RUNS")
-    os.environ["WORKBENCH_RUNS"] = folder
-    try:
-        yield
-    finally:
-        os.environ.pop("WORKBENCH_RUNS")
-        if before is not None:
-            os.environ["WORKBENCH_RUNS"] = before
 
 
 def driven(

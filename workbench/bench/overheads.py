@@ -16,7 +16,7 @@ from workbench.bench.paired import Step, alternate
 from workbench.bench.ranks import ranks, world
 from workbench.bench.rows import Row, compare
 from workbench.clusters.launchers.choose import RuntimeName
-from workbench.machine import num_cores
+from workbench.machine import environment, num_cores
 from workbench.units import MB
 
 if TYPE_CHECKING:
@@ -122,7 +122,11 @@ def recorded(rounds: int) -> dict[str, list[float]]:
 
     inputs = torch.ones(1, 2)
     steps: dict[str, Step] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, notebook_cost.runs_in(folder), ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        environment({"WORKBENCH_RUNS": folder}),
+        ExitStack() as stack,
+    ):
         for name in ("recorded", "not"):
             model = torch.nn.Linear(2, 1)
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

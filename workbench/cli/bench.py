@@ -27,7 +27,7 @@ EPILOG = """\
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench bench`, and set its function."""
-    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EPILOG
+    parser.epilog = EPILOG
     add = parser.add_argument
     add("name", nargs="?", help="name of a benchmark; `all` runs all of them")
     add("--rounds", type=int, default=30, help="pairs of measurements per ratio (30 by default)")

@@ -28,7 +28,6 @@ A detached cluster runs until a process attaches to it (workbench.attach in Pyth
 
 def add_cluster_options(cluster: argparse.ArgumentParser) -> None:
     """Add the options of `workbench cluster`, and set its function."""
-    cluster.formatter_class = argparse.RawDescriptionHelpFormatter
     cluster.epilog = EXAMPLES
     actions = cluster.add_subparsers(title="actions", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="list all clusters: owned by a process, detached, or left by a crash")
@@ -117,6 +116,7 @@ def _change(name: str, what: str, change: Callable[[Cluster], object]) -> None:
     """Change a detached cluster: attach to it, and detach it again."""
     from workbench.clusters.cluster import Cluster
     from workbench.clusters.supervision.registry import find_entry
+    from workbench.clusters.supervision.start_progress import count
 
     entry = find_entry(name)
     if entry.detached is None:
@@ -128,7 +128,7 @@ def _change(name: str, what: str, change: Callable[[Cluster], object]) -> None:
     finally:
         if cluster.state != "stopped":  # else the new ranks did not start
             cluster.detach()
-    print(f"{entry.id}: {cluster.num_ranks} rank{'s' if cluster.num_ranks != 1 else ''}")
+    print(f"{entry.id}: {count(cluster.num_ranks)}")
 
 
 def _stop(options: argparse.Namespace) -> int:

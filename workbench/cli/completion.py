@@ -23,7 +23,6 @@ EXAMPLES = """
 
 def add_completion_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench completion`, and set its function."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     parser.add_argument("shell", choices=("bash", "zsh"))
     parser.set_defaults(command=_completion)

@@ -10,7 +10,6 @@ from workbench import config
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench config`, and set its function."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = config.__doc__
     parser.add_argument("--json", action="store_true", help="print one JSON object per setting")
     parser.set_defaults(command=_config)

@@ -29,7 +29,6 @@ COMMAND runs on the first host, host0. Ranks that it starts by `workbench train`
 
 def add_emulate_options(emulate: argparse.ArgumentParser) -> None:
     """Add the options of `workbench emulate`, and set its function."""
-    emulate.formatter_class = argparse.RawDescriptionHelpFormatter
     emulate.epilog = EXAMPLES
     add = emulate.add_argument
     add("--hosts", type=int, default=2, help="number of hosts; 2 by default")

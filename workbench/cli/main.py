@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import re
 import select
-import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from shutil import get_terminal_size
 from typing import Any, NoReturn, final
 
 from workbench.cli.bench import add_bench_options
+from workbench.cli.catalogue import add_catalogue_options, add_problems_options
 from workbench.cli.cluster import add_cluster_options
 from workbench.cli.completion import ASKED, add_completion_options, complete
 from workbench.cli.config import add_config_options
@@ -28,16 +25,18 @@ from workbench.cli.predict import add_calibrate_options, add_predict_options, ad
 from workbench.cli.record import add_record_options
 from workbench.cli.reproduce import add_reproduce_options
 from workbench.cli.runs import add_runs_options
+from workbench.cli.show import add_evaluate_options, add_export_options, add_show_options, add_timeline_options
 from workbench.cli.steer import add_steer_options
 from workbench.cli.study import add_study_options
 from workbench.cli.submit import add_submit_options
 from workbench.cli.sweep import add_sweep_options
 from workbench.cli.train import add_train_command
-from workbench.errors import ConfigError, WorkbenchError
+from workbench.clusters.supervision.sigterm import TERMINATED
+from workbench.errors import WorkbenchError
 from workbench.logs import LOG, shown_on_stderr
-from workbench.naming import did_you_mean, parse_pairs
+from workbench.naming import did_you_mean
 from workbench.resources import version
-from workbench.run_spec import algorithm_in, expand_settings, notes_of
+from workbench.run_spec import algorithm_in, expand_settings
 
 DESCRIPTION = """\
 Train a model with distributed SGD on several processes (ranks), see where the time of each step goes, and predict which
@@ -56,7 +55,6 @@ LEVELS = {  # option -> the least level of the messages that are printed
     "--quiet": (logging.WARNING, "print no progress and no messages, only warnings and errors"),
     "--verbose": (logging.DEBUG, "also print what helps to find a fault: commands, folders, tracebacks of errors"),
 }
-TERMINATED = 128 + signal.SIGTERM  # the exit status of `experiments.sigterm`, which is imported only when needed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,10 +171,12 @@ def _parser() -> argparse.ArgumentParser:
         add("record", help="run your training script unchanged, and show where its steps spend their time")
     )
     add_runs_options(add("runs", help="list, export or remove your runs"))
-    _add_show(add("show", help="print the numbers of a run, or compare several"))
-    _add_timeline(add("timeline", help="write an HTML page with the timeline of a run, or of two runs to compare"))
-    _add_export(add("export", help="write a run's trace for ui.perfetto.dev, or as a graph for ASTRA-sim"))
-    _add_evaluate(add("evaluate", help="make the evaluations that a run lacks because it failed or was killed"))
+    add_show_options(add("show", help="print the numbers of a run, or compare several"))
+    add_timeline_options(
+        add("timeline", help="write an HTML page with the timeline of a run, or of two runs to compare")
+    )
+    add_export_options(add("export", help="write a run's trace for ui.perfetto.dev, or as a graph for ASTRA-sim"))
+    add_evaluate_options(add("evaluate", help="make the evaluations that a run lacks because it failed or was killed"))
 
     # clusters and jobs
     add_cluster_options(add("cluster", help="list, change and stop the clusters that notebooks and scripts started"))
@@ -213,15 +213,8 @@ def _parser() -> argparse.ArgumentParser:
 
     # what there is, and what works here
     for title, meant in LISTED.items():
-        listing = add(title, help=f"list the {title}{meant}, or describe one")
-        own = "; also file.py:Class" if title == "algorithms" else ""
-        listing.add_argument("name", nargs="?", help=f"describe this one{own}")
-        listing.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-        listing.add_argument("--json", action="store_true", help="print a JSON array; with a name, an object")
-        listing.set_defaults(command=_catalogue, what=title)
-    problems = add("problems", help="list the problems (models with data), or describe one")
-    problems.add_argument("name", nargs="?", help="describe this one; also file.py:name")
-    problems.set_defaults(command=_problems)
+        add_catalogue_options(add(title, help=f"list the {title}{meant}, or describe one"), title)
+    add_problems_options(add("problems", help="list the problems (models with data), or describe one"))
     add_config_options(add("config", help="show the defaults of this machine, and where they come from"))
     add_completion_options(add("completion", help="print the script with which bash or zsh completes this command"))
     add_doctor_options(add("doctor", help="check what works on this machine, and say how to fix the rest"))
@@ -232,6 +225,8 @@ def _parser() -> argparse.ArgumentParser:
         words = listed.help or ""
         commands.choices[listed.dest].description = f"{words[:1].upper()}{words[1:]}."
     for command in commands.choices.values():
+        if command.epilog:  # examples, whose lines stay as they are
+            command.formatter_class = argparse.RawDescriptionHelpFormatter
         _add_levels(command, default=argparse.SUPPRESS)
     return parser
 
@@ -244,157 +239,3 @@ def _add_levels(parser: argparse.ArgumentParser, default: Any) -> None:
         if default is argparse.SUPPRESS and isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 _add_levels(inner, default)
-
-
-def _add_show(show: argparse.ArgumentParser) -> None:
-    show.add_argument("run", nargs="+", help="name, beginning of a name, folder, or `last`")
-    show.add_argument("--json", action="store_true", help="print one JSON object per run")
-    show.set_defaults(command=_show)
-
-
-def _add_evaluate(evaluate: argparse.ArgumentParser) -> None:
-    evaluate.add_argument("run", help="name, beginning of a name, folder, or `last`")
-    evaluate.add_argument("--algorithm", help="the run's algorithm, if it is your own: file.py:Class")
-    evaluate.add_argument("--problem", help="the run's problem, if it is your own: file.py:name")
-    evaluate.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the problem, as in the training",
-    )
-    evaluate.set_defaults(command=_evaluate)
-
-
-def _add_timeline(timeline: argparse.ArgumentParser) -> None:
-    timeline.add_argument("run", nargs="+", help="name, beginning of a name, folder, or `last`; two to compare them")
-    timeline.add_argument(
-        "--steps", metavar="FIRST:LAST", help="these steps; by default some from the middle of the run"
-    )
-    timeline.add_argument("--ranks", metavar="0,1,...", help="only these ranks")
-    timeline.add_argument(
-        "--output", "-o", type=Path, help="file to write; by default timeline.html in the (first) run's folder"
-    )
-    timeline.set_defaults(command=_timeline)
-
-
-def _add_export(export: argparse.ArgumentParser) -> None:
-    export.add_argument("run", help="name, beginning of a name, folder, or `last`")
-    export.add_argument(
-        "--format",
-        choices=("perfetto", "chakra"),
-        default="perfetto",
-        help="perfetto: Chrome trace JSON (the default); chakra: MLCommons Chakra, a file for each rank",
-    )
-    export.add_argument(
-        "--output",
-        "-o",
-        type=Path,
-        help="file to write; with chakra, the beginning of OUTPUT.RANK.et. By default trace.json, or chakra.RANK.et, in "
-        "the run's folder",
-    )
-    export.set_defaults(command=_export)
-
-
-def _show(options: argparse.Namespace) -> int:
-    from workbench.analysis import compare, summary
-    from workbench.trace import open_run
-
-    runs = [open_run(name) for name in options.run]
-    if options.json:
-        for run in runs:
-            print(json.dumps(summary(run)))
-    else:
-        print(compare(runs))
-        for run in runs:
-            for note in notes_of(run):
-                print(f"note: {note}" if len(runs) == 1 else f"note on {run.id}: {note}")
-    return 0
-
-
-def _evaluate(options: argparse.Namespace) -> int:
-    from workbench import algorithms, problems
-    from workbench.runtimes.rank.pending_evaluations import evaluate_left
-    from workbench.trace import open_run
-
-    run = open_run(options.run)
-    assert run.folder is not None, "the run was read from its folder"
-    recorded = run.info.get("algorithm") or {}
-    named = options.algorithm
-    algorithm = algorithms.get(named, **(recorded.get("settings") or {})) if named else algorithms.recorded(recorded)
-    if algorithm is None:
-        raise ConfigError(f"the algorithm of {run.id} is not the package's: give it, as --algorithm file.py:Class")
-    name = options.problem or str((run.info.get("problem") or {}).get("name"))
-    problem = problems.get(name, **parse_pairs(options.option, "--option"))
-    print(f"evaluations made: {evaluate_left(run.folder, algorithm, problem)}")
-    return 0
-
-
-def _timeline(options: argparse.Namespace) -> int:
-    from workbench.plots import TraceViewer
-    from workbench.plots.trace_viewer.payload import MAX_SPANS
-    from workbench.trace import open_run
-
-    runs = [open_run(name) for name in options.run]
-    steps = None
-    if options.steps is not None:
-        found = re.fullmatch(r"(\d+):(\d+)", options.steps)
-        if found is None or int(found[1]) > int(found[2]):
-            raise ConfigError(f"--steps {options.steps}: give the first and the last step, such as 100:105")
-        steps = slice(int(found[1]), int(found[2]) + 1)
-    if options.ranks is not None and not re.fullmatch(r"\d+(,\d+)*", options.ranks):
-        raise ConfigError(f"--ranks {options.ranks}: give numbers, such as 0,1,2")
-    ranks = None if options.ranks is None else [int(rank) for rank in options.ranks.split(",")]
-    target = options.output or (runs[0].folder or Path()) / "timeline.html"
-    viewer = TraceViewer(runs, steps, ranks, max_spans=MAX_SPANS)
-    if viewer.difference is not None:
-        print(viewer.difference)
-    try:
-        print(f"{viewer.save(target)}: open it in a browser; press ? for its keys")
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written ({error.strerror}): name another file with --output") from error
-    return 0
-
-
-def _export(options: argparse.Namespace) -> int:
-    from workbench.trace import open_run
-
-    run = open_run(options.run)
-    chakra = options.format == "chakra"
-    target = options.output or (run.folder or Path()) / ("chakra" if chakra else "trace.json")
-    try:
-        if chakra:
-            num_ranks = len(run.export_chakra(target))
-            print(f"{target}.RANK.et, {num_ranks} ranks: for ASTRA-sim, --workload-configuration={target}")
-        else:
-            print(f"{run.export_chrome(target)}: open it at ui.perfetto.dev or chrome://tracing")
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written ({error.strerror}): name another file with --output") from error
-    return 0
-
-
-def _catalogue(options: argparse.Namespace) -> int:
-    from workbench import catalogue
-
-    if options.json:
-        found = catalogue.describe(options.what, options.name) if options.name else catalogue.describe_all(options.what)
-        text = json.dumps(found)
-    elif options.name:
-        text = catalogue.show(options.what, options.name)
-    elif options.markdown:
-        text = catalogue.markdown(options.what)
-    else:
-        text = catalogue.listing(options.what, min(140, max(100, get_terminal_size().columns)))
-    print(text)
-    return 0
-
-
-def _problems(options: argparse.Namespace) -> int:
-    from workbench import problems
-    from workbench.problems import summaries
-
-    if options.name:
-        print(problems.describe(options.name))
-    else:
-        print(f"{summaries.table()}\n\n`workbench problems NAME` describes one and its options.")
-    return 0

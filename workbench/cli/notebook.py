@@ -26,7 +26,7 @@ EXAMPLES = """
 
 def add_notebook_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench notebook`, and set its function."""
-    parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
+    parser.epilog = EXAMPLES
     add = parser.add_argument
     add(
         "words",

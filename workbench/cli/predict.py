@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from workbench.errors import ConfigError
 from workbench.naming import parse_pairs
-
-TIMEOUT_S = 120.0
-PROBE_FILE = "probe.json"
 
 EXAMPLES = """
   workbench train synchronous-sgd --workers 2 --steps 50
@@ -28,7 +24,7 @@ EXAMPLES = """
 
 def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
     """Add the options of `workbench calibrate`, and set its function."""
-    calibrate.formatter_class, calibrate.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
+    calibrate.epilog = EXAMPLES
     add = calibrate.add_argument
     add(
         "run",
@@ -78,7 +74,7 @@ def add_calibrate_options(calibrate: argparse.ArgumentParser) -> None:
 
 def add_predict_options(predict: argparse.ArgumentParser) -> None:
     """Add the options of `workbench predict`, and set its function."""
-    predict.formatter_class, predict.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
+    predict.epilog = EXAMPLES
     add = predict.add_argument
     _add_places(predict)
     add("--algorithm", default="synchronous-sgd", help="such as pipe-sgd; `workbench algorithms` lists them")
@@ -90,7 +86,7 @@ def add_predict_options(predict: argparse.ArgumentParser) -> None:
 
 def add_recommend_options(recommend: argparse.ArgumentParser) -> None:
     """Add the options of `workbench recommend`, and set its function."""
-    recommend.formatter_class, recommend.epilog = argparse.RawDescriptionHelpFormatter, EXAMPLES
+    recommend.epilog = EXAMPLES
     add = recommend.add_argument
     _add_places(recommend)
     add("--exact", action="store_true", help="only algorithms with the same numerical results as synchronous SGD")
@@ -139,10 +135,13 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 
 def _calibrate(options: argparse.Namespace) -> int:
     from workbench import calibration, problems
+    from workbench.clusters.local.probe_ranks import probe_as_rank, probe_new_ranks
     from workbench.runtimes.rank.main import runtime_here
 
-    if options.probe and runtime_here() is not None:
-        return _probe_here(options)
+    here = runtime_here()
+    if options.probe and here is not None:
+        probe_as_rank(here, [name for name in options.codecs.split(",") if name])
+        return 0
     if options.option and not options.problem:
         raise ConfigError("--option needs --problem, such as --problem wide-mlp --option megabytes=8")
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option")) if options.problem else None
@@ -162,50 +161,13 @@ def _calibrate(options: argparse.Namespace) -> int:
         folder = run.folder or folder
         found = calibration.calibrate(run, problem=problem, before_probe=options.probe, **common)
     if options.probe:
-        found = calibration.with_probe(found, _probe(options, found))
+        usual: Literal["mpi", "torch"] = "mpi" if found.origin.runtime == "mpi" else "torch"
+        runtime = options.runtime or usual
+        num_ranks = options.workers or found.origin.num_workers
+        probed = probe_new_ranks(runtime, num_ranks, [*options.given, "--runtime", runtime])
+        found = calibration.with_probe(found, probed)
     path = found.save(options.output or folder / "calibration.json")
     print(json.dumps(found.as_record()) if options.json else f"{found}\ncalibration: {path}")
-    return 0
-
-
-def _probe(options: argparse.Namespace, found: Any) -> Any:
-    """Start ranks that measure, and read the result of rank 0."""
-    import tempfile
-
-    from workbench.calibration import Probe
-    from workbench.clusters.local.spawn import spawn_ranks
-    from workbench.trace.store import write_info
-
-    runtime: Any = options.runtime or (found.origin.runtime if found.origin.runtime in ("torch", "mpi") else "torch")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_info(folder, {"status": "starting", "id": "probe"})
-        num_ranks = options.workers or found.origin.num_workers
-        spawn_ranks(runtime, num_ranks, [*options.given, "--runtime", runtime], folder, lambda: None)
-        return Probe.from_record(json.loads((folder / PROBE_FILE).read_text()))
-
-
-def _probe_here(options: argparse.Namespace) -> int:
-    """Run as one of the ranks that measure."""
-    from workbench.calibration import probe
-    from workbench.clusters.local.spawn import FOLDER_VARIABLE
-    from workbench.replica.local_training import share_cores
-    from workbench.runtimes.rank.main import leave_world, make_transport, runtime_here
-    from workbench.runtimes.transport.base import Deadline
-
-    folder = Path(os.environ.get(FOLDER_VARIABLE) or ".")
-    runtime = runtime_here()
-    assert runtime is not None
-    transport = make_transport(runtime, TIMEOUT_S, folder if FOLDER_VARIABLE in os.environ else None)
-    try:
-        share_cores(None, transport.num_workers)
-        names = [name for name in options.codecs.split(",") if name]
-        found = probe(transport, lambda what: Deadline(what, transport.peer_failure, TIMEOUT_S), names)
-        if transport.rank == 0:
-            (folder / PROBE_FILE).write_text(json.dumps(found.as_record()))
-    finally:
-        transport.close()
-    leave_world()
     return 0
 
 

@@ -30,7 +30,6 @@ On several hosts, the launcher must pass PYTHONPATH, WORKBENCH_RUNS and WORKBENC
 
 def add_record_options(record: argparse.ArgumentParser) -> None:
     """Add the options of `workbench record`, and set its function."""
-    record.formatter_class = argparse.RawDescriptionHelpFormatter
     record.epilog = EXAMPLES
     record.add_argument("--name", help="a name for the run, in tables and legends")
     record.add_argument("--steps", type=int, help="how many steps to record; all by default")

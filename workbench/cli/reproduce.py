@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cli.notebook import add_run_options, given_parameters
-from workbench.cli.submit import add_job_options, submit_command, workbench_command
+from workbench.cli.submit import JobCommand, add_job_options, submit_command, workbench_command
 from workbench.errors import ConfigError
 from workbench.logs import LOG
 
@@ -33,7 +30,6 @@ The output folder holds the executed notebooks, their pages and records, and ind
 
 def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench reproduce`, and set its function."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("name", help="key of a paper, such as chen2016revisiting, a notebook, headlines, or all")
@@ -81,7 +77,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _reproduce(options: argparse.Namespace) -> int:
-    from workbench.experiments.sigterm import terminated_as_exit
+    from workbench.clusters.supervision.sigterm import terminated_as_exit
 
     with terminated_as_exit():  # also during the search for notebooks and the writing of pages
         return _execute(options)
@@ -89,7 +85,7 @@ def _reproduce(options: argparse.Namespace) -> int:
 
 def _execute(options: argparse.Namespace) -> int:
     from workbench import resources
-    from workbench.machine import num_cores
+    from workbench.machine import environment, num_cores
     from workbench.papers.pictures import draw_pictures
     from workbench.papers.plan import plan
     from workbench.papers.reproduction import Reproduction
@@ -120,7 +116,7 @@ def _execute(options: argparse.Namespace) -> int:
         report=LOG.info,
     )
     runs = output / "runs"
-    with _runs_in(runs):
+    with environment({"WORKBENCH_RUNS": str(runs)}):  # apart from the user's own runs
         outcomes = how.run(jobs)
     for message in draw_pictures(outcomes, records, size, site):
         LOG.info(message)
@@ -144,28 +140,14 @@ def _submit(options: argparse.Namespace, num_ranks: int) -> int:
     argv += ["--add-session"] if options.add_session else []
     argv += [word for path in options.file for word in ("--file", str(Path(path).resolve()))]
     argv += [word for pair in options.parameter for word in ("--parameter", pair)]
-    command = workbench_command(argv)
-    return submit_command(options, num_ranks, command, what="reproduce", on_warning="interrupt")
+    work = JobCommand(name="reproduce", command=workbench_command(argv), num_ranks=num_ranks, on_warning="interrupt")
+    return submit_command(options, work)
 
 
 def _output(given: Path | None, size: str, site: str) -> Path:
     from workbench.trace.store import runs_root
 
     return (given or runs_root() / "reproduce" / f"{site}-{size}").resolve()
-
-
-@contextmanager
-def _runs_in(folder: Path) -> Iterator[None]:
-    """Let notebooks keep their runs in this folder, so that they do not mix with the user's own."""
-    before = os.environ.get("WORKBENCH_RUNS")
-    os.environ["WORKBENCH_RUNS"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["WORKBENCH_RUNS"]
-        else:
-            os.environ["WORKBENCH_RUNS"] = before
 
 
 def _reproducing_options(options: argparse.Namespace, size: Size, parameters: dict[str, Any]) -> str:

@@ -24,7 +24,6 @@ Signs are = != < <= > >=, and ~ for "contains".
 
 def add_runs_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench runs`, and set its function."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
     add = parser.add_argument
     add("action", nargs="?", default="list", help="list (the default), export or remove")

@@ -16,12 +16,10 @@ The ranks apply the change at the end of a step. Synchronous algorithms apply it
   workbench steer 20240131-1200 pause
   workbench steer last resume
 """
-COMMANDS = ("pause", "resume", "stop")
 
 
 def add_steer_options(steer: argparse.ArgumentParser) -> None:
     """Add the options of `workbench steer`, and set its function."""
-    steer.formatter_class = argparse.RawDescriptionHelpFormatter
     steer.epilog = EXAMPLES
     steer.add_argument("run", help="name, beginning of a name, folder, or `last`")
     steer.add_argument(
@@ -31,11 +29,11 @@ def add_steer_options(steer: argparse.ArgumentParser) -> None:
 
 
 def _steer(options: argparse.Namespace) -> int:
-    from workbench.clusters.commands import send_command, send_settings
+    from workbench.clusters.commands import WITHOUT_SETTINGS, send_command, send_settings
     from workbench.trace.store import find_run
 
     folder = find_run(options.run)
-    if options.what[0] in COMMANDS:
+    if options.what[0] in WITHOUT_SETTINGS:
         if len(options.what) > 1:
             raise ConfigError(
                 f"{options.what[0]} takes no other arguments: give {' '.join(options.what[1:])} in a separate command"
@@ -46,7 +44,7 @@ def _steer(options: argparse.Namespace) -> int:
     try:
         changes = parse_pairs(options.what, "workbench steer")
     except ConfigError as error:
-        raise ConfigError(f"{error}; or give one of {', '.join(COMMANDS)}") from None
+        raise ConfigError(f"{error}; or give one of {', '.join(WITHOUT_SETTINGS)}") from None
     plain = send_settings(folder, changes)
     print(f"{folder.name}: asked to continue with {json.dumps(plain)}")
     return 0

@@ -18,7 +18,6 @@ EXAMPLES = """
 
 def add_study_options(study: argparse.ArgumentParser) -> None:
     """Add the options of `workbench study`, and set its function."""
-    study.formatter_class = argparse.RawDescriptionHelpFormatter
     study.epilog = EXAMPLES
     add = study.add_argument
     add("--problem", default="digits-mlp", help="`workbench problems` lists them; or file.py:name")

@@ -9,12 +9,16 @@ import secrets
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, final
 
 from workbench.errors import ConfigError, DataMissing, LaunchError
 from workbench.naming import did_you_mean
 from workbench.run_spec import check_train, parse_train
+
+if TYPE_CHECKING:
+    from workbench.clusters.slurm.request import Slurm
 
 EXAMPLES = """
 The job runs what follows --: a training of the package, or your own command, once as each rank.
@@ -40,7 +44,6 @@ BOTH = "a training (-- train pipe-sgd --workers 8) or your own command (--ranks 
 
 def add_submit_options(submit: argparse.ArgumentParser) -> None:
     """Add the options of `workbench submit`, and set its function."""
-    submit.formatter_class = argparse.RawDescriptionHelpFormatter
     submit.epilog = EXAMPLES
     submit.add_argument(
         "--ranks", "-n", type=int, help="number of ranks of your own command; a training has its --workers"
@@ -100,9 +103,15 @@ def _submit(options: argparse.Namespace) -> int:
         return _submit_training(options, options.argv)
     command = _checked_command(options.ranks, options.argv)
     named = next((word for word in command if word.endswith(".py")), command[0])
-    what = re.sub(r"[^\w.-]", "-", Path(named).stem)
-    how: dict[str, Any] = {"by_srun": True, "requeue": "again" if options.requeue else False}
-    return submit_command(options, options.ranks, command, what=what, on_warning="signal", **how)
+    work = JobCommand(
+        name=re.sub(r"[^\w.-]", "-", Path(named).stem),
+        command=command,
+        num_ranks=options.ranks,
+        on_warning="signal",
+        by_srun=True,
+        requeue="again" if options.requeue else False,
+    )
+    return submit_command(options, work)
 
 
 def _submit_training(options: argparse.Namespace, argv: list[str]) -> int:
@@ -112,9 +121,16 @@ def _submit_training(options: argparse.Namespace, argv: list[str]) -> int:
     by_srun = train.runtime == "torch"
     if by_srun and train.threads is None and options.cpus_per_rank:
         argv = [*argv, "--threads", str(options.cpus_per_rank)]  # a rank sees only its own cores
-    checkpoint = "checkpoint" if options.requeue else False
-    how: dict[str, Any] = {"by_srun": by_srun, "outlives": train.on_failure == "shrink", "requeue": checkpoint}
-    return submit_command(options, train.workers, workbench_command(argv), what="train", on_warning="command", **how)
+    work = JobCommand(
+        name="train",
+        command=workbench_command(argv),
+        num_ranks=train.workers,
+        on_warning="command",
+        by_srun=by_srun,
+        outlives=train.on_failure == "shrink",
+        requeue="checkpoint" if options.requeue else False,
+    )
+    return submit_command(options, work)
 
 
 def workbench_command(argv: Sequence[str]) -> list[str]:
@@ -122,27 +138,35 @@ def workbench_command(argv: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "workbench", *argv]
 
 
-def submit_command(
-    options: argparse.Namespace,
-    num_ranks: int,
-    command: list[str],
-    *,
-    what: str,
-    on_warning: str,
-    by_srun: bool = False,
-    outlives: bool = False,
-    requeue: str | bool = False,
-) -> int:
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCommand:
+    """The command that a job runs.
+
+    Attributes:
+        name: beginning of the job's name.
+        command: the command line.
+        num_ranks: number of ranks.
+        on_warning, requeue: as in `clusters.slurm.batch_job`.
+        by_srun: srun runs the command as each rank. Otherwise the command starts its ranks itself.
+        outlives: with `by_srun`, whether the other ranks continue when one fails.
+    """
+
+    name: str
+    command: list[str]
+    num_ranks: int
+    on_warning: str
+    by_srun: bool = False
+    outlives: bool = False
+    requeue: str | bool = False
+
+
+def submit_command(options: argparse.Namespace, work: JobCommand) -> int:
     """Run a command in a job that is warned before its time limit.
 
     Args:
         options: those of `add_job_options`.
-        num_ranks: number of ranks.
-        command: the command line.
-        what: beginning of the job's name.
-        on_warning, requeue: as in `clusters.slurm.batch_job`.
-        by_srun: srun runs the command as each rank. Otherwise the command starts its ranks itself.
-        outlives: with `by_srun`, whether the other ranks continue when one fails.
+        work: the command.
 
     Returns:
         The exit status.
@@ -154,19 +178,15 @@ def submit_command(
     from workbench.clusters.slurm import batch_job
     from workbench.clusters.slurm.gpus import gpu_warning
     from workbench.clusters.slurm.queue import Allocation, submit
-    from workbench.clusters.slurm.request import WITHOUT_TASK_GPUS, Slurm
     from workbench.clusters.supervision.registry import state_folder
-    from workbench.runtimes.control.job import JOB_VARIABLE
 
-    given = {word: getattr(options, name) for name, word in SBATCH_OPTIONS.items()}
-    extra = [f"--{word}={value}" for word, value in given.items() if value is not None]
-    extra += [*options.extra, f"--signal=B:USR1@{options.warn}"]
-    slurm = Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in SLURM_OPTIONS})
-    name = f"{what}-{secrets.token_hex(4)}"
+    slurm = _resources(options)
+    name = f"{work.name}-{secrets.token_hex(4)}"
     folder = state_folder("jobs") / name
     program = [sys.executable, "-P", batch_job.__file__, str(folder / "job.json")]
-    script = slurm.script(num_ranks, name=name, output=str(folder / "job.log"), command=program, requeue=bool(requeue))
-    if warning := gpu_warning(slurm, "--gpus-per-rank ", command):
+    output = str(folder / "job.log")
+    script = slurm.script(work.num_ranks, name=name, output=output, command=program, requeue=bool(work.requeue))
+    if warning := gpu_warning(slurm, "--gpus-per-rank ", work.command):
         print(f"workbench: {warning}", file=sys.stderr)
     if options.dry_run:
         print(script, end="")
@@ -176,17 +196,7 @@ def submit_command(
             "this shell runs in a Slurm job: run the command in it, with srun for your own script; or submit "
             "outside of it"
         )
-    starts = slurm.srun_command(num_ranks, command, outlives=outlives) if by_srun else [*WITHOUT_TASK_GPUS, *command]
-    spec: dict[str, Any] = {
-        "command": starts,
-        "environment": {"PYTHONUNBUFFERED": "1", JOB_VARIABLE: str(folder)},  # the job's output appears at once
-        "folder": str(folder),
-        "controller": None,
-        "connection": None,
-        "on_warning": on_warning,
-        "rendezvous": by_srun,
-        "requeue": requeue,
-    }
+    spec = _spec(work, slurm, folder)
     folder.mkdir(parents=True, mode=0o700)
     (folder / "job.json").write_text(json.dumps(spec))
     try:
@@ -194,8 +204,38 @@ def submit_command(
     except LaunchError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    print(f"job {job}: squeue -j {job}; scancel {job}\noutput: {folder / 'job.log'}")
+    print(f"job {job}: squeue -j {job}; scancel {job}\noutput: {output}")
     return 0
+
+
+def _resources(options: argparse.Namespace) -> Slurm:
+    """Return the job's resources from the options of `add_job_options`."""
+    from workbench.clusters.slurm.request import Slurm
+
+    given = {word: getattr(options, name) for name, word in SBATCH_OPTIONS.items()}
+    extra = [f"--{word}={value}" for word, value in given.items() if value is not None]
+    extra += [*options.extra, f"--signal=B:USR1@{options.warn}"]
+    return Slurm(extra=tuple(extra), **{name: getattr(options, name) for name in SLURM_OPTIONS})
+
+
+def _spec(work: JobCommand, slurm: Slurm, folder: Path) -> dict[str, Any]:
+    """Return the specification that `batch_job` reads on the job's first node."""
+    from workbench.clusters.slurm.request import WITHOUT_TASK_GPUS
+    from workbench.runtimes.control.job import JOB_VARIABLE
+
+    command = [*WITHOUT_TASK_GPUS, *work.command]
+    if work.by_srun:
+        command = slurm.srun_command(work.num_ranks, work.command, outlives=work.outlives)
+    return {
+        "command": command,
+        "environment": {"PYTHONUNBUFFERED": "1", JOB_VARIABLE: str(folder)},  # the job's output appears at once
+        "folder": str(folder),
+        "controller": None,
+        "connection": None,
+        "on_warning": work.on_warning,
+        "rendezvous": work.by_srun,
+        "requeue": work.requeue,
+    }
 
 
 def _checked_training(arguments: list[str], *, dry_run: bool) -> argparse.Namespace:

@@ -34,7 +34,6 @@ Exit status: 0 if every cell is finished, 1 if some failed, 2 for an error in th
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `workbench sweep`, and set its function."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLE
     add = parser.add_argument
     add("grid", help="a YAML file; a cell is one combination of its values")

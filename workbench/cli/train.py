@@ -24,7 +24,6 @@ EXAMPLES = """
 
 def add_train_command(train: argparse.ArgumentParser) -> None:
     """Add the options of `workbench train`, and set its function."""
-    train.formatter_class = argparse.RawDescriptionHelpFormatter
     train.epilog = EXAMPLES
     train.usage = "workbench train ALGORITHM [options]"
     add_train_options(train)
@@ -101,7 +100,7 @@ def _print_checkpoint(folder: Path) -> None:
 def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: Any, resume: str | None) -> int:
     """Run as one rank, started by `workbench train` or by the user's own torchrun or mpiexec."""
     from workbench.clusters.local.spawn import FOLDER_VARIABLE, PLACE_VARIABLE
-    from workbench.experiments.sigterm import terminated_as_exit
+    from workbench.clusters.supervision.sigterm import terminated_as_exit
     from workbench.replica.local_training import run_info
     from workbench.runtimes.control.job import record_run
     from workbench.runtimes.rank.join import rejoin

@@ -17,6 +17,8 @@ from workbench.trace.store import read_info
 if TYPE_CHECKING:
     from workbench.program import Algorithm
 
+WITHOUT_SETTINGS = ("pause", "resume", "stop")  # the commands that `send_command` gives
+
 
 def check_steerable(folder: Path, what: str) -> dict[str, Any]:
     """Return the `run.json` of a run that accepts commands.

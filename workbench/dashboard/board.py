@@ -210,7 +210,7 @@ class Dashboard:
         self._start = ipywidgets.Button(description="Start", icon="play", button_style="primary")
         self._start.on_click(self._start_clicked)
         self._buttons = RunButtons(
-            self._session.stop, self._session.pause, self._session.resume, on_click=self._session.hurry
+            self._session.stop, self._session.pause, self._session.resume, on_click=self._session.poll_often
         )
         self._line = ipywidgets.HTML()
         self._axes = AxisControls("seconds", self._refresh)
@@ -280,7 +280,7 @@ class Dashboard:
                 self._line.value = error_line(error)
             if active is None:
                 return
-            active.wait(pause_after(time.thread_time() - begin_s, INTERVAL_S))
+            active.timer.wait(pause_after(time.thread_time() - begin_s, INTERVAL_S))
 
     def _refresh(self) -> None:
         """Show the present state."""

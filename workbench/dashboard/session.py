@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from workbench import problems
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.plots.live.pace import HURRIED_S, HURRY_S
+from workbench.plots.live.pace import PollTimer
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.settings import Settings
@@ -57,8 +56,7 @@ class Entry:
         self.going = threading.Event()  # cleared while a simulation is paused
         self.going.set()
         self.num_gradients = 0  # computed by simulated workers
-        self._wake = threading.Event()
-        self._hurry_until_s = 0.0
+        self.timer = PollTimer()
         self._follower: Follower | None = None
         self._lock = threading.Lock()  # an earlier `poll` must not overwrite the result of a later one
 
@@ -75,20 +73,10 @@ class Entry:
             return "starting"
         return "simulating" if self.going.is_set() else "paused"
 
-    def wait(self, pause_s: float) -> None:
-        """Wait for the next look at the training: until it ends, or for `pause_s`; for `HURRY_S` after a command."""
-        self._wake.wait(HURRY_S if time.monotonic() < self._hurry_until_s else pause_s)
-        self._wake.clear()
-
-    def hurry(self) -> None:
-        """Look often for a while, so that the effect of a command is shown at once."""
-        self._hurry_until_s = time.monotonic() + HURRIED_S
-        self._wake.set()
-
     def end(self) -> None:
         """Mark the training as over."""
         self.over.set()
-        self._wake.set()
+        self.timer.wake()
 
     def poll(self) -> Run | None:
         """Return the run as it is on disk at this moment."""
@@ -174,10 +162,10 @@ class Session:
         if entry.handle is not None:
             entry.handle.stop()
 
-    def hurry(self) -> None:
+    def poll_often(self) -> None:
         """Show the effect of a command at once."""
         if self.active is not None:
-            self.active.hurry()
+            self.active.timer.poll_often()
 
     def close(self) -> None:
         """Stop the training, and the cluster if this session started it."""

@@ -62,7 +62,7 @@ def mpi_ranks(timeout_s: float) -> list[CheckResult]:
     except WorkbenchError as error:
         return [CheckResult("mpi ranks", "fault", str(error), core=True)]
     about = CheckResult("mpi", "ok", f"{install}: {install.mpiexec}")
-    trial = _try([command], env, timeout_s)
+    trial = _run([command], env, timeout_s)
     if not trial.fault and [report.get("size") for report in trial.reports] != [NUM_RANKS] * NUM_RANKS:
         sizes = ", ".join(str(report.get("size")) for report in trial.reports)
         fault = (
@@ -101,7 +101,7 @@ def torch_ranks(timeout_s: float) -> tuple[list[CheckResult], list[str] | None]:
         commands = [[sys.executable, "-c", TORCH_CODE, str(rank), folder] for rank in range(NUM_RANKS)]
         of_launcher = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         variables = {name: value for name, value in os.environ.items() if name not in of_launcher}
-        trial = _try(commands, variables, timeout_s)
+        trial = _run(commands, variables, timeout_s)
     if not trial.fault and [report.get("total") for report in trial.reports] != [3.0] * NUM_RANKS:
         trial = Trial(trial.reports, trial.took_s, f"they report {trial.reports}, but both totals should be 3.0")
     if trial.fault:
@@ -119,51 +119,52 @@ def torch_ranks(timeout_s: float) -> tuple[list[CheckResult], list[str] | None]:
     return found, about["devices"]
 
 
-def _try(commands: Sequence[Sequence[str]], env: dict[str, str], timeout_s: float) -> Trial:
+def _run(commands: Sequence[Sequence[str]], env: dict[str, str], timeout_s: float) -> Trial:
     """Start processes, read one JSON object from each, and end all of them."""
     mark = f"WORKBENCH_DOCTOR_{secrets.token_hex(8).upper()}"
-    begun = time.monotonic()
+    begin_s = time.monotonic()
+    processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="workbench-doctor-") as folder:
-        files = [Path(folder, f"{number}.{kind}") for number in range(len(commands)) for kind in ("out", "err")]
-        processes = []
+        outputs = [Path(folder, f"{number}.out") for number in range(len(commands))]
+        errors = [Path(folder, f"{number}.err") for number in range(len(commands))]
         try:
-            for number, command in enumerate(commands):
-                with files[2 * number].open("wb") as out, files[2 * number + 1].open("wb") as err:
-                    processes.append(
-                        subprocess.Popen(
-                            command,
-                            env={**env, mark: "1"},
-                            stdin=subprocess.DEVNULL,
-                            stdout=out,
-                            stderr=err,
-                            start_new_session=True,
-                        )
-                    )
-            while any(process.poll() is None for process in processes):
-                late = time.monotonic() - begun > timeout_s
-                if late or any(process.poll() for process in processes):
-                    break
-                time.sleep(0.02)
-            else:
-                late = False
-            codes = [process.poll() for process in processes]
+            for command, out, err in zip(commands, outputs, errors, strict=True):
+                processes.append(_start(command, {**env, mark: "1"}, out, err))
+            in_time = _wait(processes, begin_s + timeout_s)
+            statuses = [process.poll() for process in processes]
         except OSError as error:
-            return Trial((), time.monotonic() - begun, f"{commands[0][0]} cannot be run ({error.strerror})")
+            return Trial((), time.monotonic() - begin_s, f"{commands[0][0]} cannot be run ({error.strerror})")
         finally:
             end_marked(mark)
             for process in processes:
                 process.wait()
-        took_s = time.monotonic() - begun
-        errors = "\n".join(path.read_text(errors="replace") for path in files if path.suffix == ".err")
-        lines = [
-            line for path in files if path.suffix == ".out" for line in path.read_text(errors="replace").splitlines()
-        ]
-    if late:
-        fault = f"{NUM_RANKS} ranks had not found each other after {timeout_s:g} s. {_last_lines(errors)}"
+        took_s = time.monotonic() - begin_s
+        said = _last_lines("\n".join(path.read_text(errors="replace") for path in errors))
+        lines = [line for path in outputs for line in path.read_text(errors="replace").splitlines()]
+    if not in_time:
+        fault = f"{NUM_RANKS} ranks had not found each other after {timeout_s:g} s. {said}"
         return Trial((), took_s, fault.strip())
-    if any(codes):
-        return Trial((), took_s, f"they ended with {', '.join(map(str, codes))}. {_last_lines(errors)}".strip())
+    if any(statuses):
+        return Trial((), took_s, f"they ended with {', '.join(map(str, statuses))}. {said}".strip())
     return Trial(tuple(json.loads(line) for line in lines if line.startswith("{")), took_s)
+
+
+def _start(command: Sequence[str], env: dict[str, str], output: Path, error: Path) -> subprocess.Popen[bytes]:
+    with output.open("wb") as out, error.open("wb") as err:
+        return subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+        )
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline_s: float) -> bool:
+    """Wait until all processes have ended, or one has failed. Return False at the deadline."""
+    while any(process.poll() is None for process in processes):
+        if time.monotonic() > deadline_s:
+            return False
+        if any(process.poll() for process in processes):
+            return True
+        time.sleep(0.02)
+    return True
 
 
 def _last_lines(text: str) -> str:

@@ -5,7 +5,6 @@
 - Notebooks: `notebook_catalogue` lists them. `notebooks` executes one by `papermill_engine`, and `execution_record`
   describes the execution. papermill finds the engine through `papermill_entry`. `side_by_side` executes several at a
   time.
-- `sigterm`: a terminated process runs its `finally:` clauses.
 
 Imports `run_spec`, `clusters` and what lies below. Used by `papers`, `bench` and `cli`. Begin with `grid` and
 `sweeper`, or with `notebooks`.

@@ -8,7 +8,6 @@ all three problems.
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -23,8 +22,9 @@ from papermill.engines import NBClientEngine, NotebookExecutionManager
 from traitlets.config import Config
 
 from workbench.clusters.supervision.reaper import end_marked, reaped
+from workbench.clusters.supervision.sigterm import terminated_as_exit
 from workbench.experiments.execution_record import begin_record, end_record
-from workbench.experiments.sigterm import terminated_as_exit
+from workbench.machine import environment
 
 
 @final
@@ -54,7 +54,7 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
         variables = {"IPP_NONINTERACTIVE": "1", mark: "1"}
         # A kernel that is asked to shut down while it computes prints a traceback of its closed sockets. So kill it.
         ended = terminated_as_exit(lambda: end_marked(mark))
-        with ended, _recorded(nb_man, kernel_name), reaped(mark), _environment(variables):
+        with ended, _recorded(nb_man, kernel_name), reaped(mark), environment(variables):
             try:
                 super().execute_managed_notebook(nb_man, kernel_name, **options)
             except BaseException as error:
@@ -129,18 +129,3 @@ def _mark_failed(nb_man: NotebookExecutionManager, error: BaseException) -> None
         lines = str(error).splitlines() or [""]
         output = {"output_type": "error", "ename": type(error).__name__, "evalue": lines[0], "traceback": lines}
         cell.outputs.append(NotebookNode(output))  # type: ignore[no-untyped-call] # nbformat's annotations are partial
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables in the environment within the block. The kernel inherits them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

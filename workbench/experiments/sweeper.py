@@ -19,11 +19,11 @@ from typing import Any, final
 
 from workbench.clusters.local.fork_server import Forked, ForkServer
 from workbench.clusters.supervision.reaper import end_marked, start_reaper
+from workbench.clusters.supervision.sigterm import terminated_as_exit
 from workbench.errors import ConfigError, RunNotFound
 from workbench.experiments.cell_states import Attempt, State, claim, conclude, read_attempts, renew
 from workbench.experiments.fork_cells import start_fork_server
 from workbench.experiments.grid import Cell, Grid, read_grid
-from workbench.experiments.sigterm import terminated_as_exit
 from workbench.experiments.sweep_result import CellState, SweepResult, cells_folder, notebook_of, state_of, states
 from workbench.trace.store import ENDED, SWEEP_VARIABLE, read_info, runs_root, update_run
 

@@ -36,7 +36,7 @@ from jupyter_server.base.handlers import APIHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from workbench.clusters.commands import send_command
+from workbench.clusters.commands import WITHOUT_SETTINGS, send_command
 from workbench.config import value_of
 from workbench.errors import ConfigError, RunNotFound, WorkbenchError
 from workbench.lab.cluster_rows import ClusterRows, cluster_log, exact_entry, runs_of_clusters
@@ -48,11 +48,11 @@ from workbench.plots.trace_viewer.script import viewer_js
 from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.trace.store import runs_root
 
-COMMANDS = ("pause", "resume", "stop")
 MAX_POINTS = 2000
 MAX_COMPARED = 200
 
 T = TypeVar("T")
+D = TypeVar("D", int, None)
 
 
 def add_handlers(server: Any) -> None:
@@ -135,6 +135,10 @@ class Handler(APIHandler):
         """Return the run stores to show."""
         return await self.in_thread(self.state.stores, list((await self.notebooks()).values()))
 
+    async def folder_of(self, run: str) -> Path:
+        """Return the folder of a run; an unknown name is answered by 404."""
+        return await self.in_thread(self.state.rows.find, await self.stores(), run)
+
     async def notebooks(self) -> dict[int, str]:
         """Return the process of each kernel -> path of its notebook."""
         found: dict[int, str] = {}
@@ -148,8 +152,8 @@ class Handler(APIHandler):
             found[process or -len(found) - 1] = str(session["path"])
         return found
 
-    def whole(self, name: str, default: int | None, least: int, most: int) -> int | None:
-        """Return a query argument that is a whole number.
+    def whole(self, name: str, default: D, least: int, most: int) -> int | D:
+        """Return a query argument that is a whole number, or the default without one.
 
         Raises:
             HTTPError: it is none, or outside the range.
@@ -275,7 +279,7 @@ class Runs(Handler):
         limit, after = self.whole("limit", None, 1, 10**6), self.whole("after", 0, 0, 10**15)
         curves = self.get_query_argument("curves", "0") == "1"
         stores = await self.stores()
-        await self.answer(lambda: self.state.rows.select(stores, limit=limit, after=after or 0, curves=curves))
+        await self.answer(lambda: self.state.rows.select(stores, limit=limit, after=after, curves=curves))
 
 
 class OneRun(Handler):
@@ -285,8 +289,8 @@ class OneRun(Handler):
     @authorized
     async def get(self, name: str) -> None:
         """Answer the run: see `RunRows.one`."""
-        points, stores, rows = self.whole("points", 400, 10, MAX_POINTS), await self.stores(), self.state.rows
-        await self.answer(lambda: rows.one(rows.find(stores, name), points or 400))
+        points, folder = self.whole("points", 400, 10, MAX_POINTS), await self.folder_of(name)
+        await self.answer(lambda: self.state.rows.one(folder, points))
 
 
 class RunCode(Handler):
@@ -296,13 +300,8 @@ class RunCode(Handler):
     @authorized
     async def get(self, name: str) -> None:
         """Answer {"open", "repeat", "continue", "branch"}, those that are possible."""
-        stores, rows, after = await self.stores(), self.state.rows, self.whole("after", None, 0, 10**15)
-
-        def code() -> dict[str, str]:
-            folder = rows.find(stores, name)
-            return run_code(folder, rows.info(folder), after)
-
-        await self.answer(code)
+        after, folder = self.whole("after", None, 0, 10**15), await self.folder_of(name)
+        await self.answer(lambda: run_code(folder, self.state.rows.info(folder), after))
 
 
 class Checkpoints(Handler):
@@ -312,10 +311,10 @@ class Checkpoints(Handler):
     @authorized
     async def get(self, name: str) -> None:
         """Answer {"steps": the number of steps of each complete checkpoint, the newest first}."""
-        stores, rows = await self.stores(), self.state.rows
+        folder = await self.folder_of(name)
 
         def steps() -> dict[str, list[int]]:
-            found = (one.num_steps for one in complete_checkpoints(rows.find(stores, name)))
+            found = (one.num_steps for one in complete_checkpoints(folder))
             return {"steps": list(dict.fromkeys(number for number in found if number >= 0))}
 
         await self.answer(steps)
@@ -328,8 +327,8 @@ class RunRanks(Handler):
     @authorized
     async def get(self, name: str) -> None:
         """Answer {"ranks", "run", "status"}: see `RankRows`."""
-        stores, rows, ranks = await self.stores(), self.state.rows, self.state.ranks
-        await self.answer(lambda: ranks.of_run(rows.find(stores, name)))
+        folder = await self.folder_of(name)
+        await self.answer(lambda: self.state.ranks.of_run(folder))
 
 
 class Compare(Handler):
@@ -343,7 +342,7 @@ class Compare(Handler):
         if not 1 <= len(names) <= MAX_COMPARED:
             raise web.HTTPError(400, f"give 1 to {MAX_COMPARED} runs to compare, not {len(names)}")
         points, stores, rows = self.whole("points", 300, 10, MAX_POINTS), await self.stores(), self.state.rows
-        await self.answer(lambda: rows.compare([rows.find(stores, name) for name in names], points or 300))
+        await self.answer(lambda: rows.compare([rows.find(stores, name) for name in names], points))
 
 
 class RunTimeline(Handler):
@@ -356,13 +355,8 @@ class RunTimeline(Handler):
         first, last = self.whole("first", None, 0, 10**9), self.whole("last", None, 0, 10**9)
         critical, other = self.get_query_argument("critical", "0") == "1", self.get_query_argument("other", None)
         steps = None if first is None and last is None else slice(first, last)
-        stores, rows = await self.stores(), self.state.rows
-
-        def content() -> dict[str, Any]:
-            folders = [rows.find(stores, one) for one in (name, other) if one]
-            return self.state.timelines.of(folders, steps, critical=critical)
-
-        await self.answer(content)
+        folders = [await self.folder_of(one) for one in (name, other) if one]
+        await self.answer(lambda: self.state.timelines.of(folders, steps, critical=critical))
 
 
 class Steer(Handler):
@@ -372,13 +366,13 @@ class Steer(Handler):
     @authorized
     async def post(self, name: str, command: str) -> None:
         """Answer {"message"}. The command takes effect at the end of a step."""
-        if command not in COMMANDS:
+        if command not in WITHOUT_SETTINGS:
             hint = "; `stop` writes a checkpoint" if command == "checkpoint" else ""
-            raise web.HTTPError(400, f"there is no command {command}: give {', '.join(COMMANDS)}{hint}")
-        stores, rows = await self.stores(), self.state.rows
+            raise web.HTTPError(400, f"there is no command {command}: give {', '.join(WITHOUT_SETTINGS)}{hint}")
+        folder = await self.folder_of(name)
 
         def give() -> dict[str, str]:
-            send_command(rows.find(stores, name), {command: True})
+            send_command(folder, {command: True})
             return {"message": f"{name}: asked to {command} at the end of a step"}
 
         await self.answer(give)

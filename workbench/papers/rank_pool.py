@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from workbench.clusters.slurm.queue import Allocation
 from workbench.clusters.supervision import registry
 from workbench.clusters.supervision.reaper import end_marked, start_reaper
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
+from workbench.machine import environment
 from workbench.papers.pool_client import POOL_VARIABLE
 from workbench.papers.sizes import parse_ranks
 
@@ -62,15 +62,9 @@ class RankPool:
                 self._end(key)
         for key in wanted:
             self._ensure(key)
-        before = os.environ.get(POOL_VARIABLE)
         offered = {key: self._clusters[key].id for key in wanted if key in self._clusters}
-        os.environ[POOL_VARIABLE] = json.dumps(offered)
-        try:
+        with environment({POOL_VARIABLE: json.dumps(offered)}):
             yield
-        finally:
-            os.environ.pop(POOL_VARIABLE)
-            if before is not None:
-                os.environ[POOL_VARIABLE] = before
 
     def close(self) -> None:
         """End all ranks."""

@@ -297,7 +297,7 @@ class Reproduction:
     def _record(self, job: Job, facts: dict[str, Any], claims: _Claims, executed: Path) -> list[str]:
         """Write the records of a notebook's findings. Return notes: verdicts, and claims without a finding."""
         findings, answer = read_findings(executed)
-        notes = []
+        notes: list[str] = []
         date = datetime.now(UTC).isoformat(timespec="seconds")
         session = {"date": date, "seconds": facts["seconds"], "commit": (facts["commit"] or {}).get("sha", "")}
         more: dict[str, Any] = {"notebook": job.name, "date": date, "machine": machine()}
@@ -311,15 +311,7 @@ class Reproduction:
                 raise ConfigError(
                     f"{job.name} has findings of {', '.join(stray)}, which {key}/claims/{job.name}.yaml lacks"
                 )
-            for name, claim in own.items():
-                if name in kept:
-                    verdict = judge_finding(claim, kept[name], self.size)
-                    notes.append(f"{claim.name}: {verdict.word}, {verdict} {claim.unit}".rstrip())
-                elif claim.expectation_at(self.size) is not None:
-                    notes.append(f"{claim.name}: the notebook has no finding of it")
-            if own and not any(claim.expectation_at(self.size) for claim in own.values()):
-                judged = [size for size in SIZES if any(claim.expectation_at(size) for claim in own.values())]
-                notes.append(f"{key}: its claims are judged at size {' and '.join(judged) or 'none'}: use --size")
+            notes += _verdicts(key, own, kept, self.size)
             where = {found["where"] for found in kept.values()}
             own_facts = {
                 "paper": key,
@@ -339,6 +331,19 @@ class Reproduction:
                 f"{job.name} has findings of {', '.join(sorted(others))}, which have no file claims/{job.name}.yaml"
             )
         return notes
+
+
+def _verdicts(key: str, claims: Mapping[str, Claim], findings: Mapping[str, Any], size: Size) -> Iterator[str]:
+    """Yield a line for each claim of a paper: its verdict, or that it has no finding; and whether `size` judges none."""
+    for name, claim in claims.items():
+        if name in findings:
+            verdict = judge_finding(claim, findings[name], size)
+            yield f"{claim.name}: {verdict.word}, {verdict} {claim.unit}".rstrip()
+        elif claim.expectation_at(size) is not None:
+            yield f"{claim.name}: the notebook has no finding of it"
+    if claims and not any(claim.expectation_at(size) for claim in claims.values()):
+        judged = [one for one in SIZES if any(claim.expectation_at(one) for claim in claims.values())]
+        yield f"{key}: its claims are judged at size {' and '.join(judged) or 'none'}: use --size"
 
 
 def default_seeds(notebook: Path) -> list[int]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +16,8 @@ from workbench.calibration.from_profile import from_profile
 from workbench.calibration.from_run import calibrate, shapes_of, with_shares
 from workbench.calibration.model import Calibration
 from workbench.calibration.parts import Estimate, Line, Origin, Pace
-from workbench.calibration.probe import Probe, with_probe
-from workbench.clusters.local.spawn import spawn_ranks
+from workbench.calibration.probe import with_probe
+from workbench.clusters.local.probe_ranks import probe_new_ranks
 from workbench.costs import Stragglers
 from workbench.costs.measure import Measured, measure_steps
 from workbench.errors import ConfigError, WorkbenchError
@@ -27,7 +25,7 @@ from workbench.machine import num_cores
 from workbench.problems.base import Problem
 from workbench.settings import OptimizerFactory
 from workbench.trace.run import Run
-from workbench.trace.store import find_run, write_info
+from workbench.trace.store import find_run
 
 FEW_STEPS, STEPS, MOST_STEPS = 2, 12, 60  # to choose the number of threads; and to measure
 WORK_OF_A_STEP = 2.3  # gradients that are computed for each measured step
@@ -189,11 +187,7 @@ def _probed(calibration: Calibration) -> Calibration:
     """Add latencies, sums and codecs as measured between two processes; a note if they cannot be started."""
     arguments = ["calibrate", "none", "--probe", "--codecs", ",".join(CODECS), "--runtime", "torch"]
     try:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            write_info(folder, {"status": "starting", "id": "probe"})
-            spawn_ranks("torch", 2, arguments, folder, lambda: None)
-            found = Probe.from_record(json.loads((folder / "probe.json").read_text()))
+        found = probe_new_ranks("torch", 2, arguments)
     except (WorkbenchError, OSError) as error:
         reason = str(error).splitlines()[0]
         return replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import runpy
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -22,9 +21,10 @@ from workbench.clusters.emulated.placement import Placement
 from workbench.clusters.local.fork_server import Forked, RankForkServer, die_with_parent
 from workbench.clusters.local.mpi_install import check_num_ranks, find_mpi, mpiexec_command
 from workbench.clusters.supervision.exit_status import describe_exit, parse_exit_statuses, ranks_by_pid, signal_of
+from workbench.clusters.supervision.sigterm import terminated_as_exit
 from workbench.errors import LaunchError, WorkbenchError
 from workbench.logs import LOG
-from workbench.machine import num_cores
+from workbench.machine import environment, num_cores
 from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.liveness.failure_detector import CONNECTION
 from workbench.runtimes.liveness.membership import tolerates_loss
@@ -57,15 +57,8 @@ def fork_server_for(num_ranks: int) -> RankForkServer | None:
         or sys.platform != "linux"
     ):
         return None
-    before = os.environ.get(THREADS)
-    os.environ[THREADS] = _threads(num_ranks)  # libraries read it when they are loaded
-    try:
+    with environment({THREADS: _threads(num_ranks)}):  # libraries read it when they are loaded
         return RankForkServer(_be_rank, _load)
-    finally:
-        if before is None:
-            del os.environ[THREADS]
-        else:
-            os.environ[THREADS] = before
 
 
 def _load() -> None:
@@ -116,7 +109,8 @@ def spawn_ranks(
     placement = Placement.here()
     if placement is not None:
         placement.check_num_ranks(num_ranks)
-    with _record_sigterm(folder), (folder / "ranks.log").open("wb") as log:
+    record_end = partial(update_run, folder, status="failed", error="terminated")  # batch systems send SIGTERM
+    with terminated_as_exit(record_end), (folder / "ranks.log").open("wb") as log:
         if runtime == "mpi":
             command, env = mpiexec_command(find_mpi(), num_ranks, _command(arguments), outlives=shrinks)
             processes: list[Process] = [_start(command, {**env, FOLDER_VARIABLE: str(folder)}, log)]
@@ -181,24 +175,6 @@ def _start(command: Sequence[str], env: dict[str, str], log: Any) -> subprocess.
         start_new_session=True,
         preexec_fn=die_with_parent,
     )
-
-
-@contextlib.contextmanager
-def _record_sigterm(folder: Path) -> Iterator[None]:
-    """Within the block, a SIGTERM ends the run, and the run's record says so. Batch systems send SIGTERM."""
-
-    def terminated(*_: object) -> None:
-        update_run(folder, status="failed", error="terminated")
-        sys.exit(128 + signal.SIGTERM)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, terminated)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(

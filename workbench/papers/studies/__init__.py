@@ -29,6 +29,7 @@ Simulations of time, without gradient values:
 - `sums`: the time and the error of one sum.
 - `timing_model`: the timing model of Pipe-SGD.
 - `stragglers`: distributions of delays and of staleness.
+- `waiting`: when ranks end their steps if they wait for all others, for their neighbours, or for none.
 - `gathering`: delayed gradients at parameter servers and at a ring.
 - `backup_rule`: the rule for the number of backup workers.
 

@@ -20,7 +20,7 @@ from workbench.plots.live.axes import AxisControls
 from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line, without_null_tooltips
 from workbench.plots.live.header import header
 from workbench.plots.live.moving_figure import VIEW_CLASS, MovingFigure
-from workbench.plots.live.pace import HURRIED_S, HURRY_S, pause_after
+from workbench.plots.live.pace import PollTimer, pause_after
 from workbench.plots.live.still import as_of, picture, still
 from workbench.plots.renderer import as_data
 from workbench.trace.follow import Follower
@@ -78,8 +78,7 @@ class LiveCurves:
         self._drawn_s = 0.0
         self._pause_s = INTERVAL_S
         self._ended = Event()
-        self._wake = Event()  # a button was pressed, or the view has ended
-        self._hurry_until_s = 0.0
+        self._timer = PollTimer()
         self._seen: list[Any] = []  # the runs' states, and whether there is a curve
         self._problem = ""
         self._handle: Any = None  # of the widget's output
@@ -87,7 +86,7 @@ class LiveCurves:
         self._header_text, self._header_s = "", 0.0
         self._axes = AxisControls(x, self._redraw)
         self._curves = MovingFigure(convergence([], x))
-        self._buttons = RunButtons(on_stop, on_pause, on_resume, on_click=self._hurry)
+        self._buttons = RunButtons(on_stop, on_pause, on_resume, on_click=self._timer.poll_often)
         self._stop = self._buttons.stop
         self._status = ipywidgets.HTML()
         self._live_header = ipywidgets.HTML()
@@ -124,7 +123,8 @@ class LiveCurves:
             seen = [run.info.get("status") for run in self._runs]
             seen.append(any(len(rows) > 1 for run in self._runs for rows in run.metrics.values()))
             if seen != self._seen:
-                self._seen, self._hurry_until_s, force = seen, 0.0, True
+                self._seen, force = seen, True
+                self._timer.poll_as_usual()
             if time.monotonic() - self._drawn_s < self._pause_s and not force:
                 return False
             begin_s = time.thread_time()
@@ -149,18 +149,11 @@ class LiveCurves:
                 self.update(runs)
                 if runs and all(run.info.get("status") in ENDED for run in runs):
                     return
-                hurries = time.monotonic() < self._hurry_until_s
-                self._wake.wait(HURRY_S if hurries else self._pause_s)
-                self._wake.clear()
+                self._timer.wait(self._pause_s)
         except Exception as error:  # noqa: BLE001 - a thread has no caller that could handle it: the view shows it
             self._problem = f"<p><b>Not updated any more:</b> {error_line(error)}</p>"
         finally:
             self.finish()
-
-    def _hurry(self) -> None:
-        """Look at the run often for a while, because a button was pressed: its effect is shown at once."""
-        self._hurry_until_s = time.monotonic() + HURRIED_S
-        self._wake.set()
 
     def settle(self) -> None:
         """Update once more, and `finish` if all runs have ended, so that a notebook that ends here has the whole curve.
@@ -182,7 +175,7 @@ class LiveCurves:
             if self._ended.is_set():
                 return
             self._ended.set()
-            self._wake.set()
+            self._timer.wake()
             self._keep(self._runs if runs is None else runs)
 
     def _keep(self, runs: Sequence[Run]) -> None:
