@@ -76,6 +76,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 }
 
 
+@pytest.hookimpl(trylast=True)  # pytest-rerunfailures connects its workers before they have a network of their own
 def pytest_configure(config: pytest.Config) -> None:
     """Let the tests be interrupted, and hide the GPUs from tests that expect a CPU's numbers.
 
