@@ -200,6 +200,39 @@ def test_settled_is_when_all_that_was_in_flight_has_come_and_none_of_it_is_appli
     torch.testing.assert_close(trained, train_alone(2, None, delay=1), rtol=1e-12, atol=1e-14)
 
 
+def step_with_long_and_short_sums(lanes: int) -> torch.Tensor:
+    """Parameters after three steps. A long sum and then a short one are on lane 1; rank 0's lanes begin late."""
+    from workbench.runtimes.execution.tasks import Task
+    from workbench.runtimes.rank.main import world_here
+
+    rank, _ = world_here()
+    block = Task.block
+
+    def late(self: Task, deadline: Any) -> None:
+        time.sleep(0.05 * (rank == 0))
+        block(self, deadline)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 1100), nn.Linear(1100, 1100))  # 4.8 MB of the second layer
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.full((2, 4), float(rank + 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Task, "block", late)
+        with Trainer(model, optimizer, LayerwiseSGD(bucket_bytes=0, lanes=lanes), timeout_s=30) as trainer:
+            for _ in range(3):
+                trainer.step(lambda: model(x).square().mean())
+    return parameters(model)
+
+
+def test_long_and_short_sums_of_one_lane_have_one_order_on_all_ranks() -> None:
+    """Begun by a thread and by the foreground, gloo would get them in another order on rank 0, and end the process."""
+    several, one = (
+        shared_pool("torch", 2, compiler=True).run(step_with_long_and_short_sums, lanes) for lanes in (2, 1)
+    )
+    torch.testing.assert_close(several[0], several[1], rtol=0, atol=0)
+    torch.testing.assert_close(several[0], one[0], rtol=1e-5, atol=1e-7)
+
+
 def step_until_one_fails() -> tuple[str, str, float]:
     from workbench.runtimes.rank.main import world_here
 

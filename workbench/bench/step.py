@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ CASES: dict[str, tuple[str, dict[str, Any], int, int]] = {
 GPU_BLOCK = 20  # steps of a block on a GPU, where a step takes milliseconds
 BUCKETS_MIB = (1, 5, 25, 100)  # DDP's default is 25; 100 is larger than each model
 TARGET_RATIO = 1.02
-SETTLE_S = 0.2  # gloo may abort a process that closes a group at once after a sum
 AUTO, AUTO_OF_DDP, AUTO_OF_SWEEP = "layer-wise, chosen buckets", 1.0, 1.03
 
 
@@ -97,9 +95,7 @@ def on_rank(runtime: RuntimeName, folder: str, case: str, rounds: int) -> dict[s
     in_a_row = {name: partial(_in_a_row, step, block, device) for name, step in steps.items()}
     times = alternate(in_a_row, rounds, meet=meet, slowest=lambda seconds: slowest(seconds / block))
     for trainer in trainers:
-        time.sleep(SETTLE_S)
         trainer.finish()
-    time.sleep(SETTLE_S)
     transport.close()
     return times
 

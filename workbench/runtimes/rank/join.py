@@ -28,7 +28,7 @@ from workbench.runtimes.liveness.failure_detector import FailureDetector, read_h
 from workbench.runtimes.liveness.interrupts import single_interrupt
 from workbench.runtimes.liveness.membership import FOLDER, Membership, left_name
 from workbench.runtimes.rank.callback_thread import CallbackThread
-from workbench.runtimes.rank.main import as_rank, record_departures
+from workbench.runtimes.rank.main import as_rank, progress_of, record_departures
 from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Transport
 from workbench.trace.recorder import FileRecorder, metrics_name
@@ -109,7 +109,8 @@ def _train(
     }
     header |= {"origin_s": time.perf_counter(), "unix_s": time.time()}
     recorder = FileRecorder(folder, detector.rank, header, settings.trace_steps, extends=True)
-    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
+    progress = progress_of(job.algorithm, settings.progress, transport)
+    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": progress, "detector": detector}
     slept = SleptCompute.of(worker, detector.rank)
     interpreter = Interpreter(transport, worker.replica, recorder, worker.minibatch, **how, slept=slept)
     if (before := last_step_row(folder / metrics_name(detector.rank))) is not None:

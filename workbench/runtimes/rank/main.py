@@ -160,6 +160,16 @@ def _report_failure(
             update_run(folder, status="failed", error=str(error) if isinstance(error, PeerFailed) else reason)
 
 
+def progress_of(algorithm: Algorithm, asked: str, transport: Transport) -> str:
+    """Return how started communication makes progress: with several lanes, "auto" is "thread" where threads may sum.
+
+    Under "auto" the foreground would begin the short sums of a lane, and the lane's thread its long ones. On one
+    connection their order could differ from rank to rank, and gloo would end the process.
+    """
+    several = algorithm.requires.num_lanes > 1 and transport.sums_from_threads
+    return "thread" if asked == "auto" and several else asked
+
+
 def make_transport(
     runtime: RuntimeName, timeout_s: float, folder: Path | None = None, failure: Callable[[], str | None] = lambda: None
 ) -> Transport:
@@ -298,7 +308,8 @@ def _train(
     recorder = FileRecorder(
         folder, rank, {**header, "origin_s": time.perf_counter(), "unix_s": time.time()}, settings.trace_steps
     )
-    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": settings.progress, "detector": detector}
+    progress = progress_of(job.algorithm, settings.progress, transport)
+    how: dict[str, Any] = {"timeout_s": settings.timeout_s, "progress": progress, "detector": detector}
     slept = SleptCompute.of(worker, detector.rank)
     interpreter = Interpreter(transport, replica, recorder, worker.minibatch, **how, slept=slept)
     try:

@@ -26,7 +26,7 @@ from workbench.runtimes.execution.progress import check_lanes
 from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute, gather_late_passes
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import check_consistency, facts_of_layout, share_tensors, versions
-from workbench.runtimes.rank.main import cause_of, transport_here
+from workbench.runtimes.rank.main import cause_of, progress_of, transport_here
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.runtimes.user_loop.loop_checkpoints import (
     BatchWeights,
@@ -171,7 +171,9 @@ class Trainer:
             if compute is not None:
                 whole = self.replica.sends_whole
                 slept = SleptCompute(compute, compute_seed, self.rank, self.replica.layout, whole=whole)
-            self._interpreter = self._new_interpreter(slept, progress, timeout_s)
+            self._interpreter = self._new_interpreter(
+                slept, progress_of(algorithm, progress, self._transport), timeout_s
+            )
             self._agree(algorithm, progress, compute=f"{compute}, seed {compute_seed}")
             if record:
                 self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
