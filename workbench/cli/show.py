@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from workbench.errors import ConfigError
@@ -101,10 +103,8 @@ def _timeline(options: argparse.Namespace) -> int:
     viewer = TraceViewer(runs, steps, ranks, max_spans=MAX_SPANS)
     if viewer.difference is not None:
         print(viewer.difference)
-    try:
+    with _writing(target):
         print(f"{viewer.save(target)}: open it in a browser; press ? for its keys")
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written ({error.strerror}): name another file with --output") from error
     return 0
 
 
@@ -114,15 +114,22 @@ def _export(options: argparse.Namespace) -> int:
     run = open_run(options.run)
     chakra = options.format == "chakra"
     target = options.output or (run.folder or Path()) / ("chakra" if chakra else "trace.json")
-    try:
+    with _writing(target):
         if chakra:
             num_ranks = len(run.export_chakra(target))
             print(f"{target}.RANK.et, {num_ranks} ranks: for ASTRA-sim, --workload-configuration={target}")
         else:
             print(f"{run.export_chrome(target)}: open it at ui.perfetto.dev or chrome://tracing")
+    return 0
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Turn an error of writing the file into one that names the option."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(f"{target} cannot be written ({error.strerror}): name another file with --output") from error
-    return 0
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -8,6 +8,8 @@
 | "thread" | on a lane's thread | on a lane's thread |
 | "library" | begun without blocking, and left to the library | refused |
 
+With several lanes, a rank asks for "thread" instead of "auto": `rank.main.progress_of` says why.
+
 Two gloo sums in progress at once compete for one connection. On a slow network Pipe-SGD's steps were 4 to 7 % longer
 than with one sum after the other. So "auto" runs long sums on a lane's thread. Short sums hide each other's latency
 instead.
