@@ -6,29 +6,16 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.notebooks.kernel_client import CELL_S, COLOURS, Notebook, install_kernels, start_notebook
+from tests.notebooks.kernel_client import CELL_S, COLOURS, Notebook, start_notebook
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.timeout(300)]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 STOPPING = "%%rank 0-1\nvalue = 10 + rank\ndoubled = 2 * value\nprint(doubled)"
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return install_kernels(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def notebook(environment: dict[str, str]) -> Iterator[Notebook]:
-    found = start_notebook(environment)
-    yield found
-    found.close()
 
 
 # ---------------------------------------------------------------- questions

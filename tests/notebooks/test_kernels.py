@@ -8,29 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.notebooks.kernel_client import CELL_S, Notebook, install_kernels, start_notebook
+from tests.notebooks.kernel_client import CELL_S, Notebook
 from workbench.experiments.notebooks import run_notebook, tagged_text
 from workbench.resources import notebook as notebook_path
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return install_kernels(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture(scope="module")
-def notebook(environment: dict[str, str]) -> Iterator[Notebook]:
-    found = start_notebook(environment)
-    yield found
-    found.cell("%stop_ranks")  # at its end the kernel would only detach those that a test has attached
-    found.close()
 
 
 def test_a_cell_runs_on_all_ranks_and_says_who_said_what(notebook: Notebook) -> None:

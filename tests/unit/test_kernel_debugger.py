@@ -1,4 +1,4 @@
-"""A debugger session that several ranks answer, with fake ranks; with real ones: tests/notebooks/test_kernel_debugger.py."""
+"""A debugger session that several ranks answer, with fake ranks; with real ones: tests/notebooks/test_kernel_cells.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("ipykernel", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
+from workbench.kernel import debugger
 from workbench.kernel.debugger import RanksDebugger
 
 CELL = "x = 1\ny = 2"
@@ -22,6 +23,7 @@ class FakeRanks:
         self.asked: list[tuple[int, str]] = []
         self.requests: list[dict[str, Any]] = []
         self.failing: set[int] = set()
+        self.slow: set[int] = set()
 
     async def start(self, rank: int, timeout_s: float) -> str:
         return f"/rank-{rank}/"
@@ -29,6 +31,8 @@ class FakeRanks:
     async def request(self, rank: int, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         if rank in self.failing:
             raise TimeoutError
+        if rank in self.slow:
+            await asyncio.Event().wait()
         self.asked.append((rank, request["command"]))
         self.requests.append(request)
         frames = [{"name": "<module>", "source": {"path": f"/rank-{rank}/1.py"}}]
@@ -162,6 +166,30 @@ def test_before_an_interrupt_ranks_are_left_and_continue_and_are_debugged_again_
         await session.debugger.update()
         assert session.ranks.take()[-1] == (1, "setBreakpoints")
         assert session.ranks.requests[-1]["arguments"]["breakpoints"] == [{"line": 2}]
+
+    in_session(work)
+
+
+def test_a_rank_that_could_not_be_left_in_time_is_left_before_it_is_debugged_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """debugpy refuses a second session on top of an old one, and no breakpoint stopped the rank then."""
+    monkeypatch.setattr(debugger, "RELEASE_S", 0.01)
+
+    async def work(session: Session) -> None:
+        await session.start(0, 1)
+        session.ranks.slow = {1}
+        await session.debugger.release()
+        session.ranks.slow = set()
+        session.ranks.take()
+        await session.debugger.update()
+        asked = session.ranks.take()
+        assert [command for rank, command in asked if rank == 1][:3] == ["disconnect", "initialize", "attach"]
+        assert [command for rank, command in asked if rank == 0][:2] == ["initialize", "attach"]
+        await session.debugger.release()
+        session.ranks.take()
+        await session.debugger.update()
+        assert (1, "disconnect") not in session.ranks.take(), "this time it was left"
 
     in_session(work)
 

@@ -18,7 +18,8 @@ from workbench.kernel.link import Link
 from workbench.kernel.on_rank import start_debugger
 
 REQUEST_S = 15.0  # limit for an answer of a rank's debugger
-RELEASE_S = 0.5  # the same, before an interrupt
+RELEASE_S = 5.0  # limit for leaving a rank before an interrupt; a rank of a busy machine took more than 0.5
+CONTINUE_S = 0.5  # how long leaving waits for the news that the rank continues
 LEAVE_S = 0.05  # how long a rank that continues is still in the debugger's code
 POLL_S = 0.02
 START_S = 60.0  # limit for the start of a rank's debugger
@@ -62,6 +63,7 @@ class RanksDebugger:
         self._prefixes: dict[int, str] = {}  # rank that is debugged -> prefix of the names of its cells
         self._prefix: str = get_tmp_directory() + os.sep  # type: ignore[no-untyped-call]  # in the front end's names of cells
         self._stopped: dict[int, dict[str, Any]] = {}  # rank -> event, in order of arrival
+        self._not_left: set[int] = set()  # ranks that could not be left in time: their old session is ended first
         self._steps: int | None = None  # the rank that carries out a step
         self._remembered: dict[tuple[str, str], dict[str, Any]] = {}  # (command, source) -> request
         self._seq = 1_000_000  # of requests that the front end did not make
@@ -100,6 +102,7 @@ class RanksDebugger:
         for rank in list(self._stopped):
             self._continued(rank)
         self._prefixes.clear()
+        self._not_left.clear()
         self._ranks, self._num_ranks = ranks, num_ranks
         await self.update()
 
@@ -112,7 +115,7 @@ class RanksDebugger:
         wanted = [rank for rank in self.chosen if rank < self._num_ranks] if self.started and self._ranks else []
         async with self._updating:
             for rank in [rank for rank in self._prefixes if rank not in wanted]:
-                await self._ask(rank, self._request("disconnect", {"restart": False, "terminateDebuggee": False}))
+                await self._leave(rank)
                 del self._prefixes[rank]
             for rank in [rank for rank in wanted if rank not in self._prefixes]:
                 await self._attach(rank)
@@ -121,6 +124,9 @@ class RanksDebugger:
         assert self._ranks is not None
         self._prefixes[rank] = await self._ranks.start(rank, START_S)
         try:
+            if rank in self._not_left:
+                await self._leave(rank)
+                self._not_left.discard(rank)
             await self._ask(rank, self._request("initialize", {"clientID": "workbench", "adapterID": ""}))
             await self._ask(rank, self._request("attach", {}))
             for request in list(self._remembered.values()):
@@ -135,7 +141,11 @@ class RanksDebugger:
         An interrupt inside the debugger's own code would be lost, or would end the tracing of the rank's thread.
         """
         self._steps = None
-        await asyncio.gather(*map(self._release, list(self._prefixes)), return_exceptions=True)
+        ranks = list(self._prefixes)
+        left = (asyncio.wait_for(self._release(rank), RELEASE_S) for rank in ranks)
+        for rank, failure in zip(ranks, await asyncio.gather(*left, return_exceptions=True), strict=True):
+            if failure is not None:
+                self._not_left.add(rank)
         for rank in self.stopped:
             self._continued(rank)
         self._prefixes.clear()
@@ -144,14 +154,14 @@ class RanksDebugger:
         for (command, _), request in self._remembered.items():
             if command == "setBreakpoints":
                 arguments = {**request["arguments"], "breakpoints": [], "lines": []}
-                await self._ask(rank, self._request(command, arguments), RELEASE_S)
+                await self._ask(rank, self._request(command, arguments))
         if rank in self._stopped:
-            await self._ask(rank, self._request("continue", {"threadId": MAIN_THREAD}), RELEASE_S)
-            deadline = time.monotonic() + RELEASE_S
+            await self._ask(rank, self._request("continue", {"threadId": MAIN_THREAD}))
+            deadline = time.monotonic() + CONTINUE_S
             while rank in self._stopped and time.monotonic() < deadline:  # its own event follows when it runs
                 await asyncio.sleep(POLL_S)
             await asyncio.sleep(LEAVE_S)
-        await self._ask(rank, self._request("disconnect", {"restart": False, "terminateDebuggee": False}), RELEASE_S)
+        await self._leave(rank)
 
     def returned(self, rank: int) -> None:
         """Note that a rank has returned from its cell: a step has ended there."""
@@ -159,10 +169,13 @@ class RanksDebugger:
             self._steps = None
             self._show_next()
 
-    async def _ask(self, rank: int, request: dict[str, Any], timeout_s: float = REQUEST_S) -> dict[str, Any]:
+    async def _leave(self, rank: int) -> None:
+        await self._ask(rank, self._request("disconnect", {"restart": False, "terminateDebuggee": False}))
+
+    async def _ask(self, rank: int, request: dict[str, Any]) -> dict[str, Any]:
         assert self._ranks is not None
         prefix = self._prefixes[rank]
-        answer = await self._ranks.request(rank, _renamed(request, self._prefix, prefix), timeout_s)
+        answer = await self._ranks.request(rank, _renamed(request, self._prefix, prefix), REQUEST_S)
         return dict(_renamed(answer, prefix, self._prefix))
 
     def _request(self, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -217,8 +230,10 @@ class RanksDebugger:
 
     async def _disconnect(self, request: dict[str, Any]) -> dict[str, Any]:
         for rank in list(self._prefixes):
-            with suppress(TimeoutError):
+            try:
                 await self._ask(rank, {**request, "command": "disconnect"})
+            except TimeoutError:
+                self._not_left.add(rank)
         self._prefixes.clear()
         self._stopped.clear()
         self._remembered.clear()
