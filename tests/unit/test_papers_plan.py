@@ -15,7 +15,7 @@ from workbench import resources
 from workbench.cli.main import main
 from workbench.clusters.slurm import batch_job
 from workbench.errors import ConfigError
-from workbench.papers import history
+from workbench.papers import digest, history
 from workbench.papers.artefact import write_artefact
 from workbench.papers.claims import find_claim
 from workbench.papers.digest import experiment_digest, source_digest
@@ -219,6 +219,9 @@ def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
         ("f()", {}, "codecs/linear.py", "codecs/qsgd.py"),
         ("Hierarchical()", {}, "collectives/hierarchical.py", "collectives/low_rank.py"),
         ("f()", {}, "collectives/ring.py", "collectives/hierarchical.py"),
+        ("wb.simulate()", {}, "analysis", "calibration"),
+        ("wb.predict(run)", {}, "calibration", "collectives/hierarchical.py"),
+        ("from workbench.papers.studies import predictions", {}, "calibration", "algorithms/stale.py"),
     ],
 )
 def test_an_experiment_includes_the_alternatives_that_it_names(
@@ -243,6 +246,15 @@ def test_an_experiment_includes_what_it_imports_from_the_papers_and_what_that_im
         "papers/studies/sums.py",
         "papers/studies/training.py",
     ]
+
+
+def test_what_writes_files_and_labels_is_no_part_of_an_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = digest._module_digest
+    before = digest.library_digest.__wrapped__(("analysis",))
+    monkeypatch.setattr(digest, "_module_digest", lambda path: "x" if path.name == "export.py" else kept(path))
+    assert digest.library_digest.__wrapped__(("analysis",)) == before
+    monkeypatch.setattr(digest, "_module_digest", lambda path: "x" if path.name == "summary.py" else kept(path))
+    assert digest.library_digest.__wrapped__(("analysis",)) != before
 
 
 def test_a_message_is_no_code() -> None:

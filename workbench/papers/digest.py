@@ -15,20 +15,23 @@ from typing import Any
 from workbench.papers.findings import RANKS, SLEPT
 from workbench.papers.history import PACKAGE
 
-# Code that determines a measured number. Tables, plots, messages and the command line do not.
+# Code that determines a measured number. Plots, messages and the command line do not.
 SHARED = (
     "costs",
     "replica",
     "theory",
     "problems",
     "analysis",
-    "calibration",
     "gradients.py",
     "ops.py",
     "program.py",
     "rng.py",
     "schedules.py",
 )
+# Of these, files, tables and labels of runs, which no finding is made of.
+NOT_MEASURING = frozenset(f"analysis/{name}.py" for name in ("export", "frames", "labels", "runs_table"))
+CALIBRATION = "calibration"
+PREDICTING = re.compile(r"\b(calibrat(e|ion)|Calibration|predict|recommend)\b")  # who names none of these predicts nothing
 SIMULATED = ("runtimes/simulator",)
 ON_RANKS = (
     "runtimes/execution",
@@ -53,8 +56,9 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
     """Return a hash of what determines the numbers of a record.
 
     It covers the notebook's code, its parameters, and the modules of the package on which the numbers depend. Of the
-    algorithms, codecs and collectives these are the ones that code or parameters name, and what they import. Comments,
-    docstrings, type annotations, the layout of code, error messages and text cells do not change it.
+    algorithms, codecs and collectives these are the ones that code or parameters name, and what they import; the
+    calibration counts where something is calibrated or predicted. Comments, docstrings, type annotations, the layout of
+    code, error messages and text cells do not change it.
 
     Args:
         notebook: the notebook.
@@ -73,6 +77,8 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
         json.dumps(parameters),
     ]
     modules = {*_paths(where), *studies, *_named_modules("\n".join(texts))}
+    if any(PREDICTING.search(text) for text in texts):
+        modules.add(CALIBRATION)
     what = [code, dict(sorted(parameters.items())), library_digest(tuple(sorted(modules)))]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -100,7 +106,9 @@ def library_digest(paths: tuple[str, ...]) -> str:
     for name in paths:
         place = PACKAGE / name
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            total.update(f"{path.relative_to(PACKAGE)} {_module_digest(path)}\n".encode())
+            module = path.relative_to(PACKAGE).as_posix()
+            if module not in NOT_MEASURING:
+                total.update(f"{module} {_module_digest(path)}\n".encode())
     return total.hexdigest()[:16]
 
 
