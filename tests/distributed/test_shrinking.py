@@ -21,6 +21,7 @@ from tests.laws import reference, tiny
 from tests.laws.train import Wrapper, make_job
 from tests.waiting import within
 from workbench.algorithms import (
+    ADPSGD,
     DPSGD,
     SPARTA,
     AsyncSGD,
@@ -363,6 +364,28 @@ def test_ranks_that_step_alone_go_on_from_their_mean(algorithm: Algorithm, runti
     final_of(one), final_of(other)
     assert run.info["status"] == "finished"
     assert run.evaluations()[-1]["step"] == (HOW.steps or 0) - 1
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("victim", [0, 1])
+def test_ranks_at_steps_of_their_own_go_on_from_the_mean_of_all(victim: int, runtime: RuntimeName) -> None:
+    """In a ring of three, rank 0 answers and the others ask. A rank that was behind leaves out steps."""
+    found, run = train(ADPSGD(), victim, replace(SHRINKING, steps=60, checkpoint_every=None), runtime=runtime)
+    remain = [rank for rank in range(NUM_RANKS) if rank != victim]
+    assert [row["ranks"] for row in run.info["shrunk"]] == [remain]
+    assert run.info["status"] == "finished"
+    for rank in remain:
+        assert found[rank].error is None, found[rank].trace
+        assert max(found[rank].value) == 59
+    assert run.evaluations()[-1]["step"] == 59
+
+
+def test_whose_parameters_are_taken() -> None:
+    """Rank 1 of three has left; rank 2 has finished one step less than rank 0."""
+    last_steps = {0: 7, 2: 6}
+    assert shrink._taken(SynchronousSGD(), last_steps) == shrink._taken(DPSGD(), last_steps) == [0]
+    assert shrink._taken(PartialAllReduce(quorum="solo"), last_steps) == [0], "its replicas are equal"
+    assert shrink._taken(ADPSGD(), last_steps) == [0, 2]
 
 
 def test_what_all_go_on_from_is_the_mean_of_those_that_were_not_behind() -> None:

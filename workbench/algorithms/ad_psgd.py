@@ -93,8 +93,8 @@ class ADPSGD(GossipAlgorithm):
 
     @property
     def elasticity(self) -> Elasticity:
-        """An active rank may wait for the answer of a rank that has ended."""
-        return Elasticity.NONE
+        """The remaining ranks begin again with the mean of their parameters. What is in flight is lost."""
+        return Elasticity.SHRINKS
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Return None: how often a passive rank answers is chance."""

@@ -31,7 +31,9 @@ SHARED = (
 # Of these, files, tables and labels of runs, which no finding is made of.
 NOT_MEASURING = frozenset(f"analysis/{name}.py" for name in ("export", "frames", "labels", "runs_table"))
 CALIBRATION = "calibration"
-PREDICTING = re.compile(r"\b(calibrat(e|ion)|Calibration|predict|recommend)\b")  # who names none of these predicts nothing
+PREDICTING = re.compile(
+    r"\b(calibrat(e|ion)|Calibration|predict|recommend)\b"
+)  # who names none of these predicts nothing
 SIMULATED = ("runtimes/simulator",)
 ON_RANKS = (
     "runtimes/execution",

@@ -3,7 +3,8 @@
 When a call fails, the remaining ranks shrink the run. They agree on the members, and on the last step that any of
 them has finished. They make new groups of the library, and take the replica of the lowest rank that has finished that
 step. If replicas differ between steps (Local SGD), each rank that has finished the step keeps its replica, the others
-copy one, and then all take the mean of the replicas of ranks that have finished it.
+copy one, and then all take the mean of the replicas of ranks that have finished it. If ranks take steps at their own
+pace (AD-PSGD), all take the mean of all replicas, and slower ranks leave out the steps up to that one.
 
 Gradients in flight are dropped: at most those of the current step, and those that wait because of a delay. Gradients
 that wait for a quorum are kept (`State.unused`). Then the data are shared among fewer ranks.
@@ -16,6 +17,7 @@ from __future__ import annotations
 import io
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -28,6 +30,7 @@ from workbench.ops import State
 from workbench.program import Algorithm, Context, Replicas, leaves
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.control.controller import RunController
+from workbench.runtimes.elastic.policy import is_at_own_pace
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import LEFT_TEXT, Membership
 from workbench.runtimes.transport.base import Deadline, Transport
@@ -85,7 +88,7 @@ class Shrinker:
         members.accept(remain)
         places = {rank: json.loads(texts[rank]) for rank in remain}
         furthest = {name: max(int(place[name]) for place in places.values()) for name in places[remain[0]]}
-        step, ahead = furthest["step"], [rank for rank in remain if places[rank]["step"] == furthest["step"]]
+        step, ahead = furthest["step"], _taken(algorithm, {rank: place["step"] for rank, place in places.items()})
         # Not all ranks have counted a meeting that the failure ended: the next number is new to all.
         members.num_texts = furthest["num_texts"] + 1
         self._controller.follow(furthest["num_words"], step)
@@ -155,6 +158,15 @@ class Shrinker:
         if self._transport.rank == 0:
             row: dict[str, Any] = {"step": step + 1, "ranks": remain, "weights_of": source}
             update_run(self._folder, shrunk=[*read_info(self._folder).get("shrunk", []), row])
+
+
+def _taken(algorithm: Algorithm, last_steps: Mapping[int, int]) -> list[int]:
+    """The ranks whose parameters the run continues with, of those that remain with their last steps.
+
+    These are the ranks that have finished the last step; all of them if each takes steps at its own pace.
+    """
+    all_count = is_at_own_pace(algorithm)
+    return [rank for rank, step in last_steps.items() if all_count or step == max(last_steps.values())]
 
 
 def _unused(ctx: Context, step: int) -> State | None:
