@@ -21,7 +21,7 @@ from workbench import ops
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.costs import AnyNetwork, Compute
 from workbench.errors import Stalled
-from workbench.ops import Apply, EndStep, Program
+from workbench.ops import EndStep, Program
 from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context, Replicas, lower, take_sum
 from workbench.replica.local_training import check_algorithm_and_problem, model_info, run_info
@@ -162,7 +162,7 @@ class Simulation:
         self._instructions = InstructionTable()
         self._schedules: dict[int, ScheduleCache] = {}  # rank -> schedules of its collectives, if timing only
         if not timing_only:
-            self.cluster.on_update = self._updated
+            self.cluster.on_update = self._evaluations.after_update
 
     def run(self, resume: list[dict[str, Any]] | None = None, stop_after: int | None = None) -> Run:
         """Run from the first step (or a checkpoint) to the last.
@@ -358,10 +358,6 @@ class Simulation:
         ctx.num_steps = generation.end_step
         continue_from_state(ctx, process.worker.last_end)
         process.run_next(self._program_of(ctx))
-
-    def _updated(self, worker: SimWorker, request: Apply, end_s: float) -> None:
-        """Evaluate after an update by a server of this worker."""
-        self._evaluations.after_update(worker, request, end_s)
 
     def _info(self) -> dict[str, Any]:
         """Return the entries of the run's record."""
