@@ -19,9 +19,8 @@ from workbench.ops import State, Ticket
 from workbench.program import leaves
 from workbench.replica.replica import Replica
 from workbench.runtimes.reference import ReferenceRuntime
-from workbench.runtimes.simulator.fabric import Fabric
+from workbench.runtimes.simulator.fabric import Fabric, items_of
 from workbench.runtimes.simulator.lockstep.lockstep import Lockstep
-from workbench.runtimes.simulator.mailboxes import every
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.runtimes.simulator.worker import SimWorker
 from workbench.runtimes.transport.mailbox import STAMP_BYTES
@@ -76,18 +75,18 @@ def fabric(network: Fabric, *, stopped: bool) -> list[str]:
         ]
     if stopped:
         return left
-    offers = [offer for box in network._offers.values() for offer in every(box)]
-    offers += [offer for there in network._open.values() for offer in there.offers]
-    left += [f"a message of rank {offer[0]}, {offer[1]} bytes, that nobody has received" for offer in offers]
+    messages = [message for entry in network._messages.values() for message in items_of(entry)]
+    messages += [message for queue in network._any_source.values() for message in queue.messages]
+    left += [f"a message of rank {message[0]}, {message[1]} bytes, that nobody has received" for message in messages]
     left += [
-        f"a receive of rank {box[3]} from rank {box[2]}, tag {box[1]}"
-        for box, asked in network._asked.items()
-        for _ in every(asked)
+        f"a receive of rank {envelope[3]} from rank {envelope[2]}, tag {envelope[1]}"
+        for envelope, entry in network._receives.items()
+        for _ in items_of(entry)
     ]
     left += [
         f"a receive of rank {target[2]}, tag {target[1]}"
-        for target, there in network._open.items()
-        for _ in there.asked
+        for target, queue in network._any_source.items()
+        for _ in queue.receives
     ]
     return left
 

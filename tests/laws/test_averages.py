@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from tests.laws import tiny
@@ -11,7 +12,17 @@ from tests.laws.reference import serial
 from tests.laws.test_features import initial
 from tests.laws.train import on_all_runtimes, train
 from tests.laws.variants import name_of
-from workbench.algorithms import ApplyOrder, AsyncSGD, BackupSGD, DeAR, LayerwiseSGD, LocalSGD, PipeSGD, SynchronousSGD
+from workbench.algorithms import (
+    DPSGD,
+    ApplyOrder,
+    AsyncSGD,
+    BackupSGD,
+    DeAR,
+    LayerwiseSGD,
+    LocalSGD,
+    PipeSGD,
+    SynchronousSGD,
+)
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
 from workbench.settings import Settings
@@ -21,10 +32,15 @@ HOW = Settings(steps=STEPS, batch_size=4, optimizer=tiny.momentum, ema_decay=DEC
 
 
 def by_hand(problem: Problem, num_workers: int, updates: int = STEPS) -> float:
+    """Test loss at the average of the parameters of one process with the whole batch."""
+    return loss_of_average(problem, serial(problem, HOW, num_workers)[:updates])
+
+
+def loss_of_average(problem: Problem, updates: list[Tensor]) -> float:
     """Test loss at a[t] = decay a[t-1] + (1 - decay) w[t], a[0] = w[0]."""
     model = initial(problem)
     average = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
-    for parameters in serial(problem, HOW, num_workers)[:updates]:
+    for parameters in updates:
         average = DECAY * average + (1 - DECAY) * parameters
     torch.nn.utils.vector_to_parameters(average, model.parameters())
     x, y = problem.test_data().tensors  # type: ignore[union-attr]
@@ -53,6 +69,17 @@ def evaluated(runtime: str, num_ranks: int, algorithm: Algorithm) -> float:
 )
 def test_an_average_of_the_synchronous_updates(algorithm: Algorithm, runtime: str) -> None:
     assert evaluated(runtime, 3, algorithm) == pytest.approx(by_hand(tiny.problem(), 3), rel=1e-9)
+
+
+@on_all_runtimes
+@pytest.mark.parametrize("algorithm", [LocalSGD(every=3), DPSGD(overlap=False)], ids=name_of)
+def test_replicas_that_differ_are_evaluated_at_the_mean_of_their_averages(algorithm: Algorithm, runtime: str) -> None:
+    """It is the average of their mean parameters: communication keeps their mean, and an average is linear."""
+    found = train(runtime, 3, algorithm, tiny.problem(), HOW)
+    means = [torch.stack(replicas).mean(0) for replicas in zip(*found.parameters, strict=True)][:STEPS]
+    last = found.run.evaluations()[-1]
+    assert last["test_loss"] == pytest.approx(loss_of_average(tiny.problem(), means), rel=1e-9)
+    assert last["consensus_distance"] > 1e-3, "the averages differ, though the parameters are equal at the end"
 
 
 @on_all_runtimes

@@ -7,7 +7,7 @@ A simulated process is one program of one worker. It yields requests; handlers a
   instructions.
 - `state` holds the cluster and its processes, and the loop that runs a process from one request to the next.
 - `compute`, `communication` and `background` are the handlers. Each imports `state`; none imports `simulation`.
-- `fabric`, `fair_sharing` and `mailboxes` are the clock and the network. `pass_times` has the times of workers' passes.
+- `fabric` and `fair_sharing` are the clock and the network. `pass_times` has the times of workers' passes.
 - `worker` is the state of a worker. `comm_schedule` repeats a collective whose messages are known.
 - `failures`, `recorded_answers` and `replay` are for runs that lose workers or are run again.
 - `lockstep` is a folder: it computes all workers of a symmetric algorithm at once.

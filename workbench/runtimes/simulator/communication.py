@@ -28,7 +28,7 @@ Combine = Callable[[list[Any]], None]
 
 
 def send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ticket | None = None) -> Any:
-    """Offer a message to its receiver."""
+    """Send a message to its receiver."""
     worker, fabric = process.worker, cluster.fabric
     flat = flat_of(request.value)
     num_bytes = int(flat.nbytes)
@@ -38,8 +38,8 @@ def send(cluster: SimCluster, process: SimProcess, request: ops.Send, ticket: Ti
         num_bytes += STAMP_BYTES
         load = (content, request.stamp, True)
     sending = (process, request, num_bytes, fabric.clock.now_s, ticket)
-    box = (process.key, request.tag, worker.rank, request.to)
-    fabric.send(box, num_bytes, load, _sent, sending, process.priority)
+    envelope = (process.key, request.tag, worker.rank, request.to)
+    fabric.send(envelope, num_bytes, load, _sent, sending, process.priority)
     return PENDING
 
 
@@ -62,11 +62,11 @@ def receive(cluster: SimCluster, process: SimProcess, request: ops.Recv, ticket:
     if source == ops.ANY and process.recorded is not None:
         source = process.recorded.source()
     receiving = (process, request, fabric.clock.now_s, ticket)
-    box = (process.key, request.tag, source, rank)
+    envelope = (process.key, request.tag, source, rank)
     if request.departures and fabric.may_lose:
-        fabric.receive_or_departure(box, _received, receiving)
+        fabric.receive_or_departure(envelope, _received, receiving)
     else:
-        fabric.receive(box, _received, receiving)
+        fabric.receive(envelope, _received, receiving)
     return PENDING
 
 

@@ -127,13 +127,13 @@ def apply(cluster: SimCluster, process: SimProcess, request: ops.Apply) -> Any:
         step = gradient.step if gradient.step >= 0 else worker.step
         worker.recorder.span("apply", lane, now_s, end_s, step, bucket_of(gradient))
     if request.server_copy:
-        clock.at(end_s, _updated, process)
+        clock.at(end_s, _end_update, process)
     else:
         clock.at(end_s, process.resume)
     return PENDING
 
 
-def _updated(process: SimProcess) -> None:
+def _end_update(process: SimProcess) -> None:
     """End a server's update. Answer True if any gradient that has reached this rank asked the run to stop."""
     process.resume(bool(process.worker.replica.server_copy.control_seen))
 

@@ -74,17 +74,31 @@ class SimEvaluations:
                 self._evaluate(step, end_s, worker.join_shards(self._shards.pop(step)))
 
     def after_run(self, seconds: float, *, stopped: bool) -> None:
-        """Evaluate the last step, after all programs have ended."""
+        """Evaluate the last step, after all programs have ended.
+
+        Parameters of replicas that differed are equal now; their moving averages are not.
+        """
         first, algorithm = self._workers[0], self._algorithm
         parameters = first.evaluated_parameters()
         if parameters is None:
             return
-        if not algorithm.requires.servers or stopped:
-            last = first.last_step if algorithm.asynchronous else first.num_steps - 1
-            averages = algorithm.replicas == Replicas.AT_END and not algorithm.elasticity.shrinks_unasked
-            replicas = [worker.evaluated_parameters() for worker in self._workers] if averages else []
-            self._evaluate(last, seconds, parameters, self._distance(replicas, parameters))
+        if algorithm.requires.servers and not stopped:
+            self._after_run_of_servers(seconds, parameters)
             return
+        last = first.last_step if algorithm.asynchronous else first.num_steps - 1
+        differed = algorithm.replicas == Replicas.AT_END and not algorithm.elasticity.shrinks_unasked
+        evaluated = [worker.evaluated_parameters() for worker in self._workers] if differed else []
+        replicas = [values for values in evaluated if values is not None]
+        if first.trained.average is None:
+            self._evaluate(last, seconds, parameters, self._distance(replicas, parameters))
+        elif replicas and not algorithm.asynchronous:
+            self._evaluate_mean(last, seconds, replicas)
+        else:  # rank 0's average, if workers are evaluated at different times
+            self._evaluate(last, seconds, parameters)
+
+    def _after_run_of_servers(self, seconds: float, parameters: Tensor) -> None:
+        """Evaluate the last step, and the steps that no update of a server has completed."""
+        first = self._workers[0]
         end_s = seconds if self._updated_s is None else self._updated_s
         done = {row["step"] for row in first.recorder.rows if "evaluation" in row}
         for step in self._schedule.left(min(self._progress(), default=0.0)):
@@ -106,9 +120,8 @@ class SimEvaluations:
         self._evaluate(step, now_s, mean, self._distance(replicas, mean))
 
     @staticmethod
-    def _distance(replicas: Sequence[Tensor | None], mean: Tensor) -> dict[str, Any]:
-        known = [replica for replica in replicas if replica is not None]
-        return distance_from_mean(known, mean) if len(known) > 1 else {}
+    def _distance(replicas: Sequence[Tensor], mean: Tensor) -> dict[str, Any]:
+        return distance_from_mean(replicas, mean) if len(replicas) > 1 else {}
 
     def _evaluate(
         self, step: int, now_s: float, parameters: Tensor | None, distance: Mapping[str, Any] | None = None

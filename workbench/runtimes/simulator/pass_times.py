@@ -7,7 +7,6 @@ from typing import final
 from workbench.costs import Compute
 from workbench.gradients import Layout
 from workbench.problems.base import Sampler
-from workbench.runtimes.simulator.worker import ready_shares
 from workbench.settings import Settings
 
 KEPT_STEPS = 256  # steps whose factors are kept; a slower worker draws them again
@@ -86,3 +85,13 @@ class PassTimes:
             middle_s = self.finish_s(rank, forward_s, begin_s)
             return middle_s, self.finish_s(rank, backward_s, middle_s)
         return begin_s + forward_s, begin_s + forward_s + backward_s
+
+
+def ready_shares(compute: Compute, layout: Layout, settings: Settings, *, served: bool = False) -> tuple[float, ...]:
+    """Return the share of backward after which each bucket may leave: 1 for all if the whole gradient must be known.
+
+    `served`: servers sum the gradients, so a rank looks for an overflow before it sends.
+    """
+    shares = compute.ready_shares(layout)
+    whole = settings.max_grad_norm is not None or (served and settings.precision == "fp16")
+    return (1.0,) * len(shares) if whole else shares

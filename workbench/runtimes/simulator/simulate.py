@@ -6,8 +6,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
-
 from workbench import costs
 from workbench.callbacks.base import Notifier
 from workbench.collectives import Native
@@ -15,13 +13,12 @@ from workbench.costs import AnyNetwork, Compute, Network, measure_compute
 from workbench.errors import ConfigError
 from workbench.naming import call_checked
 from workbench.problems.base import Problem
-from workbench.program import Algorithm, Context
+from workbench.program import Algorithm
 from workbench.replica.local_training import check_algorithm_and_problem
-from workbench.replica.replica import compute_threads
 from workbench.runtimes.simulator.failures import check_failures
-from workbench.runtimes.simulator.lockstep.lockstep import Lockstep
-from workbench.runtimes.simulator.lockstep.worker_group import WorkerGroup
-from workbench.runtimes.simulator.simulation import Simulation, collecting_new_objects, run_info_of
+from workbench.runtimes.simulator.lockstep.lockstep import simulate_in_lockstep
+from workbench.runtimes.simulator.simulation import Simulation, collecting_new_objects
+from workbench.runtimes.simulator.worker import check_num_workers
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
@@ -103,6 +100,30 @@ def run_simulation(
     failures: Mapping[int, float] | None = None,
 ) -> Run:
     """Simulate, with complete settings (`simulate`)."""
+    _check_for_simulation(settings, workers, detail)
+    check_failures(algorithm, workers, failures or {})
+    native = isinstance(getattr(algorithm, "collective", None), Native)
+    if detail == "formula":
+        _check_formula(algorithm, network, timing_only=timing_only or native)
+    if algorithm.symmetric and (detail == "formula" or (detail == "auto" and native)):
+        return simulate_in_lockstep(
+            algorithm, problem, settings, workers, network=network, compute=compute, timing_only=timing_only
+        )
+    with collecting_new_objects():  # in no variable, so that the simulation is freed when it ends
+        return Simulation(
+            algorithm,
+            problem,
+            settings,
+            workers,
+            network=network,
+            compute=compute,
+            timing_only=timing_only,
+            failures=failures,
+        ).run()
+
+
+def _check_for_simulation(settings: Settings, workers: int, detail: Detail) -> None:
+    """Raise `ConfigError` for what only real ranks have, and for an unknown `detail`."""
     if detail not in ("auto", "messages", "formula"):
         raise ConfigError(f"detail={detail!r}: choose one of auto, messages, formula")
     if settings.checkpoint_every is not None:
@@ -115,52 +136,7 @@ def run_simulation(
         raise ConfigError(
             "on_failure= is for real ranks: leave it out, and let simulated workers fail by failures={rank: seconds}"
         )
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
-    check_failures(algorithm, workers, failures or {})
-    native = isinstance(getattr(algorithm, "collective", None), Native)
-    if detail == "formula":
-        _check_formula(algorithm, network, timing_only=timing_only or native)
-    if detail == "messages" or not algorithm.symmetric or not (native or detail == "formula"):
-        with collecting_new_objects():  # in no variable, so that the simulation is freed when it ends
-            return Simulation(
-                algorithm,
-                problem,
-                settings,
-                workers,
-                network=network,
-                compute=compute,
-                timing_only=timing_only,
-                failures=failures,
-            ).run()
-    algorithm.check(workers)
-    group = WorkerGroup(algorithm, problem, settings, workers, compute, timing_only=timing_only)
-    ctx = Context(0, workers, num_steps=group.num_steps, layout=group.replica.layout, seed=settings.seed, link=network)
-    with torch.random.fork_rng(devices=[]), compute_threads(settings.threads or 1):
-        ended_s = Lockstep(group, network).run(algorithm, ctx)
-        seconds = float(ended_s.max())
-        group.evaluate(group.num_steps - 1, seconds)
-        group.finish()
-    info = run_info_of(
-        algorithm,
-        problem,
-        settings,
-        workers,
-        group.replica.layout,
-        network,
-        compute,
-        group.sampler,
-        timing_only=timing_only,
-    )
-    waited = float(group.waited_s.mean() / seconds) if seconds else 0.0  # of a worker's time, for sums
-    result = {"steps": group.num_steps, "seconds": seconds, "last_step": group.num_steps - 1, "waited_share": waited}
-    note = f"one program for {workers} workers"
-    if detail == "formula" and not native:
-        note += ", collectives by formula"
-    if len(group.recorders) < workers:
-        note += f": rank 0's rows of metrics stand for all, spans are of the first {len(group.recorders)}"
-    info["notes"].append(note)
-    return Run.from_memory({**info, "status": "finished", "result": result}, group.recorders, group.weights())
+    check_num_workers(workers)
 
 
 def _check_formula(algorithm: Algorithm, network: AnyNetwork, *, timing_only: bool) -> None:

@@ -20,12 +20,11 @@ import torch
 from workbench import ops
 from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.costs import AnyNetwork, Compute
-from workbench.errors import ConfigError, Stalled
-from workbench.gradients import Layout
-from workbench.ops import Apply, EndStep, Program
-from workbench.problems.base import Problem, Sampler
+from workbench.errors import Stalled
+from workbench.ops import EndStep, Program
+from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context, Replicas, lower, take_sum
-from workbench.replica.local_training import check_algorithm_and_problem, model_info, num_steps_of, run_info, trace_note
+from workbench.replica.local_training import check_algorithm_and_problem, model_info, run_info
 from workbench.replica.replica import compute_threads
 from workbench.runtimes.checkpoint.rank_state import continue_from_state
 from workbench.runtimes.checkpoint.rank_state import resume as resume_rank
@@ -54,7 +53,13 @@ from workbench.runtimes.simulator.failures import check_failures, departures_of,
 from workbench.runtimes.simulator.pass_times import PassTimes
 from workbench.runtimes.simulator.recorded_answers import RecordedAnswers
 from workbench.runtimes.simulator.state import PENDING, Handler, Handlers, SimCluster, SimProcess
-from workbench.runtimes.simulator.worker import MetaReplica, SimWorker, build_workers
+from workbench.runtimes.simulator.worker import (
+    MetaReplica,
+    SimWorker,
+    build_workers,
+    check_num_workers,
+    simulation_notes,
+)
 from workbench.settings import Settings
 from workbench.trace.run import Run
 from workbench.units import MIB
@@ -126,8 +131,7 @@ class Simulation:
         failures: Mapping[int, float] | None = None,
     ) -> None:
         check_algorithm_and_problem(algorithm, problem)
-        if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-            raise ConfigError(f"workers={workers}: a simulated cluster has at least 1")
+        check_num_workers(workers)
         algorithm.check(workers)
         self._failures = dict(failures or {})
         check_failures(algorithm, workers, self._failures)
@@ -158,7 +162,7 @@ class Simulation:
         self._instructions = InstructionTable()
         self._schedules: dict[int, ScheduleCache] = {}  # rank -> schedules of its collectives, if timing only
         if not timing_only:
-            self.cluster.on_update = self._updated
+            self.cluster.on_update = self._evaluations.after_update
 
     def run(self, resume: list[dict[str, Any]] | None = None, stop_after: int | None = None) -> Run:
         """Run from the first step (or a checkpoint) to the last.
@@ -355,34 +359,25 @@ class Simulation:
         continue_from_state(ctx, process.worker.last_end)
         process.run_next(self._program_of(ctx))
 
-    def _updated(self, worker: SimWorker, request: Apply, end_s: float) -> None:
-        """Evaluate after an update by a server of this worker."""
-        self._evaluations.after_update(worker, request, end_s)
-
     def _info(self) -> dict[str, Any]:
-        first = self.workers[0]
-        info = run_info_of(
-            self.algorithm,
-            self.problem,
-            self.settings,
-            self.num_workers,
-            first.replica.layout,
-            self.network,
-            self.compute,
-            first.sampler,
-            timing_only=isinstance(first.replica, MetaReplica),
+        """Return the entries of the run's record."""
+        first, stopped = self.workers[0], self._stopped
+        layout = first.replica.layout
+        info = run_info(self.algorithm, self.problem, self.settings, "simulated", self.num_workers)
+        info["notes"] += simulation_notes(
+            self.settings, first.sampler, self.network, self.compute, timing_only=not first.has_values
         )
-        stopped = self._stopped
-        served = self.algorithm.requires.servers
-        # Rank 0 may have skipped its last step.
-        done = first.num_steps if served and not stopped else first.last_step + 1
-        status = "stopped" if stopped else "finished"
-        held = 0 if isinstance(first.replica, MetaReplica) else self.num_workers * first.replica.layout.message_bytes
+        held = self.num_workers * layout.message_bytes if first.has_values else 0
         if held > 64 * MIB:
             info["notes"].append(f"every worker has its own parameters: {held / MIB:.0f} MiB in all")
+        info["model"] = model_info(layout)
         if self._failures:
             info["departures"] = departures_of(self.cluster)
-        return {**info, "status": status, "result": {"steps": done, "seconds": self.seconds, "last_step": done - 1}}
+        # With servers, rank 0 may have skipped its last step.
+        done = first.num_steps if self.algorithm.requires.servers and not stopped else first.last_step + 1
+        info["status"] = "stopped" if stopped else "finished"
+        info["result"] = {"steps": done, "seconds": self.seconds, "last_step": done - 1}
+        return info
 
 
 @contextmanager
@@ -400,37 +395,3 @@ def collecting_new_objects() -> Iterator[None]:
         gc.collect()  # a simulation has cycles; after `unfreeze` they would be old objects, which are rarely collected
         gc.set_threshold(*usual)
         gc.unfreeze()
-
-
-def run_info_of(
-    algorithm: Algorithm,
-    problem: Problem,
-    settings: Settings,
-    num_workers: int,
-    layout: Layout,
-    network: Any,
-    compute: Any,
-    sampler: Sampler,
-    *,
-    timing_only: bool,
-) -> dict[str, Any]:
-    """The facts about a simulated run in its record, with either kind of simulation."""
-    info = run_info(algorithm, problem, settings, "simulated", num_workers)
-    notes = [
-        *info["notes"],
-        *trace_note(settings, num_steps_of(settings, sampler)),
-        f"simulated: {network}",
-        f"simulated: {compute}",
-    ]
-    num_processes = 0 if timing_only or sampler.source is None else sampler.source.num_processes
-    if num_processes:
-        notes.append(
-            f"loader processes of each simulated worker: {num_processes}, as of a real rank, because the loader has a "
-            "worker_init_fn, or a function of the rank returned it"
-        )
-    if sampler.num_samples < sampler.global_batch:
-        share = sampler.num_samples / sampler.global_batch
-        notes.append(
-            f"one step takes all {sampler.num_samples} samples: a worker computes {share:.2g} of a full minibatch"
-        )
-    return {**info, "notes": notes, "model": model_info(layout)}

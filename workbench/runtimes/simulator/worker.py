@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from workbench.costs import Compute
+from workbench.costs import AnyNetwork, Compute
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient, Layout, build_layout, trainable
 from workbench.ops import EndStep
@@ -16,7 +16,7 @@ from workbench.problems.base import Problem, Sampler
 from workbench.problems.loading import Source
 from workbench.program import Algorithm
 from workbench.replica.backward import Hooks
-from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of
+from workbench.replica.local_training import LocalTraining, num_steps_of, sampler_of, trace_note
 from workbench.replica.replica import Replica
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
@@ -269,19 +269,15 @@ def shape_of(problem: Problem, algorithm: Algorithm) -> Layout:
     return build_layout(trainable(model), buckets.max_bytes, buckets.count)
 
 
-def ready_shares(compute: Compute, layout: Layout, settings: Settings, *, served: bool = False) -> tuple[float, ...]:
-    """Return the share of backward after which each bucket may leave: 1 for all if the whole gradient must be known.
-
-    `served`: servers sum the gradients, so a rank looks for an overflow before it sends.
-    """
-    shares = compute.ready_shares(layout)
-    whole = settings.max_grad_norm is not None or (served and settings.precision == "fp16")
-    return (1.0,) * len(shares) if whole else shares
-
-
 def sources_of(problem: Problem) -> tuple[Source, Source | None]:
     """Return the training and test samples, which this process reads for all workers."""
     return problem.train_source().without_processes(), problem.test_source()
+
+
+def check_num_workers(num_workers: int) -> None:
+    """Raise `ConfigError` unless this is a number of workers."""
+    if not isinstance(num_workers, int) or isinstance(num_workers, bool) or num_workers < 1:
+        raise ConfigError(f"workers={num_workers}: a simulated cluster has at least 1")
 
 
 def build_workers(
@@ -307,3 +303,26 @@ def build_workers(
         SimWorker(worker.rank, settings, worker, worker.replica, worker.sampler, SampleCounts(worker.sampler))
         for worker in workers
     ]
+
+
+def simulation_notes(
+    settings: Settings, sampler: Sampler, network: AnyNetwork, compute: Compute, *, timing_only: bool
+) -> list[str]:
+    """Return notes for the run's record: what was simulated, and what differs from real ranks."""
+    notes = [
+        *trace_note(settings, num_steps_of(settings, sampler)),
+        f"simulated: {network}",
+        f"simulated: {compute}",
+    ]
+    num_processes = 0 if timing_only or sampler.source is None else sampler.source.num_processes
+    if num_processes:
+        notes.append(
+            f"loader processes of each simulated worker: {num_processes}, as of a real rank, because the loader has a "
+            "worker_init_fn, or a function of the rank returned it"
+        )
+    if sampler.num_samples < sampler.global_batch:
+        share = sampler.num_samples / sampler.global_batch
+        notes.append(
+            f"one step takes all {sampler.num_samples} samples: a worker computes {share:.2g} of a full minibatch"
+        )
+    return notes

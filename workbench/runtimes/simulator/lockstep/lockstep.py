@@ -19,17 +19,24 @@ from functools import partial
 from typing import Any, final
 
 import numpy as np
+import torch
 
 from workbench import ops
 from workbench.collectives import Collective, Native, Ring, native_bytes
-from workbench.costs import AnyNetwork
+from workbench.costs import AnyNetwork, Compute
 from workbench.costs.stragglers import Array
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import FREE, Program, Request, Ticket, Value
+from workbench.problems.base import Problem
 from workbench.program import Algorithm, Context, Sum, lower, perform
+from workbench.replica.local_training import model_info, run_info
+from workbench.replica.replica import compute_threads
 from workbench.runtimes.execution.endpoint import size_of
 from workbench.runtimes.simulator.lockstep.worker_group import WorkerGroup
+from workbench.runtimes.simulator.worker import simulation_notes
+from workbench.settings import Settings
+from workbench.trace.run import Run
 
 _PENDING = object()
 
@@ -61,6 +68,43 @@ class _Lane:
     free_s: Array | float = 0.0  # (p,) when the last sub-program ended
     busy: bool = False
     line: deque[_Thread] = field(default_factory=deque)
+
+
+def simulate_in_lockstep(
+    algorithm: Algorithm,
+    problem: Problem,
+    settings: Settings,
+    num_workers: int,
+    *,
+    network: AnyNetwork,
+    compute: Compute,
+    timing_only: bool,
+) -> Run:
+    """Simulate a symmetric algorithm whose collectives are the library's or have closed forms."""
+    algorithm.check(num_workers)
+    group = WorkerGroup(algorithm, problem, settings, num_workers, compute, timing_only=timing_only)
+    last, layout = group.num_steps - 1, group.replica.layout
+    ctx = Context(0, num_workers, num_steps=group.num_steps, layout=layout, seed=settings.seed, link=network)
+    with torch.random.fork_rng(devices=[]), compute_threads(settings.threads or 1):
+        ended_s = Lockstep(group, network).run(algorithm, ctx)
+        seconds = float(ended_s.max())
+        group.evaluate(last, seconds)
+        group.finish()
+
+    note = f"one program for {num_workers} workers"
+    if not isinstance(getattr(algorithm, "collective", None), Native):
+        note += ", collectives by formula"
+    if len(group.recorders) < num_workers:
+        note += f": rank 0's rows of metrics stand for all, spans are of the first {len(group.recorders)}"
+    info = run_info(algorithm, problem, settings, "simulated", num_workers)
+    info["notes"] += [*simulation_notes(settings, group.sampler, network, compute, timing_only=timing_only), note]
+    waited_share = float(group.waited_s.mean() / seconds) if seconds else 0.0  # of a worker's time, for sums
+    info |= {
+        "model": model_info(layout),
+        "status": "finished",
+        "result": {"steps": last + 1, "seconds": seconds, "last_step": last, "waited_share": waited_share},
+    }
+    return Run.from_memory(info, group.recorders, group.weights())
 
 
 @final

@@ -22,7 +22,8 @@ from workbench.replica.local_training import LocalTraining, num_steps_of, sample
 from workbench.replica.replica import Replica
 from workbench.runtimes.execution.endpoint import bucket_of
 from workbench.runtimes.simulator.lockstep.gradient_sum import GradientSum
-from workbench.runtimes.simulator.worker import MetaReplica, ready_shares, shape_of, sources_of
+from workbench.runtimes.simulator.pass_times import ready_shares
+from workbench.runtimes.simulator.worker import MetaReplica, shape_of, sources_of
 from workbench.settings import Settings
 from workbench.trace.recorder import MemoryRecorder
 from workbench.trace.weights import State
