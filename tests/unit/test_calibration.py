@@ -426,7 +426,7 @@ def test_a_prediction_with_many_messages_simulates_a_bounded_number_of_them(monk
         nonlocal num_messages
         num_buckets = len(build_layout(trainable(problem.model()), algorithm.bucket_bytes).buckets)
         num_messages += steps * num_buckets * workers * 2 * (workers - 1)
-        return wb.simulate(algorithm, problem, steps=steps, detail="formula", **given)
+        return wb.simulate(algorithm, problem, steps=steps, **{**given, "detail": "formula"})
 
     monkeypatch.setattr("workbench.calibration.fixed_point.simulate", by_formula)
     shapes = tuple((f"{number}", (256, 256) if number % 2 else (256,)) for number in range(76))

@@ -7,15 +7,18 @@ from typing import Any, final
 
 import numpy as np
 
-from workbench.analysis.summary import step_seconds
 from workbench.calibration.cores import Slowness, slowness_in
-from workbench.calibration.effective import Setting, core_s, core_slowdown, effective_costs, wire_part
+from workbench.calibration.effective import Setting, codec_of, core_s, core_slowdown, effective_costs, wire_part
 from workbench.calibration.model import Calibration
+from workbench.calibration.steady import messages_per_step, staleness, steady_seconds
+from workbench.collectives.wire import wire_share
 from workbench.costs import Compute, Network
+from workbench.errors import ConfigError
 from workbench.program import Algorithm
-from workbench.runtimes.simulator.simulate import simulate
+from workbench.runtimes.simulator.simulate import Detail, simulate
 from workbench.trace.run import Run
 
+MOST_MESSAGES, FEWEST_PIPELINE_STEPS = 30_000, 24  # to simulate of a pipeline of more than two steps without a formula
 ROUNDS, ALIKE = 6, 0.02  # most simulations until slowdown and run agree; their relative tolerance
 
 
@@ -27,7 +30,7 @@ def midmean(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     >>> midmean(np.array([1.0, 3.0, 1.0, 3.0, 100.0, 1.0, 3.0, 0.0]))
     2.0
     """
-    ordered = np.sort(times)
+    ordered = np.sort(times, axis=None)
     quarter = len(ordered) // 4
     return float(ordered[quarter : len(ordered) - quarter].mean())
 
@@ -38,6 +41,7 @@ class Simulated:
     """A run and the seconds of its steps.
 
     Attributes:
+        times: seconds of the steps after the start, shape (periods, steps of a period): see `steady_seconds`.
         slow: slowdown of each kind of work by shared cores.
         orders: seconds of a step divided by `step_s`, for two cases: messages share an interface fairly, or are sent
             one after another. The cases differ for algorithms with servers.
@@ -96,7 +100,7 @@ def _fixed_point(
 
     if setting.cores is None or setting.workers < 2:
         done, _ = run(None)
-        return Simulated(run=done, times=step_seconds(done))
+        return Simulated(run=done, times=steady_seconds(done, algorithm))
     all_at_once = core_slowdown(calibration, algorithm, setting)
     part = wire_part(calibration, algorithm, setting)
     now = slow or all_at_once
@@ -116,7 +120,7 @@ def _fixed_point(
         if now.is_like(found, ALIKE):
             break
         now = now.geometric_mean(found)
-    times = step_seconds(done)
+    times = steady_seconds(done, algorithm)
     least_s = setting.workers * core_s(calibration, algorithm, setting, done, now) / setting.cores
     return Simulated(run=done, times=times * max(1.0, least_s / midmean(times)), slow=now)
 
@@ -130,7 +134,50 @@ def simulated_run(
     steps: int,
     seed: int,
 ) -> Run:
-    """Simulate `steps` steps of the algorithm, timing only."""
+    """Simulate `steps` steps of the algorithm, timing only.
+
+    A pipeline of more than two steps needs many of them to be full. If they have too many messages, its sums are by
+    formula; where there is none, fewer steps are simulated.
+    """
+    if staleness(algorithm) > 1:
+        messages = messages_per_step(calibration, algorithm, setting)
+        if messages * steps > MOST_MESSAGES:
+            found = simulated_by_formula(calibration, algorithm, setting, compute, network, steps, seed)
+            if found is not None:
+                return found
+            steps = int(min(steps, max(FEWEST_PIPELINE_STEPS, MOST_MESSAGES / messages)))
+    return _simulate(calibration, algorithm, setting, compute, network, steps, seed)
+
+
+def simulated_by_formula(
+    calibration: Calibration,
+    algorithm: Algorithm,
+    setting: Setting,
+    compute: Compute,
+    network: Network,
+    steps: int,
+    seed: int,
+) -> Run | None:
+    """Simulate one worker's program, with each sum by a closed form; None: there is none, or workers share cores."""
+    if setting.cores is not None or not algorithm.symmetric:
+        return None
+    folded = with_codec(network, algorithm, calibration.shapes.num_bytes, setting.workers)
+    try:
+        return _simulate(calibration, algorithm, setting, compute, folded, steps, seed, detail="formula")
+    except ConfigError:  # no closed form
+        return None
+
+
+def _simulate(
+    calibration: Calibration,
+    algorithm: Algorithm,
+    setting: Setting,
+    compute: Compute,
+    network: Network,
+    steps: int,
+    seed: int,
+    detail: Detail = "auto",
+) -> Run:
     problem = calibration.shapes.problem(calibration.shapes.batch_size * setting.workers * steps)
     return simulate(
         algorithm,
@@ -139,7 +186,31 @@ def simulated_run(
         network=network,
         compute=compute,
         timing_only=True,
+        detail=detail,
         steps=steps,
         seed=seed,
         batch_size=calibration.shapes.batch_size,
     )
+
+
+def with_codec(network: Network, algorithm: Algorithm, num_bytes: float, workers: int) -> Network:
+    """Return a network whose bandwidth includes the work of the codec, for closed forms that have no codec.
+
+    A rank encodes each of the ring's p pieces once, and decodes p - 1 of them to sum and p of the sum. A ring with
+    several chunks encodes one while it sends another, so a byte takes the longer of the two times. Otherwise it takes
+    their sum.
+
+    Args:
+        num_bytes: size of a gradient.
+    """
+    plain = replace(network, encode_s_per_byte=0.0, decode_s_per_byte=0.0)
+    collective: Any = getattr(algorithm, "collective", None)
+    if codec_of(algorithm) is None or workers < 2:
+        return plain
+    sent = 2 * (workers - 1) / workers  # of a gradient
+    encoded, decoded = 1.0, (2 * workers - 1) / workers  # p of p pieces are encoded, and 2 p - 1 decoded
+    work_s = (encoded * network.encode_s_per_byte + decoded * network.decode_s_per_byte) / sent
+    share = wire_share(collective.codec, num_bytes / workers)
+    wire_s = share / network.bandwidth_bytes_per_s
+    byte_s = max(wire_s, work_s) if getattr(collective, "chunks", 1) > 1 else wire_s + work_s
+    return replace(plain, bandwidth_bytes_per_s=share / byte_s)
