@@ -658,6 +658,13 @@ def test_steps_to_a_loss_are_measured_or_unknown() -> None:
     )
     with pytest.raises(ConfigError, match="different problems"):
         Convergence.from_runs([*runs, trained(wb.SynchronousSGD(), steps=6)], target)
+    given: dict[str, Any] = {"workers": 2, "epochs": 2, "seed": 0, "compute": COMPUTE}
+    usual, large = (
+        wb.simulate(wb.SynchronousSGD(), wb.problems.digits_softmax(), batch_size=size, **given) for size in (32, 64)
+    )
+    assert Convergence.from_runs([*runs, usual], target).steps == told.steps  # 32 is the problem's own
+    with pytest.raises(ConfigError, match=r"batch sizes .*with 32 samples each.*with 64 samples each"):
+        Convergence.from_runs([*runs, large], target)
 
 
 def test_the_recommendation_is_bounded_tells_its_progress_and_says_what_it_left_out() -> None:
