@@ -24,11 +24,12 @@ from workbench.calibration.model import Calibration
 from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
 from workbench.calibration.predict import predict_at
 from workbench.calibration.recommend import recommend
-from workbench.codecs import Linear8
-from workbench.collectives import Native, Ring
+from workbench.codecs import ErrorFeedback, Linear8, Sign, TopK
+from workbench.collectives import Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.what_if.candidates import default_candidates, name_of
 from workbench.what_if.measure import measure_here
+from workbench.what_if.question import line_rate
 from workbench.what_if.recipe import one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study, ratio_of
 from workbench.what_if.run_study import by_workers
@@ -442,6 +443,31 @@ def test_every_default_candidate_runs() -> None:
             algorithm.check(workers)
     names = [name_of(one) for one in default_candidates(16, 10**6)]
     assert len(names) == len(set(names)) == 13
+
+
+def test_codecs_with_other_settings_have_other_names_and_recipes() -> None:
+    sums = [
+        Ring(codec=Linear8()),
+        *(Once(codec=ErrorFeedback(codec=codec)) for codec in (TopK(fraction=0.01), TopK(fraction=0.1), Sign())),
+        PowerSGD(rank=2),
+        PowerSGD(rank=4),
+    ]
+    algorithms = [wb.SynchronousSGD(collective=sum_) for sum_ in sums]
+    names = [name_of(one) for one in algorithms]
+    assert names[0] == "SynchronousSGD with linear8"
+    assert names[1] == "SynchronousSGD with error-feedback of top-k(fraction=0.01)"
+    assert len(set(names)) == len({recipe_of(one, 4, 8).name for one in algorithms}) == len(sums)
+    found = ask(algorithms=algorithms[1:3], seeds=1)
+    assert {cell.name for cell in found.cells} == set(names[1:3])
+
+
+def test_a_rate_need_not_be_one_that_can_be_emulated() -> None:
+    found = ask(networks=["200gbit", "ethernet-400g"], algorithms=[wb.SynchronousSGD()], seeds=1)
+    assert [cell.network for cell in found.cells] == ["200 Gbit/s", "400 Gbit/s Ethernet"]
+    assert found.cells[0].setting.line_bytes_per_s == 25e9
+    for wrong in ("0gbit", "1gbyte", "gbit"):
+        with pytest.raises(ConfigError, match="rate"):
+            line_rate(wrong)
 
 
 def test_names_with_their_numbers_of_workers() -> None:
