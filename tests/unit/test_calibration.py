@@ -33,7 +33,7 @@ from workbench.calibration.convergence import recipe
 from workbench.calibration.cores import Slowness, slowness_in
 from workbench.calibration.effective import core_s, core_s_per_byte, effective_costs, make_setting
 from workbench.calibration.fit import fit, ready_to_shares, robust_line
-from workbench.calibration.fixed_point import midmean, simulated
+from workbench.calibration.fixed_point import Scenario, midmean, simulated
 from workbench.calibration.model_error import band
 from workbench.calibration.observed import _merged, observe
 from workbench.calibration.predict import step_s
@@ -475,7 +475,7 @@ def test_a_usual_step_takes_at_least_what_its_work_takes_of_the_cores() -> None:
     pace, host = replace(fitted().pace, stragglers=()), replace(fitted().host, cores=2.0, cpu_s_per_byte=1e-7)
     costly, algorithm = replace(fitted(), pace=pace, host=host), wb.PipeSGD()
     setting = make_setting(costly, 4, bandwidth_bytes_per_s=RATE, cores="measured")
-    found = simulated(costly, algorithm, setting, 12, 0)
+    found = simulated(Scenario(calibration=costly, algorithm=algorithm, setting=setting, steps=12))
     assert found.slow is not None
     least_s = 4 * core_s(costly, algorithm, setting, found.run, found.slow) / 2.0
     assert midmean(step_seconds(found.run)) < 0.99 * least_s

@@ -37,6 +37,27 @@ def midmean(times: np.ndarray[Any, np.dtype[np.float64]]) -> float:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """An algorithm under the conditions of `setting`, with costs from a calibration.
+
+    Attributes:
+        steps: steps to simulate.
+        seed: of stragglers and other random choices.
+    """
+
+    calibration: Calibration
+    algorithm: Algorithm
+    setting: Setting
+    steps: int
+    seed: int = 0
+
+    def costs(self, slow: Slowness | None = None) -> tuple[Compute, Network]:
+        """Return the costs with a slowdown by shared cores (`effective_costs`)."""
+        return effective_costs(self.calibration, self.algorithm, self.setting, slow)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
     """A run and the seconds of its steps.
 
@@ -58,45 +79,31 @@ class Simulated:
         return float(self.times.mean()) / self.orders[0]
 
 
-def simulated(
-    calibration: Calibration,
-    algorithm: Algorithm,
-    setting: Setting,
-    steps: int,
-    seed: int,
-    slow: Slowness | None = None,
-) -> Simulated:
+def simulated(scenario: Scenario, slow: Slowness | None = None) -> Simulated:
     """Simulate a run with a slowdown by shared cores: `slow`, or the fixed point if `slow` is None.
 
     Replies of servers are TCP connections that share an interface, but not exactly fairly. On the emulated network, the
     first of three replies takes 2.3 to 2.5 times as long as alone, the others 2.7 and 3 times. So the result is the
     middle between fair sharing and messages one after another.
     """
-    found = _fixed_point(calibration, algorithm, setting, steps, seed, fair=True, slow=slow)
-    if not (algorithm.requires.servers and setting.workers > 2 and calibration.network(1.0).fair):
+    found = _fixed_point(scenario, fair=True, slow=slow)
+    servers = scenario.algorithm.requires.servers
+    if not (servers and scenario.setting.workers > 2 and scenario.calibration.network(1.0).fair):
         return found
-    turns = _fixed_point(calibration, algorithm, setting, steps, seed, fair=False, slow=found.slow)
+    turns = _fixed_point(scenario, fair=False, slow=found.slow)
     fair_s, turns_s = float(found.times.mean()), float(turns.times.mean())
     middle_s = (fair_s + turns_s) / 2
     return replace(found, orders=(fair_s / middle_s, turns_s / middle_s))
 
 
-def _fixed_point(
-    calibration: Calibration,
-    algorithm: Algorithm,
-    setting: Setting,
-    steps: int,
-    seed: int,
-    *,
-    fair: bool,
-    slow: Slowness | None,
-) -> Simulated:
+def _fixed_point(scenario: Scenario, *, fair: bool, slow: Slowness | None) -> Simulated:
     """Repeat the simulation until slowdown and run agree. A usual step takes at least the core time of its work."""
+    calibration, algorithm, setting = scenario.calibration, scenario.algorithm, scenario.setting
 
     def run(now: Slowness | None) -> tuple[Run, Network]:
-        compute, network = effective_costs(calibration, algorithm, setting, now)
+        compute, network = scenario.costs(now)
         network = replace(network, fair=network.fair and fair)
-        return simulated_run(calibration, algorithm, setting, compute, network, steps, seed), network
+        return simulated_run(scenario, compute, network), network
 
     if setting.cores is None or setting.workers < 2:
         done, _ = run(None)
@@ -125,71 +132,48 @@ def _fixed_point(
     return Simulated(run=done, times=times * max(1.0, least_s / midmean(times)), slow=now)
 
 
-def simulated_run(
-    calibration: Calibration,
-    algorithm: Algorithm,
-    setting: Setting,
-    compute: Compute,
-    network: Network,
-    steps: int,
-    seed: int,
-) -> Run:
-    """Simulate `steps` steps of the algorithm, timing only.
+def simulated_run(scenario: Scenario, compute: Compute, network: Network) -> Run:
+    """Simulate the steps of the algorithm with these costs, timing only.
 
     A pipeline of more than two steps needs many of them to be full. If they have too many messages, its sums are by
     formula; where there is none, fewer steps are simulated.
     """
-    if staleness(algorithm) > 1:
-        messages = messages_per_step(calibration, algorithm, setting)
-        if messages * steps > MOST_MESSAGES:
-            found = simulated_by_formula(calibration, algorithm, setting, compute, network, steps, seed)
+    if staleness(scenario.algorithm) > 1:
+        messages = messages_per_step(scenario.calibration, scenario.algorithm, scenario.setting)
+        if messages * scenario.steps > MOST_MESSAGES:
+            found = simulated_by_formula(scenario, compute, network)
             if found is not None:
                 return found
-            steps = int(min(steps, max(FEWEST_PIPELINE_STEPS, MOST_MESSAGES / messages)))
-    return _simulate(calibration, algorithm, setting, compute, network, steps, seed)
+            fewer = int(min(scenario.steps, max(FEWEST_PIPELINE_STEPS, MOST_MESSAGES / messages)))
+            scenario = replace(scenario, steps=fewer)
+    return _simulate(scenario, compute, network)
 
 
-def simulated_by_formula(
-    calibration: Calibration,
-    algorithm: Algorithm,
-    setting: Setting,
-    compute: Compute,
-    network: Network,
-    steps: int,
-    seed: int,
-) -> Run | None:
+def simulated_by_formula(scenario: Scenario, compute: Compute, network: Network) -> Run | None:
     """Simulate one worker's program, with each sum by a closed form; None: there is none, or workers share cores."""
-    if setting.cores is not None or not algorithm.symmetric:
+    workers, num_bytes = scenario.setting.workers, scenario.calibration.shapes.num_bytes
+    if scenario.setting.cores is not None or not scenario.algorithm.symmetric:
         return None
-    folded = with_codec(network, algorithm, calibration.shapes.num_bytes, setting.workers)
+    folded = with_codec(network, scenario.algorithm, num_bytes, workers)
     try:
-        return _simulate(calibration, algorithm, setting, compute, folded, steps, seed, detail="formula")
+        return _simulate(scenario, compute, folded, "formula")
     except ConfigError:  # no closed form
         return None
 
 
-def _simulate(
-    calibration: Calibration,
-    algorithm: Algorithm,
-    setting: Setting,
-    compute: Compute,
-    network: Network,
-    steps: int,
-    seed: int,
-    detail: Detail = "auto",
-) -> Run:
-    problem = calibration.shapes.problem(calibration.shapes.batch_size * setting.workers * steps)
+def _simulate(scenario: Scenario, compute: Compute, network: Network, detail: Detail = "auto") -> Run:
+    shapes, workers = scenario.calibration.shapes, scenario.setting.workers
     return simulate(
-        algorithm,
-        problem,
-        workers=setting.workers,
+        scenario.algorithm,
+        shapes.problem(shapes.batch_size * workers * scenario.steps),
+        workers=workers,
         network=network,
         compute=compute,
         timing_only=True,
         detail=detail,
-        steps=steps,
-        seed=seed,
-        batch_size=calibration.shapes.batch_size,
+        steps=scenario.steps,
+        seed=scenario.seed,
+        batch_size=shapes.batch_size,
     )
 
 

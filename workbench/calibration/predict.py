@@ -19,11 +19,10 @@ from workbench.calibration.effective import (
     Setting,
     core_slowdown,
     describe_cores,
-    effective_costs,
     make_setting,
     sends_messages,
 )
-from workbench.calibration.fixed_point import midmean, simulated, simulated_run
+from workbench.calibration.fixed_point import Scenario, Simulated, midmean, simulated, simulated_run
 from workbench.calibration.model import Calibration
 from workbench.calibration.model_error import band
 from workbench.calibration.steady import (
@@ -205,18 +204,10 @@ def predict_at(
     messages = messages_per_step(calibration, algorithm, setting) / period(algorithm)
     events = messages if steps <= asked else max(messages, setting.workers)  # of a step; a sum by formula is also one
     heavy = events * steps > MAX_SIMULATED_MESSAGES  # then other draws are scaled, not simulated
-    found = simulated(calibration, algorithm, setting, steps, seed)
+    scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=steps, seed=seed)
+    found = simulated(scenario)
     mean_s = found.step_s
-    scale = mean_s / float(found.times.mean())
-    left = {
-        what: scale * _without(what, calibration, algorithm, setting, steps, seed, found.slow)
-        for what in ("compute", "wire", "latency", "stragglers")
-    }
-    saved = {
-        "compute": left["stragglers"] - left["compute"],
-        **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")},
-    }
-    saved = {what: max(value, 0.0) for what, value in saved.items()}
+    saved = _saved_s(scenario, found)
     if heavy and draws:
         drawn = [
             _in_proportion(calibration, draw, mean_s, saved, sends_messages(algorithm)) for draw in calibration.draws
@@ -224,26 +215,37 @@ def predict_at(
     else:
         chosen = [calibration.draws[position] for position in _spread(len(calibration.draws), draws)]
         drawn = [
-            simulated(calibration.drawn(draw), algorithm, setting, steps, seed, found.slow).step_s for draw in chosen
+            simulated(replace(scenario, calibration=calibration.drawn(draw)), found.slow).step_s for draw in chosen
         ]
     low, high = band(mean_s, drawn, step_sd=float(found.times.mean(axis=1).std() / found.times.mean()))
     least_steps = min(steps, steady_steps(algorithm, MIN_STEPS))
     limit = 1.0
     if calibration.line.latency_limit_s is not None:
         largest = replace(calibration, line=calibration.line.with_largest_latency())
-        limit = simulated(largest, algorithm, setting, steps, seed, found.slow).step_s / mean_s
+        limit = simulated(replace(scenario, calibration=largest), found.slow).step_s / mean_s
     return Prediction(
         algorithm=found.run.label,
         setting=setting,
         step_s=mean_s,
-        usual_s=scale * midmean(found.times),
+        usual_s=mean_s / float(found.times.mean()) * midmean(found.times),
         low_s=low * min(1.0, limit, *found.orders),
         high_s=high * max(1.0, limit, *found.orders),
         saved_s=saved,
         overlap=_hidden(found.run),
         cores=describe_cores(calibration, setting),
-        other_step_s=_with_other_cores(calibration, algorithm, setting, least_steps, seed),
+        other_step_s=_with_other_cores(replace(scenario, steps=least_steps)),
     )
+
+
+def _saved_s(scenario: Scenario, found: Simulated) -> dict[str, float]:
+    """Return by how many seconds a step would be shorter without each cost."""
+    mean_s, scale = found.step_s, found.step_s / float(found.times.mean())
+    left = {what: scale * _without(what, scenario, found.slow) for what in ("compute", "wire", "latency", "stragglers")}
+    saved = {
+        "compute": left["stragglers"] - left["compute"],
+        **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")},
+    }
+    return {what: max(value, 0.0) for what, value in saved.items()}
 
 
 def _in_proportion(
@@ -266,15 +268,14 @@ def _in_proportion(
     )
 
 
-def _with_other_cores(
-    calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int
-) -> float | None:
+def _with_other_cores(scenario: Scenario) -> float | None:
     """Return the approximate seconds of a step with the other assumption about cores."""
+    calibration, setting = scenario.calibration, scenario.setting
     if not setting.assumed or calibration.host.cores is None:
         return None
     other = replace(setting, cores=calibration.host.cores if setting.cores is None else None)
-    slow = None if other.cores is None else core_slowdown(calibration, algorithm, other)
-    return simulated(calibration, algorithm, other, steps, seed, slow).step_s
+    slow = None if other.cores is None else core_slowdown(calibration, scenario.algorithm, other)
+    return simulated(replace(scenario, setting=other), slow).step_s
 
 
 def predicted_run(
@@ -289,7 +290,8 @@ def predicted_run(
 ) -> Run:
     """Return the simulated run of `predict`, with all its spans. Arguments and errors are those of `predict`."""
     setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s)
-    return simulated(calibration, algorithm, setting, steps, seed).run
+    scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=steps, seed=seed)
+    return simulated(scenario).run
 
 
 def _spread(num: int, wanted: int) -> list[int]:
@@ -299,20 +301,13 @@ def _spread(num: int, wanted: int) -> list[int]:
 def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
     """Return the mean seconds of a step."""
     steps = affordable_steps(calibration, algorithm, setting, steps)
-    return simulated(calibration, algorithm, setting, steps, seed).step_s
+    scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=steps, seed=seed)
+    return simulated(scenario).step_s
 
 
-def _without(
-    what: str,
-    calibration: Calibration,
-    algorithm: Algorithm,
-    setting: Setting,
-    steps: int,
-    seed: int,
-    slow: Slowness | None,
-) -> float:
+def _without(what: str, scenario: Scenario, slow: Slowness | None) -> float:
     """Return the seconds of a step if one cost is zero."""
-    compute, network = effective_costs(calibration, algorithm, setting, slow)
+    compute, network = scenario.costs(slow)
     match what:
         case "compute":
             compute = replace(compute, forward_s=0.0, backward_s=0.0, update_s=0.0)
@@ -322,13 +317,14 @@ def _without(
             network = replace(network, latency_s=0.0)
         case "stragglers":
             mean = statistics.fmean(
-                float(np.median(compute.factors(seed, step, setting.workers))) for step in range(steps)
+                float(np.median(compute.factors(scenario.seed, step, scenario.setting.workers)))
+                for step in range(scenario.steps)
             )
             compute = replace(
                 compute, forward_s=compute.forward_s * mean, backward_s=compute.backward_s * mean, stragglers=()
             )
-    run = simulated_run(calibration, algorithm, setting, compute, network, steps, seed)
-    return float(steady_seconds(run, algorithm).mean())
+    run = simulated_run(scenario, compute, network)
+    return float(steady_seconds(run, scenario.algorithm).mean())
 
 
 def _hidden(run: Run) -> float | None:

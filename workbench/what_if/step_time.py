@@ -12,8 +12,8 @@ import numpy as np
 
 from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up
-from workbench.calibration.effective import Setting, effective_costs
-from workbench.calibration.fixed_point import simulated, simulated_by_formula, simulated_run
+from workbench.calibration.effective import Setting
+from workbench.calibration.fixed_point import Scenario, simulated, simulated_by_formula, simulated_run
 from workbench.calibration.model import Calibration
 from workbench.calibration.model_error import band
 from workbench.calibration.predict import UNBOUND, predict_at
@@ -115,33 +115,33 @@ def step_run(
         change: of the costs of compute and network.
     """
     least = steady_steps(algorithm, steps)
-    if least > steps or period(algorithm) > 1 or staleness(algorithm) > 1:
-        return _simulated(calibration, algorithm, setting, seed, least, change)
-    run, how = _simulated(calibration, algorithm, setting, seed, steps, change)
+    scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=least, seed=seed)
+    run, how = _simulated(scenario, change)
+    if period(algorithm) > 1 or staleness(algorithm) > 1:
+        return run, how
     while _gap(run) > 1 and len(run.metrics[0]) < PERIODS * _gap(run) and steps < MOST_STEPS:
         steps = min(MOST_STEPS, max(4 * steps, PERIODS * _gap(run)))
-        run, how = _simulated(calibration, algorithm, setting, seed, steps, change)
+        run, how = _simulated(replace(scenario, steps=steps), change)
     return run, how
 
 
-def _simulated(
-    calibration: Calibration, algorithm: Algorithm, setting: Setting, seed: int, steps: int, change: Change | None
-) -> tuple[Run, How]:
+def _simulated(scenario: Scenario, change: Change | None) -> tuple[Run, How]:
+    algorithm, setting, steps = scenario.algorithm, scenario.setting, scenario.steps
     if setting.cores is not None and change is None:
-        return simulated(calibration, algorithm, setting, steps, seed).run, "messages"
-    compute, network = effective_costs(calibration, algorithm, setting)
+        return simulated(scenario).run, "messages"
+    compute, network = scenario.costs()
     if change is not None:
         compute, network = change(compute, network)
     every = period(algorithm)
-    messages = messages_per_step(calibration, algorithm, setting) / every
+    messages = messages_per_step(scenario.calibration, algorithm, setting) / every
     if messages * steps > MESSAGES:
-        run = simulated_by_formula(calibration, algorithm, setting, compute, network, steps, seed)
+        run = simulated_by_formula(scenario, compute, network)
         if run is not None:
             return run, "closed form"
     if not algorithm.requires.servers and messages and steps <= STEPS:
         least = FEWEST_STEPS if every == 1 else FEWEST_PERIODS * every + 1
         steps = int(min(steps, max(least, MESSAGES / messages)))
-    return simulated_run(calibration, algorithm, setting, compute, network, steps, seed), "messages"
+    return simulated_run(replace(scenario, steps=steps), compute, network), "messages"
 
 
 def _mean_s(
