@@ -131,7 +131,7 @@ def _parquet(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _uniform(values: list[Any]) -> list[Any]:
-    """Give a column one type: numbers stay, a mixture becomes text, and so do integers of more than 64 bits."""
+    """Give a column one type: numbers stay, a mixture becomes text, and so do integers that int64 cannot hold."""
     kinds = {type(value) for value in values if value is not None}
     long = any(type(value) is int and not -(2**63) <= value < 2**63 for value in values)
     if len(kinds) <= 1 and not long:
