@@ -1562,8 +1562,8 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _M(
         "predict-all-steps",
-        "calibration/predict.py",
-        "return int(min(steps, max(least, MESSAGES / max(messages, 1.0))))",
+        "calibration/steady.py",
+        "return int(min(steps, max(fewest, MESSAGES / max(messages, 1.0))))",
         "return steps",
         "a prediction with many messages simulates all steps",
         PREDICTIONS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from workbench.bench.operating_point import batch_on_line
 from workbench.bench.paired import alternate
 from workbench.bench.records import facts_of, write_record
-from workbench.bench.rows import Row, compare
+from workbench.bench.rows import Row, compare, table_of
 from workbench.bench.time_to_loss import TARGET, seconds_to, target_rows
 from workbench.bench.wire import Measured, rows_of
 from workbench.bench.wire_cases import BITS, CHOSEN, DDP, LAYERWISE, PIPE, encoded
@@ -157,6 +158,19 @@ def test_who_never_reaches_the_loss_has_no_row() -> None:
         found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].ratio == 0.5
         and found[f"{PIPE}, 8 bit", "torch DDP, fp16 hook"].word == "met"
     )
+
+
+def test_a_target_is_missed_by_a_way_that_misses_the_loss_in_one_turn() -> None:
+    curve = [(float(step), TARGET / 2) for step in range(1, 7)]
+    peers = {"synchronous": curve, "torch DDP": curve, "torch DDP, fp16 hook": curve}
+    turns = [
+        [{**peers, f"{PIPE}, 8 bit": [(end, loss) for end, _ in curve]}] * 2 for loss in (TARGET / 2, 9.0, TARGET / 2)
+    ]
+    (row,) = [row for row in target_rows("a case", turns, 4) if row.what == f"{PIPE}, 8 bit"]
+    assert (row.over, row.word, row.ratio, row.rounds) == ("torch DDP, fp16 hook", "missed", math.inf, 3)
+    assert Row.from_record(json.loads(json.dumps(row.as_record()))) == row
+    assert "missed" in str(table_of([row]))
+    assert not [row for row in target_rows("a case", turns, 1) if row.what == f"{PIPE}, 8 bit"]
 
 
 def test_the_picture_has_a_line_and_a_limit_of_each(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from workbench.calibration.convergence import recipe
 from workbench.calibration.cores import Slowness, slowness_in
 from workbench.calibration.effective import core_s, core_s_per_byte, effective_costs, make_setting
 from workbench.calibration.fit import fit, ready_to_shares, robust_line
-from workbench.calibration.fixed_point import midmean, simulated
+from workbench.calibration.fixed_point import Scenario, midmean, simulated
 from workbench.calibration.model_error import band
 from workbench.calibration.observed import _merged, observe
 from workbench.calibration.predict import step_s
@@ -426,7 +426,7 @@ def test_a_prediction_with_many_messages_simulates_a_bounded_number_of_them(monk
         nonlocal num_messages
         num_buckets = len(build_layout(trainable(problem.model()), algorithm.bucket_bytes).buckets)
         num_messages += steps * num_buckets * workers * 2 * (workers - 1)
-        return wb.simulate(algorithm, problem, steps=steps, detail="formula", **given)
+        return wb.simulate(algorithm, problem, steps=steps, **{**given, "detail": "formula"})
 
     monkeypatch.setattr("workbench.calibration.fixed_point.simulate", by_formula)
     shapes = tuple((f"{number}", (256, 256) if number % 2 else (256,)) for number in range(76))
@@ -475,7 +475,7 @@ def test_a_usual_step_takes_at_least_what_its_work_takes_of_the_cores() -> None:
     pace, host = replace(fitted().pace, stragglers=()), replace(fitted().host, cores=2.0, cpu_s_per_byte=1e-7)
     costly, algorithm = replace(fitted(), pace=pace, host=host), wb.PipeSGD()
     setting = make_setting(costly, 4, bandwidth_bytes_per_s=RATE, cores="measured")
-    found = simulated(costly, algorithm, setting, 12, 0)
+    found = simulated(Scenario(calibration=costly, algorithm=algorithm, setting=setting, steps=12))
     assert found.slow is not None
     least_s = 4 * core_s(costly, algorithm, setting, found.run, found.slow) / 2.0
     assert midmean(step_seconds(found.run)) < 0.99 * least_s
@@ -658,6 +658,13 @@ def test_steps_to_a_loss_are_measured_or_unknown() -> None:
     )
     with pytest.raises(ConfigError, match="different problems"):
         Convergence.from_runs([*runs, trained(wb.SynchronousSGD(), steps=6)], target)
+    given: dict[str, Any] = {"workers": 2, "epochs": 2, "seed": 0, "compute": COMPUTE}
+    usual, large = (
+        wb.simulate(wb.SynchronousSGD(), wb.problems.digits_softmax(), batch_size=size, **given) for size in (32, 64)
+    )
+    assert Convergence.from_runs([*runs, usual], target).steps == told.steps  # 32 is the problem's own
+    with pytest.raises(ConfigError, match=r"batch sizes .*with 32 samples each.*with 64 samples each"):
+        Convergence.from_runs([*runs, large], target)
 
 
 def test_the_recommendation_is_bounded_tells_its_progress_and_says_what_it_left_out() -> None:

@@ -334,6 +334,15 @@ def test_parquet_holds_the_same_with_types(some: list[Path], tmp_path: Path) -> 
     assert metrics.column("correct").to_pylist()[:5] == [None] * 4 + [60]
 
 
+def test_parquet_holds_seeds_of_more_than_63_bits_as_text(runs: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra export")
+    make(runs, settings={"seed": 1, "lr": 1})
+    make(runs, settings={"seed": 2**63, "lr": 2**64})
+    path, _ = export_runs(runs_table().rows, tmp_path / "out", "parquet")
+    read = parquet.read_table(path)
+    assert sorted(read.column("seed").to_pylist()) == ["1", str(2**63)]
+
+
 def test_tensorboard_reads_the_event_files(some: list[Path], tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the export extra: pip install 'sgd-workbench[export]'")
     for _ in range(2):  # a second export replaces the first

@@ -23,11 +23,13 @@ from workbench.calibration.effective import make_setting
 from workbench.calibration.model import Calibration
 from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
 from workbench.calibration.predict import predict_at
-from workbench.codecs import Linear8
-from workbench.collectives import Ring
+from workbench.calibration.recommend import recommend
+from workbench.codecs import ErrorFeedback, Linear8, Sign, TopK
+from workbench.collectives import Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
 from workbench.what_if.candidates import default_candidates, name_of
 from workbench.what_if.measure import measure_here
+from workbench.what_if.question import line_rate
 from workbench.what_if.recipe import one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study, ratio_of
 from workbench.what_if.run_study import by_workers
@@ -156,13 +158,38 @@ def test_a_period_without_communication_counts_whole(algorithm: wb.Algorithm, ev
     assert step_time(costs_, algorithm, setting).step_s - 0.1 == pytest.approx(wire_s, rel=0.02, abs=1e-6)
 
 
-@pytest.mark.parametrize(("width", "rate"), [(3, 125e6), (8, 125e6), (8, 60e6), (8, 1e9)])
-def test_a_wide_pipeline_is_timed_when_it_is_full(width: int, rate: float) -> None:
+@pytest.mark.parametrize("algorithm", [wb.DiLoCo(every=1001), wb.EagerDiLoCo(every=1001)], ids=str)
+def test_a_long_period_has_a_sum_in_predict_too(algorithm: Any) -> None:
+    """A sum takes 192 s on 1 Mbit/s: DiLoCo waits for all of it, Eager DiLoCo for what 1,001 local steps do not hide."""
+    costs_ = calibration()
+    setting = make_setting(costs_, 4, None, 125e3, None, "own")
+    wire_s = 1.5 * costs_.shapes.num_bytes / 125e3
+    waited_s = wire_s if isinstance(algorithm, wb.DiLoCo) else max(0.0, wire_s - 0.1 * algorithm.every)
+    found, predicted = step_time(costs_, algorithm, setting), predict_at(costs_, algorithm, setting, draws=0)
+    assert predicted.step_s == pytest.approx(found.step_s)
+    assert predicted.step_s == pytest.approx(0.1 + waited_s / algorithm.every, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("width", "rate", "workers"), [(3, 125e6, 2), (8, 125e6, 2), (8, 60e6, 2), (8, 1e9, 2), (8, 155e6, 8)]
+)
+@pytest.mark.parametrize("collective", [Native(), Ring()], ids=str)
+def test_a_wide_pipeline_is_timed_when_it_is_full(width: int, rate: float, workers: int, collective: Any) -> None:
     """Its first steps do not wait: with 0.128 s a sum and 0.1 s of compute, a width of 8 waits after 25 steps."""
     costs_ = calibration()
-    setting = make_setting(costs_, 2, None, rate, None, "own")
-    found = step_time(costs_, wb.PipeSGD(width=width), setting).step_s
-    assert found == pytest.approx(max(0.1, costs_.shapes.num_bytes / rate), rel=0.005)
+    setting = make_setting(costs_, workers, None, rate, None, "own")
+    algorithm = wb.PipeSGD(width=width, collective=collective)
+    expected = pytest.approx(max(0.1, 2 * (workers - 1) / workers * costs_.shapes.num_bytes / rate), rel=0.005)
+    assert step_time(costs_, algorithm, setting).step_s == expected
+    predicted = predict_at(costs_, algorithm, setting, draws=0)
+    assert predicted.step_s == expected
+    assert predicted.bound == ("compute" if rate == 1e9 else "wire")
+
+
+def test_a_wider_pipeline_without_a_shorter_step_is_not_recommended() -> None:
+    among = [wb.PipeSGD(width=width) for width in (2, 3, 8)]
+    given: dict[str, Any] = {"workers": 2, "bandwidth_bytes_per_s": 125e6, "cores": "own", "draws": 0}
+    assert recommend(calibration(), among=among, **given).best.algorithm == wb.PipeSGD(width=2)
 
 
 @pytest.mark.parametrize("algorithm", [wb.SynchronousSGD(), wb.PipeSGD(width=2), wb.AsyncSGD(shards=4)], ids=str)
@@ -416,6 +443,31 @@ def test_every_default_candidate_runs() -> None:
             algorithm.check(workers)
     names = [name_of(one) for one in default_candidates(16, 10**6)]
     assert len(names) == len(set(names)) == 13
+
+
+def test_codecs_with_other_settings_have_other_names_and_recipes() -> None:
+    sums = [
+        Ring(codec=Linear8()),
+        *(Once(codec=ErrorFeedback(codec=codec)) for codec in (TopK(fraction=0.01), TopK(fraction=0.1), Sign())),
+        PowerSGD(rank=2),
+        PowerSGD(rank=4),
+    ]
+    algorithms = [wb.SynchronousSGD(collective=sum_) for sum_ in sums]
+    names = [name_of(one) for one in algorithms]
+    assert names[0] == "SynchronousSGD with linear8"
+    assert names[1] == "SynchronousSGD with error-feedback of top-k(fraction=0.01)"
+    assert len(set(names)) == len({recipe_of(one, 4, 8).name for one in algorithms}) == len(sums)
+    found = ask(algorithms=algorithms[1:3], seeds=1)
+    assert {cell.name for cell in found.cells} == set(names[1:3])
+
+
+def test_a_rate_need_not_be_one_that_can_be_emulated() -> None:
+    found = ask(networks=["200gbit", "ethernet-400g"], algorithms=[wb.SynchronousSGD()], seeds=1)
+    assert [cell.network for cell in found.cells] == ["200 Gbit/s", "400 Gbit/s Ethernet"]
+    assert found.cells[0].setting.line_bytes_per_s == 25e9
+    for wrong in ("0gbit", "1gbyte", "gbit"):
+        with pytest.raises(ConfigError, match="rate"):
+            line_rate(wrong)
 
 
 def test_names_with_their_numbers_of_workers() -> None:

@@ -131,11 +131,12 @@ def _parquet(rows: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def _uniform(values: list[Any]) -> list[Any]:
-    """Give a column one type: numbers stay, a mixture becomes text."""
+    """Give a column one type: numbers stay, a mixture becomes text, and so do integers that int64 cannot hold."""
     kinds = {type(value) for value in values if value is not None}
-    if len(kinds) <= 1:
+    long = any(type(value) is int and not -(2**63) <= value < 2**63 for value in values)
+    if len(kinds) <= 1 and not long:
         return values
-    if kinds <= {int, float}:
+    if kinds <= {int, float} and not long:
         return [None if value is None else float(value) for value in values]
     return [None if value is None else str(value) for value in values]
 

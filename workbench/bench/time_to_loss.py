@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -160,18 +162,24 @@ def seconds_to(curves: list[list[tuple[float, float]]], target: float = TARGET, 
 def target_rows(case: str, found: list[list[dict[str, list[tuple[float, float]]]]], ratio: float) -> Iterator[Row]:
     """Yield the ratio of each of our ways to each of DDP's, in seconds to the loss.
 
+    A way that did not reach the loss in each turn has no row, but where the row has a target: there its ratio is
+    infinite, so the target is missed.
+
     Args:
         found: turn -> rank -> way -> curve.
     """
     times = {name: [seconds_to([rank[name] for rank in turn]) for turn in found] for name in found[0][0]}
     reached = {name: taken for name, taken in times.items() if np.isfinite(taken).all()}
     theirs = [name for name in reached if name.startswith("torch DDP")]
-    for name in reached:
+    for name in times:
         for other in ("synchronous", *theirs):
-            if name in theirs or name == other or other not in reached:
+            if name.startswith("torch DDP") or name == other or other not in reached:
                 continue
             hard = ratio == max(RATIOS) and name == f"{PIPE}, 8 bit" and "hook" in other
-            yield compare(reached[name], reached[other], case=case, what=name, over=other, below=1.0 if hard else None)
+            if name in reached or hard:
+                ours, below = reached.get(name, reached[other]), 1.0 if hard else None
+                row = compare(ours, reached[other], case=case, what=name, over=other, below=below)
+                yield row if name in reached else replace(row, ours=inf, ratio=inf, low=inf, high=inf)
 
 
 # -- parameter servers ----------------------------------------------------------------------------------------

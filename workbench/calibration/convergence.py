@@ -46,14 +46,27 @@ class Convergence:
         Raises:
             ConfigError: there is no run, or the runs cannot be compared.
         """
+        from workbench.calibration.from_run import batch_size_of_run
+
         chosen = list(runs)
         if not chosen:
             raise ConfigError("no run shows the time to a loss: give a run of each algorithm, on the same problem")
-        kinds = {(str((run.info.get("problem") or {}).get("name")), run.info.get("num_workers")) for run in chosen}
+        kinds = {
+            (
+                str((run.info.get("problem") or {}).get("name")),
+                run.info.get("num_workers"),
+                batch_size_of_run(run) or "an unknown number of",
+            )
+            for run in chosen
+        }
         if len(kinds) > 1:
-            said = "; ".join(f"{name} on {workers} workers" for name, workers in sorted(kinds, key=str))
+            said = "; ".join(
+                f"{name} on {workers} workers with {size} samples each"
+                for name, workers, size in sorted(kinds, key=str)
+            )
             raise ConfigError(
-                f"these runs have different problems or numbers of workers ({said}): give runs with the same ones"
+                f"these runs have different problems, numbers of workers or batch sizes ({said}): give runs with the "
+                "same ones"
             )
         found: dict[str, list[float | None]] = {}
         for run in chosen:
@@ -62,7 +75,7 @@ class Convergence:
         steps = {
             key: None if None in values else sum(filter(None, values)) / len(values) for key, values in found.items()
         }
-        (problem, workers), *_ = kinds
+        (problem, workers, _), *_ = kinds
         return cls(steps=steps, target_loss=target_loss, source=f"{len(chosen)} runs of {problem} on {workers} workers")
 
 

@@ -161,11 +161,16 @@ def _shared_cores(headers: dict[int, dict[str, Any]]) -> float | None:
     return cores[0] if known else None
 
 
+def batch_size_of_run(run: Run) -> int | None:
+    """Return a rank's samples of a step; None if the run does not say it."""
+    taken = [row["num_samples"] for rows in run.metrics.values() for row in rows if row.get("num_samples")]
+    return max(taken, default=0) or int((run.info.get("settings") or {}).get("batch_size") or 0) or None
+
+
 def _shapes(run: Run, problem: Problem | None) -> Shapes:
     model = run.info.get("model") or {}
-    taken = [row["num_samples"] for rows in run.metrics.values() for row in rows if row.get("num_samples")]
-    batch_size = max(taken, default=0) or int((run.info.get("settings") or {}).get("batch_size") or 0)
-    if not batch_size:
+    batch_size = batch_size_of_run(run)
+    if batch_size is None:
         raise ConfigError(
             f"run {run.id} does not say how many samples its ranks took, because its metrics are missing: use another "
             "run"

@@ -11,7 +11,7 @@ import numpy as np
 
 from workbench.algorithms import names as algorithm_names
 from workbench.analysis.overlap import overlap
-from workbench.analysis.summary import num_warm_up, step_seconds
+from workbench.analysis.summary import num_warm_up
 from workbench.analysis.table import Column, Table, percent, seconds
 from workbench.calibration.cores import Slowness
 from workbench.calibration.effective import (
@@ -19,24 +19,28 @@ from workbench.calibration.effective import (
     Setting,
     core_slowdown,
     describe_cores,
-    effective_costs,
     make_setting,
     sends_messages,
 )
-from workbench.calibration.fixed_point import midmean, simulated, simulated_run
+from workbench.calibration.fixed_point import Scenario, Simulated, midmean, simulated, simulated_run
 from workbench.calibration.model import Calibration
 from workbench.calibration.model_error import band
+from workbench.calibration.steady import (
+    MAX_SIMULATED_MESSAGES,
+    MIN_STEPS,
+    affordable_steps,
+    messages_per_step,
+    period,
+    steady_seconds,
+    steady_steps,
+)
 from workbench.costs import Network
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
 from workbench.trace.run import Run
 
 STEPS = 30
-MIN_STEPS, FEWEST_STEPS = 8, 4  # minimum steps of a simulation by messages, and of one with many messages
-MESSAGES = 4000  # more steps than the minimum are simulated up to this number of messages
 NUM_DRAWS = 8
-MAX_SIMULATED_MESSAGES = 20_000  # with more messages in a simulation, other draws are scaled, not simulated
-MAX_STEPS = 1000  # of an algorithm that does not communicate in each step
 NOTED_DIFFERENCE = 0.1
 UNBOUND = 1e18  # bytes per second of a wire that takes no time
 
@@ -168,7 +172,8 @@ def predict(
         cores: a number that all ranks share; "measured": those of the calibration; "own": each rank has a host with
             enough cores. None: "measured" for the same number of workers on the measured network, otherwise "own".
             `Prediction.cores` says which.
-        steps: steps to simulate, including the warm-up.
+        steps: steps to simulate, including the warm-up; more until a pipeline of more than two steps is full, and for
+            whole periods of an algorithm that communicates every H steps.
         draws: draws of the calibration for the band. With 0, the band has only the variation of steps and the model's
             error.
 
@@ -195,21 +200,14 @@ def predict_at(
             f"algorithm={algorithm!r}: give an algorithm, such as PipeSGD(width=2); there are "
             f"{', '.join(algorithm_names())}"
         )
-    steps = affordable_steps(calibration, algorithm, setting, steps)
-    messages = messages_per_step(calibration, algorithm, setting) / _period(algorithm)
-    heavy = messages * steps > MAX_SIMULATED_MESSAGES
-    found = simulated(calibration, algorithm, setting, steps, seed)
+    asked, steps = steps, affordable_steps(calibration, algorithm, setting, steps)
+    messages = messages_per_step(calibration, algorithm, setting) / period(algorithm)
+    events = messages if steps <= asked else max(messages, setting.workers)  # of a step; a sum by formula is also one
+    heavy = events * steps > MAX_SIMULATED_MESSAGES  # then other draws are scaled, not simulated
+    scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=steps, seed=seed)
+    found = simulated(scenario)
     mean_s = found.step_s
-    scale = mean_s / float(found.times.mean())
-    left = {
-        what: scale * _without(what, calibration, algorithm, setting, steps, seed, found.slow)
-        for what in ("compute", "wire", "latency", "stragglers")
-    }
-    saved = {
-        "compute": left["stragglers"] - left["compute"],
-        **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")},
-    }
-    saved = {what: max(value, 0.0) for what, value in saved.items()}
+    saved = _saved_s(scenario, found)
     if heavy and draws:
         drawn = [
             _in_proportion(calibration, draw, mean_s, saved, sends_messages(algorithm)) for draw in calibration.draws
@@ -217,26 +215,37 @@ def predict_at(
     else:
         chosen = [calibration.draws[position] for position in _spread(len(calibration.draws), draws)]
         drawn = [
-            simulated(calibration.drawn(draw), algorithm, setting, steps, seed, found.slow).step_s for draw in chosen
+            simulated(replace(scenario, calibration=calibration.drawn(draw)), found.slow).step_s for draw in chosen
         ]
-    low, high = band(mean_s, drawn, step_sd=float(found.times.std() / found.times.mean()))
-    least_steps = whole_periods(min(steps, MIN_STEPS), _period(algorithm))
+    low, high = band(mean_s, drawn, step_sd=float(found.times.mean(axis=1).std() / found.times.mean()))
+    least_steps = min(steps, steady_steps(algorithm, MIN_STEPS))
     limit = 1.0
     if calibration.line.latency_limit_s is not None:
         largest = replace(calibration, line=calibration.line.with_largest_latency())
-        limit = simulated(largest, algorithm, setting, steps, seed, found.slow).step_s / mean_s
+        limit = simulated(replace(scenario, calibration=largest), found.slow).step_s / mean_s
     return Prediction(
         algorithm=found.run.label,
         setting=setting,
         step_s=mean_s,
-        usual_s=scale * midmean(found.times),
+        usual_s=mean_s / float(found.times.mean()) * midmean(found.times),
         low_s=low * min(1.0, limit, *found.orders),
         high_s=high * max(1.0, limit, *found.orders),
         saved_s=saved,
         overlap=_hidden(found.run),
         cores=describe_cores(calibration, setting),
-        other_step_s=_with_other_cores(calibration, algorithm, setting, least_steps, seed),
+        other_step_s=_with_other_cores(replace(scenario, steps=least_steps)),
     )
+
+
+def _saved_s(scenario: Scenario, found: Simulated) -> dict[str, float]:
+    """Return by how many seconds a step would be shorter without each cost."""
+    mean_s, scale = found.step_s, found.step_s / float(found.times.mean())
+    left = {what: scale * _without(what, scenario, found.slow) for what in ("compute", "wire", "latency", "stragglers")}
+    saved = {
+        "compute": left["stragglers"] - left["compute"],
+        **{what: mean_s - left[what] for what in ("wire", "latency", "stragglers")},
+    }
+    return {what: max(value, 0.0) for what, value in saved.items()}
 
 
 def _in_proportion(
@@ -259,15 +268,14 @@ def _in_proportion(
     )
 
 
-def _with_other_cores(
-    calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int
-) -> float | None:
+def _with_other_cores(scenario: Scenario) -> float | None:
     """Return the approximate seconds of a step with the other assumption about cores."""
+    calibration, setting = scenario.calibration, scenario.setting
     if not setting.assumed or calibration.host.cores is None:
         return None
     other = replace(setting, cores=calibration.host.cores if setting.cores is None else None)
-    slow = None if other.cores is None else core_slowdown(calibration, algorithm, other)
-    return simulated(calibration, algorithm, other, steps, seed, slow).step_s
+    slow = None if other.cores is None else core_slowdown(calibration, scenario.algorithm, other)
+    return simulated(replace(scenario, setting=other), slow).step_s
 
 
 def predicted_run(
@@ -282,52 +290,8 @@ def predicted_run(
 ) -> Run:
     """Return the simulated run of `predict`, with all its spans. Arguments and errors are those of `predict`."""
     setting = make_setting(calibration, workers, network, bandwidth_bytes_per_s)
-    return simulated(calibration, algorithm, setting, steps, seed).run
-
-
-def affordable_steps(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int) -> int:
-    """Return `steps`, or fewer if each has many messages. A pipeline is full after two or three steps.
-
-    Algorithms that communicate every H steps are simulated for whole periods.
-    """
-    every = _period(algorithm)
-    if every > 1:
-        return whole_periods(steps, every)
-    messages = messages_per_step(calibration, algorithm, setting)
-    if not messages or algorithm.requires.servers:
-        return steps
-    least = MIN_STEPS if messages * MIN_STEPS <= MAX_SIMULATED_MESSAGES else FEWEST_STEPS
-    return int(min(steps, max(least, MESSAGES / max(messages, 1.0))))
-
-
-def _period(algorithm: Algorithm) -> int:
-    """Return the number of steps from one communication to the next."""
-    every = getattr(algorithm, "every", 1)
-    return every if isinstance(every, int) else 1
-
-
-def whole_periods(steps: int, every: int) -> int:
-    """Return at least this number of steps, so that the steps after the warm-up are whole periods.
-
-    >>> [whole_periods(30, every) for every in (1, 8, 30, 100)]
-    [30, 35, 33, 110]
-    """
-    steps = min(max(steps, every), MAX_STEPS)
-    while every <= MAX_STEPS and (steps - num_warm_up(steps)) % every:
-        steps += 1
-    return steps
-
-
-def messages_per_step(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
-    """Return the approximate number of messages of all workers in a step; 0 if the library sums."""
-    collective = getattr(algorithm, "collective", None)
-    if not sends_messages(algorithm):
-        return 0.0
-    if algorithm.requires.servers:
-        return 2.0 * setting.workers * int(getattr(algorithm, "shards", 1) or 1)
-    max_bytes = algorithm.requires.buckets.max_bytes
-    buckets = 1 if max_bytes is None else calibration.shapes.num_bytes / max(max_bytes, 1.0) + 1
-    return setting.workers * 2 * (setting.workers - 1) * int(getattr(collective, "chunks", 1)) * buckets
+    scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=steps, seed=seed)
+    return simulated(scenario).run
 
 
 def _spread(num: int, wanted: int) -> list[int]:
@@ -337,20 +301,13 @@ def _spread(num: int, wanted: int) -> list[int]:
 def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, steps: int, seed: int) -> float:
     """Return the mean seconds of a step."""
     steps = affordable_steps(calibration, algorithm, setting, steps)
-    return simulated(calibration, algorithm, setting, steps, seed).step_s
+    scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=steps, seed=seed)
+    return simulated(scenario).step_s
 
 
-def _without(
-    what: str,
-    calibration: Calibration,
-    algorithm: Algorithm,
-    setting: Setting,
-    steps: int,
-    seed: int,
-    slow: Slowness | None,
-) -> float:
+def _without(what: str, scenario: Scenario, slow: Slowness | None) -> float:
     """Return the seconds of a step if one cost is zero."""
-    compute, network = effective_costs(calibration, algorithm, setting, slow)
+    compute, network = scenario.costs(slow)
     match what:
         case "compute":
             compute = replace(compute, forward_s=0.0, backward_s=0.0, update_s=0.0)
@@ -360,12 +317,14 @@ def _without(
             network = replace(network, latency_s=0.0)
         case "stragglers":
             mean = statistics.fmean(
-                float(np.median(compute.factors(seed, step, setting.workers))) for step in range(steps)
+                float(np.median(compute.factors(scenario.seed, step, scenario.setting.workers)))
+                for step in range(scenario.steps)
             )
             compute = replace(
                 compute, forward_s=compute.forward_s * mean, backward_s=compute.backward_s * mean, stragglers=()
             )
-    return float(step_seconds(simulated_run(calibration, algorithm, setting, compute, network, steps, seed)).mean())
+    run = simulated_run(scenario, compute, network)
+    return float(steady_seconds(run, scenario.algorithm).mean())
 
 
 def _hidden(run: Run) -> float | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
+from typing import Any
+
 from workbench.algorithms import (
     AsyncSGD,
     BackupSGD,
@@ -11,9 +14,9 @@ from workbench.algorithms import (
     PipeSGD,
     SynchronousSGD,
 )
-from workbench.calibration.effective import codec_of
-from workbench.codecs import Linear8, Truncate16
+from workbench.codecs import ErrorFeedback, Linear8, Truncate16
 from workbench.collectives import Collective, Native, Ring
+from workbench.naming import kebab
 from workbench.program import Algorithm, defaults_of, settings_of
 from workbench.units import KIB, MIB
 
@@ -56,7 +59,7 @@ def default_candidates(workers: int, num_bytes: int) -> list[Algorithm]:
 
 
 def name_of(algorithm: Algorithm) -> str:
-    """Return a name: the class, its first setting and those that differ from their defaults, and the collective.
+    """Return a name: the class, its first setting and those that differ from their defaults, and the codec or collective.
 
     >>> name_of(PipeSGD(width=3)), name_of(SynchronousSGD(collective=Ring(codec=Linear8())))
     ('PipeSGD(width=3)', 'SynchronousSGD with linear8')
@@ -70,4 +73,29 @@ def name_of(algorithm: Algorithm) -> str:
     collective = getattr(algorithm, "collective", None)
     if collective is None or isinstance(collective, Native):
         return said
-    return f"{said} with {codec_of(algorithm) or type(collective).__name__}"
+    return f"{said} with {codec_name_of(algorithm) or _brief(type(collective).__name__, collective)}"
+
+
+def codec_name_of(algorithm: Algorithm) -> str | None:
+    """Return the codec of an algorithm's collective, with the settings that differ from their defaults.
+
+    >>> from workbench.codecs import ErrorFeedback, TopK
+    >>> from workbench.collectives import Once
+    >>> codec_name_of(SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(fraction=0.01)))))
+    'error-feedback of top-k(fraction=0.01)'
+    """
+    codec: Any = getattr(getattr(algorithm, "collective", None), "codec", None)
+    return None if codec is None else _codec_name(codec)
+
+
+def _codec_name(codec: Any) -> str:
+    name = kebab(type(codec).__name__)
+    return f"{name} of {_codec_name(codec.codec)}" if isinstance(codec, ErrorFeedback) else _brief(name, codec)
+
+
+def _brief(name: str, made: Any) -> str:
+    """Return a name with the settings of a codec or collective that differ from their defaults."""
+    if not is_dataclass(made):
+        return name
+    shown = [f"{item.name}={value}" for item in fields(made) if (value := getattr(made, item.name)) != item.default]
+    return f"{name}({', '.join(shown)})" if shown else name

@@ -18,13 +18,13 @@ from workbench.calibration.model import Calibration
 from workbench.calibration.predict import Prediction, predict_at
 from workbench.calibration.probe import probe_here, with_probe
 from workbench.clusters.cluster import Cluster
-from workbench.clusters.emulated.rates import parse_rate
 from workbench.errors import ConfigError
 from workbench.machine import num_cores
 from workbench.program import Algorithm
 from workbench.trace.run import Run
 from workbench.what_if.candidates import name_of
 from workbench.what_if.measure import CODECS
+from workbench.what_if.question import line_rate
 from workbench.what_if.results import Study, badness, plain_of
 from workbench.what_if.trainings import EVALUATIONS, Trained
 
@@ -211,7 +211,7 @@ def _row(
 def _link_of(cluster: Cluster, network: str | float | None) -> tuple[float | None, float | None]:
     """Return bytes per second and latency of the ranks' links; None: those of the calibration."""
     if network is not None:
-        return parse_rate(network) / 8, None
+        return line_rate(network) / 8, None
     emulated = cluster.emulated
     if emulated is None:
         return None, None

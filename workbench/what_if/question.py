@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from workbench.arguments import check_whole, is_number, is_whole
 from workbench.calibration.model import Calibration
+from workbench.clusters.emulated.rates import RATES
 from workbench.costs import Network, Stragglers
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
@@ -175,6 +177,25 @@ def _networks(networks: Any) -> list[Network | str]:
     if not found:
         raise ConfigError(f"networks={networks!r}: give at least one rate, name or Network")
     return found
+
+
+def line_rate(given: str | float) -> float:
+    """Return bits per second of a rate such as "200gbit": any above 0, because nothing is emulated.
+
+    >>> line_rate("200gbit"), line_rate("2.5 Gbit/s")
+    (200000000000.0, 2500000000.0)
+
+    Raises:
+        ConfigError: `given` is not a rate.
+    """
+    if is_number(given):
+        rate = float(given)
+    else:
+        found = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([a-z]+?)(?:/s)?", str(given).strip().lower())
+        rate = float(found[1]) * RATES.get(found[2], 0.0) if found else 0.0
+    if not 0 < rate < math.inf:
+        raise ConfigError(f"{given!r} is not a rate: write 1gbit or 100mbit, in bits a second")
+    return rate
 
 
 def _target(target: tuple[str, float] | None, problem: Problem) -> tuple[str, float] | None:

@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from workbench.algorithms import BackupSGD, DeAR, LayerwiseSGD, PipeSGD, SoftsyncSGD, SynchronousSGD
-from workbench.calibration.effective import codec_of
 from workbench.collectives import Native
 from workbench.problems.base import Problem
 from workbench.problems.loading import to_device
 from workbench.program import Algorithm
-from workbench.what_if.candidates import name_of
+from workbench.what_if.candidates import codec_name_of, name_of
 
 SAME_LOSS = 1e-3  # relative difference of two losses that are the same; masked means differ by less
 
@@ -66,7 +65,7 @@ def recipe_of(algorithm: Algorithm, workers: int, batch_size: int, *, one_worker
     alone = {"num_workers": workers, "workers": 1, "batch_size": workers * batch_size} if one_worker else whole
     collective: Any = getattr(algorithm, "collective", None)
     lossy = collective is not None and collective.lossy
-    how = codec_of(algorithm) or str(collective)
+    how = codec_name_of(algorithm) or str(collective)
     if isinstance(algorithm, SynchronousSGD | LayerwiseSGD | DeAR):
         if lossy:
             plain = SynchronousSGD(collective=collective)

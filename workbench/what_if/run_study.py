@@ -11,7 +11,7 @@ from typing import Any
 from workbench.arguments import is_number
 from workbench.calibration.effective import Cores, Setting, make_setting
 from workbench.calibration.model import Calibration
-from workbench.clusters.emulated.rates import parse_rate, rate_text
+from workbench.clusters.emulated.rates import rate_text
 from workbench.costs import Network, Stragglers
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
@@ -20,7 +20,7 @@ from workbench.program import Algorithm, Replicas
 from workbench.what_if.budget import Budget
 from workbench.what_if.candidates import default_candidates, name_of
 from workbench.what_if.measure import HERE, Calibrated, calibration_of, gradient_here, measure_here
-from workbench.what_if.question import Question, make_question
+from workbench.what_if.question import Question, line_rate, make_question
 from workbench.what_if.recipe import Recipe, one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study
 from workbench.what_if.saved import Saved
@@ -262,7 +262,7 @@ def _time_candidates(
 
 def _setting(calibration: Calibration, workers: int, network: Network | str, cores: Cores) -> Setting:
     if isinstance(network, str) and network[:1].isdigit():
-        rate = parse_rate(network)
+        rate = line_rate(network)
         setting = make_setting(calibration, workers, None, rate / 8, None, cores)
         return replace(setting, name=rate_text(rate))
     return make_setting(calibration, workers, network, None, None, cores)
