@@ -65,7 +65,7 @@ class Views(ABC):
 
         Args:
             problem: the problem that was trained; not needed for one of this package, and in the session that trained.
-            average: whether to return the moving average of the weights (`ema_decay`).
+            average: whether to return rank 0's moving average of the weights (`ema_decay`).
         """
         return import_module("workbench.replica.trained").trained_model(
             self._recorded(), self._problem if problem is None else problem, average=average
