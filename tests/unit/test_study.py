@@ -186,6 +186,13 @@ def test_a_wide_pipeline_is_timed_when_it_is_full(width: int, rate: float, worke
     assert predicted.bound == ("compute" if rate == 1e9 else "wire")
 
 
+def test_a_rank_that_sends_when_it_is_asked_has_no_period() -> None:
+    """Rank 0 of AD-PSGD answers others: in some steps it sends nothing, and a step is a step all the same."""
+    setting = make_setting(calibration(), 4, None, 125e6, None, "own")
+    found = step_time(calibration(), wb.ADPSGD(), setting)
+    assert found.step_s == pytest.approx(predict_at(calibration(), wb.ADPSGD(), setting, draws=0).step_s, rel=0.05)
+
+
 def test_a_wider_pipeline_without_a_shorter_step_is_not_recommended() -> None:
     among = [wb.PipeSGD(width=width) for width in (2, 3, 8)]
     given: dict[str, Any] = {"workers": 2, "bandwidth_bytes_per_s": 125e6, "cores": "own", "draws": 0}

@@ -296,12 +296,9 @@ def parse_rates(text: str) -> list[float]:
     Raises:
         ConfigError: a rate does not have this form.
     """
-    units = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
-    found = []
-    for word in filter(None, (word.strip().lower() for word in text.split(","))):
-        unit = next((unit for unit in units if word.endswith(unit)), None)
-        try:
-            found.append(float(word.removesuffix(unit or "")) * units[unit or ""])
-        except (ValueError, KeyError):
-            raise ConfigError(f"--rate {word!r}: write a number and kbit, mbit or gbit, such as 500mbit") from None
-    return found
+    from workbench.what_if.question import line_rate
+
+    try:
+        return [line_rate(word) / 8 for word in text.split(",") if word.strip()]
+    except ConfigError as error:
+        raise ConfigError(f"--rate: {error}") from None

@@ -119,8 +119,8 @@ def step_run(
     run, how = _simulated(scenario, change)
     if period(algorithm) > 1 or staleness(algorithm) > 1:
         return run, how
-    while _gap(run) > 1 and len(run.metrics[0]) < PERIODS * _gap(run) and steps < MOST_STEPS:
-        steps = min(MOST_STEPS, max(4 * steps, PERIODS * _gap(run)))
+    while (gap := _gap(run, algorithm)) > 1 and len(run.metrics[0]) < PERIODS * gap and steps < MOST_STEPS:
+        steps = min(MOST_STEPS, max(4 * steps, PERIODS * gap))
         run, how = _simulated(replace(scenario, steps=steps), change)
     return run, how
 
@@ -160,8 +160,13 @@ def _times(run: Run, algorithm: Algorithm) -> np.ndarray[Any, np.dtype[np.float6
     return times_s
 
 
-def _gap(run: Run) -> int:
-    """Return the steps from one communication of rank 0 to the next: 1 if it sends in each step, and if it never sends."""
+def _gap(run: Run, algorithm: Algorithm) -> int:
+    """Return the steps from one communication of rank 0 to the next: 1 if it sends in each step, and if it never sends.
+
+    It is 1 for asynchronous algorithms: a rank that sends only when it is asked (`ADPSGD`) has no period.
+    """
+    if algorithm.asynchronous:
+        return 1
     sent = [row["bytes_sent"] for row in run.metrics[0] if "bytes_sent" in row and "evaluation" not in row]
     steps = [step for step, (before, after) in enumerate(pairwise([0.0, *sent])) if after > before]
     if len(steps) == len(sent) or (not steps and len(sent) >= MOST_STEPS):
