@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -54,25 +55,28 @@ class LiveCurve:
         self._last: dict[int, dict[str, Any]] = {}  # rank -> its newest row
 
     def poll(self) -> None:
-        """Read what was written since the last poll."""
-        try:
+        """Read what was written since the last poll. Files that cannot be read, or that were removed, add nothing."""
+        with suppress(OSError):
             paths = metrics_paths(self.folder)
-        except OSError:  # the run was removed
-            return
-        if any(path.stat().st_size < self._offsets.get(rank, 0) for rank, path in paths.items()):
-            self._begin()  # the files were written again
-        for rank, path in paths.items():
-            with open_file(path) as file:
-                file.seek(self._offsets.get(rank, 0))
-                while new := file.read(BLOCK_BYTES):
-                    whole = new[: new.rfind(b"\n") + 1] or (new if len(new) > LINE_BYTES else b"")
-                    if not whole:
-                        break
-                    rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
-                    for row in rows:
-                        self._add(rank, row)
-                    self._offsets[rank] = self._offsets.get(rank, 0) + len(whole)
-                    file.seek(self._offsets[rank])
+            if any(path.stat().st_size < self._offsets.get(rank, 0) for rank, path in paths.items()):
+                self._begin()  # the files were written again
+            for rank, path in paths.items():
+                with suppress(OSError):  # the other ranks' files may be readable
+                    self._read(rank, path)
+
+    def _read(self, rank: int, path: Path) -> None:
+        """Add the new rows of a rank."""
+        with open_file(path) as file:
+            file.seek(self._offsets.get(rank, 0))
+            while new := file.read(BLOCK_BYTES):
+                whole = new[: new.rfind(b"\n") + 1] or (new if len(new) > LINE_BYTES else b"")
+                if not whole:
+                    break
+                rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
+                for row in rows:
+                    self._add(rank, row)
+                self._offsets[rank] = self._offsets.get(rank, 0) + len(whole)
+                file.seek(self._offsets[rank])
 
     def _add(self, rank: int, row: dict[str, Any]) -> None:
         if "evaluation" in row:

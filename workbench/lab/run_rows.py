@@ -19,9 +19,11 @@ from workbench.lab.live_curve import LiveCurve
 from workbench.trace.index import state_of
 from workbench.trace.info import NAME
 from workbench.trace.processes import ENDED, with_true_status
-from workbench.trace.read import read_failures
+from workbench.trace.read import metrics_paths, read_failures
+from workbench.trace.recorder import metrics_name
 from workbench.trace.run import Run
 from workbench.trace.store import StoredRun, read_info
+from workbench.trace.tail import last_step_row
 
 RECHECK_S = 5.0  # a run whose processes ended without a report may still write, if they are on another machine
 SHOWN_POINTS = 48  # of a row's small curve
@@ -43,7 +45,7 @@ class _Kept:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the row is right while `run.json` does not change."""
+        """Whether the row is right while its `state` does not change."""
         if self.row["status"] not in (*ENDED, "lost") or "train_loss" not in self.row:
             return False
         return self.recorded_end or time.monotonic() - self.checked_s < RECHECK_S
@@ -57,7 +59,7 @@ class RunRows:
         self._lock = Lock()
         self._kept: dict[Path, _Kept] = {}
         self._curves: OrderedDict[Path, LiveCurve] = OrderedDict()
-        self._version = 0
+        self._version = time.time_ns() // 1_000_000  # above all versions of a server that ran before
 
     def select(
         self, roots: Iterable[Path], *, limit: int | None = None, after: int = 0, curves: bool = False
@@ -110,7 +112,7 @@ class RunRows:
             RunNotFound: the run was removed.
         """
         with self._lock:
-            kept = self._read(folder, state_of(folder / "run.json") or [])
+            kept = self._read(folder, _state(folder) or [])
             self._add_results([kept], folder.parent)
             curve = self._curve(folder)
             curve.poll()
@@ -147,7 +149,7 @@ class RunRows:
             RunNotFound: a run was removed.
         """
         with self._lock:
-            read = [self._read(folder, state_of(folder / "run.json") or []) for folder in folders]
+            read = [self._read(folder, _state(folder) or []) for folder in folders]
             for kept in read:
                 self._add_results([kept], Path(kept.row["folder"]).parent)
             infos, rows = [kept.info for kept in read], [kept.row for kept in read]
@@ -198,7 +200,7 @@ class RunRows:
             read = []
             for name in _names(root):
                 folder = root / name
-                state = state_of(folder / "run.json")
+                state = _state(folder)
                 if state is None:
                     continue
                 kept = self._kept.get(folder)
@@ -220,7 +222,8 @@ class RunRows:
         for kept, row in zip(ended, add_results([kept.row for kept in ended], root) if ended else (), strict=True):
             self._version += 1
             kept.version = self._version
-            kept.row = {**row, "steps": kept.row["steps"] or row["steps"] or 0}
+            counted = _steps_taken(Path(row["folder"])) if kept.info.get("resumed") else row["steps"]
+            kept.row = {**row, "steps": kept.row["steps"] or counted or 0}
 
     def _read(self, folder: Path, state: list[int]) -> _Kept:
         """Read a run that is new, changed or alive."""
@@ -234,6 +237,8 @@ class RunRows:
                 before.checked_s = time.monotonic()
                 return before
             row["steps"] = (info.get("result") or {}).get("steps") or 0
+            if folder in self._curves:
+                self._curves[folder].poll()  # what it wrote after the last poll
         else:
             row |= self._live(folder, info, row["num_steps"])
         if before is not None and before.row == row:
@@ -275,7 +280,7 @@ class RunRows:
             return None
         curve = self._curve(folder)
         if not known:
-            curve.poll()  # curves of live runs were polled before
+            curve.poll()  # a known curve was polled by `_read`
         values: list[float | None] = [
             value if math.isfinite(value) else None for value in curve.loss(SHOWN_POINTS)["values"]
         ]
@@ -287,6 +292,21 @@ def _names(root: Path) -> list[str]:
         return [name for name in os.listdir(root) if not name.startswith(".")]
     except OSError:
         return []
+
+
+def _state(folder: Path) -> list[int] | None:
+    """Return the state of a run's `run.json`, and of the metrics to which `workbench evaluate` adds after its end."""
+    recorded = state_of(folder / "run.json")
+    return None if recorded is None else [*recorded, *(state_of(folder / metrics_name(0)) or ())]
+
+
+def _steps_taken(folder: Path) -> int:
+    """Return the number of steps of a run by its metrics, with those before the checkpoint of a resumed run."""
+    try:
+        rows = [row for path in metrics_paths(folder).values() if (row := last_step_row(path))]
+    except OSError:  # removed
+        return 0
+    return max((row["step"] + 1 for row in rows), default=0)
 
 
 def _planned(info: dict[str, Any]) -> int | None:
