@@ -379,6 +379,20 @@ def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_se
     assert [one["step"] for one in follower.poll().metrics[0]] == [0, 1, 2]
 
 
+def test_the_poll_after_the_end_reads_all_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view that sees the end polls no more."""
+    monkeypatch.setattr("workbench.trace.follow.BLOCK_BYTES", 1000)
+    folder = new_run(INFO, tmp_path)
+    recorder = FileRecorder(folder, 0, HEADER)
+    for step in range(50):
+        recorder.metrics(row(step))
+    recorder.close()
+    follower = Follower(folder)
+    assert 0 < len(follower.poll().metrics[0]) < 50, "a part at a time while it trains"
+    update_run(folder, status="finished")
+    assert follower.poll().metrics == Run.load(folder).metrics
+
+
 def test_following_a_run_sees_what_a_reader_sees(tmp_path: Path) -> None:
     folder = new_run(INFO, tmp_path)
     follower = Follower(folder)
