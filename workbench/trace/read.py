@@ -56,11 +56,12 @@ def metrics_paths(folder: Path) -> dict[int, Path]:
 
 
 def read_failures(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return rank -> failure record: rank, error, traceback."""
+    """Return rank -> failure record: rank, error, traceback. Empty if the folder was removed."""
     found = {}
-    for rank, path in _paths(folder, "failed-%.json").items():
-        with suppress(OSError, ValueError):
-            found[rank] = read_json(path)
+    with suppress(FileNotFoundError):
+        for rank, path in _paths(folder, "failed-%.json").items():
+            with suppress(OSError, ValueError):
+                found[rank] = read_json(path)
     return {rank: failure for rank, failure in found.items() if isinstance(failure, dict)}
 
 
