@@ -363,7 +363,7 @@ def test_a_run_that_cannot_be_read_or_that_vanishes_hides_no_other_run(
             shutil.rmtree(folder)
         return found
 
-    monkeypatch.setattr(live_curve, "open_file", refused)
+    monkeypatch.setattr("workbench.trace.read.open_file", refused)
     monkeypatch.setattr(live_curve, "metrics_paths", listed)
     curves = {row["run"]: row["curve"] for row in RunRows().select([tmp_path], curves=True)["runs"]}
     assert curves["open"] == [2.0, 1.0, 0.5] and curves["closed"] == []

@@ -8,10 +8,8 @@ from threading import Lock
 from typing import Any, final
 
 from workbench.errors import RunNotFound
-from workbench.trace.files.text import BLOCK_BYTES, LINE_BYTES, open_file
 from workbench.trace.processes import ENDED, with_true_status
-from workbench.trace.read import metrics_paths, parse_lines
-from workbench.trace.row_checks import is_metrics_row
+from workbench.trace.read import metrics_paths, next_metrics_rows
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
@@ -58,14 +56,8 @@ class Follower:
         )
 
     def _read_block(self, rank: int, path: Path) -> bool:
-        """Add the rows of a rank's next `BLOCK_BYTES`. Return whether there were any bytes to add."""
-        with open_file(path) as file:
-            file.seek(self._offsets.get(rank, 0))
-            new = file.read(BLOCK_BYTES)
-        whole = new[: new.rfind(b"\n") + 1]
-        if not whole and len(new) > LINE_BYTES:
-            whole = new  # no valid line is this long
-        self._offsets[rank] = self._offsets.get(rank, 0) + len(whole)
-        rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
+        """Add the next rows of a rank. Return whether there was a complete line."""
+        before = self._offsets.get(rank, 0)
+        rows, self._offsets[rank] = next_metrics_rows(path, before)
         self._rows.setdefault(rank, []).extend(rows)
-        return bool(whole)
+        return self._offsets[rank] > before
