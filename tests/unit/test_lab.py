@@ -310,6 +310,14 @@ def test_a_row_that_changed_while_no_server_ran_is_sent_to_a_page_that_stayed_op
     assert [row["status"] for row in after["runs"]] == ["finished"]
 
 
+def test_a_run_that_does_not_say_when_it_was_made_is_not_the_newest(tmp_path: Path) -> None:
+    """`run.save(folder)` of a simulation writes no time; thirty of these would hide a training that begins now."""
+    for name in "ab":
+        write_run(tmp_path, name, created=CREATED)
+    written_again(tmp_path / "b", created=None)
+    assert [row["run"] for row in RunRows().select([tmp_path])["runs"]] == ["a", "b"]
+
+
 def test_the_small_curve_of_a_run_has_what_it_wrote_last(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "a", created=CREATED, losses=(2.0, 1.0), status="running", process=this_process())
     rows = RunRows()

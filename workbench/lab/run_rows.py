@@ -33,7 +33,7 @@ MAX_CURVES = 300
 
 @final
 @dataclass(slots=True)
-class _Kept:
+class _CachedRow:
     """A row, and what it was read from."""
 
     state: list[int]
@@ -57,7 +57,7 @@ class RunRows:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._kept: dict[Path, _Kept] = {}
+        self._cached: dict[Path, _CachedRow] = {}
         self._curves: OrderedDict[Path, LiveCurve] = OrderedDict()
         self._version = time.time_ns() // 1_000_000  # above all versions of a server that ran before
 
@@ -76,9 +76,9 @@ class RunRows:
         roots = list(roots)
         with self._lock:
             self._refresh(roots)
-            found = sorted(self._kept.values(), key=lambda kept: str(kept.row["created"]), reverse=True)
-            chosen = [kept for kept in found[:limit] if kept.version > after]
-            rows, pending = [kept.row for kept in chosen], False
+            found = sorted(self._cached.values(), key=lambda cached: cached.row["created"] or "", reverse=True)
+            chosen = [cached for cached in found[:limit] if cached.version > after]
+            rows, pending = [cached.row for cached in chosen], False
             if curves:
                 deadline = time.monotonic() + BUDGET_S
                 rows = [{**row, "curve": self._small_curve(Path(row["folder"]), deadline)} for row in rows]
@@ -112,19 +112,18 @@ class RunRows:
             RunNotFound: the run was removed.
         """
         with self._lock:
-            kept = self._read(folder, _state(folder) or [])
-            self._add_results([kept], folder.parent)
+            cached = self._read_again(folder)
             curve = self._curve(folder)
             curve.poll()
-            evaluations = curve.evaluations(kept.info)
+            evaluations = curve.evaluations(cached.info)
             failures = read_failures(folder)
         size = max(1, -(-len(evaluations) // max_points))
         # Decimated from the end, so that the last evaluation is always there
         shown = evaluations[::-1][::size][::-1]
-        names = ("test_loss", "accuracy", *Run(info=kept.info, metrics={}).metric_names)
+        names = _evaluated(cached.info)
         columns = {name: [row.get(name) for row in shown] for name in names}
         return {
-            "run": kept.row,
+            "run": cached.row,
             "loss": curve.loss(max_points),
             "evaluations": {
                 "steps": [row["step"] + 1 for row in shown],
@@ -135,7 +134,7 @@ class RunRows:
                 {"rank": rank, "error": str(one.get("error", "")), "traceback": str(one.get("traceback", ""))}
                 for rank, one in failures.items()
             ],
-            "notes": [note for note in kept.info.get("notes") or () if isinstance(note, str)],
+            "notes": [note for note in cached.info.get("notes") or () if isinstance(note, str)],
         }
 
     def compare(self, folders: Iterable[Path], max_points: int) -> dict[str, Any]:
@@ -149,11 +148,9 @@ class RunRows:
             RunNotFound: a run was removed.
         """
         with self._lock:
-            read = [self._read(folder, _state(folder) or []) for folder in folders]
-            for kept in read:
-                self._add_results([kept], Path(kept.row["folder"]).parent)
-            infos, rows = [kept.info for kept in read], [kept.row for kept in read]
-            curves = [self._curve_columns(kept) for kept in read]
+            read = [self._read_again(folder) for folder in folders]
+            infos, rows = [cached.info for cached in read], [cached.row for cached in read]
+            curves = [self._curve_columns(cached) for cached in read]
         found = []
         series = series_of([{**info, "status": row["status"]} for info, row in zip(infos, rows, strict=True)])
         for one in series:
@@ -173,14 +170,14 @@ class RunRows:
             )
         return {"series": found, "differences": differences(rows, series)}
 
-    def _curve_columns(self, kept: _Kept) -> dict[str, dict[str, list[Any]]]:
+    def _curve_columns(self, cached: _CachedRow) -> dict[str, dict[str, list[Any]]]:
         """Return metric -> equally long lists of steps, seconds, and the metric's values."""
-        curve = self._curve(Path(kept.row["folder"]))
+        curve = self._curve(Path(cached.row["folder"]))
         curve.poll()
         loss = curve.loss()
         found = {"train_loss": {"steps": loss["steps"], "seconds": loss["seconds"], "train_loss": loss["values"]}}
-        rows = curve.evaluations(kept.info)
-        for name in ("test_loss", "accuracy", *Run(info=kept.info, metrics={}).metric_names):
+        rows = curve.evaluations(cached.info)
+        for name in _evaluated(cached.info):
             measured = [row for row in rows if row.get(name) is not None]
             if measured:
                 found[name] = {
@@ -203,35 +200,37 @@ class RunRows:
                 state = _state(folder)
                 if state is None:
                     continue
-                kept = self._kept.get(folder)
-                if kept is None or kept.state != state or not kept.is_fresh:
+                cached = self._cached.get(folder)
+                if cached is None or cached.state != state or not cached.is_fresh:
                     try:
-                        kept = self._read(folder, state)
+                        cached = self._read(folder, state)
                     except RunNotFound:  # damaged, or just removed
                         continue
-                    read.append(kept)
+                    read.append(cached)
                 present.add(folder)
             self._add_results(read, root)
-        for folder in self._kept.keys() - present:
-            del self._kept[folder]
+        for folder in self._cached.keys() - present:
+            del self._cached[folder]
             self._version += 1
 
-    def _add_results(self, read: Iterable[_Kept], root: Path) -> None:
+    def _add_results(self, read: Iterable[_CachedRow], root: Path) -> None:
         """Add the values computed from metrics to the rows of runs that have ended."""
-        ended = [kept for kept in read if kept.row["status"] in ENDED and "train_loss" not in kept.row]
-        for kept, row in zip(ended, add_results([kept.row for kept in ended], root) if ended else (), strict=True):
+        ended = [cached for cached in read if cached.row["status"] in ENDED and "train_loss" not in cached.row]
+        for cached, row in zip(
+            ended, add_results([cached.row for cached in ended], root) if ended else (), strict=True
+        ):
             self._version += 1
-            kept.version = self._version
-            counted = _steps_taken(Path(row["folder"])) if kept.info.get("resumed") else row["steps"]
-            kept.row = {**row, "steps": kept.row["steps"] or counted or 0}
+            cached.version = self._version
+            counted = _steps_taken(Path(row["folder"])) if cached.info.get("resumed") else row["steps"]
+            cached.row = {**row, "steps": cached.row["steps"] or counted or 0}
 
-    def _read(self, folder: Path, state: list[int]) -> _Kept:
+    def _read(self, folder: Path, state: list[int]) -> _CachedRow:
         """Read a run that is new, changed or alive."""
         recorded = read_info(folder)
         info = with_true_status(folder, recorded)
         row = {**row_of(StoredRun(folder, info)), "num_steps": _planned(info), "left_s": None, "steps": 0}
         row |= {"group": group_of(info), "metrics": list(Run(info=info, metrics={}).metric_names)}
-        before = self._kept.get(folder)
+        before = self._cached.get(folder)
         if row["status"] in ENDED:
             if before is not None and before.state == state and before.row["status"] == row["status"]:
                 before.checked_s = time.monotonic()
@@ -242,11 +241,21 @@ class RunRows:
         else:
             row |= self._live(folder, info, row["num_steps"])
         if before is not None and before.row == row:
-            before.state, before.checked_s = state, time.monotonic()
+            before.state, before.info, before.checked_s = state, info, time.monotonic()
             return before
         self._version += 1
-        kept = self._kept[folder] = _Kept(state, info, row, self._version, recorded.get("status") in ENDED)
-        return kept
+        cached = self._cached[folder] = _CachedRow(state, info, row, self._version, recorded.get("status") in ENDED)
+        return cached
+
+    def _read_again(self, folder: Path) -> _CachedRow:
+        """Return the row of a run as it is now, with its results if it has ended.
+
+        Raises:
+            RunNotFound: the run was removed.
+        """
+        found = self._read(folder, _state(folder) or [])
+        self._add_results([found], folder.parent)
+        return found
 
     def _live(self, folder: Path, info: dict[str, Any], num_steps: int | None) -> dict[str, Any]:
         """Return the results so far of a run that is alive."""
@@ -298,6 +307,11 @@ def _state(folder: Path) -> list[int] | None:
     """Return the state of a run's `run.json`, and of the metrics to which `workbench evaluate` adds after its end."""
     recorded = state_of(folder / "run.json")
     return None if recorded is None else [*recorded, *(state_of(folder / metrics_name(0)) or ())]
+
+
+def _evaluated(info: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of what the evaluations of a run measure."""
+    return ("test_loss", "accuracy", *Run(info=info, metrics={}).metric_names)
 
 
 def _steps_taken(folder: Path) -> int:
