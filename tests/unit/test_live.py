@@ -30,6 +30,8 @@ from workbench.plots.live.moving_figure import MovingFigure
 from workbench.plots.live.still import picture
 from workbench.plots.renderer import PLOTLY
 from workbench.plots.trace_viewer.newest import NUM_STEPS, newest_steps
+from workbench.replica.local_training import trace_note
+from workbench.settings import Settings
 from workbench.trace import FileRecorder, Run, new_run, update_run
 from workbench.trace.follow import Follower
 from workbench.trace.tail import read_tail
@@ -589,3 +591,11 @@ def test_the_header_has_the_loss_after_an_evaluation_without_an_accuracy(tmp_pat
 def test_the_header_says_why_a_run_is_lost() -> None:
     lost = Run({"status": "lost", "error": "its folder has not changed for ten minutes"}, {})
     assert "not changed for ten minutes" in plain(header([lost]))
+
+
+def test_the_timeline_says_that_the_trace_ends_before_the_run(tmp_path: Path) -> None:
+    """Its newest steps stand still then."""
+    writer = Writer(tmp_path, notes=["slept compute", *trace_note(Settings(steps=10_000), 10_000)]).steps(10)
+    view = plots.LiveTimeline(writer.folder)
+    assert view.update() and sent(view)["note"].startswith("the trace holds the first 2,000 of 10,000 steps")
+    writer.close()
