@@ -25,6 +25,7 @@ from workbench.plots.gantt.layout import (
     in_order,
     shown_ranks,
     step_range,
+    step_rank,
     usual_time,
     window,
 )
@@ -118,7 +119,7 @@ def _slice(found: Window) -> slice:
 def _fitting(run: Run, steps: Steps, ranks: Sequence[int] | None, most: int) -> Window:
     """Return the window of as many of these steps as have at most `most` spans, and at least one."""
     shown = shown_ranks(run, ranks)
-    numbers, _ = step_windows(run.spans.of_rank(shown[0]))
+    numbers, _ = step_windows(run.spans.of_rank(step_rank(run, shown)))
     if steps is None:
         step_range(run.id, numbers, None)  # refuses a run without steps
         first, last = int(numbers.min()), int(numbers.max()) + 1
