@@ -554,6 +554,13 @@ def test_code_has_none_where_the_default_is_something_else(tmp_path: Path) -> No
     assert "run = cluster.train(algorithm, problem, trace_steps=None, steps=100)" in lines
 
 
+def test_code_of_a_run_on_gloo_trains_on_gloo(tmp_path: Path) -> None:
+    """A cluster without a runtime is one of MPI, where there is an MPI."""
+    folder = write_run(tmp_path, "a", created=CREATED, runtime="torch")
+    lines = run_code(folder, json.loads((folder / "run.json").read_text()))["repeat"].splitlines()
+    assert "cluster = wb.Cluster(2, runtime='torch')  # leave this out if you have a cluster" in lines
+
+
 def test_code_leaves_out_the_defaults_of_the_settings() -> None:
     plain = {
         field.name: field.default
