@@ -30,11 +30,12 @@ from tornado import web
 from tests.unit.lab_server import BASE, ROOT, TOKEN, Served, serving, write_run
 from tests.waiting import within
 from workbench.bench.spans import write_trace
-from workbench.errors import RunNotFound
+from workbench.errors import ConfigError, RunNotFound
 from workbench.lab import live_curve, run_rows
 from workbench.lab.handlers import Handler, State
 from workbench.lab.live_curve import MAX_BINS, LiveCurve
 from workbench.lab.run_rows import RunRows
+from workbench.lab.run_timeline import RunTimelines
 from workbench.lab.snippets import DEFAULTS, run_code
 from workbench.plots.trace_viewer.newest import NUM_STEPS
 from workbench.settings import Settings
@@ -249,6 +250,14 @@ def test_a_run_that_trains_is_answered_with_its_newest_steps(served: Served, tmp
     assert answer["live"] and answer["runs"][0]["steps"] == list(range(59 - NUM_STEPS, 59)), "without the last"
     answer = served.ask("runs/trains/timeline?first=5&last=8")[1]
     assert not answer["live"] and answer["runs"][0]["steps"] == [5, 6, 7]
+
+
+def test_a_run_that_trains_without_a_trace_has_the_reason(tmp_path: Path) -> None:
+    """Not that there is no step yet: there will be none."""
+    settings = {"steps": 3, "trace_steps": 0}
+    folder = write_run(tmp_path, "a", created=CREATED, status="running", process=this_process(), settings=settings)
+    with pytest.raises(ConfigError, match="has no trace, because of trace_steps=0"):
+        RunTimelines().of([folder], None, critical=False)
 
 
 def test_a_thousand_runs_are_listed_at_once_the_second_time(served: Served) -> None:
