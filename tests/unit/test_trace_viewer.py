@@ -134,7 +134,7 @@ def test_a_long_run_is_sent_in_part(tmp_path: Path) -> None:
 
 def test_steps_after_the_lowest_rank_has_left_are_shown() -> None:
     run = uneven_run([1.0] * 10)
-    assert run.traces is not None
+    assert run.traces is not None and isinstance(run.traces[0].spans, tuple)
     left = replace(run.traces[0], spans=tuple(span for span in run.traces[0].spans if span[4] < 3))
     fewer = replace(run, info={**run.info, "shrunk": [{"step": 3, "ranks": [1]}]}, traces={**run.traces, 0: left})
     assert [sent(fewer, steps=steps)[0]["steps"] for steps in (slice(1, 3), slice(6, 8))] == [[1, 2], [6, 7]]
