@@ -23,6 +23,7 @@ from workbench.dashboard.session import Choice, Entry, Session
 from workbench.errors import ConfigError
 from workbench.plots.live.buttons import parts_of
 from workbench.run_spec import compute_of
+from workbench.trace.store import remove_run, update_run
 
 pytestmark = pytest.mark.notebooks
 
@@ -256,6 +257,24 @@ def test_the_last_rows_of_a_run_are_seen_though_nobody_looks_after_its_end(
     clusters[0].answer.set_result(None)
     assert entry.over.wait(10) and entry.error is None
     assert entry.run is not None and len(entry.run.metrics[0]) == 3
+
+
+def test_a_run_that_was_removed_breaks_no_later_training(
+    runs: Any, session: Session, clusters: list[FakeCluster]
+) -> None:
+    board = Dashboard()
+    board._session = session
+    first = on_ranks(session)
+    update_run(first.handle.folder, status="finished")
+    clusters[0].answer.set_result(None)
+    assert first.over.wait(10) and first.status == "finished"
+    remove_run(first.handle.folder)
+    second = on_ranks(session)
+    board._refresh()
+    assert [box.description.split(": ")[1] for box in board._list.children] == ["finished", "running"]
+    assert len(board.runs) == 2
+    clusters[0].answer.set_result(None)
+    assert second.over.wait(10)
 
 
 # ---------------------------------------------------------------- what is shown

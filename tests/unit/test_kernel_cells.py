@@ -85,6 +85,11 @@ def test_other_ranks_are_refused(words: str, fix: str) -> None:
         parse_ranks(words, 4)
 
 
+def test_a_wrong_rank_is_refused_in_the_words_of_its_command() -> None:
+    with pytest.raises(ConfigError, match=r"^%debug_rank 9: there is no rank 9"):
+        parse_ranks("9", 4, "%debug_rank")
+
+
 @pytest.mark.parametrize(
     ("cell", "on_ranks"),
     [

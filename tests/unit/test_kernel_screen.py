@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("IPython", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
 from workbench.kernel import screen as screens
-from workbench.kernel.screen import LAST_LINES, SHOWN_CHARS, SHOWN_LINES, MergedScreen, TabbedScreen
+from workbench.kernel.screen import LAST_LINES, SHOWN_CHARS, SHOWN_LINES, LimitedText, MergedScreen, TabbedScreen
 
 
 @pytest.fixture
@@ -120,3 +120,47 @@ def test_in_tabs_each_rank_has_its_own_output(
     assert tab.children[0].outputs[1]["data"] == {"image/png": "new"}
     assert (tmp_path / "cell-rank-3.log").read_text().startswith("both\nthree\n0\n1\n")
     assert "cell-rank-3.log" in tab.children[1].outputs[-1]["data"]["text/html"]
+
+
+@pytest.mark.parametrize("tabs", [False, True])
+def test_a_cell_that_clears_its_output_may_print_for_hours(
+    tabs: bool,
+    tmp_path: Path,
+    displayed: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Only one line is below it at any time, so no line is too many."""
+    monkeypatch.setattr(screens, "clear_output", lambda **_: None)
+    monkeypatch.setattr(screens, "display", displayed.append)
+    monkeypatch.setattr(screens, "CHANGES_S", 0.0)
+    screen = TabbedScreen([0], tmp_path / "1.log") if tabs else MergedScreen(1, tmp_path / "1.log")
+    for number in range(SHOWN_LINES + 100):
+        screen.show([0], "clear", {"wait": True})
+        screen.show([0], "stdout", f"step {number}")
+    screen.close()
+    shown = displayed[0].children[0].outputs[-1]["text"] if tabs else capsys.readouterr().out
+    assert shown == f"step {number}\n" and not list(tmp_path.iterdir())
+
+
+def test_after_a_clear_the_log_has_what_was_printed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(screens, "SHOWN_LINES", 2)
+    text = LimitedText(tmp_path / "1.log")
+    assert [text.add(f"old {number}") for number in range(3)] == [True, True, False]
+    text.clear()
+    assert text.close() == ("", "") and text.last == ""
+    assert [text.add(f"new {number}") for number in range(3)] == [True, True, False]
+    assert "1 more line " in text.close()[0]
+    assert (tmp_path / "1.log").read_text().splitlines() == ["new 0", "new 1", "new 2"]
+
+
+def test_lines_that_change_are_displayed_again_after_a_clear(
+    displayed: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screens, "CHANGES_S", 0.0)
+    monkeypatch.setattr(screens, "clear_output", lambda **_: None)
+    screen = MergedScreen(1)
+    for _ in range(2):
+        screen.change({0: "10 %"})
+        screen.show([0], "clear", {"wait": False})
+    assert displayed == [{"text/plain": "10 %"}, True] * 2, "an update would have nowhere to go"

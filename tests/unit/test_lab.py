@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import dataclasses
 import http.cookiejar
 import json
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,21 +25,29 @@ import pytest
 
 pytest.importorskip("jupyter_server", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
+from tornado import web
+
 from tests.unit.lab_server import BASE, ROOT, TOKEN, Served, serving, write_run
 from tests.waiting import within
 from workbench.bench.spans import write_trace
-from workbench.errors import RunNotFound
-from workbench.lab import run_rows
+from workbench.errors import ConfigError, RunNotFound
+from workbench.lab import live_curve, run_rows
+from workbench.lab.handlers import Handler, State
 from workbench.lab.live_curve import MAX_BINS, LiveCurve
 from workbench.lab.run_rows import RunRows
+from workbench.lab.run_timeline import RunTimelines
 from workbench.lab.snippets import DEFAULTS, run_code
 from workbench.plots.trace_viewer.newest import NUM_STEPS
 from workbench.settings import Settings
+from workbench.trace.files.text import open_file
 from workbench.trace.processes import this_process
+from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
 pytestmark = pytest.mark.notebooks
+
+CREATED = "2026-01-01T00:00:00+00:00"
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +252,14 @@ def test_a_run_that_trains_is_answered_with_its_newest_steps(served: Served, tmp
     assert not answer["live"] and answer["runs"][0]["steps"] == [5, 6, 7]
 
 
+def test_a_run_that_trains_without_a_trace_has_the_reason(tmp_path: Path) -> None:
+    """Not that there is no step yet: there will be none."""
+    settings = {"steps": 3, "trace_steps": 0}
+    folder = write_run(tmp_path, "a", created=CREATED, status="running", process=this_process(), settings=settings)
+    with pytest.raises(ConfigError, match="has no trace, because of trace_steps=0"):
+        RunTimelines().of([folder], None, critical=False)
+
+
 def test_a_thousand_runs_are_listed_at_once_the_second_time(served: Served) -> None:
     for number in range(1000):
         write_run(
@@ -286,6 +304,102 @@ def test_only_rows_that_changed_are_read_and_sent_again(tmp_path: Path, monkeypa
     assert rows.select([tmp_path])["num_runs"] == 1
     with pytest.raises(RunNotFound):
         rows.find([tmp_path], "b")
+
+
+def written_again(folder: Path, **changes: Any) -> None:
+    """Change entries of a run's `run.json`."""
+    (folder / "run.json").write_text(json.dumps({**json.loads((folder / "run.json").read_text()), **changes}))
+
+
+def test_a_row_that_changed_while_no_server_ran_is_sent_to_a_page_that_stayed_open(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "a", created=CREATED, status="running", process=this_process())
+    before = RunRows().select([tmp_path])
+    written_again(folder, status="finished")
+    after = RunRows().select([tmp_path], after=before["version"])
+    assert [row["status"] for row in after["runs"]] == ["finished"]
+
+
+def test_a_run_that_does_not_say_when_it_was_made_is_not_the_newest(tmp_path: Path) -> None:
+    """`run.save(folder)` of a simulation writes no time; thirty of these would hide a training that begins now."""
+    for name in "ab":
+        write_run(tmp_path, name, created=CREATED)
+    written_again(tmp_path / "b", created=None)
+    assert [row["run"] for row in RunRows().select([tmp_path])["runs"]] == ["a", "b"]
+
+
+def test_the_small_curve_of_a_run_has_what_it_wrote_last(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "a", created=CREATED, losses=(2.0, 1.0), status="running", process=this_process())
+    rows = RunRows()
+    assert rows.select([tmp_path], curves=True)["runs"][0]["curve"] == [2.0, 1.0]
+    for path in folder.glob("metrics-*"):
+        row = json.loads(path.read_text().splitlines()[1])
+        with path.open("a") as file:
+            file.write(json.dumps({**row, "step": 2, "loss": 0.5}) + "\n")
+    written_again(folder, status="finished")
+    assert rows.select([tmp_path], curves=True)["runs"][0]["curve"] == [2.0, 1.0, 0.5]
+
+
+def test_an_evaluation_that_was_made_after_the_end_is_seen(tmp_path: Path) -> None:
+    """`workbench evaluate` adds to the metrics, and `run.json` stays as it is."""
+    folder = write_run(tmp_path, "a", created=CREATED, status="killed")
+    texts = {path: path.read_text().splitlines(keepends=True) for path in folder.glob("metrics-*")}
+    for path, lines in texts.items():
+        path.write_text("".join(lines[:-1]))
+    rows = RunRows()
+    before = rows.select([tmp_path])
+    assert before["runs"][0]["accuracy"] is None
+    for path, lines in texts.items():
+        path.write_text("".join(lines))
+    assert [row["accuracy"] for row in rows.select([tmp_path], after=before["version"])["runs"]] == [0.9]
+
+
+def test_steps_of_a_resumed_run_that_failed_count_from_the_first_step_of_all(tmp_path: Path) -> None:
+    more = {"status": "failed", "result": None, "resumed": "/runs/earlier", "num_steps": 200}
+    folder = write_run(tmp_path, "a", created=CREATED, **more)
+    for path in folder.glob("metrics-*"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**row, "step": 100 + row["step"]}) + "\n" for row in rows))
+    (row,) = RunRows().select([tmp_path])["runs"]
+    assert (row["steps"], row["num_steps"]) == (103, 200)
+
+
+def test_a_run_that_cannot_be_read_or_that_vanishes_hides_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("closed", "gone", "open"):
+        write_run(tmp_path, name, created=CREATED, status="running", process=this_process())
+
+    def refused(path: Path) -> Any:
+        if path.parent.name == "closed":
+            raise PermissionError(f"{path}: of another user")
+        return open_file(path)
+
+    def listed(folder: Path) -> dict[int, Path]:
+        found = metrics_paths(folder)
+        if folder.name == "gone":
+            shutil.rmtree(folder)
+        return found
+
+    monkeypatch.setattr("workbench.trace.read.open_file", refused)
+    monkeypatch.setattr(live_curve, "metrics_paths", listed)
+    curves = {row["run"]: row["curve"] for row in RunRows().select([tmp_path], curves=True)["runs"]}
+    assert curves["open"] == [2.0, 1.0, 0.5] and curves["closed"] == []
+
+
+def test_a_store_that_two_paths_lead_to_is_shown_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORKBENCH_RUNS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "disk" / "runs").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(tmp_path / "disk")
+    assert len(State(tmp_path).stores(["link/a.ipynb", "disk/b.ipynb"])) == 1
+
+
+def test_a_file_that_was_removed_meanwhile_is_told_in_one_sentence(tmp_path: Path) -> None:
+    handler: Any = types.SimpleNamespace(state=types.SimpleNamespace(threads=None))
+    with pytest.raises(web.HTTPError, match="no longer exists: its run was removed") as missing:
+        asyncio.run(Handler.in_thread(handler, (tmp_path / "trace-00000.jsonl").read_bytes))
+    assert missing.value.status_code == 404
 
 
 @pytest.mark.mpi
@@ -447,6 +561,13 @@ def test_code_has_none_where_the_default_is_something_else(tmp_path: Path) -> No
     lines = run_code(folder, json.loads((folder / "run.json").read_text()))["repeat"].splitlines()
     assert "algorithm = wb.DeAR(bucket_bytes=None)" in lines
     assert "run = cluster.train(algorithm, problem, trace_steps=None, steps=100)" in lines
+
+
+def test_code_of_a_run_on_gloo_trains_on_gloo(tmp_path: Path) -> None:
+    """A cluster without a runtime is one of MPI, where there is an MPI."""
+    folder = write_run(tmp_path, "a", created=CREATED, runtime="torch")
+    lines = run_code(folder, json.loads((folder / "run.json").read_text()))["repeat"].splitlines()
+    assert "cluster = wb.Cluster(2, runtime='torch')  # leave this out if you have a cluster" in lines
 
 
 def test_code_leaves_out_the_defaults_of_the_settings() -> None:

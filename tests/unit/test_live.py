@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import html
 import json
+import os
 import re
+import shutil
+import socket
 import threading
 import time
 from pathlib import Path
@@ -27,7 +30,10 @@ from workbench.plots.live.moving_figure import MovingFigure
 from workbench.plots.live.still import picture
 from workbench.plots.renderer import PLOTLY
 from workbench.plots.trace_viewer.newest import NUM_STEPS, newest_steps
+from workbench.replica.local_training import trace_note
+from workbench.settings import Settings
 from workbench.trace import FileRecorder, Run, new_run, update_run
+from workbench.trace.follow import Follower
 from workbench.trace.tail import read_tail
 
 pytestmark = pytest.mark.notebooks
@@ -527,3 +533,69 @@ def test_a_run_without_a_trace_or_a_folder_is_shown_nothing_of(tmp_path: Path) -
     assert gone._ended.is_set() and gone.static() is None
     with pytest.raises(WorkbenchError):
         read_tail(tmp_path / "gone")
+
+
+# ---------------------------------------------------------------- runs that end in an unusual way
+
+
+def test_a_view_says_that_the_folder_of_its_run_was_removed(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).steps(5)
+    (writer.folder / "failed-00001.json").write_text(json.dumps({"rank": 1, "error": "ValueError"}))
+    view = plots.LiveCurves(x="steps")
+    view._handle, view._header = shown, first = Display(), Display()
+    follower = Follower(writer.folder)
+    assert view.update([follower.poll()])
+    writer.close()
+    shutil.rmtree(writer.folder)
+    view.follow(lambda: [follower.poll()]).join(20)
+    assert "no longer exists" in shown.sent[-1]["text/html"] and len(first.sent) == 2
+    assert len(view.static().data[0].x) == 5, "and can be drawn"
+
+
+def test_the_timeline_of_a_killed_run_ends(tmp_path: Path) -> None:
+    """Its `run.json` says for ever that it runs."""
+    writer = Writer(tmp_path).steps(5)
+    gone = {"host": socket.gethostname(), "pid": 2**22 - 1, "process_started": 1.0}
+    update_run(writer.folder, process=gone)
+    writer.close()
+    for path in writer.folder.iterdir():
+        os.utime(path, (1e9, 1e9))
+    view = plots.LiveTimeline(writer.folder)
+    view.follow().join(20)
+    assert view._ended.is_set() and view.static() is not None
+
+
+def test_the_timeline_follows_the_ranks_that_remain(tmp_path: Path) -> None:
+    writer = Writer(tmp_path).steps(10)
+    left = writer.recorders.pop()
+    left.close()
+    writer.steps(50)
+    assert newest_steps(read_tail(writer.folder, 3000)) is None, "a rank that is in the run, and takes no step"
+    update_run(writer.folder, shrunk=[{"step": 10, "ranks": [0], "weights_of": 0}])
+    tail = read_tail(writer.folder)
+    assert tail.spans.ranks == [0] and newest_steps(tail) == slice(59 - NUM_STEPS, 59)
+    writer.close()
+
+
+def test_the_header_has_the_loss_after_an_evaluation_without_an_accuracy(tmp_path: Path) -> None:
+    """As of a language model; an evaluation is the last row of a run that has finished."""
+    writer = Writer(tmp_path).steps(4, loss=2.0)
+    row = {"step": 3, "seconds": 0.03, "samples": 256, "bytes_sent": 4096}
+    shares = {"loss_sum": 30.0, "count": 10, "correct": None, "judged": None}
+    for recorder in writer.recorders:
+        recorder.metrics({**row, "evaluation": shares})
+    writer.end()
+    assert "loss 0.5" in plain(header([Run.load(writer.folder)]))
+
+
+def test_the_header_says_why_a_run_is_lost() -> None:
+    lost = Run({"status": "lost", "error": "its folder has not changed for ten minutes"}, {})
+    assert "not changed for ten minutes" in plain(header([lost]))
+
+
+def test_the_timeline_says_that_the_trace_ends_before_the_run(tmp_path: Path) -> None:
+    """Its newest steps stand still then."""
+    writer = Writer(tmp_path, notes=["slept compute", *trace_note(Settings(steps=10_000), 10_000)]).steps(10)
+    view = plots.LiveTimeline(writer.folder)
+    assert view.update() and sent(view)["note"].startswith("the trace holds the first 2,000 of 10,000 steps")
+    writer.close()

@@ -763,12 +763,12 @@ def test_the_table_of_ranks_names_steps_failures_and_many_ranks(tmp_path: Path) 
     (run / "failed-00001.json").write_text(json.dumps({"rank": 1, "error": "<b>KeyError</b>: 3", "traceback": ""}))
     table = status_table([Run.load(run)])
     assert [(row["rank"], row["state"], row["step"]) for row in table] == [
-        (0, "finished", 59),
-        (1, "<b>KeyError</b>: 3", 59),
+        (0, "finished", 60),
+        (1, "<b>KeyError</b>: 3", 60),
     ]
     assert "<b>" not in table._repr_html_()
     many = status_table([make_run(num_ranks=20, num_steps=3)])
-    assert len(many) == 1 and many[0]["rank"] == "20 ranks" and many[0]["step"] == "2 to 2"
+    assert len(many) == 1 and many[0]["rank"] == "20 ranks" and many[0]["step"] == "3 to 3"
     assert len(status_table([])) == 0
 
 

@@ -308,6 +308,27 @@ def test_remove_asks_and_leaves_what_runs(some: list[Path], runs: Path, capsys: 
     assert find_run("last") == some[2]
 
 
+def test_the_refusal_to_remove_a_lost_run_says_how_to_select_it(
+    some: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    update_run(some[1], status="running", process={"host": "elsewhere", "pid": 1})
+    for path in some[1].iterdir():
+        os.utime(path, (1e9, 1e9))
+    assert main(["runs", "remove", some[1].name, "--yes"]) == 2
+    assert "select it with --where status=lost" in capsys.readouterr().err
+    assert main(["runs", "remove", some[1].name, "--where", "status=lost", "--yes"]) == 0
+    assert not some[1].exists()
+
+
+def test_a_limit_means_the_last_runs_also_of_those_that_are_named(
+    some: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [folder.name for folder in some[:3]]
+    for sort, last in (("created", names[2]), ("-created", names[2])):
+        assert main(["runs", "remove", *names, "--limit", "1", f"--sort={sort}"]) == 2
+        assert capsys.readouterr().out.split()[0] == last
+
+
 def test_csv_holds_every_row(some: list[Path], tmp_path: Path) -> None:
     paths = export_runs(runs_table().rows, tmp_path / "out", "csv")
     with paths[0].open() as file:

@@ -368,7 +368,7 @@ def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_se
             seen.wait(0.5)  # until the other one has checked, if it runs at the same time
         return parse_lines(*given)
 
-    monkeypatch.setattr("workbench.trace.follow.parse_lines", slowly)
+    monkeypatch.setattr("workbench.trace.read.parse_lines", slowly)
     follower = Follower(folder)
     first = threading.Thread(target=follower.poll)
     first.start()
@@ -377,6 +377,20 @@ def test_who_follows_a_run_with_another_thread_sees_what_that_one_is_about_to_se
     seen.set()
     first.join(10)
     assert [one["step"] for one in follower.poll().metrics[0]] == [0, 1, 2]
+
+
+def test_the_poll_after_the_end_reads_all_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view that sees the end polls no more."""
+    monkeypatch.setattr("workbench.trace.read.BLOCK_BYTES", 1000)
+    folder = new_run(INFO, tmp_path)
+    recorder = FileRecorder(folder, 0, HEADER)
+    for step in range(50):
+        recorder.metrics(row(step))
+    recorder.close()
+    follower = Follower(folder)
+    assert 0 < len(follower.poll().metrics[0]) < 50, "a part at a time while it trains"
+    update_run(folder, status="finished")
+    assert follower.poll().metrics == Run.load(folder).metrics
 
 
 def test_following_a_run_sees_what_a_reader_sees(tmp_path: Path) -> None:

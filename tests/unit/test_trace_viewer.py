@@ -7,6 +7,7 @@ import gzip
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,14 @@ def test_a_long_run_is_sent_in_part(tmp_path: Path) -> None:
     assert content["steps"][0] == 100 and 40 <= len(content["steps"]) <= 50, "from the first that was asked for"
     content, _ = sent(run, steps=slice(100, 103), max_spans=1)
     assert content["steps"] == [100], "one at least"
+
+
+def test_steps_after_the_lowest_rank_has_left_are_shown() -> None:
+    run = uneven_run([1.0] * 10)
+    assert run.traces is not None and isinstance(run.traces[0].spans, tuple)
+    left = replace(run.traces[0], spans=tuple(span for span in run.traces[0].spans if span[4] < 3))
+    fewer = replace(run, info={**run.info, "shrunk": [{"step": 3, "ranks": [1]}]}, traces={**run.traces, 0: left})
+    assert [sent(fewer, steps=steps)[0]["steps"] for steps in (slice(1, 3), slice(6, 8))] == [[1, 2], [6, 7]]
 
 
 def test_what_is_not_there_is_refused() -> None:

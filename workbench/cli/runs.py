@@ -92,7 +92,10 @@ def _chosen(options: argparse.Namespace) -> Any:
                 raise ConfigError(
                     f"{folder} is not in the store {runs_root()}: use WORKBENCH_RUNS={folder.parent} workbench runs ..."
                 )
-        table = replace(table, rows=[row for folder, row in rows.items() if folder in folders][: options.limit])
+        chosen = [row for folder, row in rows.items() if folder in folders]
+        if options.limit is not None:  # as without names: the last ones, or the first ones of a descending order
+            chosen = chosen[: options.limit] if options.sort.startswith("-") else chosen[-options.limit :]
+        table = replace(table, rows=chosen)
     return table
 
 
@@ -137,11 +140,11 @@ def _remove(table: Any, options: argparse.Namespace) -> int:
         raise ConfigError("no such runs: nothing is removed; `workbench runs` lists all runs")
     conditions = map(Condition.parse, options.where)
     named = {condition.value for condition in conditions if (condition.key, condition.sign) == ("status", "=")}
-    alive = [row["run"] for row in table if row["status"] not in ENDED and row["status"] not in named]
+    alive = [row for row in table if row["status"] not in ENDED and row["status"] not in named]
     if alive:
         raise ConfigError(
-            f"{', '.join(alive)}: still running; stop it first. If its processes have ended, select it with --where "
-            "status=running"
+            f"{', '.join(row['run'] for row in alive)}: still running; stop it first. If its processes have ended, "
+            f"select it with --where status={alive[0]['status']}"
         )
     if not options.yes:
         for row in table:

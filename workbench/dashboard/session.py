@@ -65,7 +65,7 @@ class Entry:
         """Status of the training: simulating, starting, running, paused, finished, stopped or failed."""
         if self.error is not None:
             return "stopped" if isinstance(self.error, Cancelled) else "failed"
-        if self.handle is not None:
+        if self.handle is not None and not self.over.is_set():
             return str(self.handle.status)
         if self.run is not None:
             return str(self.run.info.get("status", "finished"))
@@ -79,9 +79,9 @@ class Entry:
         self.timer.wake()
 
     def poll(self) -> Run | None:
-        """Return the run as it is on disk at this moment."""
+        """Return the run as it is on disk at this moment; after the end, as it was then: its folder may be removed."""
         with self._lock:
-            if self.handle is not None:
+            if self.handle is not None and not self.over.is_set():
                 self._follower = self._follower or Follower(self.handle.folder)
                 self.run = self._follower.poll()
             return self.run

@@ -123,11 +123,14 @@ def hide_commands(lines: list[str]) -> list[str]:
     return ["\n"] * (text.count("\n") - body.count("\n")) + kept
 
 
-def parse_ranks(text: str | None, num_ranks: int) -> list[int]:
+def parse_ranks(text: str | None, num_ranks: int, command: str = "%%rank") -> list[int]:
     """Return numbers and ranges of ranks as a sorted list; all ranks for None.
 
     >>> parse_ranks("0,2-3", 4)
     [0, 2, 3]
+
+    Args:
+        command: what the text is the argument of, for the messages.
 
     Raises:
         ConfigError: there are no such ranks.
@@ -138,15 +141,17 @@ def parse_ranks(text: str | None, num_ranks: int) -> list[int]:
     for item in filter(None, re.split(r"[,\s]+", text)):
         found = re.fullmatch(r"(\d+)(?:[-:](\d+))?", item)
         if not found:
-            raise ConfigError(f"%%rank {text}: {item!r} is no rank; write 0, or 0,2, or 1-3")
+            raise ConfigError(f"{command} {text}: {item!r} is no rank; write 0, or 0,2, or 1-3")
         first, last = int(found[1]), int(found[2] or found[1])
         if max(first, last) >= num_ranks:
-            raise ConfigError(f"%%rank {text}: there is no rank {max(first, last)}; the ranks are 0 to {num_ranks - 1}")
+            raise ConfigError(
+                f"{command} {text}: there is no rank {max(first, last)}; the ranks are 0 to {num_ranks - 1}"
+            )
         if last < first:
-            raise ConfigError(f"%%rank {text}: {item} is in the wrong order; write {last}-{first}")
+            raise ConfigError(f"{command} {text}: {item} is in the wrong order; write {last}-{first}")
         chosen.update(range(first, last + 1))
     if not chosen:
-        raise ConfigError(f"%%rank {text} names no rank; write %%rank 0, %%rank 0,2 or %%rank 1-3")
+        raise ConfigError(f"{command} {text} names no rank; write {command} 0, {command} 0,2 or {command} 1-3")
     return sorted(chosen)
 
 

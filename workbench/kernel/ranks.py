@@ -346,7 +346,7 @@ class Ranks:
             raise ConfigError("%debug_rank works in the kernels Workbench MPI and Workbench Slurm only")
         if not argument:
             raise ConfigError("%debug_rank needs numbers of ranks: %debug_rank 1, %debug_rank 0,2 or %debug_rank all")
-        self.debugger.choose(parse_ranks(argument, self.num_ranks), at_once=self.free())
+        self.debugger.choose(parse_ranks(argument, self.num_ranks, "%debug_rank"), at_once=self.free())
 
     def _command_variables(self, argument: str) -> None:
         from IPython.display import display

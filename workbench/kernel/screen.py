@@ -59,6 +59,15 @@ class LimitedText:
         self._last.append(line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]} ...")
         return False
 
+    def clear(self) -> None:
+        """Forget all lines, because what was shown of them was cleared. The file begins again, too."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._shown.clear()
+        self._last.clear()
+        self._num_chars = self._chars_left_out = self.num_left_out = 0
+
     @property
     def last(self) -> str:
         """The last line that is not shown."""
@@ -127,6 +136,8 @@ class MergedScreen(Screen):
             return
         if kind == "clear":
             self._batch.clear()
+            self._text.clear()
+            self._changing, self._changing_text = None, ""  # its display is cleared, too
             clear_output(**content)  # type: ignore[no-untyped-call]
             return
         if kind == "update":
@@ -230,6 +241,7 @@ class TabbedScreen(Screen):
                 self._print(rank, kind, content)
             elif kind == "clear":
                 outputs.clear()
+                self._texts[rank].clear()
             elif kind == "update":
                 identity = content["transient"]["display_id"]
                 for output in outputs:

@@ -91,7 +91,7 @@ class State:
     def __init__(self, root: Path) -> None:
         self.rows, self.clusters, self.ranks, self.timelines = RunRows(), ClusterRows(), RankRows(), RunTimelines()
         self._root = root
-        self._seen: dict[Path, None] = {}
+        self._seen: dict[Path, Path] = {}  # a store without symbolic links -> its path as it was found first
         self.threads = ThreadPoolExecutor(4, thread_name_prefix="workbench")
 
     def stores(self, notebooks: list[str]) -> list[Path]:
@@ -107,9 +107,9 @@ class State:
             found += [(self._root / path).parent.absolute() / "runs" for path in notebooks]
         found += [folder.parent for folder in runs_of_clusters()]
         for root in found:
-            if root not in self._seen and root.is_dir():
-                self._seen[root] = None
-        return list(self._seen)
+            if root.is_dir():
+                self._seen.setdefault(root.resolve(), root)
+        return list(self._seen.values())
 
 
 class Handler(APIHandler):
@@ -128,6 +128,8 @@ class Handler(APIHandler):
             return await asyncio.get_running_loop().run_in_executor(self.state.threads, work, *arguments)
         except RunNotFound as error:
             raise web.HTTPError(404, str(error)) from None
+        except FileNotFoundError as error:
+            raise web.HTTPError(404, f"{error.filename} no longer exists: its run was removed meanwhile") from None
         except (WorkbenchError, ValueError) as error:
             raise web.HTTPError(400, str(error)) from None
 

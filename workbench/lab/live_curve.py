@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
-from workbench.trace.files.text import BLOCK_BYTES, LINE_BYTES, open_file
-from workbench.trace.read import metrics_paths, parse_lines
-from workbench.trace.row_checks import is_metrics_row
+from workbench.trace.read import metrics_paths, next_metrics_rows
 from workbench.trace.run import Run
 
 MAX_BINS = 800
@@ -54,25 +53,23 @@ class LiveCurve:
         self._last: dict[int, dict[str, Any]] = {}  # rank -> its newest row
 
     def poll(self) -> None:
-        """Read what was written since the last poll."""
-        try:
+        """Read what was written since the last poll. Files that cannot be read, or that were removed, add nothing."""
+        with suppress(OSError):
             paths = metrics_paths(self.folder)
-        except OSError:  # the run was removed
-            return
-        if any(path.stat().st_size < self._offsets.get(rank, 0) for rank, path in paths.items()):
-            self._begin()  # the files were written again
-        for rank, path in paths.items():
-            with open_file(path) as file:
-                file.seek(self._offsets.get(rank, 0))
-                while new := file.read(BLOCK_BYTES):
-                    whole = new[: new.rfind(b"\n") + 1] or (new if len(new) > LINE_BYTES else b"")
-                    if not whole:
-                        break
-                    rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
-                    for row in rows:
-                        self._add(rank, row)
-                    self._offsets[rank] = self._offsets.get(rank, 0) + len(whole)
-                    file.seek(self._offsets[rank])
+            if any(path.stat().st_size < self._offsets.get(rank, 0) for rank, path in paths.items()):
+                self._begin()  # the files were written again
+            for rank, path in paths.items():
+                with suppress(OSError):  # the other ranks' files may be readable
+                    self._read(rank, path)
+
+    def _read(self, rank: int, path: Path) -> None:
+        """Add the new rows of a rank."""
+        before = -1
+        while (offset := self._offsets.get(rank, 0)) > before:
+            rows, self._offsets[rank] = next_metrics_rows(path, offset)
+            for row in rows:
+                self._add(rank, row)
+            before = offset
 
     def _add(self, rank: int, row: dict[str, Any]) -> None:
         if "evaluation" in row:

@@ -19,9 +19,11 @@ from workbench.lab.live_curve import LiveCurve
 from workbench.trace.index import state_of
 from workbench.trace.info import NAME
 from workbench.trace.processes import ENDED, with_true_status
-from workbench.trace.read import read_failures
+from workbench.trace.read import metrics_paths, read_failures
+from workbench.trace.recorder import metrics_name
 from workbench.trace.run import Run
 from workbench.trace.store import StoredRun, read_info
+from workbench.trace.tail import last_step_row
 
 RECHECK_S = 5.0  # a run whose processes ended without a report may still write, if they are on another machine
 SHOWN_POINTS = 48  # of a row's small curve
@@ -31,7 +33,7 @@ MAX_CURVES = 300
 
 @final
 @dataclass(slots=True)
-class _Kept:
+class _CachedRow:
     """A row, and what it was read from."""
 
     state: list[int]
@@ -43,7 +45,7 @@ class _Kept:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the row is right while `run.json` does not change."""
+        """Whether the row is right while its `state` does not change."""
         if self.row["status"] not in (*ENDED, "lost") or "train_loss" not in self.row:
             return False
         return self.recorded_end or time.monotonic() - self.checked_s < RECHECK_S
@@ -55,9 +57,9 @@ class RunRows:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._kept: dict[Path, _Kept] = {}
+        self._cached: dict[Path, _CachedRow] = {}
         self._curves: OrderedDict[Path, LiveCurve] = OrderedDict()
-        self._version = 0
+        self._version = time.time_ns() // 1_000_000  # above all versions of a server that ran before
 
     def select(
         self, roots: Iterable[Path], *, limit: int | None = None, after: int = 0, curves: bool = False
@@ -74,9 +76,9 @@ class RunRows:
         roots = list(roots)
         with self._lock:
             self._refresh(roots)
-            found = sorted(self._kept.values(), key=lambda kept: str(kept.row["created"]), reverse=True)
-            chosen = [kept for kept in found[:limit] if kept.version > after]
-            rows, pending = [kept.row for kept in chosen], False
+            found = sorted(self._cached.values(), key=lambda cached: cached.row["created"] or "", reverse=True)
+            chosen = [cached for cached in found[:limit] if cached.version > after]
+            rows, pending = [cached.row for cached in chosen], False
             if curves:
                 deadline = time.monotonic() + BUDGET_S
                 rows = [{**row, "curve": self._small_curve(Path(row["folder"]), deadline)} for row in rows]
@@ -110,19 +112,18 @@ class RunRows:
             RunNotFound: the run was removed.
         """
         with self._lock:
-            kept = self._read(folder, state_of(folder / "run.json") or [])
-            self._add_results([kept], folder.parent)
+            cached = self._read_again(folder)
             curve = self._curve(folder)
             curve.poll()
-            evaluations = curve.evaluations(kept.info)
+            evaluations = curve.evaluations(cached.info)
             failures = read_failures(folder)
         size = max(1, -(-len(evaluations) // max_points))
         # Decimated from the end, so that the last evaluation is always there
         shown = evaluations[::-1][::size][::-1]
-        names = ("test_loss", "accuracy", *Run(info=kept.info, metrics={}).metric_names)
+        names = _evaluated(cached.info)
         columns = {name: [row.get(name) for row in shown] for name in names}
         return {
-            "run": kept.row,
+            "run": cached.row,
             "loss": curve.loss(max_points),
             "evaluations": {
                 "steps": [row["step"] + 1 for row in shown],
@@ -133,7 +134,7 @@ class RunRows:
                 {"rank": rank, "error": str(one.get("error", "")), "traceback": str(one.get("traceback", ""))}
                 for rank, one in failures.items()
             ],
-            "notes": [note for note in kept.info.get("notes") or () if isinstance(note, str)],
+            "notes": [note for note in cached.info.get("notes") or () if isinstance(note, str)],
         }
 
     def compare(self, folders: Iterable[Path], max_points: int) -> dict[str, Any]:
@@ -147,11 +148,9 @@ class RunRows:
             RunNotFound: a run was removed.
         """
         with self._lock:
-            read = [self._read(folder, state_of(folder / "run.json") or []) for folder in folders]
-            for kept in read:
-                self._add_results([kept], Path(kept.row["folder"]).parent)
-            infos, rows = [kept.info for kept in read], [kept.row for kept in read]
-            curves = [self._curve_columns(kept) for kept in read]
+            read = [self._read_again(folder) for folder in folders]
+            infos, rows = [cached.info for cached in read], [cached.row for cached in read]
+            curves = [self._curve_columns(cached) for cached in read]
         found = []
         series = series_of([{**info, "status": row["status"]} for info, row in zip(infos, rows, strict=True)])
         for one in series:
@@ -171,14 +170,14 @@ class RunRows:
             )
         return {"series": found, "differences": differences(rows, series)}
 
-    def _curve_columns(self, kept: _Kept) -> dict[str, dict[str, list[Any]]]:
+    def _curve_columns(self, cached: _CachedRow) -> dict[str, dict[str, list[Any]]]:
         """Return metric -> equally long lists of steps, seconds, and the metric's values."""
-        curve = self._curve(Path(kept.row["folder"]))
+        curve = self._curve(Path(cached.row["folder"]))
         curve.poll()
         loss = curve.loss()
         found = {"train_loss": {"steps": loss["steps"], "seconds": loss["seconds"], "train_loss": loss["values"]}}
-        rows = curve.evaluations(kept.info)
-        for name in ("test_loss", "accuracy", *Run(info=kept.info, metrics={}).metric_names):
+        rows = curve.evaluations(cached.info)
+        for name in _evaluated(cached.info):
             measured = [row for row in rows if row.get(name) is not None]
             if measured:
                 found[name] = {
@@ -198,50 +197,65 @@ class RunRows:
             read = []
             for name in _names(root):
                 folder = root / name
-                state = state_of(folder / "run.json")
+                state = _state(folder)
                 if state is None:
                     continue
-                kept = self._kept.get(folder)
-                if kept is None or kept.state != state or not kept.is_fresh:
+                cached = self._cached.get(folder)
+                if cached is None or cached.state != state or not cached.is_fresh:
                     try:
-                        kept = self._read(folder, state)
+                        cached = self._read(folder, state)
                     except RunNotFound:  # damaged, or just removed
                         continue
-                    read.append(kept)
+                    read.append(cached)
                 present.add(folder)
             self._add_results(read, root)
-        for folder in self._kept.keys() - present:
-            del self._kept[folder]
+        for folder in self._cached.keys() - present:
+            del self._cached[folder]
             self._version += 1
 
-    def _add_results(self, read: Iterable[_Kept], root: Path) -> None:
+    def _add_results(self, read: Iterable[_CachedRow], root: Path) -> None:
         """Add the values computed from metrics to the rows of runs that have ended."""
-        ended = [kept for kept in read if kept.row["status"] in ENDED and "train_loss" not in kept.row]
-        for kept, row in zip(ended, add_results([kept.row for kept in ended], root) if ended else (), strict=True):
+        ended = [cached for cached in read if cached.row["status"] in ENDED and "train_loss" not in cached.row]
+        for cached, row in zip(
+            ended, add_results([cached.row for cached in ended], root) if ended else (), strict=True
+        ):
             self._version += 1
-            kept.version = self._version
-            kept.row = {**row, "steps": kept.row["steps"] or row["steps"] or 0}
+            cached.version = self._version
+            counted = _steps_taken(Path(row["folder"])) if cached.info.get("resumed") else row["steps"]
+            cached.row = {**row, "steps": cached.row["steps"] or counted or 0}
 
-    def _read(self, folder: Path, state: list[int]) -> _Kept:
+    def _read(self, folder: Path, state: list[int]) -> _CachedRow:
         """Read a run that is new, changed or alive."""
         recorded = read_info(folder)
         info = with_true_status(folder, recorded)
         row = {**row_of(StoredRun(folder, info)), "num_steps": _planned(info), "left_s": None, "steps": 0}
         row |= {"group": group_of(info), "metrics": list(Run(info=info, metrics={}).metric_names)}
-        before = self._kept.get(folder)
+        before = self._cached.get(folder)
         if row["status"] in ENDED:
             if before is not None and before.state == state and before.row["status"] == row["status"]:
                 before.checked_s = time.monotonic()
                 return before
             row["steps"] = (info.get("result") or {}).get("steps") or 0
+            if folder in self._curves:
+                self._curves[folder].poll()  # what it wrote after the last poll
         else:
             row |= self._live(folder, info, row["num_steps"])
         if before is not None and before.row == row:
-            before.state, before.checked_s = state, time.monotonic()
+            before.state, before.info, before.checked_s = state, info, time.monotonic()
             return before
         self._version += 1
-        kept = self._kept[folder] = _Kept(state, info, row, self._version, recorded.get("status") in ENDED)
-        return kept
+        cached = self._cached[folder] = _CachedRow(state, info, row, self._version, recorded.get("status") in ENDED)
+        return cached
+
+    def _read_again(self, folder: Path) -> _CachedRow:
+        """Return the row of a run as it is now, with its results if it has ended.
+
+        Raises:
+            RunNotFound: the run was removed.
+        """
+        found = self._read(folder, _state(folder) or [])
+        self._add_results([found], folder.parent)
+        return found
 
     def _live(self, folder: Path, info: dict[str, Any], num_steps: int | None) -> dict[str, Any]:
         """Return the results so far of a run that is alive."""
@@ -275,7 +289,7 @@ class RunRows:
             return None
         curve = self._curve(folder)
         if not known:
-            curve.poll()  # curves of live runs were polled before
+            curve.poll()  # a known curve was polled by `_read`
         values: list[float | None] = [
             value if math.isfinite(value) else None for value in curve.loss(SHOWN_POINTS)["values"]
         ]
@@ -287,6 +301,26 @@ def _names(root: Path) -> list[str]:
         return [name for name in os.listdir(root) if not name.startswith(".")]
     except OSError:
         return []
+
+
+def _state(folder: Path) -> list[int] | None:
+    """Return the state of a run's `run.json`, and of the metrics to which `workbench evaluate` adds after its end."""
+    recorded = state_of(folder / "run.json")
+    return None if recorded is None else [*recorded, *(state_of(folder / metrics_name(0)) or ())]
+
+
+def _evaluated(info: dict[str, Any]) -> tuple[str, ...]:
+    """Return the names of what the evaluations of a run measure."""
+    return ("test_loss", "accuracy", *Run(info=info, metrics={}).metric_names)
+
+
+def _steps_taken(folder: Path) -> int:
+    """Return the number of steps of a run by its metrics, with those before the checkpoint of a resumed run."""
+    try:
+        rows = [row for path in metrics_paths(folder).values() if (row := last_step_row(path))]
+    except OSError:  # removed
+        return 0
+    return max((row["step"] + 1 for row in rows), default=0)
 
 
 def _planned(info: dict[str, Any]) -> int | None:

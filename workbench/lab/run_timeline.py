@@ -59,6 +59,8 @@ class RunTimelines:
             steps = newest_steps(run)
             if steps is not None:
                 return payload([run], steps, newest=True).content
+            if (run.info.get("settings") or {}).get("trace_steps") == 0:
+                raise ConfigError(f"{folder.name} has no trace, because of trace_steps=0: train without it")
             if tail_bytes >= MAX_TAIL_BYTES or not run.spans.ranks:
                 raise ConfigError(f"{folder.name} has no complete step in its trace yet")
             tail_bytes *= 4

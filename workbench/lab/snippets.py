@@ -34,15 +34,6 @@ def attach_code(cluster_id: str) -> str:
     return f'cluster = wb.Cluster.attach("{cluster_id}")'
 
 
-def change_code(cluster_id: str, change: str) -> str:
-    """Return the line that changes a cluster, for the notebook that owns it. Its variable may have another name.
-
-    >>> change_code("cluster-3f2a", "scale(3)")
-    'cluster.scale(3)  # cluster-3f2a'
-    """
-    return f"cluster.{change}  # {cluster_id}"
-
-
 def run_code(folder: Path, info: dict[str, Any], num_steps: int | None = None) -> dict[str, str]:
     """Return Python by purpose: "open", "repeat", and "continue" if the run has a checkpoint.
 
@@ -91,6 +82,7 @@ def _train(info: dict[str, Any], more: dict[str, Any]) -> str:
         lines += [f"problem = wb.problems.get({title!r})"]
     else:
         lines += [f"problem = ...  # your own problem {title!r}"]
-    lines += [f"cluster = wb.Cluster({info.get('num_workers') or 2})  # leave this out if you have a cluster"]
+    runtime = ", runtime='torch'" if info.get("runtime") == "torch" else ""  # without it, MPI where there is one
+    lines += [f"cluster = wb.Cluster({info.get('num_workers') or 2}{runtime})  # leave this out if you have a cluster"]
     lines += [f"run = cluster.train(algorithm, problem, {', '.join(settings)})", "run"]
     return "\n".join(lines)

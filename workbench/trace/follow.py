@@ -8,10 +8,8 @@ from threading import Lock
 from typing import Any, final
 
 from workbench.errors import RunNotFound
-from workbench.trace.files.text import BLOCK_BYTES, LINE_BYTES, open_file
-from workbench.trace.processes import with_true_status
-from workbench.trace.read import metrics_paths, parse_lines
-from workbench.trace.row_checks import is_metrics_row
+from workbench.trace.processes import ENDED, with_true_status
+from workbench.trace.read import metrics_paths, next_metrics_rows
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
@@ -51,15 +49,15 @@ class Follower:
             # `run.json` of a killed run still says "running", so check it at every poll
             self._looked_s = time.monotonic() if info is recorded else float("-inf")
         for rank, path in metrics_paths(self.folder).items():
-            with open_file(path) as file:
-                file.seek(self._offsets.get(rank, 0))
-                new = file.read(BLOCK_BYTES)
-            whole = new[: new.rfind(b"\n") + 1]
-            if not whole and len(new) > LINE_BYTES:
-                whole = new  # no valid line is this long
-            self._offsets[rank] = self._offsets.get(rank, 0) + len(whole)
-            rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
-            self._rows.setdefault(rank, []).extend(rows)
+            while self._read_block(rank, path) and info.get("status") in ENDED:
+                pass  # there may be no poll after that of the end
         return Run(
             info=info, metrics={rank: list(rows) for rank, rows in sorted(self._rows.items())}, folder=self.folder
         )
+
+    def _read_block(self, rank: int, path: Path) -> bool:
+        """Add the next rows of a rank. Return whether there was a complete line."""
+        before = self._offsets.get(rank, 0)
+        rows, self._offsets[rank] = next_metrics_rows(path, before)
+        self._rows.setdefault(rank, []).extend(rows)
+        return self._offsets[rank] > before

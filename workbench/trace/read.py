@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 
 from workbench.trace.columns import read_columns
-from workbench.trace.files.text import open_file, parse_json, read_json, whole_lines
+from workbench.trace.files.text import BLOCK_BYTES, LINE_BYTES, open_file, parse_json, read_json, whole_lines
 from workbench.trace.recorder import SpanRow
 from workbench.trace.row_checks import is_event, is_metrics_row, is_trace_row
 from workbench.trace.spans import Spans
@@ -56,11 +56,12 @@ def metrics_paths(folder: Path) -> dict[int, Path]:
 
 
 def read_failures(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return rank -> failure record: rank, error, traceback."""
+    """Return rank -> failure record: rank, error, traceback. Empty if the folder was removed."""
     found = {}
-    for rank, path in _paths(folder, "failed-%.json").items():
-        with suppress(OSError, ValueError):
-            found[rank] = read_json(path)
+    with suppress(FileNotFoundError):
+        for rank, path in _paths(folder, "failed-%.json").items():
+            with suppress(OSError, ValueError):
+                found[rank] = read_json(path)
     return {rank: failure for rank, failure in found.items() if isinstance(failure, dict)}
 
 
@@ -130,6 +131,26 @@ def read_lines(path: Path, is_row: Callable[[Any], bool]) -> tuple[list[Any], tu
         damaged += [f"{path.name}, line {before + number}" for number in numbers]
         before += len(lines)
     return rows, tuple(damaged)
+
+
+def next_metrics_rows(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of a rank's metrics in the next `BLOCK_BYTES` of a file that is being written.
+
+    Args:
+        path: the file.
+        offset: where to begin, in bytes.
+
+    Returns:
+        The valid rows, and where to begin the next time: after the last complete line.
+    """
+    with open_file(path) as file:
+        file.seek(offset)
+        block = file.read(BLOCK_BYTES)
+    whole = block[: block.rfind(b"\n") + 1]
+    if not whole and len(block) > LINE_BYTES:
+        whole = block  # no valid line is this long
+    rows, _ = parse_lines(whole.decode(errors="replace").split("\n")[:-1], is_metrics_row)
+    return rows, offset + len(whole)
 
 
 def parse_lines(lines: list[str], is_row: Callable[[Any], bool]) -> tuple[list[Any], list[int]]:

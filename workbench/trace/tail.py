@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ HEAD_BYTES = 4096  # holds the header and the first clock measurement
 
 
 def read_tail(folder: Path | str, tail_bytes: int = TAIL_BYTES) -> Run:
-    """Return the run with the newest spans of each rank, without metrics.
+    """Return the run with the newest spans of each rank that is still in it, without metrics.
 
     Args:
         folder: the run's folder.
@@ -28,8 +29,10 @@ def read_tail(folder: Path | str, tail_bytes: int = TAIL_BYTES) -> Run:
     """
     folder = Path(folder)
     info = read_info(folder)
+    paths = trace_paths(folder)
+    there = Run(info=info, metrics={}).ranks_at(sys.maxsize, set(paths))  # those that left have old spans
     return Run(
-        info=info, metrics={}, traces={rank: _tail(path, tail_bytes) for rank, path in trace_paths(folder).items()}
+        info=info, metrics={}, traces={rank: _tail(path, tail_bytes) for rank, path in paths.items() if rank in there}
     )
 
 

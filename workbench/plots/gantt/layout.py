@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -55,7 +56,7 @@ class Window:
     Attributes:
         chosen: (N,) their places in the run's table.
         table: (N,) span table, cut to the window, with times since its begin.
-        bounds: step -> its begin on the first rank shown, since the window's begin.
+        bounds: step -> its begin on the rank of `step_rank`, since the window's begin.
         begin_s, length_s: begin and length of the window.
     """
 
@@ -76,7 +77,7 @@ class Panel:
         merged: the spans of each bar (see `merged_bars`).
         bars: the bar of each span of the run; -1 if it is not shown.
         rows: vertical places.
-        bounds: step -> its begin on the first rank shown, since the window's begin.
+        bounds: step -> its begin on the rank of `step_rank`, since the window's begin.
         begin_s, length_s: begin and length of the window.
         folded: whether each rank is one row.
     """
@@ -159,6 +160,12 @@ def shown_ranks(run: Run, ranks: Sequence[int] | None) -> list[int]:
     return shown
 
 
+def step_rank(run: Run, shown: Sequence[int]) -> int:
+    """Return the rank whose steps a timeline names: the first one shown, except ranks that left the run."""
+    there = run.ranks_at(sys.maxsize, set(shown))
+    return next((rank for rank in shown if rank in there), shown[0])
+
+
 def window(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = None) -> Window:
     """Return the spans of a run within the time of some steps.
 
@@ -167,7 +174,7 @@ def window(run: Run, steps: slice | None = None, ranks: Sequence[int] | None = N
     """
     spans, shown = run.spans, shown_ranks(run, ranks)
     windows = {rank: step_windows(spans.of_rank(rank)) for rank in shown}
-    numbers, bounds = windows[shown[0]]
+    numbers, bounds = windows[step_rank(run, shown)]
     first, last = step_range(run.id, numbers, steps)
     inside = [
         (bounds_, np.flatnonzero((numbers_ >= first) & (numbers_ < last))) for numbers_, bounds_ in windows.values()

@@ -260,7 +260,8 @@ def status_table(runs: Sequence[Run]) -> Table:
         ages_s = _ages_s(run) if status not in ENDED else {}
         latest: dict[int, dict[str, Any]] = {}
         for rank, recorded in run.metrics.items():
-            latest[rank] = next((row for row in reversed(recorded) if "loss" in row), {})
+            row = next((row for row in reversed(recorded) if "loss" in row), None)
+            latest[rank] = {**row, "step": row["step"] + 1} if row else {}  # the number of steps, as in the header
         if len(latest) > MAX_RANKS:
             steps = sorted(row["step"] for row in latest.values() if row)
             slowest = f"{steps[0]} to {steps[-1]}" if steps else MISSING
@@ -285,11 +286,11 @@ def status_table(runs: Sequence[Run]) -> Table:
 
 
 def _ages_s(run: Run) -> dict[int, float]:
-    """Return rank -> seconds since it wrote its newest row."""
+    """Return rank -> seconds since it wrote its newest row; empty if the run was removed."""
     if run.folder is None:
         return {}
     now_s, found = time.time(), {}
-    for rank, path in metrics_paths(run.folder).items():
-        with suppress(OSError):  # removed in the meantime
+    with suppress(OSError):
+        for rank, path in metrics_paths(run.folder).items():
             found[rank] = max(0.0, now_s - path.stat().st_mtime)
     return found

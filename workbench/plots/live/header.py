@@ -14,7 +14,7 @@ from workbench.trace.progress import progress_of
 from workbench.trace.run import Run
 
 MAX_RUNS = 12  # of more, the others are counted
-COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "killed": "#D55E00"}
+COLOURS = {"running": "#0072B2", "finished": "#009E73", "failed": "#D55E00", "killed": "#D55E00", "lost": "#D55E00"}
 OTHER = "#767676"  # starting, paused, stopped
 
 
@@ -53,7 +53,9 @@ def _quality(run: Run) -> list[str]:
     evaluations = run.evaluations()
     if evaluations and evaluations[-1].get("accuracy") is not None:
         return [f"accuracy {100 * evaluations[-1]['accuracy']:.1f} %"]
-    losses = [row["loss"] for rows in run.metrics.values() for row in rows[-1:] if row.get("loss") is not None]
+    # The last row of a rank may be an evaluation.
+    newest = (next((row for row in reversed(rows) if "evaluation" not in row), {}) for rows in run.metrics.values())
+    losses = [row["loss"] for row in newest if row.get("loss") is not None]
     return [f"loss {three_digits(sum(losses) / len(losses))}"] if losses else []
 
 
@@ -65,6 +67,6 @@ def _error(run: Run, status: str) -> str:
         error = str(failures[rank].get("error", "failed"))
         text = error if error.startswith("rank ") else f"rank {rank}: {error}"
     else:
-        text = str(run.info.get("error") or "") if status in ("failed", "killed") else ""
+        text = str(run.info.get("error") or "") if status in ("failed", "killed", "lost") else ""
     first = text.split("\n", 1)[0]
     return f'<div style="color: {COLOURS["failed"]}; margin-left: 1.2em">{escape(first)}</div>' if first else ""

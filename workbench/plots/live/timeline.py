@@ -22,8 +22,9 @@ from workbench.plots.renderer import as_data
 from workbench.plots.trace_viewer.newest import MAX_TAIL_BYTES, newest_steps
 from workbench.plots.trace_viewer.payload import payload
 from workbench.plots.trace_viewer.widget import MovingViewer
+from workbench.trace.processes import ENDED, with_true_status
 from workbench.trace.run import Run
-from workbench.trace.store import ENDED, read_info
+from workbench.trace.store import read_info
 from workbench.trace.tail import TAIL_BYTES, read_tail
 
 INTERVAL_S = 2.0
@@ -166,7 +167,7 @@ class LiveTimeline:
 
     def _over(self) -> bool:
         try:
-            return read_info(self.folder).get("status") in ENDED
+            return with_true_status(self.folder, read_info(self.folder)).get("status") in ENDED
         except RunNotFound:
             return True
 

@@ -25,6 +25,7 @@ from workbench.plots.gantt.layout import (
     in_order,
     shown_ranks,
     step_range,
+    step_rank,
     usual_time,
     window,
 )
@@ -118,7 +119,7 @@ def _slice(found: Window) -> slice:
 def _fitting(run: Run, steps: Steps, ranks: Sequence[int] | None, most: int) -> Window:
     """Return the window of as many of these steps as have at most `most` spans, and at least one."""
     shown = shown_ranks(run, ranks)
-    numbers, _ = step_windows(run.spans.of_rank(shown[0]))
+    numbers, _ = step_windows(run.spans.of_rank(step_rank(run, shown)))
     if steps is None:
         step_range(run.id, numbers, None)  # refuses a run without steps
         first, last = int(numbers.min()), int(numbers.max()) + 1
@@ -149,7 +150,7 @@ def _one(run: Run, found: Window, label: str, *, critical: bool) -> dict[str, An
     content: dict[str, Any] = {
         "name": label,
         "id": run.id,
-        "note": trace_coverage(run) if run.metrics else "",
+        "note": trace_coverage(run) if run.metrics else _recorded_coverage(run),
         "rows": rows,
         "steps": list(found.bounds),
         "begins": list(found.bounds.values()),
@@ -186,6 +187,12 @@ def _one(run: Run, found: Window, label: str, *, critical: bool) -> dict[str, An
             name: _packed(column, "<f8" if name in ("start", "end") else "<i4") for name, column in columns.items()
         }
     return content
+
+
+def _recorded_coverage(run: Run) -> str:
+    """Return what a run that trains has noted, if its trace will not cover all steps: its newest steps may be old."""
+    notes = [note for note in run.info.get("notes") or () if isinstance(note, str)]
+    return next((note for note in notes if note.startswith("the trace holds the first")), "")
 
 
 def _rows(table: NDArray[Any], spans: Spans) -> tuple[list[dict[str, Any]], NDArray[np.int64]]:
