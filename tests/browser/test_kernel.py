@@ -34,7 +34,7 @@ CELLS = (
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A notebook whose cells run on two ranks; nothing may be left of it."""
     needs_browser()
-    with browsing(tmp_path_factory.mktemp("lab")) as shown:
+    with browsing(tmp_path_factory.mktemp("lab"), forked=True) as shown:
         shown.server.write("ranks.ipynb", *CELLS, kernel_name="workbench-mpi")
         shown.open("ranks.ipynb")
         shown.run_cell(START)
