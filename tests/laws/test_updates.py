@@ -12,10 +12,10 @@ from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.reference import ddp, serial
 from tests.laws.sentences import assert_equal_ranks
-from tests.laws.train import REAL, RUNTIMES, assert_same, by_turns, on_all_runtimes, on_real_runtimes, train
+from tests.laws.train import REAL, RUNTIMES, assert_same, by_turns, on_all_runtimes, train
 from tests.laws.variants import ignores_time, in_step, name_of, representatives, variants
 from workbench.algorithms import ApplyOrder, DeAR, DelayedSGD, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
-from workbench.collectives import Collective, Linear, Native, Ring
+from workbench.collectives import Collective, Linear, Native
 from workbench.program import Algorithm, Replicas
 from workbench.settings import Settings
 
@@ -136,17 +136,6 @@ def synchronous(runtime: str, collective: Collective) -> list[Tensor]:
     return train(
         runtime, 3, SynchronousSGD(collective=collective), tiny.problem(), settings(optimizer=tiny.momentum)
     ).parameters[0]
-
-
-@on_real_runtimes
-@pytest.mark.parametrize("collective", [Native(), Ring()], ids=["native", "ring"])
-def test_layerwise_is_synchronous_up_to_rounding_elsewhere(collective: Native | Ring, runtime: str) -> None:
-    how = settings(optimizer=tiny.momentum)
-    for order in ApplyOrder:
-        found = train(
-            runtime, 3, LayerwiseSGD(bucket_bytes=100, apply=order, collective=collective), tiny.problem(), how
-        )
-        assert_same(found.parameters[0], synchronous("simulated", Native()), ROUNDING)
 
 
 @on_all_runtimes
