@@ -146,15 +146,16 @@ def test_pipe_of_width_one_is_synchronous(runtime: str) -> None:
     assert_same(pipe.parameters[0], synchronous.parameters[0], 0)
 
 
-@pytest.mark.mpi
 @OPTIMIZERS
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
 def test_pipe_is_serial_sgd_with_late_gradients(width: int, optimizer: object) -> None:
-    """w[t] = w[t-1] - lr * g(w[t-K]), and the K - 1 gradients in flight at the end are applied."""
+    """w[t] = w[t-1] - lr * g(w[t-K]), and the K - 1 gradients in flight at the end are applied.
+
+    Real ranks take the same steps with each of these widths: `test_every_runtime_takes_the_same_steps`.
+    """
     how = settings(optimizer=optimizer)
     expected = serial(tiny.problem(), how, 3, delay=width - 1)
-    for runtime in RUNTIMES:
-        assert_same(train(runtime, 3, PipeSGD(width=width), tiny.problem(), how).parameters[0], expected, ROUNDING)
+    assert_same(train("simulated", 3, PipeSGD(width=width), tiny.problem(), how).parameters[0], expected, ROUNDING)
 
 
 @pytest.mark.mpi
@@ -176,13 +177,18 @@ def test_a_delay_is_a_width_less_one(delay: int) -> None:
     )
 
 
-@by_turns([*SYNCHRONOUS, *(PipeSGD(width=width) for width in (1, 2, 3, 4))], turn=0, simulated=True)
-def test_measured_staleness_is_that_of_the_definition(algorithm: Algorithm, runtime: str) -> None:
+@pytest.mark.parametrize(
+    "algorithm",
+    [*SYNCHRONOUS, *(PipeSGD(width=width) for width in (1, 2, 3, 4))],
+    ids=lambda algorithm: f"{name_of(algorithm)}-simulated",
+)
+def test_measured_staleness_is_that_of_the_definition(algorithm: Algorithm) -> None:
     """Nothing is applied while the pipeline fills; the first gradient is not stale, the last ones are by K - 1 updates.
 
-    DeAR applies a step's gradient under the next step's forward.
+    DeAR applies a step's gradient under the next step's forward. Real ranks measure the same:
+    `test_every_runtime_takes_the_same_steps`.
     """
-    trained = train(runtime, 2, algorithm, tiny.problem(), settings())
+    trained = train("simulated", 2, algorithm, tiny.problem(), settings())
     if isinstance(algorithm, DeAR):
         assert [row["staleness"] for row in trained.rows(0)] == [None] + [0] * 7
         return
