@@ -521,6 +521,7 @@ def test_figures_and_tables() -> None:
 # -- where costs come from
 
 
+@pytest.mark.usefixtures("forked_starts")
 def test_costs_measured_here() -> None:
     problem = wb.problems.digits_mlp()
     found = measure_here(problem, 32, threads=1)
