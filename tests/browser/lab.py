@@ -22,6 +22,7 @@ import psutil
 from playwright.sync_api import Locator, Page, sync_playwright
 
 from tests.browser.chromium import BROWSER
+from tests.forked import fork_kernels
 
 ROOT = Path(__file__).parents[2]
 START_S = 120.0
@@ -65,9 +66,10 @@ class Server:
         folder: of its own; its notebooks are in `folder / "notebooks"`, its run store in `folder / "runs"`.
         base_url: the path below which it answers, as behind the proxy of JupyterHub.
         app: the module of the page: jupyterlab or notebook.
+        forked: its kernels and their engines are forked from a process that has imported torch.
     """
 
-    def __init__(self, folder: Path, base_url: str = "/", app: str = "jupyterlab") -> None:
+    def __init__(self, folder: Path, base_url: str = "/", app: str = "jupyterlab", *, forked: bool = False) -> None:
         self.notebooks, self.runs = folder / "notebooks", folder / "runs"
         self.notebooks.mkdir(parents=True)
         self.token = secrets.token_hex(16)
@@ -81,6 +83,8 @@ class Server:
             path.write_text(json.dumps(content))
         for spec in ROOT.glob("kernels/*/kernel.json"):
             shutil.copytree(spec.parent, folder / "data" / "kernels" / spec.parent.name)
+        if forked:
+            fork_kernels(folder / "data")
         # As the wheel installs them, but those of this checkout
         extensions = folder / "data" / "labextensions"
         shutil.copytree(ROOT / "workbench" / "lab" / "static", extensions / "sgd-workbench")

@@ -110,8 +110,13 @@ def browse(page: Path, tmp_path: Path, *actions: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
 
-def test_every_figure_is_drawn_offline(page: Path, tmp_path: Path) -> None:
-    document = browse(page, tmp_path, "--dump-dom")
+@pytest.fixture(scope="module")
+def document(page: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page as the browser has drawn it."""
+    return browse(page, tmp_path_factory.mktemp("document"), "--dump-dom")
+
+
+def test_every_figure_is_drawn_offline(document: str) -> None:
     assert document.count('class="plot-container plotly"') == NUM_FIGURES
     assert len(re.findall(r'<svg class="main-svg"', document)) >= NUM_FIGURES
     figures = document.split('class="plot-container plotly"')[1:]
@@ -180,8 +185,7 @@ def test_nothing_lies_over_anything(page: Path) -> None:
             assert apart, f"in figure {number}, {one} and {other} lie over each other"
 
 
-def test_names_are_shown_as_they_are_and_run_no_script(page: Path, tmp_path: Path) -> None:
-    document = browse(page, tmp_path, "--dump-dom")
+def test_names_are_shown_as_they_are_and_run_no_script(document: str) -> None:
     assert "<title>figures</title>" in document
     legends = [html.unescape(text) for text in re.findall(r'<text class="legendtext"[^>]*>(.*?)</text>', document)]
     assert legends.count(EVIL) == 2, legends  # of the live view's figure and of the curves

@@ -46,7 +46,7 @@ CELLS = (
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """One JupyterLab for all tests here; nothing may be left of it."""
     needs_browser()
-    with browsing(tmp_path_factory.mktemp("lab")) as shown:
+    with browsing(tmp_path_factory.mktemp("lab"), forked=True) as shown:
         yield shown
 
 

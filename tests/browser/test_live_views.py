@@ -60,7 +60,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A JupyterLab in which a notebook is open and two ranks are ready; nothing may be left of it."""
     if BROWSER is None:
         pytest.skip("no Chrome or Chromium on the PATH (Debian: apt-get install chromium)")
-    with browsing(tmp_path_factory.mktemp("lab")) as shown:
+    with browsing(tmp_path_factory.mktemp("lab"), forked=True) as shown:
         shown.server.write("live.ipynb", *CELLS)
         shown.open("live.ipynb")
         shown.run_cell(START)

@@ -80,6 +80,7 @@ def a_training_is_shown_held_and_ended(lab: Lab) -> None:
     assert min(hold(lab) for _ in range(3)) < HOLD_S
     lab.page.locator(".wb-Run-header").get_by_text("paused").wait_for()
     in_both_themes(lab, "panel-paused")
+    lab.page.wait_for_timeout(1500)  # the last steps before the pause are shown
     held = steps(lab)
     lab.page.wait_for_timeout(1500)
     assert steps(lab) == held > 0

@@ -49,7 +49,7 @@ AccountingStorageType=accounting_storage/none
 GresTypes=gpu
 SlurmdParameters=config_overrides
 MailProg=/bin/true
-KillWait=30
+KillWait=10
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=60 State=UP
 PartitionName=down Nodes=ALL State=DOWN

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.distributed.pool import ROOT, our_environment
+from tests.distributed.pool import ROOT, fork_server, our_environment
 from workbench.adapters.hooks import register_hook_on
 from workbench.errors import ConfigError
 
@@ -39,9 +39,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str
 
 def found(library: str, results: dict[str, list[dict[str, Any]]], folder: Path) -> list[dict[str, Any]]:
     if library not in results:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        python = fork_server(compiler=True).python
+        command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
         done = subprocess.run(
-            [*command, "-m", "tests.distributed.adapted", library, str(folder)],
+            [*command, python, "-m", "tests.distributed.adapted", library, str(folder)],
             env=our_environment({"HOME": str(folder), "HF_HUB_OFFLINE": "1", "PATH": ""}),
             cwd=ROOT,
             capture_output=True,
@@ -148,9 +149,8 @@ def test_examples_of_the_docstrings(library: str) -> None:
         f"outcome = doctest.testmod(importlib.import_module('workbench.adapters.{library}'))\n"
         "assert outcome.attempted and not outcome.failed, outcome"
     )
-    subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=our_environment(dict(os.environ)), check=True, timeout=100
-    )
+    python = fork_server(compiler=True).python
+    subprocess.run([python, "-c", code], cwd=ROOT, env=our_environment(dict(os.environ)), check=True, timeout=100)
 
 
 @pytest.mark.parametrize(("library", "package"), [("huggingface", "transformers"), ("lightning", "lightning")])

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.mpi,
     pytest.mark.notebooks,
     pytest.mark.timeout(180),
-    pytest.mark.usefixtures("no_process_left", "runs"),
+    pytest.mark.usefixtures("forked_starts", "no_process_left", "runs"),
 ]
 HERE = ",address=127.0.0.1"  # the job runs on this machine
 OPTIONS = {"pbs": ":nodes=1", "lsf": ":nodes=1", "sge": ":pe=mpi", "htcondor": ":account=physics"}

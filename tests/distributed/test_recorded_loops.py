@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.distributed.pool import shared_pool
+from tests.distributed.pool import fork_server, shared_pool
+from tests.forked import forked
 from workbench.errors import PeerFailed
 from workbench.runtimes.user_loop.record import record
 from workbench.trace import Run, list_runs
@@ -348,8 +349,9 @@ def command(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Co
     return subprocess.run([*arguments], capture_output=True, text=True, timeout=100, env={**os.environ, **(env or {})})
 
 
-RECORD = (sys.executable, "-m", "workbench", "record", "--name", "baseline", "--")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+RECORD = ("-m", "workbench", "record", "--name", "baseline", "--")
+RUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = (sys.executable, *RUN)
 
 
 def weights(done: subprocess.CompletedProcess[str]) -> str:
@@ -359,8 +361,10 @@ def weights(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_a_script_under_torchrun_is_recorded_without_a_change(runs: Path, script: Path) -> None:
-    done = command(*RECORD, *TORCHRUN, str(script))
-    assert weights(done) == weights(command(*TORCHRUN, str(script)))
+    done = command(*forked(*RECORD, *TORCHRUN, str(script)))
+    python = fork_server(compiler=True).python
+    plain = command(python, *RUN, "--no-python", python, "-m", "mine", env={"PYTHONPATH": str(script.parent)})
+    assert weights(done) == weights(plain)
     (stored,) = list_runs()
     run = Run.load(stored.folder)
     assert (run.label, run.info["status"], run.info["problem"]["name"]) == ("baseline", "finished", "mine")
@@ -377,7 +381,7 @@ def test_gloo_ranks_under_mpiexec_are_one_run(runs: Path, script: Path) -> None:
     from workbench.clusters.local.mpi_install import find_mpi, mpiexec_command
 
     argv, env = mpiexec_command(find_mpi(), 2, [sys.executable, str(script)])
-    done = command(*RECORD, *argv, env={**env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
+    done = command(*forked(*RECORD, *argv), env={**env, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())})
     assert weights(done)
     (stored,) = list_runs()
     run = Run.load(stored.folder)
@@ -392,7 +396,7 @@ def free_port() -> int:
 
 
 def test_a_script_that_fails_leaves_its_record_and_its_status(runs: Path, script: Path) -> None:
-    done = command(*RECORD, *TORCHRUN, str(script), "fails")
+    done = command(*forked(*RECORD, *TORCHRUN, str(script), "fails"))
     assert done.returncode == 1
     assert "ZeroDivisionError: in the script" in done.stderr
     (stored,) = list_runs()
@@ -403,7 +407,7 @@ def test_a_script_that_fails_leaves_its_record_and_its_status(runs: Path, script
 
 def test_processes_that_do_not_train_write_nothing(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('the sitecustomize of the environment')")
-    done = command(*RECORD, sys.executable, "-c", "print('done')", env={"PYTHONPATH": str(tmp_path)})
+    done = command(sys.executable, *RECORD, sys.executable, "-c", "print('done')", env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     # Of the command itself, and of the process that it starts
     assert done.stdout.splitlines()[:3] == [*["the sitecustomize of the environment"] * 2, "done"]
@@ -420,6 +424,6 @@ def test_processes_that_do_not_train_write_nothing(runs: Path, tmp_path: Path) -
     ],
 )
 def test_bad_calls_of_the_command(runs: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = command(sys.executable, "-m", "workbench", "record", *arguments)
+    done = command(*forked("-m", "workbench", "record", *arguments))
     assert done.returncode == 2
     assert message in done.stderr

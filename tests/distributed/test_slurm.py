@@ -376,10 +376,12 @@ def test_a_detached_cluster_is_taken_up_elsewhere_and_warned_before_its_time_end
 
 
 @pytest.mark.parametrize("runtime", ["mpi", "torch"])
-def test_a_submitted_training_goes_on_from_its_checkpoint(world: SlurmWorld, runs: Path, runtime: str) -> None:
+def test_a_submitted_training_goes_on_from_its_checkpoint(
+    world: SlurmWorld, python: str, runs: Path, runtime: str
+) -> None:
     env = {"WORKBENCH_RUNS": str(runs)}
     train = f"train synchronous-sgd --runtime {runtime} --workers 2 --steps 1000000 --evaluate-every 0"
-    submit = f"{sys.executable} -m workbench submit --nodes 2 --gpus-per-rank 0 --time 30 --requeue"
+    submit = f"{python} -m workbench submit --nodes 2 --gpus-per-rank 0 --time 30 --requeue"
     said = world.sh(f"{submit} -- {train}", env=env)
     assert said.startswith("job "), said
     job, log = said.split()[1].rstrip(":"), Path(said.split("output: ")[1].strip())
@@ -427,9 +429,11 @@ time.sleep(60)
 """
 
 
-def test_each_rank_of_an_own_script_has_its_variables_and_is_warned(world: SlurmWorld, tmp_path: Path) -> None:
+def test_each_rank_of_an_own_script_has_its_variables_and_is_warned(
+    world: SlurmWorld, python: str, tmp_path: Path
+) -> None:
     (tmp_path / "own.py").write_text(WARNED)
-    submit = f"{sys.executable} -m workbench submit --nodes 2 --ranks 4 --gpus-per-rank 1 --time 5"
+    submit = f"{python} -m workbench submit --nodes 2 --ranks 4 --gpus-per-rank 1 --time 5"
     said = world.sh(f"{submit} -- {sys.executable} {tmp_path / 'own.py'} {tmp_path}")
     assert said.startswith("job "), said
     job, log = said.split()[1].rstrip(":"), Path(said.split("output: ")[1].strip())
@@ -464,9 +468,9 @@ with wb.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), wb.PipeSGD(
 """
 
 
-def test_an_own_script_with_a_trainer_stops_saves_and_goes_on(world: SlurmWorld, tmp_path: Path) -> None:
+def test_an_own_script_with_a_trainer_stops_saves_and_goes_on(world: SlurmWorld, python: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    submit = f"{sys.executable} -m workbench submit --nodes 2 --ranks 2 --gpus-per-rank 0 --time 30 --requeue"
+    submit = f"{python} -m workbench submit --nodes 2 --ranks 2 --gpus-per-rank 0 --time 30 --requeue"
     said = world.sh(f"{submit} -- {sys.executable} {tmp_path / 'own.py'} {tmp_path}")
     assert said.startswith("job "), said
     job, log = said.split()[1].rstrip(":"), Path(said.split("output: ")[1].strip())
@@ -505,12 +509,12 @@ with papers.ranks(2) as cluster:
     print(*sorted(rank["host"] for rank in cluster.ranks))"""
 
 
-def test_a_paper_is_reproduced_in_a_job_with_ranks_on_its_nodes(world: SlurmWorld, tmp_path: Path) -> None:
+def test_a_paper_is_reproduced_in_a_job_with_ranks_on_its_nodes(world: SlurmWorld, python: str, tmp_path: Path) -> None:
     share = make_share(tmp_path / "share")
     write_notebook(share, "20-one", ("hosts", HOSTS), finding("20-one"), ranks="['local:2']")
     write_claims(share, "20-one")
     env = {"WORKBENCH_SHARE": str(share)}
-    reproduce = f"{sys.executable} -m workbench reproduce {KEY} --submit slurm --output {tmp_path / 'out'}"
+    reproduce = f"{python} -m workbench reproduce {KEY} --submit slurm --output {tmp_path / 'out'}"
     said = world.sh(f"{reproduce} --nodes 2 --gpus-per-rank 0 --time 30", env=env)
     assert said.startswith("job "), said
     log = Path(said.split("output: ")[1].strip())

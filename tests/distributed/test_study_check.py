@@ -9,7 +9,12 @@ import pytest
 import workbench as wb
 from workbench.errors import ConfigError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("forked_starts"),
+]
 
 
 @pytest.mark.usefixtures("no_process_left")

@@ -22,6 +22,7 @@ from torch.nn.utils import parameters_to_vector
 from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
 from tests.laws import poison, tiny
+from tests.laws.train import by_turns
 from workbench.algorithms import (
     DPSGD,
     AdaptiveDelaySGD,
@@ -583,8 +584,7 @@ def train_in_parts(algorithm: Algorithm, folder: str, part: str) -> dict[str, An
     return {"begin": begin, "own": own, "said": said, "parameters": parameters(model), "state": model.state_dict()}
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("algorithm", KEPT, ids=str)
+@by_turns(KEPT, turn=0)
 def test_a_loop_goes_on_from_its_checkpoint_to_the_last_bit(runtime: str, algorithm: Algorithm, tmp_path: Path) -> None:
     pool, folder = shared_pool(runtime, 2, compiler=True), str(tmp_path / "kept")
     whole = pool.run(train_in_parts, algorithm, "", "whole")

@@ -43,12 +43,15 @@ def num_ranks_of(algorithm: Algorithm) -> int:
     )
 
 
-@pytest.mark.parametrize("algorithm", variants(), ids=name_of)
+VARIANTS = variants()
+
+
+@pytest.mark.parametrize("algorithm", VARIANTS, ids=name_of)
 def test_the_schedule_is_the_same_whichever_rank_is_slow(algorithm: Algorithm) -> None:
-    """Each rank in turn for one variant of each algorithm; one rank, another for each, for the others."""
+    """None, and each rank in turn, for one variant of each algorithm; one rank, another for each, for the others."""
     num_ranks = num_ranks_of(algorithm)
     ranks = range(min(WORKERS, num_ranks))
-    for slow in (None, *(ranks if algorithm in representatives() else [variants().index(algorithm) % len(ranks)])):
+    for slow in (None, *ranks) if algorithm in representatives() else [VARIANTS.index(algorithm) % len(ranks)]:
         steps = [row["step"] for row in train_with_slow(algorithm, slow, num_ranks).evaluations()]
         assert steps == SCHEDULE, f"rank {slow} is slow: evaluated after steps {steps}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -197,12 +198,13 @@ def variants(num_ranks: int = 3) -> list[Algorithm]:
     return [variant for variant in all_variants() if runs_on(variant, num_ranks)]
 
 
-def representatives(num_ranks: int = 3) -> list[Algorithm]:
-    """One of each algorithm: what is run where every run costs time."""
+@cache
+def representatives(num_ranks: int = 3) -> tuple[Algorithm, ...]:
+    """One of each algorithm: what is run where every run costs time. Found once: many laws ask for each variant."""
     first: dict[type[Algorithm], Algorithm] = {}
     for variant in variants(num_ranks):
         first.setdefault(type(variant), variant)
-    return list(first.values())
+    return tuple(first.values())
 
 
 def runs_on(algorithm: Algorithm, num_ranks: int) -> bool:
@@ -214,7 +216,7 @@ def runs_on(algorithm: Algorithm, num_ranks: int) -> bool:
     return True
 
 
-def in_step(algorithms: list[Algorithm]) -> list[Algorithm]:
+def in_step(algorithms: Iterable[Algorithm]) -> list[Algorithm]:
     """Algorithms whose ranks take their steps together."""
     return [item for item in algorithms if not item.asynchronous]
 

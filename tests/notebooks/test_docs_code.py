@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import forked
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OUTPUT = re.compile(r"^print\(.*\)\n(?:\w+\.close\(\)\n)?```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -38,12 +40,10 @@ RUNNABLE = [path for path in PAGES if "_build" not in path.parts and code_of(pat
 @pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_runs(path: Path, tmp_path: Path) -> None:
-    script = tmp_path / f"{path.stem.replace('-', '_')}.py"
-    script.write_text(code_of(path))
+    code = f"import warnings\nwarnings.simplefilter('ignore')\n{code_of(path)}"
     environment = {**os.environ, "WORKBENCH_RUNS": str(tmp_path / "runs")}
-    command = [sys.executable, "-W", "ignore", str(script)]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=220, check=False
+        forked("-c", code), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=220, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     for shown in OUTPUT.findall(path.read_text(encoding="utf-8")):

@@ -240,7 +240,7 @@ def test_notebooks_that_only_simulate_run_side_by_side_after_the_others(tmp_path
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.usefixtures("no_process_left")
+@pytest.mark.usefixtures("forked_kernels", "no_process_left")
 def test_no_notebook_that_runs_beside_others_is_left_behind(tmp_path: Path, how: signal.Signals) -> None:
     share = share_that_meets(tmp_path, 3, "20-one", "21-two")
     command = [sys.executable, "-m", "workbench", "reproduce", KEY, "--jobs", "2"]

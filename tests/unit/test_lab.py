@@ -27,6 +27,7 @@ pytest.importorskip("jupyter_server", reason="needs the notebooks extra: pip ins
 
 from tornado import web
 
+from tests.forked import forked
 from tests.unit.lab_server import BASE, ROOT, TOKEN, Served, serving, write_run
 from tests.waiting import within
 from workbench.bench.spans import write_trace
@@ -408,7 +409,7 @@ def test_a_command_reaches_a_run_and_its_row_follows(served: Served) -> None:
     command = ["train", "synchronous-sgd", "--workers", "2", "--problem", "digits-mlp", "--steps", "1000000"]
     environment = {**os.environ, "WORKBENCH_RUNS": str(served.runs), "PYTHONPATH": str(ROOT)}
     training = subprocess.Popen(
-        [sys.executable, "-m", "workbench", *command, "--compute", "forward_s=0.005", "--compute", "backward_s=0.005"],
+        forked("-m", "workbench", *command, "--compute", "forward_s=0.005", "--compute", "backward_s=0.005"),
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 

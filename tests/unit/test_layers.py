@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -80,16 +81,20 @@ def test_docstring_of_a_folder_names_its_modules(name: str) -> None:
     assert re.search(r"\b(may import|imports)\b", text, re.IGNORECASE), "what may it import?"
     assert "Begin with `" in text, "where does a reader begin?"
     named = {word.removesuffix(".py").split(".")[0] for word in re.findall(r"`([a-z_]\w*(?:[/.]\w+)*)`", text)}
-    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
-    defined = {
-        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    }
+    defined = set[str]().union(*map(defined_in, folder.rglob("*.py")))
     places = [folder, *(parent for parent in folder.parents if parent.is_relative_to(PACKAGE.parent))]
     modules = {word for word in named if any(is_module(place / word) for place in places)}
     assert named - modules - defined == set(), "no such module"
     if name not in ONE_KIND:
         here = {path.stem for path in folder.iterdir() if is_module(path.with_suffix(""))}
         assert {word for word in here if not word.startswith("__")} - named == set(), "not named"
+
+
+@cache
+def defined_in(path: Path) -> frozenset[str]:
+    """Names of all functions and classes of a file."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return frozenset(node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef))
 
 
 def is_module(path: Path) -> bool:
@@ -117,7 +122,8 @@ def imported_by_name(path: Path) -> list[str]:
     return [node.args[0].value for node in calls if isinstance(node.args[0], ast.Constant)]
 
 
-def imported(path: Path) -> set[str]:
+@cache
+def imported(path: Path) -> frozenset[str]:
     """Dotted names of all that a file imports, by `import_module` too, and of attributes it spells out (`torch.distributed.init`)."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -130,4 +136,4 @@ def imported(path: Path) -> set[str]:
                 names.add(name)
             case ast.Attribute():
                 names.add(ast.unparse(node))
-    return names
+    return frozenset(names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 import workbench as wb
+from tests.forked import forked
 from workbench import costs, theory
 from workbench.calibration.effective import make_setting
 from workbench.calibration.model import Calibration
@@ -521,6 +521,7 @@ def test_figures_and_tables() -> None:
 # -- where costs come from
 
 
+@pytest.mark.usefixtures("forked_starts")
 def test_costs_measured_here() -> None:
     problem = wb.problems.digits_mlp()
     found = measure_here(problem, 32, threads=1)
@@ -601,7 +602,7 @@ def test_command_line(tmp_path: Path) -> None:
     words = ["study", "--problem", "digits-softmax", "--calibrated", str(path), "--network", "1mbit", "--workers", "2"]
     words += ["--algorithm", "synchronous-sgd", "--algorithm", "pipe-sgd width=2", "--target", "accuracy=0.8"]
     done = subprocess.run(
-        [sys.executable, "-m", "workbench", *words, "--seeds", "1", "--json"],
+        forked("-m", "workbench", *words, "--seeds", "1", "--json"),
         capture_output=True,
         text=True,
         check=False,
