@@ -155,7 +155,7 @@ def _times(run: Run, algorithm: Algorithm) -> np.ndarray[Any, np.dtype[np.float6
     """Return seconds of steps after the start; means of whole periods if ranks do not communicate in each step."""
     every = period(algorithm)
     times_s: np.ndarray[Any, np.dtype[np.float64]] = steady_seconds(
-        run, algorithm, every if every > 1 else _gap(run)
+        run, algorithm, every if every > 1 else _gap(run, algorithm)
     ).mean(axis=1)
     return times_s
 
