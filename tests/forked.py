@@ -117,15 +117,14 @@ def _fork_ranks(change: Callable[[Any, str, Any], None], python: str) -> None:
 def _fork_engines(change: Callable[[Any, str, Any], None], python: str) -> None:
     from workbench.clusters.engines import engines, options
 
-    make = options._config
+    usual = options.engine_command
 
-    def config(launcher: Any, *more: Any) -> Any:
-        found = make(launcher, *more)
-        if not getattr(launcher, "emulated", False):
-            found.EngineLauncher.engine_cmd = [python, "-m", "workbench.clusters.engines.engine_process"]
-        return found
+    def command(launcher: Any, folder: Path) -> list[str]:
+        if getattr(launcher, "emulated", False):
+            return usual(launcher, folder)
+        return [python, "-m", "workbench.clusters.engines.engine_process"]
 
-    change(options, "_config", config)
+    change(options, "engine_command", command)
     change(engines, "forks_engines", lambda launcher: False)
 
 
