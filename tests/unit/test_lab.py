@@ -314,7 +314,10 @@ def written_again(folder: Path, **changes: Any) -> None:
 
 def test_a_row_that_changed_while_no_server_ran_is_sent_to_a_page_that_stayed_open(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "a", created=CREATED, status="running", process=this_process())
-    before = RunRows().select([tmp_path])
+    rows = RunRows()
+    for number in range(5):  # so the versions of the earlier server are above those with which a later one would begin
+        written_again(folder, error=f"{number}")
+        before = rows.select([tmp_path])
     written_again(folder, status="finished")
     after = RunRows().select([tmp_path], after=before["version"])
     assert [row["status"] for row in after["runs"]] == ["finished"]

@@ -54,7 +54,9 @@ def _quality(run: Run) -> list[str]:
     if evaluations and evaluations[-1].get("accuracy") is not None:
         return [f"accuracy {100 * evaluations[-1]['accuracy']:.1f} %"]
     # The last row of a rank may be an evaluation.
-    newest = (next((row for row in reversed(rows) if "evaluation" not in row), {}) for rows in run.metrics.values())
+    newest: list[dict[str, Any]] = [
+        next((row for row in reversed(rows) if "evaluation" not in row), {}) for rows in run.metrics.values()
+    ]
     losses = [row["loss"] for row in newest if row.get("loss") is not None]
     return [f"loss {three_digits(sum(losses) / len(losses))}"] if losses else []
 
