@@ -31,9 +31,7 @@ SHARED = (
 # Of these, files, tables and labels of runs, which no finding is made of.
 NOT_MEASURING = frozenset(f"analysis/{name}.py" for name in ("export", "frames", "labels", "runs_table"))
 CALIBRATION = "calibration"
-PREDICTING = re.compile(
-    r"\b(calibrat(e|ion)|Calibration|predict|recommend)\b"
-)  # who names none of these predicts nothing
+PREDICTING = frozenset({"calibrate", "calibration", "Calibration", "predict", "recommend"})  # names of its use
 SIMULATED = ("runtimes/simulator",)
 ON_RANKS = (
     "runtimes/execution",
@@ -73,13 +71,9 @@ def experiment_digest(notebook: Path, parameters: Mapping[str, Any], where: Coll
     sources = [cell.source for cell in cells if cell.cell_type == "code"]
     code = [source_digest(source) for source in sources]
     studies = {module for source in sources for module in _experiments_of(source)}
-    texts = [
-        *sources,
-        *((PACKAGE / study).read_text(encoding="utf-8") for study in sorted(studies)),
-        json.dumps(parameters),
-    ]
-    modules = {*_paths(where), *studies, *_named_modules("\n".join(texts))}
-    if any(PREDICTING.search(text) for text in texts):
+    codes = [*sources, *((PACKAGE / study).read_text(encoding="utf-8") for study in sorted(studies))]
+    modules = {*_paths(where), *studies, *_named_modules("\n".join([*codes, json.dumps(parameters)]))}
+    if any(not PREDICTING.isdisjoint(_names_in(code)) for code in codes):
         modules.add(CALIBRATION)
     what = [code, dict(sorted(parameters.items())), library_digest(tuple(sorted(modules)))]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
@@ -126,6 +120,28 @@ def _paths(where: Collection[str]) -> set[str]:
     if any(place.removesuffix(SLEPT) in RANKS for place in where):
         paths |= set(ON_RANKS)
     return paths
+
+
+def _names_in(source: str) -> set[str]:
+    """The names that code uses or imports, without those in texts and comments; all words of text that is not Python.
+
+    >>> sorted(_names_in("wb.predict(run)  # not calibrate"))
+    ['predict', 'run', 'wb']
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return set(re.findall(r"\w+", source))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                found.add(name)
+            case ast.ImportFrom(module=module, names=names):
+                found |= {*(module or "").split("."), *(alias.name for alias in names)}
+            case ast.Import(names=names):
+                found |= {word for alias in names for word in alias.name.split(".")}
+    return found
 
 
 def _named_modules(text: str) -> set[str]:
