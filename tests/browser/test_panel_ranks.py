@@ -96,6 +96,10 @@ def a_stopped_rank_is_seen(lab: Lab) -> None:
 
 
 def a_run_is_branched_from_a_checkpoint(lab: Lab) -> None:
+    lab.until(
+        lambda: int(ranks(lab).nth(0).locator("td").nth(2).inner_text().replace(",", "")) > 65,
+        "three checkpoints, of 20 steps each",
+    )
     runs(lab).first.get_by_role("button", name="Stop, with a checkpoint").click()
     lab.until(lambda: status(lab) == "stopped", "the end")
     menu(lab, runs(lab).first, "Branch from a Checkpoint")

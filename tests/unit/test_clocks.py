@@ -57,6 +57,10 @@ ALLOWED: dict[str, tuple[int, str]] = {
         "with files' times: a run that goes on is heard of again within a second, and processes are looked for",
     ),
     "lab/rank_rows.py": (1, "with files' times: how long ago a rank took its newest step, for its bytes in a second"),
+    "lab/run_rows.py": (
+        1,
+        "a number above those of an earlier server; after a jump back, an open page misses changes until it is loaded again",
+    ),
     "trace/index.py": (1, "whether a file is kept in an index is a question of speed"),
     "trace/store.py": (2, "the name of a run; and a draft lives for milliseconds, not for an hour"),
     "runtimes/user_loop/record.py": (1, "an entry of a trace's header that nothing is reckoned from"),
