@@ -750,7 +750,7 @@ def test_mistakes_from_a_shell(
 
 def test_rates() -> None:
     assert parse_rates("1gbit") == [1.25e8] and parse_rates("") == []
-    with pytest.raises(ConfigError, match="--rate: .*100mbit"):
+    with pytest.raises(ConfigError, match=r"--rate: .*100mbit"):
         parse_rates("1 furlong")
 
 
