@@ -368,7 +368,7 @@ def test_ranks_that_step_alone_go_on_from_their_mean(algorithm: Algorithm, runti
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_ranks_at_steps_of_their_own_go_on_from_the_mean_of_all(victim: int, runtime: RuntimeName) -> None:
+def test_ranks_at_steps_of_their_own_go_on_without_one(victim: int, runtime: RuntimeName) -> None:
     """In a ring of three, rank 0 answers and the others ask. A rank that was behind leaves out steps."""
     found, run = train(ADPSGD(), victim, replace(SHRINKING, steps=60, checkpoint_every=None), runtime=runtime)
     remain = [rank for rank in range(NUM_RANKS) if rank != victim]

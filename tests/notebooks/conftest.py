@@ -23,7 +23,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @final
 @dataclass(slots=True)
-class Kept:
+class SharedNotebook:
     """The notebook that the tests of a file share."""
 
     notebook: Notebook | None = None
@@ -44,16 +44,16 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def kept() -> Iterator[Kept]:
-    found = Kept()
+def shared() -> Iterator[SharedNotebook]:
+    found = SharedNotebook()
     yield found
     found.end(failed=False)
 
 
 @pytest.fixture
-def notebook(environment: dict[str, str], kept: Kept, request: pytest.FixtureRequest) -> Iterator[Notebook]:
-    if kept.notebook is None:
-        kept.notebook = start_notebook(environment)
-    yield kept.notebook
+def notebook(environment: dict[str, str], shared: SharedNotebook, request: pytest.FixtureRequest) -> Iterator[Notebook]:
+    if shared.notebook is None:
+        shared.notebook = start_notebook(environment)
+    yield shared.notebook
     if request.node.stash.get(FAILED, False):
-        kept.end(failed=True)
+        shared.end(failed=True)

@@ -28,7 +28,7 @@ SHARED = (
     "rng.py",
     "schedules.py",
 )
-# Of these, files, tables and labels of runs, which no finding is made of.
+# Modules of `analysis` that write files, tables and labels of runs: no finding comes from them.
 NOT_MEASURING = frozenset(f"analysis/{name}.py" for name in ("export", "frames", "labels", "runs_table"))
 CALIBRATION = "calibration"
 PREDICTING = frozenset({"calibrate", "calibration", "Calibration", "predict", "recommend"})  # names of its use
