@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
 
@@ -109,6 +110,8 @@ def write_notebook(origin: Path, to: Path, known: dict[Path, Path]) -> None:
         if cell.cell_type == "markdown":
             cell.source = linked(cell.source, origin, known)
     content.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+    if binder := os.environ.get("WORKBENCH_BINDER"):  # such as https://mybinder.org/v2/gh/OWNER/NAME/HEAD
+        content.cells[0].source += f"\n\n[Run this notebook on Binder]({binder}?labpath={quote(str(origin))})"
     pictures = [f"![{caption(path)}](../{path.relative_to(ROOT)})" for path in figures_of(origin.stem)]
     if pictures:
         content.cells[0].source += "\n\n" + "\n\n".join(pictures)

@@ -413,6 +413,39 @@ def test_a_submitted_training_goes_on_from_its_checkpoint(
     assert "terminated" in second.info["error"]
 
 
+FOR_CPUS = {  # what differs here from the script of the page: a node has one rank, and no GPU
+    "--partition=gpu": "--partition=debug",
+    "--ntasks-per-node=4": "--ntasks-per-node=1",
+    "#SBATCH --gpus-per-node=4\n": "",
+    "--cpus-per-task=8": "--cpus-per-task=1",
+    "module load cuda\n": "",
+    "resnet18-synthetic --steps 2000 --threads 8": "digits-mlp --steps 1000000 --evaluate-every 0",
+}
+
+
+def test_the_batch_script_of_the_page_on_gpus_trains_and_stops_with_a_checkpoint(
+    world: SlurmWorld, python: str, runs: Path, tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "gpus.md").read_text()
+    script = next(block for block in page.split("```bash\n")[1:] if block.startswith("#!")).split("```")[0]
+    for theirs, ours in FOR_CPUS.items():
+        assert theirs in script
+        script = script.replace(theirs, ours)
+    script = script.replace("$HOME/runs-pipe", str(runs)).replace("workbench", f"{python} -m workbench")
+    (tmp_path / "job.sh").write_text(script)
+    job = world.sh(f"sbatch --parsable --output={tmp_path}/log {tmp_path}/job.sh").strip()
+
+    def trains() -> bool:
+        return any(bool(Run.load(run.folder).curve()[0].size) for run in list_runs())
+
+    assert within(60, trains), world.told(job)
+    world.sh(f"scancel --batch --signal=USR1 {job}")
+    assert within(60, world.jobs, lambda jobs: jobs == []) == [], (tmp_path / "log").read_text()
+    (run,) = list_runs()
+    assert run.status == "stopped" and sorted(Run.load(run.folder).headers) == [0, 1]
+    assert list(run.folder.glob("checkpoint-*")), "the next submission resumes it"
+
+
 # ---------------------------------------------------------------- an own script in a submitted job
 
 WARNED = """

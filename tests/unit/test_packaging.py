@@ -21,6 +21,7 @@ from packaging.version import Version
 
 import workbench
 from workbench import resources
+from workbench.cli.main import _parser
 from workbench.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +102,21 @@ def test_changelog_knows_the_version() -> None:
     assert re.search(rf"^## \[{re.escape(PROJECT['version'])}\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
+def test_images_and_binder_run_commands_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    image = (ROOT / "Dockerfile").read_text()
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert json.loads(re.findall(r"^CMD (.+)$", image, re.MULTILINE)[0]) == ["make", "demo"]
+    used = [*re.findall(r"^RUN make (\S+)", image, re.MULTILINE), container["postCreateCommand"].removeprefix("make ")]
+    assert used == ["install", "install"] and {"install", "demo"} <= targets
+    assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
+    commands = [line.split() for line in (ROOT / "binder" / "postBuild").read_text().splitlines() if "workbench" in line]
+    assert commands == [["workbench", "kernels", "install"]]
+    _parser().parse_args(commands[0][1:])
+    extras = re.search(r"-e \.\[(.+)\]", (ROOT / "binder" / "requirements.txt").read_text())
+    assert extras and set(extras[1].split(",")) <= set(PROJECT["optional-dependencies"])
+
+
 def test_notebook_is_found_by_name() -> None:
     for name in resources.notebooks():
         assert resources.notebook(name) == resources.notebook(f"{name}.ipynb")
@@ -120,11 +136,17 @@ def test_missing_folder_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment that holds our wheel, and sees this environment's packages but not the checkout."""
+    """A virtual environment that sees this environment's packages but not the checkout.
+
+    It holds our wheel, which is built from our source distribution.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", folder]
+    subprocess.run(build, cwd=ROOT, check=True, timeout=100, stdout=subprocess.DEVNULL)
+    (source,) = folder.glob("sgd_workbench-*.tar.gz")
     subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT], check=True, timeout=100
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source], check=True, timeout=100
     )
     (wheel,) = folder.glob("sgd_workbench-*.whl")
     prefix = folder / "venv"
@@ -154,6 +176,20 @@ def from_wheel(prefix: Path, *command: str) -> str:
 
 def test_wheel_is_what_is_imported(installed: Path) -> None:
     assert str(installed) in from_wheel(installed, "python", "-c", "import workbench; print(workbench.__file__)")
+
+
+def test_all_that_the_wheel_requires_is_there_in_a_version_that_it_accepts(installed: Path) -> None:
+    code = (
+        "import sys\n"
+        "from importlib.metadata import requires, version\n"
+        "from packaging.requirements import Requirement\n"
+        "for each in map(Requirement, requires('sgd-workbench')):\n"
+        "    if each.marker is None or each.marker.evaluate({'extra': 'notebooks'}):\n"
+        "        assert each.specifier.contains(version(each.name), prereleases=True), each\n"
+        "        print(each.name)"
+    )
+    found = from_wheel(installed, "python", "-c", code).split()
+    assert {"torch", "safetensors", "jupyterlab", "papermill"} <= set(found) and "wandb" not in found
 
 
 def test_wheel_brings_notebooks_and_papers(installed: Path) -> None:
