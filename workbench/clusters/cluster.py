@@ -6,13 +6,13 @@ import html
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 from workbench.analysis.table import Table
 from workbench.clusters.emulated import EmulatedNetwork
 from workbench.clusters.engines.engines import Engines
 from workbench.clusters.folder_results import follow_ends
-from workbench.clusters.jobs import checkpoints, prepare, submit
+from workbench.clusters.jobs import checkpoints, prepare, submit, takes_settings
 from workbench.clusters.launchers.choose import RuntimeName, Where, check_places, choose_launcher, choose_runtime
 from workbench.clusters.local.mpi_install import MPIInstall
 from workbench.clusters.output import RankOutput, shows_rank_output
@@ -172,8 +172,11 @@ class Cluster:
         return self._active
 
     @property
-    def state(self) -> Literal["starting", "ready", "training", "lost", "stopped", "detached"]:
-        """What the cluster does. "lost": a rank's process has ended, and its MPI world with it. Never waits."""
+    def state(self) -> str:  # a Literal here would end the completion of `cluster.` in a notebook, with an error of jedi
+        """What the cluster does: "starting", "ready", "training", "lost", "stopped" or "detached". Never waits.
+
+        "lost": a rank's process has ended, and its MPI world with it.
+        """
         if self._start is not None and not self._start.done:
             return "starting"
         if self._engines.client is None:
@@ -190,6 +193,7 @@ class Cluster:
         run = self._active
         return status_table(self._engines, self.ranks, run.folder if run is not None else None, repr(self)[1:-1])
 
+    @takes_settings
     def train(self, algorithm: Algorithm, problem: Problem, **settings: Any) -> RunHandle:
         """Train on all ranks. Returns at once. A second training is refused while the first one runs.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
@@ -20,6 +22,8 @@ from workbench.user_file import loaded_modules
 
 if TYPE_CHECKING:
     from workbench.clusters.engines.engines import Engines
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def prepare(
@@ -69,6 +73,20 @@ def settings_of(given: dict[str, Any]) -> Settings:
             hint = did_you_mean(name, [*names, "resume"], cutoff=0.6) or f"there are {', '.join(names)}, and resume"
             raise ConfigError(f"train() has no setting {name!r}: {hint}".rstrip())
     return Settings(**given)
+
+
+def takes_settings(train: Method) -> Method:
+    """Give a method with `**settings` a signature that names them, for completion and `help()`."""
+    own = inspect.signature(train)
+    explicit = [each for each in own.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    of_settings = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in inspect.signature(Settings).parameters.values()
+        if each.name not in own.parameters
+    ]
+    resume = inspect.Parameter("resume", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Run | Path | str | None")
+    train.__signature__ = own.replace(parameters=[*explicit, *of_settings, resume])  # type: ignore[attr-defined]
+    return train
 
 
 def pickled(job: Any) -> bytes:
