@@ -292,7 +292,9 @@ def test_a_launcher_that_is_asked_for_half_is_told_the_whole(runs: Path, no_proc
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "victim"), [(("async-sgd",), 2), (("pipe-sgd", *SHRINK), 0), (("partial-all-reduce",), 1)], ids=str
+    ("algorithm", "victim"),
+    [(("async-sgd",), 2), (("pipe-sgd", *SHRINK), 0), (("partial-all-reduce",), 1), (("ad-psgd", *SHRINK), 2)],
+    ids=str,
 )
 def test_the_command_line_starts_another_process_in_its_place(
     algorithm: tuple[str, ...], victim: int, runs: Path, no_process_left: None

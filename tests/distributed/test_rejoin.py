@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.killing import DiesAt, Late, Slow, outcomes
+from tests.distributed.killing import DiesAt, Late, Slow, outcomes, rank_here
 from tests.distributed.pool import RankPool
 from tests.distributed.ranks import Outcome
 from tests.distributed.test_survivors import AT_STEP
@@ -23,6 +23,7 @@ from tests.laws import reference, tiny
 from tests.laws.train import make_job
 from tests.waiting import within
 from workbench.algorithms import (
+    ADPSGD,
     DPSGD,
     AsyncSGD,
     BackupSGD,
@@ -42,6 +43,7 @@ from workbench.problems.loading import fetch
 from workbench.program import Algorithm
 from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.runtimes.control.commands import PAUSE, RESUME, write_command
+from workbench.runtimes.liveness.failure_detector import read_heartbeat
 from workbench.runtimes.liveness.membership import Membership, left_name
 from workbench.runtimes.rank.join import rejoin
 from workbench.runtimes.rank.main import Job, run_rank
@@ -85,21 +87,24 @@ def with_another(
     *,
     before: Any = None,
     data: Any = None,
+    num_ranks: int = NUM_RANKS,
+    model: Any = None,
 ) -> tuple[dict[int, Outcome], Outcome, Run]:
     """The outcomes of the first ranks and of the one that joined later; and the record.
 
     Args:
         before: what yet another process did, up to its end, before the one that joined.
         data: what they train on; None: the tiny data.
+        model: what they train; None: a slow model.
     """
-    model = partial(Late, 4.0) if isinstance(algorithm, PartialAllReduce) else partial(Slow, STEP_S)
-    problem = tiny.problem(tiny.Remembered(model))
+    slow = partial(Late, 4.0) if isinstance(algorithm, PartialAllReduce) else partial(Slow, STEP_S)
+    problem = tiny.problem(tiny.Remembered(model or slow))
     problem = problem if data is None else replace(problem, train=data)
-    job = make_job("torch", NUM_RANKS, algorithm, problem, how)
+    job = make_job("torch", num_ranks, algorithm, problem, how)
     dying = replace(job, problem=replace(problem, model=partial(DiesAt, AT_STEP)))
     found: dict[int, Outcome] = {}
     calls: list[Any] = [
-        (run_rank, (dying,)) if rank == victim else (and_weights, (run_rank, job)) for rank in range(NUM_RANKS)
+        (run_rank, (dying,)) if rank == victim else (and_weights, (run_rank, job)) for rank in range(num_ranks)
     ]
     later = [(RankPool("torch", 1), does) for does in (before, comes) if does is not None]
     for pool, _ in later:
@@ -220,6 +225,95 @@ def test_those_that_went_on_as_fewer_are_as_many_again(algorithm: Algorithm, vic
     assert not (Path(str(run.folder)) / "members").exists()
     if isinstance(algorithm, SynchronousSGD) and isinstance(algorithm.collective, Native | Ring):
         assert torch.allclose(came.value, expected(fewer, more), rtol=1e-11, atol=1e-13)
+
+
+class Uneven(Slow):
+    """The MLP, which is slower on rank 3."""
+
+    def __init__(self) -> None:
+        super().__init__(0.05 if rank_here() == 3 else 0.03)
+
+
+OWN_PACE = replace(
+    HOW,
+    on_failure="shrink",
+    optimizer=tiny.momentum,
+    schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.95),
+    checkpoint_every=90,
+)
+
+
+def sets_lr_and_comes(job: Job, rank: int) -> torch.Tensor:
+    """Set a learning rate, which the schedule then lowers, and join."""
+    until_left(job, rank)
+    folder, other = Path(job.folder), 0 if rank else 1
+    write_command(folder, {"set": {"lr": 0.03}})
+    assert within(20, lambda: read_info(folder).get("steering"))
+    at = len(Run.load(folder).metrics[other])
+    assert within(20, lambda: len(Run.load(folder).metrics[other]) > at + 5)
+    return and_weights(rejoin, job, rank)
+
+
+@pytest.mark.parametrize("victim", [1, 2, 0], ids=["one that asks", "one that answers", "rank 0"])
+def test_ranks_at_their_own_pace_admit_a_process_at_the_step_of_the_furthest(victim: int) -> None:
+    """In a ring of four, ranks 0 and 2 answer, 1 and 3 ask. No step and no sample is left out or taken twice."""
+    found, came, run = with_another(ADPSGD(), sets_lr_and_comes, OWN_PACE, victim, num_ranks=4, model=Uneven)
+    others = [rank for rank in range(4) if rank != victim]
+    assert list(found) == others
+    for outcome in [*found.values(), came]:
+        assert outcome.error is None, outcome.trace
+    assert run.info["status"] == "finished"
+    assert [row["rank"] for row in run.info["departures"]] == [victim]
+    assert [row["ranks"] for row in run.info["shrunk"]] == [others]
+    assert [row["rank"] for row in run.info["joined"]] == [victim]
+    assert all(torch.equal(outcome.value, came.value) for outcome in found.values())
+    fewer, more, num_steps = run.info["shrunk"][0]["step"], run.info["joined"][0]["step"], OWN_PACE.steps or 0
+    asked_at = run.info["steering"][-1]["steps"]
+    assert fewer < min(asked_at) < max(asked_at) == more < num_steps
+    rows = {rank: [row for row in run.metrics[rank] if "evaluation" not in row] for rank in range(4)}
+    for rank in range(4):
+        first = more if rank == victim else fewer  # the one that was killed may have been ahead of `fewer`
+        assert [row["step"] for row in rows[rank] if row["step"] >= first] == [*range(first, num_steps)]
+    at_step = {rank: {row["step"]: row for row in rows[rank]} for rank in range(4)}
+    for step in range(fewer + 1, num_steps):
+        here = [at_step[rank][step] for rank in range(4) if rank != victim or step >= more]
+        (total,) = {row["samples"] for row in here}
+        assert total - at_step[others[0]][step - 1]["samples"] == sum(row["num_samples"] for row in here)
+    assert all(at_step[victim][step]["lr"] == at_step[others[0]][step]["lr"] for step in range(more, num_steps))
+    newest = complete_checkpoints(Path(str(run.folder)))[0]
+    assert (newest.step, newest.num_ranks) == (89, 4)
+
+
+def comes_and_kills(job: Job, rank: int) -> torch.Tensor:
+    """Join, and kill rank 3 after that."""
+    until_left(job, rank)
+    folder = Path(job.folder)
+
+    def kill() -> None:
+        assert within(30, lambda: read_info(folder).get("joined"))
+        at = len(Run.load(folder).metrics[3])
+        assert within(30, lambda: len(Run.load(folder).metrics[3]) > at + 2)
+        os.kill((read_heartbeat(folder, 3) or {})["pid"], signal.SIGKILL)
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    try:
+        return and_weights(rejoin, job, rank)
+    finally:
+        killing.join()
+
+
+def test_ranks_at_their_own_pace_shrink_again_after_an_admission() -> None:
+    found, came, run = with_another(ADPSGD(), comes_and_kills, OWN_PACE, num_ranks=4, model=Uneven)
+    assert list(found) == [0, 2]
+    for outcome in [*found.values(), came]:
+        assert outcome.error is None, outcome.trace
+        assert torch.equal(outcome.value, came.value)
+    assert run.info["status"] == "finished"
+    assert [row["rank"] for row in run.info["departures"]] == [VICTIM, 3]
+    assert [row["ranks"] for row in run.info["shrunk"]] == [[0, 2, 3], [0, 1, 2]]
+    assert [row["rank"] for row in run.info["joined"]] == [VICTIM]
+    assert {max(row["step"] for row in run.metrics[rank]) for rank in range(3)} == {(OWN_PACE.steps or 0) - 1}
 
 
 HELD_S = 1.5
@@ -348,10 +442,10 @@ def test_it_has_the_others_learning_rate_and_meets_them_no_more_than_they_did() 
     assert number < 10 < (how.steps or 0) - first
 
 
-@pytest.mark.parametrize("algorithm", [AsyncSGD(), SynchronousSGD(), PartialAllReduce(quorum=1)], ids=str)
+@pytest.mark.parametrize("algorithm", [AsyncSGD(), SynchronousSGD(), PartialAllReduce(quorum=1), ADPSGD()], ids=str)
 def test_one_that_is_killed_at_the_door_is_not_waited_for(algorithm: Algorithm) -> None:
-    how = {PartialAllReduce: replace(STEPS_OF_FEWER, on_failure="stop"), SynchronousSGD: STEPS_OF_FEWER}.get(
-        type(algorithm), HOW
+    how = {AsyncSGD: HOW, PartialAllReduce: replace(STEPS_OF_FEWER, on_failure="stop")}.get(
+        type(algorithm), STEPS_OF_FEWER
     )
     found, came, run = with_another(algorithm, dies_at_the_door, how)
     assert isinstance(came.error, EOFError | OSError), "it was to be killed"

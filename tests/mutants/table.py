@@ -1488,6 +1488,14 @@ MUTANTS: tuple[Mutant, ...] = (
         GENERATIONS,
     ),
     _M(
+        "generation-own-pace-without-the-slower",
+        "runtimes/control/generations.py",
+        "if unchanged and len(set(agreed.steps)) == 1:",
+        "if unchanged:",
+        "a process joins where ranks at their own pace have finished different steps",
+        GENERATIONS,
+    ),
+    _M(
         "generation-stop-of-a-whole-run",
         "runtimes/control/generations.py",
         "generation.end_of_run < generation.num_steps",

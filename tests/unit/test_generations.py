@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from workbench.algorithms import AsyncSGD, NoCommunication, PartialAllReduce, PipeSGD, SynchronousSGD
+from workbench.algorithms import ADPSGD, AsyncSGD, NoCommunication, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.algorithms.parameter_server import WorkerState
 from workbench.algorithms.pipe import PipeState
 from workbench.ops import EndStep, State, Ticket
@@ -38,11 +38,13 @@ from workbench.runtimes.control.generations import (
     decide,
     first_sync_point,
 )
+from workbench.topologies import Star
 
 STEPS = 20
 SYNC, PIPE, QUORUM, ASYNC, ALONE = SynchronousSGD(), PipeSGD(width=2), PartialAllReduce(), AsyncSGD(), NoCommunication()
 WIDER = PipeSGD(width=4)
 FASTER = AsyncSGD(clip_norm=0.1)
+GOSSIP, STAR = ADPSGD(), ADPSGD(topology=Star())
 STATE = PipeState(in_flight=(Ticket.completed("a gradient"),))
 HERE = WorkerState(versions=(7,))
 
@@ -115,19 +117,19 @@ COMMANDS: list[Row] = [
 
 WAITS = (1, 0)
 JOIN: list[Row] = [
-    ("a process asks to join", generation(PIPE), agreed(4, PIPE, requests=True), [AnswerRequests()]),
-    ("a process asks to join a run that stops", generation(PIPE), agreed(4, PIPE, requests=True, stop=True), [Checkpoint(None), Stop()]),
-    ("a process asks to join after the last step", generation(PIPE), agreed(19, PIPE, requests=True, any_left=False),
+    ("a process asks to join", generation(PIPE), agreed(4, PIPE, joining=WAITS), [AnswerRequests()]),
+    ("a process asks to join a run that stops", generation(PIPE), agreed(4, PIPE, joining=WAITS, stop=True), [Checkpoint(None), Stop()]),
+    ("a process asks to join after the last step", generation(PIPE), agreed(19, PIPE, joining=WAITS, any_left=False),
      [Continue(generation(PIPE))]),
-    ("it was refused", generation(PIPE), RequestsAnswered(agreed=agreed(4, PIPE, requests=True)), [Continue(generation(PIPE))]),
-    ("it waits: one more step", generation(PIPE, waiting=WAITS), RequestsAnswered(agreed=agreed(4, PIPE, requests=True)),
+    ("it was refused", generation(PIPE), RequestsAnswered(agreed=agreed(4, PIPE, joining=WAITS)), [Continue(generation(PIPE))]),
+    ("it waits: one more step", generation(PIPE, waiting=WAITS), RequestsAnswered(agreed=agreed(4, PIPE, joining=WAITS)),
      [Continue(generation(PIPE, waiting=WAITS, end_step=6))]),
-    ("it waits, one step before the end", generation(PIPE, waiting=WAITS), RequestsAnswered(agreed=agreed(18, PIPE, requests=True)),
+    ("it waits, one step before the end", generation(PIPE, waiting=WAITS), RequestsAnswered(agreed=agreed(18, PIPE, joining=WAITS)),
      [Continue(generation(PIPE, waiting=WAITS))]),
     ("it waits, and the run is to stop", generation(PIPE, waiting=WAITS, stop_after=4),
-     RequestsAnswered(agreed=agreed(4, PIPE, requests=True)), [Checkpoint(None), Stop()]),
+     RequestsAnswered(agreed=agreed(4, PIPE, joining=WAITS)), [Checkpoint(None), Stop()]),
     ("it waits, with other settings: these take the one step", generation(PIPE, waiting=WAITS),
-     RequestsAnswered(agreed=agreed(4, WIDER, STATE, requests=True)),
+     RequestsAnswered(agreed=agreed(4, WIDER, STATE, joining=WAITS)),
      [BeginGeneration(generation(WIDER, waiting=WAITS, first_step=5, end_step=6, state=STATE))]),
     ("the one more step, nothing else", generation(PIPE, waiting=WAITS, end_step=6), ended(5),
      [Continue(generation(PIPE, waiting=WAITS, end_step=6))]),
@@ -140,9 +142,9 @@ JOIN: list[Row] = [
      Admitted(end=after(5), joined=False, num_ranks=2, num_steps=STEPS),
      [BeginGeneration(generation(PIPE, first_step=6, num_ranks=2))]),
     ("programs that cannot end early: at once", generation(QUORUM, waiting=WAITS, num_ranks=2),
-     RequestsAnswered(agreed=agreed(4, QUORUM, STATE, requests=True)), [Admit(STATE)]),
+     RequestsAnswered(agreed=agreed(4, QUORUM, STATE, joining=WAITS)), [Admit(STATE)]),
     ("the same where a checkpoint is due", generation(QUORUM, waiting=WAITS, checkpoint_every=5),
-     RequestsAnswered(agreed=agreed(4, QUORUM, STATE, requests=True)), [Checkpoint(4), Admit(STATE)]),
+     RequestsAnswered(agreed=agreed(4, QUORUM, STATE, joining=WAITS)), [Checkpoint(4), Admit(STATE)]),
     ("it joined them: they begin from the step's state", generation(QUORUM, waiting=WAITS, num_ranks=2),
      Admitted(end=after(4, STATE), joined=True, num_ranks=3, num_steps=STEPS),
      [BeginGeneration(generation(QUORUM, first_step=5, state=STATE))]),
@@ -196,13 +198,58 @@ ASYNCHRONOUS: list[Row] = [
     ("a pause", generation(ASYNC, end_step=6), agreed(5, ASYNC, paused=True), [Pause()]),
     ("a stop: the loop writes the checkpoint", generation(ASYNC, end_step=6), agreed(5, ASYNC, stop=True), [Stop()]),
     ("a stop, and no rank has steps left", generation(ASYNC), agreed(19, ASYNC, stop=True, any_left=False), [Finish()]),
-    ("a process asks to join", generation(ASYNC, end_step=6), agreed(5, ASYNC, requests=True), [AnswerRequests()]),
-    ("it was answered", generation(ASYNC, end_step=6), RequestsAnswered(agreed=agreed(5, ASYNC, HERE, requests=True)),
+    ("a process asks to join", generation(ASYNC, end_step=6), agreed(5, ASYNC, joining=WAITS), [AnswerRequests()]),
+    ("it was answered", generation(ASYNC, end_step=6), RequestsAnswered(agreed=agreed(5, ASYNC, HERE, joining=WAITS)),
      [BeginGeneration(generation(ASYNC, first_step=6, state=HERE))]),
-    ("a process asks to join a run that stops", generation(ASYNC, end_step=6), agreed(5, ASYNC, requests=True, stop=True), [Stop()]),
+    ("a process asks to join a run that stops", generation(ASYNC, end_step=6), agreed(5, ASYNC, joining=WAITS, stop=True), [Stop()]),
 ]  # fmt: skip
 
-TABLES = {"in step": IN_STEP, "commands": COMMANDS, "join": JOIN, "left": LEFT, "asynchronous": ASYNCHRONOUS}
+TO_9: dict[str, Any] = {"sync_point": 9, "end_step": 9, "num_ranks": 2}
+AT_9: dict[str, Any] = {"num": 0, "steps": (9, 9)}
+OWN_PACE: list[Row] = [
+    ("a process asks to join", generation(GOSSIP, end_step=6), agreed(5, GOSSIP, joining=WAITS, steps=(6, 9)), [AnswerRequests()]),
+    ("it waits: all go to the step of the furthest rank", generation(GOSSIP, num_ranks=2),
+     RequestsAnswered(agreed=agreed(5, GOSSIP, joining=WAITS, steps=(6, 9))),
+     [BeginGeneration(generation(GOSSIP, first_step=6, waiting=WAITS, **TO_9))]),
+    ("the same before a sync point", generation(GOSSIP, num_ranks=2, checkpoint_every=10, sync_point=10, end_step=10),
+     RequestsAnswered(agreed=agreed(5, GOSSIP, joining=WAITS, steps=(6, 9))),
+     [BeginGeneration(generation(GOSSIP, first_step=6, waiting=WAITS, checkpoint_every=10, **TO_9))]),
+    ("all are there", generation(GOSSIP, waiting=WAITS, **TO_9), agreed(8, GOSSIP, **AT_9), [Admit(None)]),
+    ("all are there, where a checkpoint is due", generation(GOSSIP, waiting=WAITS, checkpoint_every=3, **TO_9), agreed(8, GOSSIP, **AT_9),
+     [Checkpoint(8), Admit(None)]),
+    ("a rank is not, because there were commands", generation(GOSSIP, waiting=WAITS, **TO_9), agreed(6, GOSSIP, steps=(7, 9)),
+     [BeginGeneration(generation(GOSSIP, first_step=7, waiting=WAITS, **TO_9))]),
+    ("all are there, with other settings", generation(GOSSIP, waiting=WAITS, **TO_9), agreed(8, STAR, steps=(9, 9)),
+     [BeginGeneration(generation(STAR, first_step=9, waiting=WAITS, **TO_9))]),
+    ("all are there, and another process asks", generation(GOSSIP, waiting=WAITS, **TO_9),
+     RequestsAnswered(agreed=agreed(8, GOSSIP, joining=(2, 0), steps=(9, 9))), [RetryJoin(2), Admit(None)]),
+    ("all are there, and another process asks for the same rank", generation(GOSSIP, waiting=WAITS, **TO_9),
+     RequestsAnswered(agreed=agreed(8, GOSSIP, joining=(1, 1), steps=(9, 9))),
+     [BeginGeneration(generation(GOSSIP, first_step=9, waiting=(1, 1), **TO_9))]),
+    ("a stop", generation(GOSSIP, waiting=WAITS, **TO_9), agreed(6, GOSSIP, stop=True, steps=(7, 9)), [Stop()]),
+    ("the run has ended before it joined", generation(GOSSIP, waiting=WAITS), agreed(19, GOSSIP, num=0, any_left=False, steps=(20, 20)),
+     [Finish()]),
+    ("it joined: with other data, the run may have other steps", generation(GOSSIP, waiting=WAITS, checkpoint_every=10, **TO_9),
+     Admitted(end=after(8), joined=True, num_ranks=3, num_steps=15),
+     [BeginGeneration(generation(GOSSIP, first_step=9, num_steps=15, checkpoint_every=10, sync_point=10, end_step=10))]),
+    ("it did not join", generation(GOSSIP, waiting=WAITS, **TO_9), Admitted(end=after(8), joined=False, num_ranks=2, num_steps=STEPS),
+     [BeginGeneration(generation(GOSSIP, first_step=9, num_ranks=2))]),
+    ("a rank left: checkpoints are written as before", generation(GOSSIP, checkpoint_every=5, sync_point=5, end_step=5),
+     MembersLeft(step=6, algorithm=GOSSIP, num_ranks=2, num_steps=STEPS),
+     [BeginGeneration(generation(GOSSIP, num_ranks=2, first_step=7, checkpoint_every=5, sync_point=10, end_step=10))]),
+    ("a rank left while a process waited to join", generation(GOSSIP, waiting=WAITS, **TO_9),
+     MembersLeft(step=6, algorithm=GOSSIP, num_ranks=1, num_steps=STEPS),
+     [RetryJoin(1), BeginGeneration(generation(GOSSIP, num_ranks=1, first_step=7))]),
+]  # fmt: skip
+
+TABLES = {
+    "in step": IN_STEP,
+    "commands": COMMANDS,
+    "join": JOIN,
+    "left": LEFT,
+    "asynchronous": ASYNCHRONOUS,
+    "own pace": OWN_PACE,
+}
 ROWS = [pytest.param(*row, id=f"{name}: {what}") for name, table in TABLES.items() for what, *row in table]
 
 
@@ -245,8 +292,8 @@ def test_commands_add_up_over_the_beats_of_a_pause(meetings: list[list[Command]]
     for commands in meetings:
         found = found.after(commands, PIPE, any_left=True)
     assert (found.paused, found.stop, found.num_commands) == (paused, stop, sum(map(len, meetings)))
-    assert not found.requests
-    assert found.after([{"join": 0}], PIPE, any_left=True).requests
+    assert not found.joining
+    assert found.after([{"join": 0}], PIPE, any_left=True, joining=(0, 0)).joining
 
 
 # ---------------------------------------------------------------- whole runs, step by step

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -85,20 +86,35 @@ class RunController:
     def answer_requests(self, admit: Admit) -> None:
         """Answer each process that has asked to join since the ranks last met.
 
-        At most one process is admitted, because two new processes would not know of each other.
+        One may join (`Agreed.joining`); the others are to ask again, because two new processes would not know of each
+        other.
 
         Args:
             admit: admits a process as a rank, or makes it wait.
         """
-        came = False
-        for row in [row for row in self._taken[self._first_row :] if "join" in row]:
-            asked = [other for other in self._taken if other.get("join") == row["join"]]
-            is_newest = row is asked[-1]  # a process that asked earlier for this rank has ended
-            refused = admit(row["join"], len(asked) - 1) if is_newest and not came else RETRY_JOIN
-            came = came or refused is None
+        joining = self._joining()
+        for row, request in self._requests():
+            refused = admit(*request) if request == joining else RETRY_JOIN
             if refused is not None:
                 row["refused"] = refused
             self._show("running")
+
+    def _requests(self) -> list[tuple[dict[str, Any], tuple[int, int]]]:
+        """Return the requests to join since the ranks last met: row, and (rank, number of earlier requests for it)."""
+        found: list[tuple[dict[str, Any], tuple[int, int]]] = []
+        asked = Counter[int]()
+        for index, row in enumerate(self._taken):
+            if "join" in row:
+                if index >= self._first_row:
+                    found.append((row, (row["join"], asked[row["join"]])))
+                asked[row["join"]] += 1
+        return found
+
+    def _joining(self) -> tuple[int, int] | None:
+        """Return the first of these requests that is the newest for its rank: processes of earlier ones have ended."""
+        requests = [request for _, request in self._requests()]
+        newest = dict(requests)  # rank -> number
+        return next(((rank, number) for rank, number in requests if newest[rank] == number), None)
 
     def refuse(self, rank: int, why: str) -> None:
         """Refuse a process that was to join as that rank, and record why."""
@@ -142,7 +158,13 @@ class RunController:
         new, where = self._gather(step, left)
         for command in new:
             self._do(command, step, where)
-        agreed = agreed.after(new, self.algorithm, any_left=any(rank["left"] for rank in where))
+        agreed = agreed.after(
+            new,
+            self.algorithm,
+            any_left=any(rank["left"] for rank in where),
+            joining=self._joining(),
+            steps=tuple(rank["step"] for rank in where if rank["step"] is not None),
+        )
         if new:
             self._show("paused" if agreed.holds else "running")
         return agreed

@@ -6,7 +6,8 @@ asynchronous ranks had to synchronize.
 
 `decide` returns the instructions that follow at a boundary. It is a pure function, so ranks that know the same facts
 make the same decision. Real and simulated ranks use the same function. Ranks *in step* end each step together.
-*Asynchronous* ranks (`Algorithm.asynchronous`) meet only when all their programs have ended.
+*Asynchronous* ranks (`Algorithm.asynchronous`) meet only when all their programs have ended. Ranks *at their own pace*
+(`is_at_own_pace`) are asynchronous, each with its own replica and step.
 
 | boundary | ranks | what is known there | instructions |
 |---|---|---|---|
@@ -28,10 +29,10 @@ make the same decision. Real and simulated ranks use the same function. Ranks *i
 | | asynchronous | otherwise | the *meeting table* |
 | `RequestsAnswered` | in step | anything | the step table |
 | | asynchronous | anything | the meeting table |
-| `Admitted` | in step | the programs have ended | `BeginGeneration`, whether or not the process joined |
-| | | the programs have not ended, the process joined | `BeginGeneration` from the step's state |
+| `Admitted` | all | the programs have ended | `BeginGeneration`, whether or not the process joined |
+| | in step | the programs have not ended, the process joined | `BeginGeneration` from the step's state |
 | | | the programs have not ended, it did not join | `Continue` |
-| `MembersLeft` | in step | a process waited to join | `RetryJoin`, then as below |
+| `MembersLeft` | all | a process waited to join | `RetryJoin`, then as below |
 | | | anything | `BeginGeneration` without state |
 
 Step table, for ranks in step (the first row that applies; a due `Checkpoint` comes before the last four):
@@ -44,14 +45,22 @@ Step table, for ranks in step (the first row that applies; a due `Checkpoint` co
 | a process waits to join | `Continue`, and the next step is the program's last |
 | otherwise | `Continue` |
 
-Meeting table, for asynchronous ranks:
+Meeting table, for asynchronous ranks (the first row that applies):
 
 | what is known | instructions |
 |---|---|
+| at their own pace, a process waits to join, and steps are left | the *admission table* |
 | no command was given, and it is a sync point before the run's end | `Checkpoint`, `BeginGeneration` up to the next one |
 | commands were given, and steps are left | `BeginGeneration` up to the same sync point |
 | the run was to stop before its last step | `Stop` |
 | otherwise | `Finish` |
+
+Admission table, for ranks at their own pace. A second process must ask again (`RetryJoin`).
+
+| what is known | instructions |
+|---|---|
+| all ranks have finished the same step, and nothing else has changed | a due `Checkpoint`, `Admit` |
+| otherwise | `BeginGeneration` up to the step of the furthest rank |
 """
 
 from __future__ import annotations
@@ -151,6 +160,14 @@ def needs_sync_point(algorithm: Algorithm) -> bool:
     return algorithm.asynchronous and algorithm.replicas != Replicas.NEVER
 
 
+def is_at_own_pace(algorithm: Algorithm) -> bool:
+    """Return True if a run can shrink in which each rank has its own replica and its own step.
+
+    Before such ranks admit a process, they must finish the same step.
+    """
+    return algorithm.asynchronous and algorithm.elasticity.shrinks
+
+
 def sync_point_after(step: int, every: int | None, end: int) -> int:
     """Return the first step after `step` before which a checkpoint is due; at the latest the run's end.
 
@@ -195,8 +212,10 @@ class Agreed:
         algorithm: the algorithm with its settings after these commands.
         num_commands: number of commands since the ranks began this meeting.
         paused, stop: whether these commands together pause or stop the run.
-        requests: a process asks to join.
+        joining: a process that asks to join, and is answered now: its rank, and the number of earlier requests for its
+            place.
         any_left: some rank has steps left.
+        steps: each rank's next step.
     """
 
     end: EndStep
@@ -204,15 +223,24 @@ class Agreed:
     num_commands: int = 0
     paused: bool = False
     stop: bool = False
-    requests: bool = False
+    joining: tuple[int, int] | None = None
     any_left: bool = True
+    steps: tuple[int, ...] = ()
 
     @property
     def holds(self) -> bool:
         """Return True if the run is to wait for more commands."""
         return self.paused and not self.stop
 
-    def after(self, commands: list[Command], algorithm: Algorithm, *, any_left: bool) -> Agreed:
+    def after(
+        self,
+        commands: list[Command],
+        algorithm: Algorithm,
+        *,
+        any_left: bool,
+        joining: tuple[int, int] | None = None,
+        steps: tuple[int, ...] = (),
+    ) -> Agreed:
         """Return what is agreed after more commands."""
         paused = self.paused
         for command in commands:
@@ -223,8 +251,9 @@ class Agreed:
             num_commands=self.num_commands + len(commands),
             paused=paused,
             stop=self.stop or any(command.get("stop") for command in commands),
-            requests=self.requests or any("join" in command for command in commands),
+            joining=joining,
             any_left=any_left,
+            steps=steps,
         )
 
 
@@ -418,7 +447,7 @@ def _agreed(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
         return (Pause(),)
     if agreed.stop and agreed.any_left:
         return (Stop(),) if generation.algorithm.asynchronous else (Checkpoint(None), Stop())
-    if agreed.requests and agreed.any_left:
+    if agreed.joining and agreed.any_left:
         return (AnswerRequests(),)
     return _commands_done(generation, agreed)
 
@@ -428,6 +457,8 @@ def _commands_done(generation: Generation, agreed: Agreed) -> tuple[Instruction,
     end = agreed.end
     if not generation.algorithm.asynchronous:
         return _in_step(generation, agreed.algorithm, end)
+    if is_at_own_pace(agreed.algorithm) and (generation.waiting or agreed.joining) and agreed.any_left:
+        return _joining_at_own_pace(generation, agreed)
     if not agreed.num_commands and generation.sync_point != generation.end_of_run:
         place = generation.sync_point
         following = sync_point_after(place, generation.checkpoint_every, generation.end_of_run)
@@ -437,18 +468,34 @@ def _commands_done(generation: Generation, agreed: Agreed) -> tuple[Instruction,
     return (Stop(),) if generation.end_of_run < generation.num_steps else (Finish(),)
 
 
+def _joining_at_own_pace(generation: Generation, agreed: Agreed) -> tuple[Instruction, ...]:
+    """Return what follows while a process waits for ranks at their own pace, by the admission table."""
+    waiting, joining, end = generation.waiting or agreed.joining, agreed.joining, agreed.end
+    told: tuple[Instruction, ...] = ()
+    if joining and waiting and joining[0] != waiting[0]:
+        told = (RetryJoin(joining[0]),)
+    elif joining:
+        waiting = joining  # a process that asked earlier for the same rank has ended
+    unchanged = waiting == generation.waiting and agreed.algorithm is generation.algorithm
+    if unchanged and len(set(agreed.steps)) == 1:
+        saved = (Checkpoint(end.step),) if generation.checkpoint_due(end.step) else ()
+        return (*told, *saved, Admit(None))
+    changes: dict[str, Any] = {"algorithm": agreed.algorithm, "waiting": waiting}
+    return (*told, BeginGeneration(generation.following(end, sync_point=max(agreed.steps), **changes)))
+
+
 def _admitted(generation: Generation, boundary: Admitted) -> Instruction:
-    num_ranks, num_steps = boundary.num_ranks, boundary.num_steps
-    if generation.algorithm.restart != Restart.ANYWHERE and not boundary.joined:
+    ended = generation.algorithm.asynchronous or generation.algorithm.restart == Restart.ANYWHERE
+    new = replace(generation, num_ranks=boundary.num_ranks, num_steps=boundary.num_steps, waiting=None)
+    if not ended and not boundary.joined:
         return Continue(replace(generation, waiting=None))
-    end = EndStep(boundary.end.step) if generation.algorithm.restart == Restart.ANYWHERE else boundary.end
-    return BeginGeneration(
-        generation.following(end, num_ranks=num_ranks, num_steps=num_steps, sync_point=num_steps, waiting=None)
-    )
+    end = EndStep(boundary.end.step) if ended else boundary.end
+    return BeginGeneration(new.following(end, sync_point=first_sync_point(new, end.step + 1)))
 
 
 def _members_left(generation: Generation, boundary: MembersLeft) -> tuple[Instruction, ...]:
     told = (RetryJoin(generation.waiting[0]),) if generation.waiting else ()
     changes: dict[str, Any] = {"algorithm": boundary.algorithm, "num_ranks": boundary.num_ranks, "waiting": None}
-    changes |= {"num_steps": boundary.num_steps, "sync_point": boundary.num_steps}
-    return (*told, BeginGeneration(generation.following(EndStep(boundary.step), **changes)))
+    new = replace(generation, num_steps=boundary.num_steps, **changes)
+    sync_point = first_sync_point(new, boundary.step + 1)
+    return (*told, BeginGeneration(new.following(EndStep(boundary.step), sync_point=sync_point)))

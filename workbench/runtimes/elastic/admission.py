@@ -1,18 +1,18 @@
 """The ranks of a run admit a process in the place of a rank that left.
 
 The process asks by a command to the run (`join`), on which all ranks agree as on any other command (decisions/0017).
-Asynchronous ranks then have equal parameters; for synchronous ranks see `grow`. The lowest rank writes the run's
-position for the process (`JoinState`). All ranks and the process form new groups of the library. Each reports to the
-lowest rank whether it has met all others, and the lowest rank decides for all. Then the process continues with the
-lowest rank's next step. The minibatches that its place has missed are not computed. If the process ends before that,
-the ranks continue as they were.
+Asynchronous ranks then have equal parameters. Synchronous ranks and ranks at their own pace finish the same step first,
+and the process waits meanwhile: see `grow`. The lowest rank writes the run's position for the process (`JoinState`). All
+ranks and the process form new groups of the library. Each reports to the lowest rank whether it has met all others, and
+the lowest rank decides for all. Then the process continues with the lowest rank's next step. The minibatches that its
+place has missed are not computed. If the process ends before that, the ranks continue as they were.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -48,6 +48,7 @@ class JoinState:
         paused_s: seconds of evaluations and pauses, which are not training.
         seconds, unix_s, origin_s: that rank's clock, the time of day, and the clock's origin.
         place: the position in the commands to the run (`RunController.place`).
+        has_optimizer: the process also gets that rank's optimizer, and so its learning rate.
     """
 
     step: int
@@ -58,6 +59,7 @@ class JoinState:
     unix_s: float
     origin_s: float
     place: tuple[int, int]
+    has_optimizer: bool = False
 
     @classmethod
     def of(cls, written: dict[str, Any]) -> JoinState:
@@ -70,7 +72,7 @@ class JoinState:
         cls, clock: RankClock, controller: RunController, end: EndStep, sync_point: int, paused_s: float
     ) -> JoinState:
         """Return this rank's position."""
-        when = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
+        when: dict[str, Any] = {"seconds": clock.now(), "unix_s": time.time(), "origin_s": clock.origin_s}
         return cls(
             step=end.step,
             state=pack_state(end.state),
@@ -86,10 +88,10 @@ class JoinState:
         Return the lowest rank's origin on its clock, minus this rank's on its own.
 
         Args:
-            trained: whether this rank has the lowest rank's optimizer.
+            trained: whether the ranks are in step. Then this rank has the lowest rank's optimizer, too.
         """
         clock.origin_s = time.perf_counter() - self.seconds - max(0.0, time.time() - self.unix_s)
-        controller.catch_up(*self.place, trained=trained)
+        controller.catch_up(*self.place, trained=trained or self.has_optimizer)
         return self.origin_s - clock.origin_s
 
 
@@ -109,13 +111,14 @@ def admit(
     timeout_s: float,
     saved: dict[str, Any] | None = None,
 ) -> str | None:
-    """Admit a process as that rank.
+    """Admit a process as that rank, or let it wait.
 
     Return the reason if it failed, else None. All ranks call it, with nothing in flight.
 
     Args:
         number: number of earlier requests for its place.
-        saved: the state that it continues from (`take_checkpoint`); None: from the model alone.
+        saved: the state that it continues from (`take_checkpoint`). None: from the model alone; in a run that shrinks,
+            the process waits until all ranks have finished the same step (`grow.admit_waiting`).
     """
     transport = interpreter.transport
     members = transport.members
@@ -124,6 +127,8 @@ def admit(
     members.departures(now=True)
     if not 0 <= rank < members.num_ranks or not members.has_left(rank):
         return f"rank {rank} has not left"
+    if members.shrinks and saved is None:
+        return None
     members.detector.forget(rank)
     place = place_of(rank, number)
     ranks = [other for other in range(members.num_ranks) if other == rank or not members.has_left(other)]
@@ -136,6 +141,7 @@ def admit(
             if saved is None
             else {"saved": {**saved, "num_workers": len(ranks)}}
         )
+        here = replace(here, has_optimizer=saved is not None)
         _write(members.folder / f"{place}.pt", {"welcome": asdict(here), **facts, **what})
     if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
         return f"rank {rank} had ended again, or did not meet the others in {timeout_s:g} s"

@@ -1,10 +1,13 @@
-"""Synchronous ranks of a run that has shrunk admit a process in the place of a rank that left.
+"""Ranks of a run that has shrunk admit a process in the place of a rank that left.
 
-The process asks by a command to the run (`join`). When all ranks have agreed on it at one step's end, each program
-takes one more step. It knows that this step is its last, so it applies gradients in flight. Then all ranks have what
-the process needs: the lowest rank's parameters, optimizer and position in the data, and the memories of collectives
-that are equal on all ranks. Some programs can end only at a step that was known when they began (`Algorithm.restart`).
-They continue from the end of the first step, where nothing is in flight.
+The process asks by a command to the run (`join`). When all synchronous ranks have agreed on it at one step's end, each
+program takes one more step. It knows that this step is its last, so it applies gradients in flight. Then all ranks have
+what the process needs: the lowest rank's parameters, optimizer and position in the data, and the memories of
+collectives that are equal on all ranks. Some programs can end only at a step that was known when they began
+(`Algorithm.restart`). They continue from the end of the first step, where nothing is in flight.
+
+Ranks at their own pace (AD-PSGD) agree on the command at different steps. They continue up to the step of the furthest
+rank, as to a checkpoint. There they have equal parameters, and no step or minibatch is left out or taken twice.
 """
 
 from __future__ import annotations
@@ -63,7 +66,8 @@ def admit_waiting(
         controller.algorithm, worker.replica, interpreter.transport.num_workers, EndStep(here.step), memory, sampler
     )
     saved["first_loss"] = worker.loss_watch.first(worker.rank)
-    clock.set_paused(True)  # background work of a program that may continue must not time out
+    # Background work of a program that may continue must not time out. Asynchronous ranks have none.
+    clock.set_paused(not controller.algorithm.asynchronous)
     try:
         refused = admit(rank, number, here, interpreter, worker.settings.timeout_s, saved)
     finally:

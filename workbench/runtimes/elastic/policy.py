@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.errors import ConfigError
-from workbench.program import Algorithm, Replicas, can_lose
+from workbench.program import Algorithm, can_lose
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.liveness.membership import FAULT_TOLERANT, Membership
 from workbench.runtimes.transport.base import Transport
@@ -32,12 +32,7 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
 def can_be_replaced(algorithm: Algorithm, on_failure: str, rank: int, num_ranks: int) -> bool:
     """Return True if the run continues when that rank's process is killed, and admits another in its place (torch)."""
     shrinks = algorithm.elasticity.shrinks and (on_failure == "shrink" or algorithm.elasticity.shrinks_unasked)
-    return (shrinks and not is_at_own_pace(algorithm)) or can_lose(algorithm, rank, num_ranks)
-
-
-def is_at_own_pace(algorithm: Algorithm) -> bool:
-    """Return True if each rank has its own replica and its own step: ranks have no step at which they could meet."""
-    return algorithm.asynchronous and algorithm.replicas != Replicas.EVERY_STEP
+    return shrinks or can_lose(algorithm, rank, num_ranks)
 
 
 def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runtime: str) -> list[int]:
@@ -51,7 +46,7 @@ def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runt
         raise ConfigError(
             "--replace is for ranks that the run can lose, with --runtime torch: workers of algorithms with servers, "
             "all of "
-            "partial-all-reduce, and with --on-failure shrink all of the algorithms that can shrink, but ad-psgd"
+            "partial-all-reduce, and with --on-failure shrink all of the algorithms that can shrink"
         )
     return found
 

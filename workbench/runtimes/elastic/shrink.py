@@ -30,7 +30,7 @@ from workbench.ops import State
 from workbench.program import Algorithm, Context, Replicas, leaves
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.control.controller import RunController
-from workbench.runtimes.elastic.policy import is_at_own_pace
+from workbench.runtimes.control.generations import is_at_own_pace
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import LEFT_TEXT, Membership
 from workbench.runtimes.transport.base import Deadline, Transport

@@ -18,6 +18,7 @@ from workbench.replica.local_training import LocalTraining, share_cores
 from workbench.runtimes.checkpoint.rank_state import unpack_state
 from workbench.runtimes.control.commands import write_command
 from workbench.runtimes.control.controller import RETRY_JOIN, RunController
+from workbench.runtimes.control.generations import Generation, first_sync_point
 from workbench.runtimes.elastic.admission import COUNTS, JoinState, all_have_met, num_join_requests, place_of
 from workbench.runtimes.elastic.grow import begin_joined
 from workbench.runtimes.elastic.policy import can_be_replaced
@@ -125,7 +126,7 @@ def _train(
         )
         if "saved" in written:
             begin_joined(worker, ctx, written["saved"], job.algorithm, interpreter)
-            late = replace(JoinState.of(written), sync_point=worker.num_steps)
+            late = replace(JoinState.of(written), sync_point=_next_sync_point(job, ctx))
         else:
             worker.replica.model.load_state_dict(written["model"])
             late = JoinState.of(written)
@@ -140,6 +141,22 @@ def _train(
         interpreter.close()
         worker.replica.close()
         recorder.close()
+
+
+def _next_sync_point(job: Any, ctx: Context) -> int:
+    """Return the step before which all programs end next. The other ranks find the same when this one has joined."""
+    assert ctx.num_steps is not None
+    generation = Generation(
+        algorithm=job.algorithm,
+        num_ranks=ctx.num_workers,
+        first_step=ctx.first_step,
+        end_step=ctx.num_steps,
+        num_steps=ctx.num_steps,
+        sync_point=ctx.num_steps,
+        stop_after=job.stop_after,
+        checkpoint_every=job.settings.checkpoint_every,
+    )
+    return first_sync_point(generation, ctx.first_step)
 
 
 def _wait_until_left(folder: Path, rank: int, timeout_s: float) -> int:

@@ -310,7 +310,7 @@ class TrainingLoop:
         return refused
 
     def _admit(self, rank: int, number: int) -> str | None:
-        """Admit a process as that rank, after all programs have ended. Return why that failed; None if it joined."""
+        """Admit a process as that rank, or let it wait. All programs have ended. Return why that failed, or None."""
         return admit(rank, number, self._join_state(self._end), self._interpreter, self._worker.settings.timeout_s)
 
     def _join_state(self, end: EndStep) -> JoinState:
