@@ -113,6 +113,23 @@ def test_ddp_is_recorded_and_its_weights_are_bit_identical(
     run.timeline()
 
 
+def test_a_recorded_step_has_these_spans(tmp_path: Path) -> None:
+    """All but waits, which depend on the time, and divide backward."""
+    run = run_of(shared_pool("torch", 2, compiler=True).run(lambda: both(tmp_path / "run", accumulate=2)))
+    all_bytes = 4 * 6 * WIDTH * (WIDTH + 1)
+    for rank in range(2):
+        spans = run.spans.of_rank(rank)
+        for step in range(STEPS):
+            mine = spans.select(steps=slice(step, step + 1))
+            sums = mine.select(kinds=["all_reduce"]).table
+            assert sums["bucket"].tolist() == list(range(1 if step == 0 else 3)), "DDP makes smaller buckets later"
+            assert sums["bytes"].sum() == all_bytes
+            assert set(sums["peer"].tolist()) == {-1}
+            kinds = [kind for kind in mine.kind_names.tolist() if kind in ("forward", "apply")]
+            assert kinds == ["forward", "forward", "apply"]
+            assert run.metrics[rank][step]["bytes_sent"] == spans.select(steps=slice(step + 1)).table["bytes"].sum()
+
+
 def test_all_ranks_of_a_machine_are_on_one_clock(tmp_path: Path) -> None:
     """The same all-reduce ends at about the same time on both ranks, though their recordings began 0.2 s apart."""
 

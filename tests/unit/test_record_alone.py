@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from workbench.analysis import compare
 from workbench.errors import ConfigError
+from workbench.runtimes.user_loop import torch_events
 from workbench.runtimes.user_loop.record import Recording, record
 from workbench.trace import Run, list_runs
 
@@ -143,6 +144,20 @@ def test_an_evaluation_belongs_to_no_step(runs: Path) -> None:
     begin, end = (with_it[with_it["step"] == step]["start_s"].min() for step in (2, 3))
     window_s = recording.run.overlap(slice(2, 3)).window_s[0]
     assert window_s < end - begin + 1e-4
+
+
+def test_a_long_evaluation_is_not_kept_in_memory(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_events, "MOST_NOTES", 10)
+    net = model()
+    with record() as recording:
+        train(net)
+        with torch.no_grad():
+            for _ in range(100):
+                net(torch.ones(1, 8))
+                assert len(recording._events._notes) <= 10
+        train(net)
+    assert len(recording.run.spans.select(kinds=["evaluate"]).table) == 1
+    assert len(recording.run.metrics[0]) == 2 * STEPS
 
 
 def test_an_exception_passes_and_the_record_says_so(runs: Path) -> None:

@@ -79,7 +79,7 @@ class LoopPhases:
 
     def begin_forward(self, now_s: float) -> None:
         """A model is called in training."""
-        self._settle()
+        self.settle()
         if self._kind != "forward":
             self._turn("forward", now_s)
 
@@ -90,7 +90,7 @@ class LoopPhases:
 
     def begin_backward(self, now_s: float) -> None:
         """Backward is called."""
-        self._settle()
+        self.settle()
         if not self._kind:
             self._turn("forward", self._last_s)
         self._turn("backward", now_s)
@@ -139,7 +139,7 @@ class LoopPhases:
         """The recording ends."""
         self._end_forward(now_s)
         self._turn("", now_s)
-        self._settle()
+        self.settle()
 
     def _end_forward(self, now_s: float) -> None:
         """End a forward that no backward follows."""
@@ -154,7 +154,7 @@ class LoopPhases:
             self._last_s = now_s
         self._kind, self._since_s, self._forward_end_s = kind, now_s, None
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Record what waited for its successor: an evaluation, the end of a step, and the data of this one."""
         if self._evaluation is not None:
             self._emit("evaluate", *self._evaluation, self.step.number)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
 from typing import Any, Self, final
 
@@ -57,7 +56,6 @@ class Recording:
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise ConfigError(f"steps={steps!r}: give the number of steps to record, 1 or more; None records all")
         self._where, self._limit, self._timeout_s = where, steps, timeout_s
-        self._lock = Lock()
         self._bytes_sent, self._num_steps, self._seconds, self._written_s = 0, 0, 0.0, 0.0
         self._ended = False
 
@@ -79,7 +77,7 @@ class Recording:
         finally:
             transport.close()
         self._phases = LoopPhases(self._span_of_loop, self._end_step, self._now())
-        self._events = TorchEvents(self._phases, self._span_of_call, self._now)
+        self._events = TorchEvents(self._phases, self._span_of_call, self._now, self._between_steps)
         self._events.install()
         _active.append(self)
         return self
@@ -118,6 +116,7 @@ class Recording:
         if self._events.installed:
             self._events.remove()
             self._events.complete(LAST_CALLS_S)
+            self._events.replay()
             self._phases.close(self._now())
 
     def _meet(self) -> None:
@@ -229,8 +228,7 @@ class Recording:
 
     def _span_of_call(self, call: Call) -> None:
         assert call.end_s is not None
-        with self._lock:
-            self._bytes_sent += call.num_bytes if call.kind != "recv" else 0
+        self._bytes_sent += call.num_bytes if call.kind != "recv" else 0
         self._recorder.span(
             call.kind, "comm", call.start_s, call.end_s, call.step, call.bucket, call.num_bytes, call.peer
         )
@@ -248,8 +246,14 @@ class Recording:
                 "lr": step.lr,
             }
         )
-        if step.end_s - self._written_s > WRITE_S:
-            self._written_s = step.end_s
+
+    def _between_steps(self, now_s: float) -> None:
+        """Write the steps since the last write together."""
+        if self._limit is None and now_s - self._written_s <= WRITE_S:
+            return
+        self._events.replay()
+        if now_s - self._written_s > WRITE_S:
+            self._written_s = now_s
             self._recorder.end_step()
         if self._num_steps == self._limit:
             self._stop()
@@ -277,10 +281,10 @@ class Recording:
             return
         begin_s, end_s = start_s - self._origin_s, end_s - self._origin_s
         if kind == "load":
-            self._phases.load(begin_s, end_s)
+            self._events.note(self._phases.load, begin_s, end_s)
         else:
-            self._span_of_call(Call(kind, self._phases.step.number, -1, num_bytes, -1, begin_s, end_s))
-            self._phases.wait(begin_s, end_s)
+            self._events.note_call(Call(kind, -1, num_bytes, begin_s, end_s))
+            self._events.note(self._phases.wait, begin_s, end_s)
 
     @property
     def run(self) -> Run:

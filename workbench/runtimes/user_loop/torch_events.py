@@ -1,6 +1,8 @@
 """What torch does in a training loop, reported as it happens: hooks in torch that are removed without a trace.
 
-Nothing is computed differently: each hook notes the time and calls what torch would have called.
+Nothing is computed differently: each hook notes the time and calls what torch would have called. `replay` works out later
+what the notes mean, for many steps together. At each event this would take longer: a step of a model leaves none of this
+code in the processor's caches.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
@@ -30,6 +32,10 @@ from workbench.collectives import native_bytes
 from workbench.runtimes.user_loop.loop_phases import LoopPhases
 
 Communicated = Callable[["Call"], object]
+Sent = Callable[[int, int, int, Any], float]  # bytes of the tensors, size of the group, rank in it, root -> bytes sent
+MOST_NOTES = 1000  # more are not kept, also within a long evaluation
+BACKEND_SELECT = torch._C.DispatchKey.BackendSelect
+QUEUE_CALLBACK = torch.autograd.Variable._execution_engine.queue_callback  # to be called when gradients are known
 
 
 @final
@@ -39,19 +45,20 @@ class Call:
 
     Attributes:
         kind: kind of its span.
-        step, bucket: its step, and its number among the all-reduces of this backward; -1 for other calls.
+        bucket: its number among the all-reduces of this backward; -1 for other calls.
         num_bytes: bytes that this rank sends at least.
-        peer: the other rank of a message; -1 for none.
         start_s, end_s: when it was called, and when it was complete; None until then.
+        step: its step.
+        peer: the other rank of a message; -1 for none.
     """
 
     kind: str
-    step: int
     bucket: int
     num_bytes: int
-    peer: int
     start_s: float
     end_s: float | None = None
+    step: int = -1
+    peer: int = -1
 
 
 @final
@@ -63,32 +70,67 @@ class _Backward:
     computed_s: float | None = None
 
 
-def _sent_in_half(inputs_or_outputs: int) -> Callable[[tuple[Any, ...], int, int], float]:
-    """Return the bytes of an all-gather or reduce-scatter, by the argument that holds all ranks' values."""
-    return lambda args, size, _: native_bytes(size, _bytes(args[inputs_or_outputs])) / 2
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Operation:
+    """An operation of c10d.
+
+    Attributes:
+        kind: kind of its spans.
+        values, group: positions of the tensors that count and of the group among its arguments; values None: no bytes.
+        sent: bytes that a rank sends at least.
+        is_message: the third argument is the other rank, if there are more than three.
+    """
+
+    kind: str
+    values: int | None = 0
+    group: int = 1
+    sent: Sent = lambda num_bytes, _size, _rank, _root: num_bytes
+    is_message: bool = False
 
 
-# Operation -> kind, position of its group, and its bytes from its arguments, the group's size and the rank in it.
-_OPERATIONS: dict[str, tuple[str, int, Callable[[tuple[Any, ...], int, int], float]]] = {
-    "allreduce_": ("all_reduce", 1, lambda args, size, _: native_bytes(size, _bytes(args[0]))),
-    "allreduce_coalesced_": ("all_reduce", 1, lambda args, size, _: native_bytes(size, _bytes(args[0]))),
-    "broadcast_": ("broadcast", 1, lambda args, _, rank: _bytes(args[0]) if args[2] == rank else 0),
-    "allgather_": ("all_gather", 2, _sent_in_half(0)),
-    "_allgather_base_": ("all_gather", 2, _sent_in_half(0)),
-    "allgather_coalesced_": ("all_gather", 2, _sent_in_half(0)),
-    "allgather_into_tensor_coalesced_": ("all_gather", 2, _sent_in_half(0)),
-    "reduce_scatter_": ("reduce_scatter", 2, _sent_in_half(1)),
-    "_reduce_scatter_base_": ("reduce_scatter", 2, _sent_in_half(1)),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 2, _sent_in_half(1)),
-    "send": ("send", 1, lambda args, _size, _rank: _bytes(args[0])),
-    "recv_": ("recv", 1, lambda args, _size, _rank: _bytes(args[0])),
-    "recv_any_source_": ("recv", 1, lambda args, _size, _rank: _bytes(args[0])),
-    "reduce_": ("communicate", 1, lambda args, _size, _rank: _bytes(args[0])),
-    "gather_": ("communicate", 2, lambda args, _size, _rank: _bytes(args[1])),
-    "scatter_": ("communicate", 2, lambda args, _size, _rank: _bytes(args[1])),
-    "alltoall_": ("communicate", 2, lambda args, size, _: _bytes(args[1]) * (size - 1) / size),
-    "alltoall_base_": ("communicate", 2, lambda args, size, _: _bytes(args[1]) * (size - 1) / size),
-    "barrier": ("barrier", 1, lambda _args, _size, _rank: 0),
+def _sent_by_root(num_bytes: int, _size: int, rank: int, root: Any) -> float:
+    return num_bytes if root == rank else 0
+
+
+def _sent_in_all_reduce(num_bytes: int, size: int, _rank: int, _root: Any) -> float:
+    return native_bytes(size, num_bytes)
+
+
+def _sent_in_half(num_bytes: int, size: int, _rank: int, _root: Any) -> float:
+    """Return the bytes of an all-gather or reduce-scatter, from the tensors that hold all ranks' values."""
+    return native_bytes(size, num_bytes) / 2
+
+
+def _sent_to_others(num_bytes: int, size: int, _rank: int, _root: Any) -> float:
+    return num_bytes * (size - 1) / size
+
+
+_ALL_REDUCE = _Operation(kind="all_reduce", sent=_sent_in_all_reduce)
+_ALL_GATHER = _Operation(kind="all_gather", group=2, sent=_sent_in_half)
+_REDUCE_SCATTER = _Operation(kind="reduce_scatter", values=1, group=2, sent=_sent_in_half)
+_RECV = _Operation(kind="recv", is_message=True)
+_ALL_TO_ALL = _Operation(kind="communicate", values=1, group=2, sent=_sent_to_others)
+_OPERATIONS = {
+    "allreduce_": _ALL_REDUCE,
+    "allreduce_coalesced_": _ALL_REDUCE,
+    "broadcast_": _Operation(kind="broadcast", sent=_sent_by_root),
+    "allgather_": _ALL_GATHER,
+    "_allgather_base_": _ALL_GATHER,
+    "allgather_coalesced_": _ALL_GATHER,
+    "allgather_into_tensor_coalesced_": _ALL_GATHER,
+    "reduce_scatter_": _REDUCE_SCATTER,
+    "_reduce_scatter_base_": _REDUCE_SCATTER,
+    "reduce_scatter_tensor_coalesced_": _REDUCE_SCATTER,
+    "send": _Operation(kind="send", is_message=True),
+    "recv_": _RECV,
+    "recv_any_source_": _RECV,
+    "reduce_": _Operation(kind="communicate"),
+    "gather_": _Operation(kind="communicate", values=1, group=2),
+    "scatter_": _Operation(kind="communicate", values=1, group=2),
+    "alltoall_": _ALL_TO_ALL,
+    "alltoall_base_": _ALL_TO_ALL,
+    "barrier": _Operation(kind="barrier", values=None),
 }
 
 
@@ -116,9 +158,10 @@ class TorchEvents:
     all-reduces, those of its communication hooks and the loop's calls are all seen, and DDP still runs its own code.
 
     Args:
-        phases: told what the loop does.
-        communicated: called with each call that is complete, on any thread.
+        phases: told what the loop does, in `replay`.
+        communicated: called with each call that is complete, in `replay`.
         now: the time in seconds.
+        between_steps: called with the time after a step has ended, when the next one begins.
 
     Attributes:
         has_ddp, has_gpu: whether a model of the loop is torch's DDP, or is on a GPU; known once an optimizer has begun
@@ -127,9 +170,18 @@ class TorchEvents:
         num_buckets: the most all-reduces of a step.
     """
 
-    def __init__(self, phases: LoopPhases, communicated: Communicated, now: Callable[[], float]) -> None:
-        self._phases, self._communicated, self._now = phases, communicated, now
+    def __init__(
+        self,
+        phases: LoopPhases,
+        communicated: Communicated,
+        now: Callable[[], float],
+        between_steps: Callable[[float], object],
+    ) -> None:
+        self._phases, self._communicated, self._now, self._between_steps = phases, communicated, now, between_steps
+        self._notes: list[tuple[Callable[..., object], tuple[Any, ...]]] = []  # what to call in `replay`
+        self._begun: list[Call] = []  # calls that were replayed before they were complete
         self._thread = -1
+        self._updated = False  # since the step began
         self._undo: ExitStack | None = None
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -154,7 +206,7 @@ class TorchEvents:
         """Put the hooks into torch."""
         assert self._undo is None, "the hooks are installed"
         self._thread = threading.get_ident()
-        self._updating, self._forwards, self._backward = None, 0, None
+        self._updating, self._updated, self._forwards, self._backward = None, False, 0, None
         self._undo = undo = ExitStack()
         undo.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
         undo.callback(register_optimizer_step_post_hook(self._end_update).remove)
@@ -166,9 +218,9 @@ class TorchEvents:
             _replace(undo, dist.Work, "wait", self._in_wait)
             library = torch.library.Library("c10d", "IMPL", "BackendSelect")
             undo.callback(library._destroy)
-            for name in _OPERATIONS:
-                operation = getattr(torch.ops.c10d, name).default
-                library.impl(name, partial(self._in_call, operation, *_OPERATIONS[name]), with_keyset=True)
+            for name, operation in _OPERATIONS.items():
+                function = getattr(torch.ops.c10d, name).default
+                library.impl(name, partial(self._in_call, function, operation), with_keyset=True)
 
     def remove(self) -> None:
         """Take the hooks out again. Removing twice is allowed."""
@@ -185,6 +237,46 @@ class TorchEvents:
         with self._completing:
             self._pending.clear()
 
+    # -- notes -------------------------------------------------------------------------------------------------
+
+    def note(self, function: Callable[..., object], *args: Any) -> None:
+        """Call the function in the next `replay`. Any thread may call this."""
+        self._notes.append((function, args))
+        if len(self._notes) >= MOST_NOTES and self._is_loop():
+            self.replay()
+
+    def replay(self) -> None:
+        """Report everything that was noted, in order."""
+        notes = self._notes[:]
+        del self._notes[: len(notes)]  # other threads may have added some
+        begun, self._begun = self._begun, []
+        for call in begun:
+            self._report(call)
+        for function, args in notes:
+            function(*args)
+
+    def note_call(self, call: Call) -> None:
+        """Note a call that torch does not see."""
+        self.note(self._report_in_step, call)
+
+    def _report_in_step(self, call: Call) -> None:
+        call.step = self._phases.step.number
+        self._report(call)
+
+    def _report(self, call: Call) -> None:
+        """Report a call if it is complete."""
+        if call.end_s is None:
+            self._begun.append(call)
+        else:
+            self._communicated(call)
+
+    def _begin_step(self, now_s: float) -> None:
+        """A forward or backward begins, and with it perhaps a step."""
+        if self._updated:
+            self._updated = False
+            self.note(self._phases.settle)
+            self._between_steps(now_s)
+
     def _is_loop(self) -> bool:
         return threading.get_ident() == self._thread
 
@@ -197,14 +289,16 @@ class TorchEvents:
             self._optimizers.add(optimizer)
             self._find_models(optimizer)
         self._updating, self._forwards = optimizer, 0  # a forward that raised has not ended
-        self._phases.begin_update(self._now())
+        self.note(self._phases.begin_update, self._now())
 
     def _end_update(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._is_loop() and self._updating is optimizer:
-            self._updating = None
+            now_s = self._now()
+            self._updating, self._updated = None, True
             rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-            on_host = isinstance(rate, int | float) or (isinstance(rate, Tensor) and not rate.is_cuda)
-            self._phases.end_update(self._now(), float(rate) if on_host and rate is not None else None)
+            if isinstance(rate, Tensor):
+                rate = None if rate.is_cuda else float(rate)
+            self.note(self._phases.end_update, now_s, float(rate) if isinstance(rate, (int, float)) else None)
 
     def _find_models(self, optimizer: Optimizer) -> None:
         """Hook the outermost modules with this optimizer's parameters.
@@ -242,19 +336,19 @@ class TorchEvents:
         if self._forwards > 1:
             return
         if model.training and torch.is_grad_enabled():
-            self._phases.begin_forward(self._now())
+            now_s = self._now()
+            self._begin_step(now_s)
+            self.note(self._phases.begin_forward, now_s)
         else:
-            self._phases.begin_evaluation(self._now())
+            self.note(self._phases.begin_evaluation, self._now())
 
     def _end_forward(self, model: nn.Module, _args: Any, _output: Any) -> None:
         if not self._is_loop() or self._backward is not None:
             return
         self._forwards -= 1
         if self._forwards == 0:
-            if model.training and torch.is_grad_enabled():
-                self._phases.end_forward(self._now())
-            else:
-                self._phases.end_evaluation(self._now())
+            ends = model.training and torch.is_grad_enabled()
+            self.note(self._phases.end_forward if ends else self._phases.end_evaluation, self._now())
 
     # -- functions of torch: each calls the original ----------------------------------------------------------------
 
@@ -263,23 +357,30 @@ class TorchEvents:
             original(tensors, *args, **kwargs)
             return
         self._forwards = self._num_buckets = 0
-        self._phases.begin_backward(self._now())
+        now_s = self._now()
+        self._begin_step(now_s)
+        self.note(self._phases.begin_backward, now_s)
         if isinstance(tensors, Tensor) and tensors.numel() == 1 and not tensors.is_cuda:
-            self._phases.add_loss(float(tensors.detach()))
+            self.note(self._phases.add_loss, float(tensors.item()))
         self._backward = backward = _Backward()
         try:
             original(tensors, *args, **kwargs)
         finally:
             self._backward = None
-            self._note_completed()
-            ends = [call.end_s for call in backward.calls if call.end_s is not None]
-            self._phases.end_backward(self._now(), backward.computed_s, max(ends, default=None))
+            if self._pending:
+                self._note_completed()
+            self.note(self._end_backward, backward, self._now())
+
+    def _end_backward(self, backward: _Backward, now_s: float) -> None:
+        """Report the end of a backward pass. It did not wait for calls that ended later."""
+        ends = [call.end_s for call in backward.calls if call.end_s is not None and call.end_s <= now_s]
+        self._phases.end_backward(now_s, backward.computed_s, max(ends, default=None))
 
     def _in_load(self, original: Callable[..., Any], iterator: Any) -> Any:
         begin_s = self._now()
         value = original(iterator)
         if self._is_loop():
-            self._phases.load(begin_s, self._now())
+            self.note(self._phases.load, begin_s, self._now())
         return value
 
     def _in_wait(self, original: Callable[..., Any], work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -287,48 +388,49 @@ class TorchEvents:
         value = original(work, *args, **kwargs)
         self._completed(id(work))
         if self._is_loop():
-            self._phases.wait(begin_s, self._now())
+            self.note(self._phases.wait, begin_s, self._now())
         return value
 
     # -- communication -----------------------------------------------------------------------------------------
 
-    def _in_call(
-        self,
-        operation: Any,
-        kind: str,
-        position: int,
-        sent: Callable[[tuple[Any, ...], int, int], float],
-        keys: Any,
-        *args: Any,
-    ) -> Any:
+    def _in_call(self, function: Any, operation: _Operation, keys: Any, *args: Any) -> Any:
         start_s = self._now()
-        answer = operation.redispatch(keys.remove(torch._C.DispatchKey.BackendSelect), *args)
-        group = dist.ProcessGroup.unbox(args[position])
+        answer = function.redispatch(keys.remove(BACKEND_SELECT), *args)
+        kind = operation.kind
         first = args[0][0] if kind == "all_reduce" else next(_tensors(args[0]), None)
-        bucket, peer = -1, -1
-        if kind == "all_reduce" and first is not None and first.is_floating_point():
+        bucket = -1
+        if kind == "all_reduce" and first is not None and first.dtype.is_floating_point:
             bucket = self._num_buckets
-            self._num_buckets += 1
-            self.num_buckets = max(self.num_buckets, self._num_buckets)
-        elif kind in ("send", "recv") and isinstance(args[2], int) and len(args) > 3:
-            peer = dist.get_global_rank(group, args[2]) if group in dist.distributed_c10d._world.pg_map else args[2]
-        num_bytes = int(sent(args, group.size(), group.rank()))
-        call = Call(kind, self._phases.step.number, bucket, num_bytes, peer, start_s)
+            self._num_buckets = bucket + 1
+        call = Call(kind, bucket, 0 if operation.values is None else _bytes(args[operation.values]), start_s)
+        other = args[2] if len(args) > 3 and isinstance(args[2], int) else None
+        self.note(self._report_seen, call, operation, args[operation.group], other)
         if self._backward is not None and kind != "barrier":
             self._in_this_backward(self._backward, call)
-        boxed = answer[-1] if isinstance(answer, tuple | list) else answer
-        work = dist.Work.unbox(boxed)
-        on_gpu = first is not None and first.is_cuda
-        future = None
-        if not on_gpu:
-            with suppress(RuntimeError):  # gloo has no future for a message: its end is that of the wait for it
-                future = work.get_future()
-        self._pending[id(work)] = (call, work, future)  # torch gives the same Work to the loop, as long as it lives
-        if on_gpu:
-            self._completed(id(work))  # the device works later: these are the times of the host
-        elif future is not None:
-            future.add_done_callback(partial(self._from_future, id(work), call))
+        work = dist.Work.unbox(answer[-1] if isinstance(answer, (tuple, list)) else answer)
+        key = id(work)
+        if first is not None and first.is_cuda:
+            self._pending[key] = (call, work, None)
+            self._completed(key)  # the device works later: these are the times of the host
+            return answer
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo has no future for a message: its end is that of the wait for it
+            future = None
+        self._pending[key] = (call, work, future)  # torch gives the same Work to the loop, as long as it lives
+        if future is not None:
+            future.add_done_callback(partial(self._from_future, key, call))
         return answer
+
+    def _report_seen(self, call: Call, operation: _Operation, boxed: Any, other: int | None) -> None:
+        """Report a call of an operation, with what follows from its group and the root or peer."""
+        group = dist.ProcessGroup.unbox(boxed)
+        self.num_buckets = max(self.num_buckets, call.bucket + 1)
+        call.num_bytes = int(operation.sent(call.num_bytes, group.size(), group.rank(), other))
+        if operation.is_message and other is not None:
+            known = group in dist.distributed_c10d._world.pg_map
+            call.peer = dist.get_global_rank(group, other) if known else other
+        self._report_in_step(call)
 
     def _in_this_backward(self, backward: _Backward, call: Call) -> None:
         """Note a call within backward. Torch calls back when the gradients are known, before DDP waits for its sums."""
@@ -338,7 +440,7 @@ class TorchEvents:
 
         if not backward.calls:
             try:
-                torch.autograd.Variable._execution_engine.queue_callback(computed)
+                QUEUE_CALLBACK(computed)
             except RuntimeError:  # another thread, which completes a call of a communication hook
                 return
         backward.calls.append(call)
@@ -358,10 +460,9 @@ class TorchEvents:
         """Record a call's end, once: torch's thread and the loop may both see it."""
         now_s = self._now()  # before the wait for another thread
         with self._completing:
-            call = self._pending.pop(key, (None,))[0]
-            if call is not None:
-                call.end_s = now_s
-                self._communicated(call)
+            found = self._pending.pop(key, None)
+            if found is not None:
+                found[0].end_s = now_s
 
 
 def _replace(undo: ExitStack, owner: Any, name: str, replacement: Callable[..., Any]) -> None:
