@@ -293,6 +293,7 @@ def test_the_front_page_has_the_headlines_where_it_has_a_place_for_them(share: P
         f"| the value of {NAME} is near one ([{KEY}](papers/{KEY}/card.md)) | exactly 1 | 1.000 [0.980, 1.020] | reproduced; formula |"
         in lines
     )
+    assert "Of 1 statements of the papers: 1 reproduced." in lines
     assert lines[0] == "# Title" and lines[-1] == "More." and stale_pages() == []
 
 
