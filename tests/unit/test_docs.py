@@ -93,7 +93,9 @@ def quick_commands() -> list[str]:
     """Commands of the pages that run in a second; jobs are not submitted."""
     lines = {line.partition(" #")[0].strip() for path in PAGES for line in commands(path)}
     quick = [line for line in lines if line.startswith(tuple(f"workbench {name}" for name in QUICK))]
-    return sorted(line for line in quick if not any(word in line for word in ("--sweep", "remove", "--json", "chakra", ".py:")))
+    return sorted(
+        line for line in quick if not any(word in line for word in ("--sweep", "remove", "--json", "chakra", ".py:"))
+    )
 
 
 @pytest.mark.parametrize("line", quick_commands())

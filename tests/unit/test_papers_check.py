@@ -282,6 +282,7 @@ def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None
 def test_the_front_page_has_the_headlines_where_it_has_a_place_for_them(share: Path) -> None:
     front = share / "README.md"
     edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true\n    theirs: exactly 1")
+    edit(share / CLAIMS, "provenance: derived", "provenance: verified")
     front.write_text("# Title\n\nNo place.\n")
     update_pages()
     assert front.read_text() == "# Title\n\nNo place.\n"

@@ -155,15 +155,11 @@ def front_page(papers: Sequence[Paper]) -> str:
         about = f"{claim.statement} ([{claim.paper}](papers/{claim.paper}/card.md))"
         lines.append(_line([about, claim.theirs or "none quoted", measured, verdict]))
     stated = [row.verdict.word for row in rows if row.claim.origin == "statement of the paper"]
-    counts = ", ".join(f"{stated.count(word)} {word}" for word in VERDICTS if word in stated)
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Of {len(stated)} statements of the papers: {counts}.",
-            f"[All {len(rows)} claims](papers/README.md#counts) include reviewers' questions and our own checks.",
-        ]
-    )
+    if stated:
+        counts = ", ".join(f"{stated.count(word)} {word}" for word in VERDICTS if word in stated)
+        more = f"[All {len(rows)} claims](papers/README.md#counts) include reviewers' questions and our own checks."
+        lines += ["", f"Of {len(stated)} statements of the papers: {counts}.", more]
+    return "\n".join(lines)
 
 
 def _measured(row: Row) -> str:
