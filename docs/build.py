@@ -7,11 +7,14 @@ Links to files that are not in the tree become the names of these files.
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,7 +31,7 @@ TAKEN = (  # files of the repository that are pages or pictures of the site, in 
     "notebooks/*.ipynb",
     "papers/README.md",
     "papers/*/card.md",
-    "papers/*/figures/*.svg",
+    "papers/*/figures/*",
     "records/README.md",
     "records/combinations.md",
     "records/*.svg",
@@ -41,6 +44,43 @@ GROUPS = {  # notebooks by their number: first of each group -> heading
     40: "Backup workers (chen2016revisiting)",
     60: "Pipe-SGD (li2018pipesgd)",
     70: "Gossip",
+}
+PICTURES = {  # of notebooks without a paper: name -> a picture, what one sees, its caption
+    "00-tour": (
+        "timelines.svg",
+        "Two timelines on one axis: synchronous SGD waits for each sum, Pipe-SGD computes meanwhile",
+        "Steps of the tour's two algorithms: two of four ranks, on an emulated network of 1 Gbit/s.",
+    ),
+    "01-cockpit": (
+        "live.png",
+        "Curves of loss and accuracy, a row for each rank, and a timeline of the newest steps, with buttons above",
+        "The live view of a training. The cockpit compares several such trainings.",
+    ),
+    "02-mpi-kernel": (
+        "mpi-kernel.png",
+        "A notebook whose cells print the sums and the times of all ranks",
+        "Cells of the MPI kernel run on all ranks. Output that is equal on all ranks is shown once.",
+    ),
+    "03-how-much-would-it-help": (
+        "study-check.svg",
+        "Twelve rows, each with a predicted step time, its interval, and the measured time; six of these are longer",
+        "Predicted and measured step times of two models on 2 and 4 hosts, on the emulated network of the record.",
+    ),
+}
+MOCKED = ["accelerate", "lightning", "transformers"]  # libraries of the adapters: the reference is built without them
+FURTHER: dict[str, tuple[str, ...]] = {  # modules that pages import from -> names; (): all names of its `__all__`
+    "workbench.clusters": ("Slurm", "BatchJob"),
+    "workbench.clusters.emulated": ("EmulatedNetwork",),
+    "workbench.calibration": (),
+    "workbench.theory": (),
+    "workbench.program": ("Replicas",),
+    "workbench.runtimes.reference": ("ReferenceRuntime",),
+    "workbench.rng": ("generator",),
+    "workbench.errors": ("WorkbenchError", "ConfigError", "RunNotFound", "LaunchError"),
+    "workbench.adapters.huggingface": ("AlgorithmTrainer", "add_hook"),
+    "workbench.adapters.lightning": ("AlgorithmStrategy", "HookStrategy"),
+    "workbench.adapters.accelerate": ("register_hook",),
+    "workbench.papers.verdicts": ("estimate",),
 }
 
 
@@ -112,21 +152,34 @@ def write_notebook(origin: Path, to: Path, known: dict[Path, Path]) -> None:
     content.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
     if binder := os.environ.get("WORKBENCH_BINDER"):  # such as https://mybinder.org/v2/gh/OWNER/NAME/HEAD
         content.cells[0].source += f"\n\n[Run this notebook on Binder]({binder}?labpath={quote(str(origin))})"
-    pictures = [f"![{caption(path)}](../{path.relative_to(ROOT)})" for path in figures_of(origin.stem)]
-    if pictures:
-        content.cells[0].source += "\n\n" + "\n\n".join(pictures)
+    content.cells[0].source = "\n\n".join([content.cells[0].source, *figures_of(origin.stem)])
     nbformat.write(content, to)
 
 
-def figures_of(notebook: str) -> list[Path]:
-    """Return the committed figures of a notebook."""
-    return sorted(ROOT.glob(f"papers/*/figures/{notebook}-*.svg"))
+def figures_of(notebook: str, up: str = "../") -> list[str]:
+    """Return the figures of a notebook in Markdown: each picture with its text, then its caption.
+
+    Args:
+        up: the way from the page to the root of the tree.
+    """
+    if notebook in PICTURES:
+        name, seen, caption = PICTURES[notebook]
+        return [f"![{seen}]({up}pictures/{name})", f"*{caption}*"]
+    found = {path.name: path for path in sorted(ROOT.glob(f"papers/*/figures/{notebook}-*"))}  # in several papers: once
+    lines = []
+    for path in found.values():
+        seen, caption = described(path.parents[1].name)[path.stem]
+        lines += [f"![{seen}]({up}{path.relative_to(ROOT)})", f"*{caption}*"]
+    return lines
 
 
-def caption(path: Path) -> str:
-    """Return the title of a figure, or its name."""
-    found = re.search(r"<title>([^<]+)</title>", path.read_text(encoding="utf-8")[:4000])
-    return found[1] if found else path.stem
+@cache
+def described(paper: str) -> dict[str, tuple[str, str]]:
+    """Return the figures that a paper's claims describe: name of the file -> what one sees, its caption."""
+    from workbench.papers.claims import read_claims
+
+    figures = read_claims(paper).figures
+    return {f"{one.notebook}-{one.id}": (" ".join(one.alt.split()), " ".join(one.caption.split())) for one in figures}
 
 
 def gallery() -> str:
@@ -146,8 +199,8 @@ def gallery() -> str:
         lines += [f"### [{title}](notebooks/{path.stem}.ipynb)", ""]
         if answer:
             lines += [linked(answer[0], Path("notebooks/x.ipynb"), {}), ""]
-        for figure in figures_of(path.stem)[:1]:
-            lines += [f"![{caption(figure)}]({figure.relative_to(ROOT)})", ""]
+        for line in figures_of(path.stem, "")[:2]:
+            lines += [line, ""]
     names = [f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
     return "\n".join([*lines, "```{toctree}", ":hidden:", "", *names, "```", ""])
 
@@ -165,32 +218,42 @@ def cards() -> str:
 
 def reference() -> str:
     """Return the page of all public names, in the order of `workbench/__init__.pyi`."""
+    from sphinx.ext.autodoc.mock import mock
+
     lines = ["# Reference", "", "All public names of the package `workbench`, in reading order.", ""]
     for heading, names in public_names():
-        lines += [f"## {heading}", ""]
-        for name in names:
-            lines += [f"### {name}", "", "```{eval-rst}", *directive(name), "```", ""]
+        lines += [f"## {heading}", "", *entries("workbench", names)]
+    lines += ["## Further modules", "", "Names that the guides import from modules of the package.", ""]
+    for module, names in FURTHER.items():
+        with mock(MOCKED):
+            lines += entries(module, names or import_module(module).__all__)
     return "\n".join(lines)
 
 
-def directive(name: str) -> Iterator[str]:
-    """Yield the lines that document a public name."""
-    import inspect
+def entries(module: str, names: Iterable[str]) -> list[str]:
+    """Return the part of the reference about names of a module."""
+    lines = []
+    for name in names:
+        heading = name if module == "workbench" else f"{module}.{name}"
+        lines += [f"### {heading}", "", "```{eval-rst}", *directive(module, name), "```", ""]
+    return lines
 
-    import workbench
 
-    value = getattr(workbench, name)
+def directive(module: str, name: str) -> Iterator[str]:
+    """Yield the lines that document a name."""
+    value = getattr(import_module(module), name)
     if inspect.ismodule(value):
         yield f".. automodule:: {value.__name__}"
         yield "   :members:"
         if hasattr(value, "__all__"):
             yield "   :imported-members:"
     elif inspect.isclass(value):
-        yield f".. autoclass:: workbench.{name}"
+        yield f".. autoclass:: {module}.{name}"
         yield "   :members:"
-        yield "   :inherited-members: object"
+        if module == "workbench":
+            yield "   :inherited-members: object"
     else:
-        yield f".. autofunction:: workbench.{name}"
+        yield f".. autofunction:: {module}.{name}"
     yield "   :noindex:" if inspect.ismodule(value) else ""
 
 

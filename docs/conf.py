@@ -29,6 +29,7 @@ html_math_renderer = "mathml"
 html_static_path = ["_static"]
 
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["accelerate", "lightning", "transformers"]  # as in build.py
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False

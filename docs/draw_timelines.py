@@ -1,18 +1,25 @@
-"""Draws the timelines of docs/concepts from simulated runs: `python docs/draw_timelines.py`, into docs/pictures."""
+"""Draws the timelines of docs/concepts, from simulated runs, and the check of a study, from its record.
+
+`python docs/draw_timelines.py` writes them into docs/pictures. The figures of how-it-works.md are in draw_concepts.py.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import plotly.graph_objects as go
+
 import workbench as wb
 from workbench.costs import Compute, Network, SlowMachines
 from workbench.plots.pictures import write_pictures
+from workbench.plots.style import BLUE, TEMPLATE, VERMILION
 from workbench.program import Algorithm
 from workbench.trace.run import Run
 from workbench.units import MBIT_PER_S
 
 PICTURES = Path(__file__).parent / "pictures"
+STUDY = Path(__file__).parents[1] / "records" / "study.json"
 WINDOW = slice(6, 9)
 COMPUTE = Compute(forward_s=0.002, backward_s=0.004, update_s=0.0002)
 FAST = Network(latency_s=20e-6, bandwidth_bytes_per_s=10_000 * MBIT_PER_S)
@@ -31,6 +38,31 @@ def simulated(algorithm: Algorithm, *, compute: Compute = COMPUTE, network: Netw
     )
 
 
+def study_check() -> go.Figure:
+    """Draw predicted and measured seconds of the steps that were not used to fit the costs."""
+    rows = [row for row in json.loads(STUDY.read_text(encoding="utf-8"))["rows"] if not row["fitted"]]
+    names = [f"{row['model'].upper()}, {row['hosts']} hosts: {row['algorithm']}" for row in rows]
+    predicted = [row["predicted_s"] for row in rows]
+    above, below = (
+        [abs(row[end] - value) for row, value in zip(rows, predicted, strict=True)] for end in ("high_s", "low_s")
+    )
+    error = {"type": "data", "array": above, "arrayminus": below, "thickness": 2}
+    figure = go.Figure(layout={"template": TEMPLATE, "height": 480, "margin": {"l": 260}})
+    figure.add_scatter(
+        x=predicted, y=names, error_x=error, mode="markers", name="predicted, with its interval", marker={"color": BLUE}
+    )
+    figure.add_scatter(
+        x=[row["measured_s"] for row in rows],
+        y=names,
+        mode="markers",
+        name="measured",
+        marker={"color": VERMILION, "symbol": "diamond", "size": 9},
+    )
+    figure.update_xaxes(title="seconds of a step", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed")
+    return figure
+
+
 def main() -> None:
     """Draw all figures."""
     late = Compute(forward_s=0.002, backward_s=0.004, update_s=0.0002, stragglers=(SlowMachines(factor_of={3: 1.8}),))
@@ -43,6 +75,7 @@ def main() -> None:
             [WINDOW, WINDOW, slice(3, 5)],  # a slow rank takes longer over as many steps
             links=False,
         ),
+        "study-check": study_check(),
     }
     for path in write_pictures(
         {PICTURES / name: json.loads(figure.to_json()) for name, figure in figures.items()}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser.chromium import BROWSER, needs_browser
 from tests.forked import forked
 
 ROOT = Path(__file__).parents[2]
@@ -67,4 +68,24 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert "<math" in (tmp_path / "html" / "algorithms" / "delayed.html").read_text(encoding="utf-8")
     remote = re.compile(r"""(?:src|href)="https?://[^"]*\.(?:js|css)""")
     assert not remote.search((tmp_path / "html" / "index.html").read_text(encoding="utf-8")), "it is read offline"
-    assert "PipeSGD" in (tmp_path / "html" / "searchindex.js").read_text(encoding="utf-8")
+    pictures = [
+        (path, text)
+        for path in (tmp_path / "html").rglob("*.html")
+        for text in re.findall(r'<img[^>]* alt="([^"]*)"', path.read_text(encoding="utf-8"))
+    ]
+    stems = {path.stem for path in (tmp_path / "html" / "_images").iterdir()}
+    assert len(pictures) > 100 and [one for one in pictures if len(one[1].split()) < 3 or one[1] in stems] == []
+    search_finds(tmp_path / "html", "PipeSGD", "synchronous-sgd")
+
+
+def search_finds(site: Path, *words: str) -> None:
+    """The site's search works without a server."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
+    needs_browser()
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        for word in words:
+            page.goto(f"{(site / 'search.html').as_uri()}?q={word}")
+            page.locator("#search-results li a").first.wait_for(timeout=60_000)
+        browser.close()

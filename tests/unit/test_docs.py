@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from workbench.cli.main import _parser
+import workbench as wb
+from workbench.cli.main import _parser, main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -18,6 +23,15 @@ PAGES = [path for path in PAGES if "_build" not in path.parts]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
 NO_COMMAND = ("--engine", "--kernel", "-k", "activate")  # options after which `workbench` is a name
+QUICK = (
+    "runs",
+    "show last",
+    "export last",
+    "notebook list",
+    "papers list",
+    "cluster list",
+    "submit",
+)  # need no cluster
 GENERATED = {"docs/reference.md", "docs/notebooks.md", "docs/papers/cards.md"}  # by docs/build.py
 
 
@@ -75,6 +89,35 @@ def test_commands_are_understood(path: Path, capsys: pytest.CaptureFixture[str])
             assert status == 0, f"{line}\n{capsys.readouterr().err}"
 
 
+def quick_commands() -> list[str]:
+    """Commands of the pages that run in a second; jobs are not submitted."""
+    lines = {line.partition(" #")[0].strip() for path in PAGES for line in commands(path)}
+    quick = [line for line in lines if line.startswith(tuple(f"workbench {name}" for name in QUICK))]
+    return sorted(
+        line for line in quick if not any(word in line for word in ("--sweep", "remove", "--json", "chakra", ".py:"))
+    )
+
+
+@pytest.mark.parametrize("line", quick_commands())
+def test_quick_commands_run(
+    line: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder with the reader's script `mine.py`, after one training."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    wb.simulate(wb.SynchronousSGD(), wb.problems.digits_softmax(), workers=2, network="ethernet-1g", steps=2, save=True)
+    given = shlex.split(line)[1:]
+    if given[0] == "submit":
+        given.insert(1, "--dry-run")
+    assert main(given) == 0, capsys.readouterr().err
+
+
+def test_there_are_quick_commands_of_each_kind() -> None:
+    assert {
+        name for name in QUICK if not any(line.startswith(f"workbench {name}") for line in quick_commands())
+    } == set()
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_code_is_python(path: Path) -> None:
     for text in blocks(path, "python"):
@@ -114,3 +157,78 @@ def test_measured_numbers_are_those_of_the_records() -> None:
             assert any(tuple(round(value, places) for value in one) == shown for one in known), (
                 f"{path.relative_to(ROOT)}: {words[0]} [{words[1]}, {words[2]}] is in no record"
             )
+
+
+def measured(name: str) -> Any:
+    return json.loads((ROOT / "records" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def test_accuracies_on_the_front_page_are_those_of_the_records() -> None:
+    first, second = measured("predictions"), measured("predictions-second")
+    errors = [f"{100 * one[which]:.1f} %" for one in (first, second) for which in ("error_median", "error_worst")]
+    best = "layer-wise, its best bucket size", "torch DDP, its best"
+    steps = [row for row in measured("bench-step")["rows"] if (row["what"], row["over"]) == best]
+    ratios = [row["ratio"] for row in steps]
+    assert len({tuple(row["case"].split(", ")[:2]) for row in steps}) == 3 * 2, "three models, 2 and 4 ranks"
+    found = [row["caught_by"] is not None for row in measured("mutants")["mutants"].values()]
+    front = (ROOT / "README.md").read_text(encoding="utf-8")
+    for words in (
+        f"{len(first['rows'])} cases | median {errors[0]}, largest {errors[1]}; on another day {errors[2]} and {errors[3]} |",
+        f"| {min(ratios):.2f} to {max(ratios):.2f} on three models, 2 and 4 ranks |",
+        f"| {sum(found)} of {len(found)}; the other changes no result |",
+    ):
+        assert words in front, f"README.md does not have what the records say: {words}"
+
+
+def docs_module(name: str) -> ModuleType:
+    """A script of `docs/`."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_figures_of_how_it_works_are_those_of_their_script() -> None:
+    pytest.importorskip("plotly", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+    page = (ROOT / "docs" / "concepts" / "how-it-works.md").read_text(encoding="utf-8")
+    figures = docs_module("draw_concepts").FIGURES
+    for name, draw in figures.items():
+        path = ROOT / "docs" / "pictures" / f"{name}.svg"
+        assert path.read_text(encoding="utf-8") == draw(), f"{path}: python docs/draw_concepts.py"
+        assert f"](../pictures/{name}.svg)" in page
+    assert len(figures) == 5
+
+
+def test_the_reference_has_every_name_that_pages_import() -> None:
+    pytest.importorskip("nbformat", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+    further = docs_module("build").FURTHER
+    missing = []
+    for path in PAGES:
+        trees = [ast.parse(text) for text in blocks(path, "python") if not re.search(r"^[%!]", text, re.MULTILINE)]
+        imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+        for node in imports:
+            module = node.module or ""
+            if module.partition(".")[0] != "workbench":
+                continue
+            for name in (alias.name for alias in node.names):
+                known = further.get(module if module != "workbench" else f"workbench.{name}")
+                public = name in wb.__all__ or (module.count(".") == 1 and module.partition(".")[2] in wb.__all__)
+                if not public and (known is None or (known and name not in known)):
+                    missing.append(f"{path.relative_to(ROOT)}: from {module} import {name}")
+    assert missing == [], "add them to FURTHER in docs/build.py"
+
+
+def test_every_notebook_of_the_gallery_has_an_answer_and_a_described_figure() -> None:
+    pytest.importorskip("nbformat", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+    build = docs_module("build")
+    sections = build.gallery().split("\n### ")[1:]
+    assert len(sections) == len(list((ROOT / "notebooks").glob("*.ipynb")))
+    for section in sections:
+        title = section.splitlines()[0]
+        assert "**Answer" in section, f"{title}: its first cell has no answer"
+        picture = re.search(r"^!\[(.+)\]\((\S+)\)\n\n\*(.+)\*$", section, re.MULTILINE)
+        assert picture is not None, f"{title}: no figure with a caption"
+        assert len(picture[1].split()) >= 3, f"{title}: the alternative text {picture[1]!r} does not say what one sees"
+        place = picture[2] if picture[2].startswith("papers/") else f"docs/{picture[2]}"
+        assert (ROOT / place).is_file()

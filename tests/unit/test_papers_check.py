@@ -282,6 +282,7 @@ def test_headlines_come_first_and_are_no_part_of_the_digest(share: Path) -> None
 def test_the_front_page_has_the_headlines_where_it_has_a_place_for_them(share: Path) -> None:
     front = share / "README.md"
     edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true\n    theirs: exactly 1")
+    edit(share / CLAIMS, "provenance: derived", "provenance: verified")
     front.write_text("# Title\n\nNo place.\n")
     update_pages()
     assert front.read_text() == "# Title\n\nNo place.\n"
@@ -293,6 +294,7 @@ def test_the_front_page_has_the_headlines_where_it_has_a_place_for_them(share: P
         f"| the value of {NAME} is near one ([{KEY}](papers/{KEY}/card.md)) | exactly 1 | 1.000 [0.980, 1.020] | reproduced; formula |"
         in lines
     )
+    assert "Of 1 statements of the papers: 1 reproduced." in lines
     assert lines[0] == "# Title" and lines[-1] == "More." and stale_pages() == []
 
 

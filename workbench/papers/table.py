@@ -29,6 +29,7 @@ HEADLINE_HEAD = ("the paper says", "its number", "measured here", "where", "figu
 FRONT_HEAD = ("the paper says", "its number", "measured here", "verdict")
 HEAD = ("paper", "claim", "verdict", "measured (expected; paper's)", "spread", "where run", "date")
 CARD_HEAD = ("claim", "verdict", "ours", "expected", "spread", "where run")
+VERDICTS = (*MEASURED, "needs hardware", "not run")
 ORIGINS: Mapping[Origin, str] = {
     "statement of the paper": "Statements of the papers",
     "reviewer's question": "Reviewers' questions",
@@ -141,14 +142,23 @@ def _headlines(rows: Sequence[Row]) -> list[str]:
 
 
 def front_page(papers: Sequence[Paper]) -> str:
-    """Return the headlines for the README of the repository: what a paper says, its number, and the one measured here."""
+    """Return the headlines for the README of the repository, and how many claims have which verdict.
+
+    A headline is what a paper says, its number, and the one measured here.
+    """
+    rows = [row for paper in papers for row in paper.rows]
     lines = [_line(FRONT_HEAD), _line(["---"] * len(FRONT_HEAD))]
-    for row in (row for paper in papers for row in paper.rows if row.claim.headline):
+    for row in (row for row in rows if row.claim.headline):
         claim = row.claim
         measured = _measured(row) if row.record else "not measured yet"
         verdict = f"{row.word}; {row.clock.partition(',')[0]}" if row.record else ""  # the page has the rest
         about = f"{claim.statement} ([{claim.paper}](papers/{claim.paper}/card.md))"
         lines.append(_line([about, claim.theirs or "none quoted", measured, verdict]))
+    stated = [row.verdict.word for row in rows if row.claim.origin == "statement of the paper"]
+    if stated:
+        counts = ", ".join(f"{stated.count(word)} {word}" for word in VERDICTS if word in stated)
+        more = f"[All {len(rows)} claims](papers/README.md#counts) include reviewers' questions and our own checks."
+        lines += ["", f"Of {len(stated)} statements of the papers: {counts}.", more]
     return "\n".join(lines)
 
 
@@ -178,7 +188,7 @@ def _stale(rows: Sequence[Row]) -> list[str]:
 
 def _counts(rows: Sequence[Row]) -> list[str]:
     """The number of claims of each origin, and of each verdict."""
-    words = [word for word in (*MEASURED, "needs hardware", "not run") if any(row.verdict.word == word for row in rows)]
+    words = [word for word in VERDICTS if any(row.verdict.word == word for row in rows)]
     lines = [_line(["", "claims", *words]), _line(["---"] * (2 + len(words)))]
     for origin in get_args(Origin):
         own: list[str] = [row.verdict.word for row in rows if row.claim.origin == origin]

@@ -1,0 +1,120 @@
+"""Takes the pictures of JupyterLab in docs/pictures: `python -m tests.browser.pictures_of_docs FOLDER` (root; two minutes).
+
+FOLDER is new. The pictures show its name, so it is short and names no machine.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+from tests.browser.lab import ROOT, Lab, browsing
+from tests.browser.panel import execute, runs
+
+PICTURES = ROOT / "docs" / "pictures"
+MODEL = """
+from torch import nn
+
+import workbench as wb
+
+digits = wb.problems.digits_mlp()
+
+
+def model() -> nn.Module:
+    layers = [nn.Linear(64, 640), nn.ReLU(), nn.Linear(640, 640), nn.ReLU(), nn.Linear(640, 10)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+problem = wb.Problem(model=model, loss=nn.functional.cross_entropy, train=digits.train, test=digits.test, name="my-net")
+"""
+TRAINING = (
+    """import workbench as wb
+
+from my_model import problem  # a wb.Problem: your model, loss and data
+
+cluster = wb.Cluster(4, launcher="emulated:1gbit")""",
+    """compute = wb.costs.Compute(forward_s=0.017, backward_s=0.033)
+run = cluster.train(
+    wb.PipeSGD(width=2), problem, steps=2000, batch_size=16, lr=0.1, evaluate_every=20, compute=compute
+)
+run""",
+    "cluster.stop()",
+)
+SUMS = (
+    """import numpy as np
+
+gradient = np.random.default_rng(rank).standard_normal(200_000)
+total = np.empty_like(gradient)
+MPI.COMM_WORLD.Allreduce(gradient, total)
+print(f"sum of the gradients: {total.sum():.3f}")
+print(f"rank {rank} of {world_size}: own gradient {gradient.sum():.3f}")""",
+    """%%rank 0,2
+print(f"only on rank {rank}")""",
+    "%variables",
+)
+
+
+def take(lab: Lab, name: str) -> None:
+    """Keep what the page shows, in 128 colours: half of the bytes."""
+    path = PICTURES / f"{name}.png"
+    lab.page.screenshot(path=path)
+    assert black(path) < 0.02, f"{path} has a black part, as of a canvas that is not drawn: take it again"
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+
+
+def black(path: Path) -> float:
+    """The share of a picture that is black."""
+    with Image.open(path) as picture:
+        grey = picture.convert("L")
+    return grey.histogram()[0] / (grey.width * grey.height)
+
+
+def training(lab: Lab) -> None:
+    """Two pictures of one training: its live view, and the panel."""
+    (lab.server.notebooks / "my_model.py").write_text(MODEL)
+    lab.server.write("train.ipynb", *TRAINING)
+    lab.page.set_viewport_size({"width": 1280, "height": 1360})
+    lab.open("train.ipynb")
+    lab.run_cell(0)
+    lab.until(lambda: lab.has_run(0), "four ranks")
+    lab.run_cell(1)
+    lab.until(lambda: lab.reach(1), "a curve")
+    lab.page.wait_for_timeout(30_000)
+    take(lab, "live")
+    lab.page.set_viewport_size({"width": 1400, "height": 760})
+    execute(lab, "workbench:show-runs")
+    runs(lab).get_by_role("button", name=re.compile("^PipeSGD")).click()
+    lab.page.locator(".wb-Run path.wb-Chart-line").first.wait_for()
+    lab.page.wait_for_timeout(3_000)
+    take(lab, "panel")
+    runs(lab).get_by_role("button", name=re.compile("^Stop")).first.click()
+    lab.run_cell(2)
+    lab.until(lambda: lab.has_run(2), "the end of the ranks")
+
+
+def mpi_kernel(lab: Lab) -> None:
+    """Cells that run on all ranks."""
+    lab.server.write("ranks.ipynb", *SUMS, kernel_name="workbench-mpi")
+    lab.page.set_viewport_size({"width": 1000, "height": 620})
+    lab.open("ranks.ipynb")
+    execute(lab, "application:toggle-left-area")
+    for number in range(len(SUMS)):
+        lab.run_cell(number)
+        lab.until(lambda number=number: lab.has_run(number), "the cell's end")
+    take(lab, "mpi-kernel")
+
+
+def main(folder: str) -> None:
+    """Take all pictures."""
+    with browsing(Path(folder)) as lab:
+        training(lab)
+        mpi_kernel(lab)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
