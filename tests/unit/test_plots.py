@@ -409,6 +409,14 @@ def test_a_timeline_of_many_spans_keeps_each_ranks_times_and_shows_the_straggler
     )
 
 
+def test_many_spans_at_one_time_make_a_figure() -> None:
+    """A simulation may have costs of zero."""
+    recorder = MemoryRecorder(0)
+    recorder.spans = [("forward", "compute", 0.0, 0.0, step, -1, 0, -1) for step in range(MAX_BARS + 1)]
+    figure = plots.timeline(Run.from_memory({"status": "finished"}, [recorder]), slice(0, MAX_BARS + 1))
+    assert len(figure.data[0].x) == 1
+
+
 def test_any_window_of_a_long_run_has_bars_and_arrows_of_a_bounded_number() -> None:
     """144 000 spans, 48 000 of them messages; in no window are more than a few thousand drawn."""
     run = ring_run(num_steps=12_000)
