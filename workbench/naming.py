@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from ast import AST, Call, Name, Tuple, literal_eval, parse
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
 from inspect import signature
-from math import inf
+from math import inf, isfinite
 from sys import float_info
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -50,6 +51,27 @@ def shorten(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer with too many digits, or a list that contains itself
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-14:]}"
+
+
+def json_line(value: Any) -> str:
+    """Return a value as one line of JSON. NaN and infinite numbers, which JSON does not have, become null.
+
+    >>> json_line({"loss": float("nan"), "steps": (3, inf)})
+    '{"loss": null, "steps": [3, null]}'
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    """Return a JSON value with None in place of each number that is not finite."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def listed(value: Any) -> Any:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from workbench.errors import ConfigError
 from workbench.logs import LOG
-from workbench.naming import call_checked, parse_pairs, unknown
+from workbench.naming import call_checked, json_line, parse_pairs, unknown
 from workbench.user_file import is_in_user_file
 
 if TYPE_CHECKING:
@@ -526,7 +525,7 @@ def report(folder: Path, options: argparse.Namespace) -> int:
 
     run = Run.load(folder)
     if options.json:
-        print(json.dumps(summary(run)))
+        print(json_line(summary(run)))
         return 0
     print(compare([run]))
     for note in notes_of(run):

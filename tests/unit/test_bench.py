@@ -165,6 +165,22 @@ def test_the_command_measures_records_and_compares(
     )
 
 
+def test_a_record_of_other_cases_is_not_called_unchanged(
+    made_up: dict[str, list[float]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "record.json"
+    assert main(["bench", "made_up", "-o", str(record)]) == 0
+    facts = read_record(record)
+    write_record(record, {**facts, "rows": [{**row, "case": "another case"} for row in facts["rows"]]})
+    capsys.readouterr()
+    assert main(["bench", "made_up", "--against", str(record)]) == 0
+    told = capsys.readouterr().out
+    assert "nothing was compared" in told and "nothing changed" not in told
+    write_record(record, {**facts, "bench": "another"})
+    assert main(["bench", "made_up", "--against", str(record)]) == 2
+    assert "is a record of another" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("made_up")
 @pytest.mark.parametrize(
     ("words", "told"),

@@ -127,6 +127,17 @@ def test_a_run_that_was_killed_is_seen_though_its_files_are_of_the_future(tmp_pa
     assert status_by_processes(tmp_path, elsewhere) is None, "another machine's clock may be ahead"
 
 
+@pytest.mark.parametrize("name", ["timeline.html", "trace.json", "chakra.3.et", "calibration.json"])
+def test_what_a_reader_writes_is_no_sign_of_life(tmp_path: Path, name: str) -> None:
+    """`workbench timeline` and others write into the run's folder: a killed run stays killed."""
+    info: dict[str, Any] = {"process": {"host": socket.gethostname(), "pid": 2**22 + 1, "process_started": 1.0}}
+    (tmp_path / "metrics-00000.jsonl").write_text("")
+    os.utime(tmp_path / "metrics-00000.jsonl", (time.time() - 3600.0,) * 2)
+    (tmp_path / name).write_text("")
+    assert status_by_processes(tmp_path, info) == "killed"
+    assert status_by_processes(tmp_path, {"process": {**info["process"], "host": "another"}}) == "lost"
+
+
 def test_when_a_rank_left_is_counted_from_the_runs_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     detector: Any = SimpleNamespace(
         rank=0,

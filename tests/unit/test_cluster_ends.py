@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import socket
@@ -16,7 +17,7 @@ import pytest
 from workbench.cli.main import main
 from workbench.clusters.local.mpi_install import OPEN_MPI, MPIInstall
 from workbench.clusters.slurm.request import Slurm
-from workbench.errors import ConfigError, WorkbenchError
+from workbench.errors import ConfigError, LaunchError, WorkbenchError
 from workbench.machine import num_cores
 from workbench.trace.store import new_run, read_info, update_run
 
@@ -105,6 +106,20 @@ def test_a_training_ends_on_record_with_its_cluster(clusters: Path, runs: Path, 
     recorded(clusters, "near-1", run=str(folder))
     assert main(["cluster", "stop", "near-1"]) == 0
     assert read_info(folder)["status"] == after
+
+
+def test_the_list_says_of_a_killed_training_that_it_is_killed(
+    clusters: Path, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A killed training cannot record its end: its record says that it runs."""
+    nobody = {"host": socket.gethostname(), "pid": 2**22 + 1, "process_started": 1.0}
+    folder = new_run({"algorithm": {"name": "PipeSGD"}}, runs)
+    update_run(folder, status="running", process=nobody)
+    for path in folder.iterdir():
+        os.utime(path, (time.time() - 60,) * 2)
+    recorded(clusters, "near-6", run=str(folder))
+    assert main(["cluster", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == f"{folder.name}: killed"
 
 
 ELSEWHERE = {"host": "elsewhere", "pid": 1}
@@ -244,6 +259,44 @@ def test_what_could_not_be_taken_up_whole_is_let_go_of_again(clusters: Path, mon
     with pytest.raises(ZeroDivisionError):
         Cluster.attach("near-4")
     assert (done[0]["run"], done[0]["ranks"]) == (None, [ELSEWHERE])
+
+
+def let_go(engines: Any) -> None:
+    """Detach engines of which no process is there."""
+    engines.client = SimpleNamespace(close=lambda: None)
+    engines._cluster = SimpleNamespace(controller=SimpleNamespace(), engine_set=SimpleNamespace(), cluster_file="")
+    engines.detach(run=None, ranks=[ELSEWHERE])
+
+
+def test_a_cluster_can_be_attached_to_whatever_the_umask_is(clusters: Path) -> None:
+    """Many systems let the group of a user, who is its only member, write the user's files."""
+    from workbench.clusters.engines.engines import Engines
+    from workbench.clusters.launchers.processes import ProcessLauncher
+    from workbench.clusters.supervision import registry
+
+    engines = Engines(ProcessLauncher(), 1, "near")
+    recorded(clusters, engines.id)
+    before = os.umask(0o002)
+    try:
+        let_go(engines)
+    finally:
+        os.umask(before)
+    path = engines.folder / registry.LAUNCHER
+    assert registry.check_trusted(path) == path and path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_cluster_stays_detached_if_what_it_left_is_not_trusted(clusters: Path) -> None:
+    from workbench.clusters import Cluster
+    from workbench.clusters.supervision import registry
+
+    folder = recorded(clusters, "near-5", {"run": None, "ranks": [ELSEWHERE]})
+    (folder / registry.AT_END).write_text("[]")  # as if its ranks were in a job
+    (folder / registry.LAUNCHER).write_bytes(b"")
+    (folder / registry.LAUNCHER).chmod(0o666)
+    with pytest.raises(LaunchError, match=r"^\S+ is not trusted.*chmod go-w"):
+        Cluster.attach("near-5")
+    entry = registry.find_entry("near-5")
+    assert entry.detached is not None and entry.detached["ranks"] == [ELSEWHERE]
 
 
 def test_who_detached_a_cluster_leaves_its_logs_alone_when_its_processes_end(

@@ -233,6 +233,23 @@ def test_ranks_that_are_gone_are_replaced(runs: Any, session: Session, clusters:
     assert [cluster.stopped for cluster in clusters] == [True, False]
 
 
+def test_a_cluster_that_starts_while_the_dashboard_is_closed_ends(runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready, made = threading.Event(), FakeCluster()
+
+    def start(*_: Any, **__: Any) -> FakeCluster:
+        ready.wait(10)
+        return made
+
+    monkeypatch.setattr("workbench.clusters.Cluster", start, raising=False)
+    monkeypatch.setattr("workbench.dashboard.session.CLOSE_S", 0.01)
+    session = Session()
+    entry = session.start(Choice(algorithm=wb.PipeSGD(), problem="digits-mlp", workers=2, settings={"steps": 3}))
+    session.close()
+    ready.set()
+    assert entry.over.wait(10) and made.stopped and not made.asked
+    assert session.cluster is None and entry.status == "stopped"
+
+
 def test_the_last_rows_of_a_run_are_seen_though_nobody_looks_after_its_end(
     runs: Any, session: Session, clusters: list[FakeCluster]
 ) -> None:

@@ -7,12 +7,33 @@ from typing import Any
 
 import pytest
 
+from workbench.cli.emulate import _wait
 from workbench.cli.main import main
 from workbench.clusters.emulated import EmulatedNetwork, Placement, parse_rate, parse_seconds, rate_text
 from workbench.clusters.emulated.launcher import network_of
 from workbench.clusters.emulated.spec import shape
 from workbench.clusters.local.spawn import spawn_ranks
 from workbench.errors import ConfigError
+
+
+class Ending:
+    """A process that ends between two looks."""
+
+    def __init__(self, status: int) -> None:
+        self.returncode: int | None = None
+        self.statuses = iter([None, status])
+
+    def poll(self) -> int | None:
+        self.returncode = next(self.statuses, self.returncode)
+        return self.returncode
+
+    def wait(self, timeout: float) -> None:
+        """Nothing to wait for."""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_command_may_end_at_any_moment(status: int) -> None:
+    assert _wait([Ending(status)]) == status  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ import pytest
 from tests.waiting import within
 from workbench.clusters.local import fork_server
 from workbench.clusters.local.fork_server import Forked, ForkServer
+from workbench.clusters.local.spawn import _cause, _end
 from workbench.experiments.fork_cells import start_fork_server
+from workbench.trace.store import read_info, write_info
 
 SERVER = """
 import os, signal, subprocess, sys, time
@@ -118,3 +120,31 @@ def test_a_child_that_no_process_collects_has_ended() -> None:
         child = Forked(Gone(), 0)  # type: ignore[arg-type]
         child.pid = zombie.pid
         assert child.poll() == -signal.SIGTERM
+
+
+# ---------------------------------------------------------------- the ranks of a command
+
+
+class JustEnded:
+    """A rank that its server has reaped, as its command is about to learn."""
+
+    pid, returncode = 2**22 + 1, 1
+
+    def __init__(self) -> None:
+        self.statuses = iter([None])
+
+    def poll(self) -> int | None:
+        return next(self.statuses, self.returncode)
+
+
+def test_a_rank_may_end_while_the_ranks_are_ended() -> None:
+    _end([JustEnded()])  # type: ignore[list-item]
+
+
+def test_the_cause_is_told_though_a_report_was_cut_off(tmp_path: Path) -> None:
+    """A full disk cuts a rank's report off."""
+    write_info(tmp_path, {"status": "running"})
+    (tmp_path / "failed-00000.json").write_text("")
+    (tmp_path / "failed-00001.json").write_text('{"rank": 1, "error": "ValueError: no", "exit_code": 1}')
+    assert "ValueError: no" in str(_cause(tmp_path, [JustEnded()], {}))  # type: ignore[list-item]
+    assert read_info(tmp_path)["status"] == "failed"

@@ -42,6 +42,15 @@ def test_each_line_is_in_its_panel_with_its_name_in_its_colour() -> None:
     assert figure.layout.xaxis.range == figure.layout.xaxis2.range
 
 
+def test_points_that_an_axis_does_not_have_are_left_out() -> None:
+    """Training begins at step 0, and a loss that diverged is NaN."""
+    losses = {"ring": {0: 3.0, 10: 2.0, 100: 1.0}, "torus": {0: 3.0, 10: 4.0, 100: math.nan}}
+    figure = plots.curves_in_panels({"near": losses}, title="loss", x="step", y="loss", log_x=True)
+    assert [list(trace.x) for trace in figure.data] == [[10, 100], [10]]
+    assert all(map(math.isfinite, [*figure.layout.xaxis.range, *figure.layout.yaxis.range]))
+    assert [one.y for one in figure.layout.annotations[1:]] == [1.0, 4.0]
+
+
 def test_names_at_the_ends_of_lines_move_as_little_as_possible() -> None:
     assert names_apart([1.0, 3.0, 2.0], [0.0, 10.0]) == pytest.approx([1.0, 3.0, 2.0])
     places = names_apart([5.0, 5.0, 5.0, 9.0], [0.0, 10.0])

@@ -157,6 +157,12 @@ def test_decimation_keeps_ends_and_extremes(ys: list[float], most: int) -> None:
     assert kept_y.min() == values.min() and kept_y.max() == values.max()
 
 
+@pytest.mark.parametrize("most", [1, 5, 7])
+def test_a_curve_of_very_few_points_is_drawn(most: int) -> None:
+    raw, line = plots.curves([make_run(num_steps=200)], max_points=most).data
+    assert 2 <= len(raw.x) <= 4 and 2 <= len(line.x) <= max(most, 4)
+
+
 @given(ys=st.lists(st.floats(-100, 100), max_size=40), window=st.integers(1, 9))
 def test_the_moving_average_equals_its_definition(ys: list[float], window: int) -> None:
     half = window // 2
@@ -403,6 +409,14 @@ def test_a_timeline_of_many_spans_keeps_each_ranks_times_and_shows_the_straggler
     )
 
 
+def test_many_spans_at_one_time_make_a_figure() -> None:
+    """A simulation may have costs of zero."""
+    recorder = MemoryRecorder(0)
+    recorder.spans = [("forward", "compute", 0.0, 0.0, step, -1, 0, -1) for step in range(MAX_BARS + 1)]
+    figure = plots.timeline(Run.from_memory({"status": "finished"}, [recorder]), slice(0, MAX_BARS + 1))
+    assert len(figure.data[0].x) == 1
+
+
 def test_any_window_of_a_long_run_has_bars_and_arrows_of_a_bounded_number() -> None:
     """144 000 spans, 48 000 of them messages; in no window are more than a few thousand drawn."""
     run = ring_run(num_steps=12_000)
@@ -633,7 +647,7 @@ def test_overlap_bars_add_up_to_the_step() -> None:
     )
     assert parts["idle"][0] == pytest.approx(2.5, rel=0.02)
     assert [values[2] for values in parts.values()] == [0, 0, 0, 0]
-    assert [note.text for note in figure.layout.annotations] == ["overlap 85.7 %", "overlap 85.7 %", "no communication"]
+    assert [note.text for note in figure.layout.annotations] == ["overlap 85.7 %", "overlap 85.7 %", "no trace"]
 
 
 def test_long_names_of_overlap_bars_take_several_lines_and_stay_escaped() -> None:

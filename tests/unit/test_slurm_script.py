@@ -21,6 +21,7 @@ from workbench.clusters.slurm.queue import Allocation, address_for_nodes, submit
 from workbench.clusters.slurm.request import Slurm
 from workbench.errors import ConfigError, LaunchError
 from workbench.machine import num_cores, num_cores_of_job, parse_counts
+from workbench.runtimes.checkpoint.files import write_rank_file
 from workbench.runtimes.control.job import JOB_VARIABLE
 from workbench.trace import new_run
 
@@ -224,6 +225,22 @@ def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--warn", "0"], "--warn 0: give 1 second or more"),
+        (["--time", "5", "--warn", "300"], "would be asked to stop at its start"),
+        (["--time", "00:05:00", "--warn", "600", "--requeue"], "would be asked to stop at its start"),
+    ],
+)
+def test_a_training_that_would_stop_at_its_start_is_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --requeue it would take one step in each turn, without end."""
+    assert main(["submit", *options, "--dry-run", "--", "train", "pipe-sgd"]) == 2
+    assert message in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- submit
 
 
@@ -290,6 +307,15 @@ def test_a_training_on_torch_is_run_by_srun_and_one_on_mpi_starts_its_ranks(slur
     spec, _ = submitted(slurm_commands, "--", *train)
     assert "srun" not in spec["command"] and spec["command"][-6:] == train
     assert (spec["on_warning"], spec["rendezvous"], spec["requeue"]) == ("command", False, False)
+
+
+def test_a_job_resumes_the_run_that_was_the_last_one_when_it_was_submitted(slurm_commands: Path, runs: Path) -> None:
+    """The job may start hours later, when `last` is another run."""
+    folder = new_run({"algorithm": {"name": "PipeSGD"}}, runs)
+    write_rank_file(folder / "checkpoint-00000.pt", lambda file: None, {"num_workers": 1, "step": 3})
+    train = ["train", "pipe-sgd", "--workers", "1", "--resume", "last"]
+    spec, _ = submitted(slurm_commands, "--", *train)
+    assert spec["command"][-2:] == ["--resume", str(folder)]
 
 
 def test_an_own_command_that_cannot_run_is_refused(

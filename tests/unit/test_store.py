@@ -329,6 +329,18 @@ def test_a_limit_means_the_last_runs_also_of_those_that_are_named(
         assert capsys.readouterr().out.split()[0] == last
 
 
+def test_a_loss_that_is_no_number_is_null_in_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has no NaN, and most of its readers refuse it."""
+    folder = make(runs)
+    row = {"step": 4, "seconds": 0.5, "samples": 40, "bytes_sent": 500, "loss": math.nan, "num_samples": 4}
+    with (folder / "metrics-00000.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    for command in (["runs"], ["show", folder.name]):
+        assert main([*command, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        assert found["steps"] == 5 and found["train_loss"] is None and found["accuracy"] == 0.5
+
+
 def test_csv_holds_every_row(some: list[Path], tmp_path: Path) -> None:
     paths = export_runs(runs_table().rows, tmp_path / "out", "csv")
     with paths[0].open() as file:
@@ -425,6 +437,19 @@ def test_parallel_coordinates_show_what_varies_and_the_results(some: list[Path])
         plots.parallel(runs_table(), axes=["acc"])
     with pytest.raises(ConfigError, match="no runs"):
         plots.parallel([])
+
+
+@pytest.mark.notebooks
+def test_parallel_coordinates_have_one_place_for_equal_numbers(some: list[Path]) -> None:
+    from workbench import plots
+
+    for folder, settings in zip(some, ({"lr": 1}, {"lr": 1.0}, {}, {"lr": 0.5}), strict=True):
+        update_run(folder, settings=settings)
+    (axis,) = plots.parallel(runs_table(sort="run"), axes=["lr"]).data[0].dimensions
+    words = [axis.ticktext[place] for place in axis.values]
+    found = dict(zip((row["folder"] for row in runs_table(sort="run")), words, strict=True))
+    one, same, missing, half = (found[str(folder)] for folder in some)
+    assert one == same and float(one) == 1.0 and missing == "\N{EN DASH}" and half == "0.5"
 
 
 def test_a_simulated_run_is_listed_once_it_is_saved(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,6 +71,12 @@ def test_speed_ups_of_more_than_one_worker_at_the_least() -> None:
     assert lines(plots.scaling({"only": {2: 20.0, 8: 60.0}}), "x")["only"] == [2.0, 6.0]
 
 
+def test_an_efficiency_above_one_is_within_the_axis() -> None:
+    """All are compared with the best rate at the fewest workers, which may wait for a slow network."""
+    figure = plots.scaling({"waits": {2: 10.0}, "waits less": {4: 40.0}})
+    assert figure.layout.yaxis2.range[1] > 2.0
+
+
 @pytest.mark.parametrize("nothing", [{}, {"none": {}}])
 def test_no_rates_and_no_runs_are_refused(nothing: dict[str, dict[int, float]]) -> None:
     with pytest.raises(ConfigError, match="workers: samples per second"):

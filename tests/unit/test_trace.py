@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +40,7 @@ from workbench.trace.read import parse_lines
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.rows import sublanes
 from workbench.trace.store import FORMAT, RESERVE_NAME, read_info, write_info
+from workbench.trace.weights import WEIGHTS, read_weights, write_weights
 
 HEADER = {"host": "node-1", "pid": 7, "device": "cpu", "origin_s": 12.5, "unix_s": 1.7e9}
 INFO = {"algorithm": {"name": "PipeSGD", "settings": {"width": 2}}, "problem": {"name": "digits-mlp"}, "num_workers": 2}
@@ -280,6 +282,20 @@ def test_curves_weigh_losses_by_samples_and_sum_over_ranks() -> None:
     assert [axis.tolist() for axis in run.curve("bytes", "accuracy")] == [[1500], [0.3]]
 
 
+def test_an_evaluation_of_replicas_that_have_diverged_is_read(tmp_path: Path) -> None:
+    """Gossip and local algorithms record how far replicas are apart, which is NaN if one of them overflowed."""
+    nan = float("nan")
+    written = {"loss_sum": nan, "correct": 1, "judged": 4, "count": 4, "distance_squared": [nan, 2]}
+    recorder = FileRecorder(tmp_path, 0, HEADER)
+    recorder.metrics({"step": 0, "seconds": 1.0, "samples": 4, "bytes_sent": 0, "evaluation": written})
+    recorder.close()
+    write_info(tmp_path, {"status": "finished"})
+    run = Run.load(tmp_path)
+    (found,) = run.evaluations()
+    assert run.damaged_metrics == () and found["accuracy"] == 0.25
+    assert np.isnan(found["test_loss"]) and np.isnan(found["consensus_distance"])
+
+
 def test_an_evaluation_waits_for_every_rank_unless_the_run_is_over() -> None:
     recorders = two_ranks()
     first = recorders[0].rows.pop(1)
@@ -494,6 +510,24 @@ def test_a_run_is_found_by_a_piece_of_its_name(tmp_path: Path, monkeypatch: pyte
         find_run(first.name.replace("pipesgd", "pipegsd"))
     with pytest.raises(RunNotFound, match=r"no run\.json"):
         Run.load(tmp_path / "nowhere")
+
+
+def test_a_renamed_run_is_found_by_both_names(tmp_path: Path) -> None:
+    """`workbench runs` shows the recorded name."""
+    folder = new_run(INFO, tmp_path)
+    renamed = folder.rename(tmp_path / "baseline")
+    assert [run.id for run in list_runs(tmp_path)] == [folder.name]
+    assert find_run(folder.name, tmp_path) == find_run("baseline", tmp_path) == find_run("base", tmp_path) == renamed
+
+
+def test_a_copy_of_a_stored_run_has_its_weights_and_another_name(tmp_path: Path) -> None:
+    folder = new_run(INFO, tmp_path)
+    FileRecorder(folder, 0, HEADER).close()
+    write_weights(folder, {WEIGHTS: {"weight": torch.ones(2)}})
+    update_run(folder, status="finished")
+    copy = Run.load(Run.load(folder).save(tmp_path / "copy"))
+    assert copy.id == "copy" and copy.info["created"] == read_info(folder)["created"]
+    assert torch.equal((read_weights(tmp_path / "copy") or {})["weight"], torch.ones(2))
 
 
 # ---------------------------------------------------------------- rows and Chrome trace

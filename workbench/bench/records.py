@@ -84,3 +84,15 @@ def changes(rows: Sequence[Row], facts: Mapping[str, Any]) -> list[RatioChange]:
             more_is_slower = row.unit != "B/s"
             found.append(RatioChange(row, then, "slower" if (row.low > then.high) == more_is_slower else "faster"))
     return found
+
+
+def unchanged(rows: Sequence[Row], facts: Mapping[str, Any]) -> str:
+    """Return the message that `changes` found nothing, with the number of rows that were compared.
+
+    A record may be of other cases.
+    """
+    known = {Row.from_record(row).key for row in facts["rows"]}
+    both = sum(row.key in known for row in rows)
+    if not both:
+        return f"nothing was compared: the record of {facts['date']} has none of these cases"
+    return f"nothing changed beyond its spread since {facts['date']}, in {both} of {len(rows)} rows that both have"

@@ -75,20 +75,16 @@ def _one(
     name: str, how: bench.BenchOptions, options: argparse.Namespace, every: bool
 ) -> tuple[dict[str, object], bool]:
     """Run one benchmark. Return its record, and whether anything is slower than in the earlier record."""
-    from workbench.bench.records import changes, read_record, write_record
+    from workbench.bench.records import changes, unchanged, write_record
     from workbench.bench.rows import Row, table_of
 
     earlier = _place(options.against, name, every)
     if earlier and every and not earlier.exists():
         how.report(f"{name}: no earlier record to compare with ({earlier})")
         earlier = None
-    before = read_record(earlier) if earlier else None  # before the measurements, because the file may be unreadable
-    facts = read_record(Path(options.read)) if options.read else _measured(name, how, options)
+    before = _record_of(name, earlier, "--against") if earlier else None  # first, because the file may be unreadable
+    facts = _record_of(name, Path(options.read), "--read") if options.read else _measured(name, how, options)
     rows = [Row.from_record(row) for row in facts["rows"]]
-    if facts["bench"] != name:
-        raise ConfigError(
-            f"{options.read} is a record of {facts['bench']}: workbench bench {facts['bench']} --read {options.read}"
-        )
     if options.figure:
         _draw(rows, Path(options.figure), how)
     if not options.json:
@@ -105,8 +101,22 @@ def _one(
             f"{now.ratio:.3f} [{now.low:.3f}, {now.high:.3f}], was {then.ratio:.3f} [{then.low:.3f}, {then.high:.3f}]"
         )
     if before and not found:
-        how.report(f"nothing changed beyond its spread since {before['date']}")
+        how.report(unchanged(rows, before))
     return facts, any(move.word == "slower" for move in found)
+
+
+def _record_of(name: str, path: Path, option: str) -> dict[str, Any]:
+    """Read a record of a benchmark.
+
+    Raises:
+        ConfigError: the file is not a record, or is the record of another benchmark.
+    """
+    from workbench.bench.records import read_record
+
+    facts = read_record(path)
+    if facts["bench"] != name:
+        raise ConfigError(f"{path} is a record of {facts['bench']}: workbench bench {facts['bench']} {option} {path}")
+    return facts
 
 
 def _measured(name: str, how: bench.BenchOptions, options: argparse.Namespace) -> dict[str, Any]:

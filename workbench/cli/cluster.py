@@ -80,12 +80,14 @@ def _row(entry: Entry) -> dict[str, Any]:
 def _training(folder: str | None) -> str | None:
     from pathlib import Path
 
+    from workbench.trace.processes import with_true_status
     from workbench.trace.store import read_info
 
     if folder is None:
         return None
     try:
-        return f"{Path(folder).name}: {read_info(Path(folder))['status']}"
+        info = with_true_status(Path(folder), read_info(Path(folder)))
+        return f"{Path(folder).name}: {info.get('status', 'unknown')}"
     except WorkbenchError:
         return f"{Path(folder).name}: removed"
 

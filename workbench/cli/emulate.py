@@ -139,8 +139,12 @@ def _wait(processes: list[subprocess.Popen[Any]]) -> int:
                 stop_at = time.monotonic() + GRACE_S
             if stop_at is not None and time.monotonic() > stop_at:
                 break  # the end of the network ends them
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                next(process for process in processes if process.returncode is None).wait(0.1)
+            running = [
+                process for process in processes if process.returncode is None
+            ]  # none if the last has just ended
+            if running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running[0].wait(0.1)
         except KeyboardInterrupt:
             _interrupt(processes)
     failed = [process.returncode for process in processes if process.returncode]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workbench.errors import ConfigError
-from workbench.naming import parse_pairs
+from workbench.naming import json_line, parse_pairs
 
 EXAMPLES = """
   workbench train synchronous-sgd --workers 2 --steps 50
@@ -167,7 +166,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         probed = probe_new_ranks(runtime, num_ranks, [*options.given, "--runtime", runtime])
         found = calibration.with_probe(found, probed)
     path = found.save(options.output or folder / "calibration.json")
-    print(json.dumps(found.as_record()) if options.json else f"{found}\ncalibration: {path}")
+    print(json_line(found.as_record()) if options.json else f"{found}\ncalibration: {path}")
     return 0
 
 
@@ -188,7 +187,7 @@ def _predict(options: argparse.Namespace) -> int:
         found.append(predict(calibration, algorithm, workers=workers, seed=options.seed, **place))
     if options.json:
         for prediction in found:
-            print(json.dumps(prediction.as_record()))
+            print(json_line(prediction.as_record()))
         return 0
     print(table(found))
     _print_notes(calibration.notes)
@@ -219,7 +218,7 @@ def _recommend(options: argparse.Namespace) -> int:
             progress=partial(_print_progress, workers),
             **place,
         )
-        print(json.dumps(found.as_record()) if options.json else f"{workers} workers: {found}\n")
+        print(json_line(found.as_record()) if options.json else f"{workers} workers: {found}\n")
     if not options.json:
         _print_notes(calibration.notes)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,11 +101,12 @@ def _chosen(options: argparse.Namespace) -> Any:
 def _list(table: Any, options: argparse.Namespace) -> int:
     from dataclasses import replace
 
+    from workbench.naming import json_line
     from workbench.trace.store import runs_root
 
     if options.json:
         for row in table:
-            print(json.dumps(row))
+            print(json_line(row))
     elif len(table):
         print(replace(table, caption=""))
     if table.caption:

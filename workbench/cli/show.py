@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from workbench.errors import ConfigError
-from workbench.naming import parse_pairs
+from workbench.naming import json_line, parse_pairs
 from workbench.run_spec import notes_of
 
 
@@ -75,7 +74,7 @@ def _show(options: argparse.Namespace) -> int:
     runs = [open_run(name) for name in options.run]
     if options.json:
         for run in runs:
-            print(json.dumps(summary(run)))
+            print(json_line(summary(run)))
     else:
         print(compare(runs))
         for run in runs:

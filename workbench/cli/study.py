@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from workbench.errors import ConfigError
 from workbench.logs import is_quiet
-from workbench.naming import parse_pairs
+from workbench.naming import json_line, parse_pairs
 
 EXAMPLES = """
   workbench study --problem mine.py:problem --network 1gbit,10gbit --workers 4,16 --target loss=3.2 --minutes 5
@@ -80,7 +79,7 @@ def _study(options: argparse.Namespace) -> int:
     )
     if options.json:
         for cell in found.cells:
-            print(json.dumps(cell.as_record()))
+            print(json_line(cell.as_record()))
     else:
         print(found)
     return 0

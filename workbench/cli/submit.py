@@ -121,6 +121,8 @@ def _submit_training(options: argparse.Namespace, argv: list[str]) -> int:
     by_srun = train.runtime == "torch"
     if by_srun and train.threads is None and options.cpus_per_rank:
         argv = [*argv, "--threads", str(options.cpus_per_rank)]  # a rank sees only its own cores
+    if train.resume:
+        argv = [*argv, "--resume", train.resume]  # when the job starts, `last` may be another run
     work = JobCommand(
         name="train",
         command=workbench_command(argv),
@@ -181,6 +183,7 @@ def submit_command(options: argparse.Namespace, work: JobCommand) -> int:
     from workbench.clusters.supervision.registry import state_folder
 
     slurm = _resources(options)
+    _check_warning(options.warn, slurm, stops=work.on_warning == "command" or bool(work.requeue))
     name = f"{work.name}-{secrets.token_hex(4)}"
     folder = state_folder("jobs") / name
     program = [sys.executable, "-P", batch_job.__file__, str(folder / "job.json")]
@@ -206,6 +209,17 @@ def submit_command(options: argparse.Namespace, work: JobCommand) -> int:
         raise
     print(f"job {job}: squeue -j {job}; scancel {job}\noutput: {output}")
     return 0
+
+
+def _check_warning(warn_s: int, slurm: Slurm, *, stops: bool) -> None:
+    """Check when the job is warned. `stops`: whether its ranks stop at the warning, and may be requeued."""
+    if warn_s < 1:
+        raise ConfigError(f"--warn {warn_s}: give 1 second or more")
+    limit_s = slurm.time_limit_s
+    if stops and limit_s is not None and warn_s >= limit_s:
+        raise ConfigError(
+            f"--warn {warn_s}: a job of --time {slurm.time_limit} would be asked to stop at its start: warn it later"
+        )
 
 
 def _resources(options: argparse.Namespace) -> Slurm:
@@ -241,6 +255,8 @@ def _spec(work: JobCommand, slurm: Slurm, folder: Path) -> dict[str, Any]:
 def _checked_training(arguments: list[str], *, dry_run: bool) -> argparse.Namespace:
     """Check a training, so that it does not fail after hours in a queue. Return its options.
 
+    `resume` is then the folder of the run to continue from.
+
     Args:
         arguments: those of `workbench train`.
         dry_run: whether its data may be missing on this machine.
@@ -263,7 +279,7 @@ def _checked_training(arguments: list[str], *, dry_run: bool) -> argparse.Namesp
             raise
         print(f"workbench: not on this machine: {error}. The job's nodes need these files", file=sys.stderr)
     if train.resume:
-        checkpoint_of(train.resume)
+        train.resume = checkpoint_of(train.resume)
     return train
 
 

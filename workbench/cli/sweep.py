@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from workbench.logs import is_quiet
+from workbench.naming import json_line
 
 if TYPE_CHECKING:
     from workbench.experiments import Progress, SweepResult
@@ -81,7 +81,7 @@ def _print(result: SweepResult, as_json: bool) -> None:
         return
     for item, row in zip(result.cells, table, strict=True):
         print(
-            json.dumps(
+            json_line(
                 {**row, "sweep": result.name, "values": item.cell.values, "axes": item.cell.axes, "runs": item.runs}
             )
         )

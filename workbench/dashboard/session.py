@@ -17,6 +17,8 @@ from workbench.settings import Settings
 from workbench.trace.follow import Follower
 from workbench.trace.run import Run
 
+CLOSE_S = 30.0  # how long `close` waits for the training to stop
+
 
 class Cancelled(WorkbenchError):
     """The user stopped a simulated training from the dashboard."""
@@ -99,6 +101,7 @@ class Session:
         self.entries: list[Entry] = []
         self._cluster, self._owned = cluster, cluster is None
         self._lock = threading.Lock()
+        self._closed = False
 
     @property
     def cluster(self) -> Any:
@@ -156,7 +159,9 @@ class Session:
         Raises:
             ConfigError: no training runs.
         """
-        entry = self._active_entry()
+        self._stop(self._active_entry())
+
+    def _stop(self, entry: Entry) -> None:
         entry.stopped.set()
         entry.going.set()
         if entry.handle is not None:
@@ -168,14 +173,20 @@ class Session:
             self.active.timer.poll_often()
 
     def close(self) -> None:
-        """Stop the training, and the cluster if this session started it."""
+        """Stop the training, and the cluster if this session started it.
+
+        A cluster that is still starting ends once it is ready.
+        """
         entry = self.active
         if entry is not None:
-            self.stop()
-            entry.over.wait(30)
-        if self._owned and self._cluster is not None:
-            self._cluster.stop()
-            self._cluster = None
+            self._stop(entry)
+            entry.over.wait(CLOSE_S)
+        with self._lock:
+            self._closed = True
+            cluster = self._cluster if self._owned else None
+            self._cluster = None if self._owned else self._cluster
+        if cluster is not None:
+            cluster.stop()
 
     def _active_entry(self) -> Entry:
         if self.active is None:
@@ -241,7 +252,13 @@ class Session:
                 self._cluster.stop()
                 self._cluster = None
         if self._cluster is None:
-            self._cluster = Cluster(num_ranks, name="dashboard", quiet=True)
+            cluster = Cluster(num_ranks, name="dashboard", quiet=True)
+            with self._lock:
+                closed = self._closed
+                self._cluster = None if closed else cluster
+            if closed:
+                cluster.stop()
+                raise Cancelled("the dashboard was closed before the ranks were ready")
         return self._cluster
 
 

@@ -286,6 +286,7 @@ def decimate(xs: Floats, ys: Floats, max_points: int = MAX_POINTS) -> tuple[Floa
     >>> decimate(np.arange(100.0), np.zeros(100), 4)[0].tolist()
     [0.0, 1.0, 99.0]
     """
+    max_points = max(max_points, 4)
     if len(xs) <= max_points:
         return xs, ys
     keep = {0, len(xs) - 1}

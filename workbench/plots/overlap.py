@@ -67,7 +67,9 @@ def overlap_bars(runs: Sequence[Run]) -> go.Figure:
         )
     for position, item in enumerate(found):
         total_s = sum(parts[position].values())
-        note = f"overlap {percent(item.fraction)}" if item.fraction is not None else "no communication"
+        note = "no communication" if item.num_steps else "no trace"
+        if item.fraction is not None:
+            note = f"overlap {percent(item.fraction)}"
         figure.add_annotation(
             x=total_s * factor, y=position, text=note, showarrow=False, xanchor="left", xshift=8, font={"size": 12}
         )

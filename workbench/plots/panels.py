@@ -36,11 +36,15 @@ def curves_in_panels(
     Args:
         panels: condition -> name of a line -> x -> y, or the y of every repetition. A name has one colour in all panels.
         title, x, y: titles of the figure and its axes.
-        log_x, log_y: logarithmic axes.
+        log_x, log_y: logarithmic axes. Points that they do not have, such as step 0, are left out, and so are infinite values.
 
     Raises:
         ConfigError: there are no curves, or more than three panels.
     """
+    panels = {
+        panel: {name: _on_axes(series, log_x=log_x, log_y=log_y) for name, series in curves.items()}
+        for panel, curves in panels.items()
+    }
     if not panels or not any(series for curves in panels.values() for series in curves.values()):
         raise ConfigError("no data to draw: give a mapping {panel: {line: {x: y}}}")
     if len(panels) > max(NAMES_SHARE):
@@ -69,6 +73,15 @@ def curves_in_panels(
     figure.update_yaxes(**(round_log_axis(float(ys.min()), float(ys.max())) if log_y else {}), range=y_range)
     figure.update_yaxes(title=escape_text(y), row=1, col=1)
     return figure
+
+
+def _on_axes(series: Series, *, log_x: bool, log_y: bool) -> Series:
+    """Return the points with finite values that are above zero on logarithmic axes."""
+    return {
+        at: value
+        for at, value in series.items()
+        if np.isfinite(value).all() and not (log_x and at <= 0) and not (log_y and np.min(value) <= 0)
+    }
 
 
 def panel_row(titles: Iterable[str], title: str) -> go.Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import plotly.graph_objects as go
 
@@ -93,18 +93,22 @@ def _varies(rows: list[dict[str, Any]], name: str) -> bool:
 
 def _axis(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     values = [row.get(name) for row in rows]
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if all(map(_is_number, values)):
         return {"label": escape_text(name), "values": values}
-    numbers = sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
-    words = [
-        *map(str, numbers),
-        *sorted({str(value) for value in values if value is not None and value not in numbers}),
+    numbers = sorted({value for value in values if _is_number(value)})  # 1 and 1.0 are one number
+    texts = sorted({str(value) for value in values if value is not None and not _is_number(value)})
+    words = [*map(str, numbers), *texts, *([MISSING] if None in values else [])]
+    places = [
+        numbers.index(value) if _is_number(value) else words.index(MISSING if value is None else str(value))
+        for value in values
     ]
-    words += [MISSING] if None in values else []
-    places = [words.index(MISSING if value is None else str(value)) for value in values]
     return {
         "label": escape_text(name),
         "values": places,
         "tickvals": list(range(len(words))),
         "ticktext": [escape_text(word) for word in words],
     }
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

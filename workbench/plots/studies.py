@@ -73,7 +73,8 @@ def scaling(curves: Mapping[str, Series], *, title: str = "Scaling") -> go.Figur
     figure.add_traces(_lines(shares, "%{x} workers: efficiency %{y:.1%}", legend=False), rows=1, cols=2)
     figure.update_xaxes(title="workers", **log_axis(sorted({p for series in known for p in series})))
     figure.update_yaxes(title="speed-up over one worker", type="log", dtick=1, row=1, col=1)
-    figure.update_yaxes(title="efficiency", tickformat=".0%", range=[0, 1.04], row=1, col=2)
+    highest = max(float(np.max(share)) for series in shares.values() for share in series.values())
+    figure.update_yaxes(title="efficiency", tickformat=".0%", range=[0, 1.04 * max(1.0, highest)], row=1, col=2)
     legend_below(figure, HEIGHT, [name for name, series in curves.items() if series] + ["ideal"])
     return figure
 

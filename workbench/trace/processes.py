@@ -9,6 +9,7 @@ written to `run.json`, so a run that writes again is "running" again.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # identifies this start of th
 SAME_START_S = 1.0  # start times of two processes with the same number differ by more
 ENDED = ("finished", "failed", "stopped", "killed")  # statuses of a run without processes
 YOUNG_S = 10.0  # a folder that changed more recently is in use: ranks write every second
+# What readers write into a run's folder (`workbench timeline`, `export` and `calibrate`): it is no sign of life.
+OF_READERS = re.compile(r"\.?(timeline\.html|trace\.json|calibration\.json|chakra\.\d+\.et)(\..+)?")
 SILENT_S = 600.0  # a run on other machines is lost after this time without a write
 HEAD_BYTES = 4096
 NO_REPORT = {
@@ -165,10 +168,12 @@ def status_by_processes(folder: Path, info: dict[str, Any]) -> Literal["killed",
 
 
 def _silent_s(folder: Path) -> float:
-    """Return the seconds since a file of the folder was changed; below 0 if the clock was set back since then."""
+    """Return the seconds since the run changed a file of its folder; below 0 if the clock was set back since then."""
     newest = 0.0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
+            if OF_READERS.fullmatch(entry.name):
+                continue
             with suppress(OSError):
                 newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
     return time.time() - newest

@@ -35,7 +35,7 @@ def is_metrics_row(row: Any) -> bool:
         isinstance(shares, dict) and is_number(shares.get("loss_sum"), nan=True) and is_number(shares.get("count"))
     ):
         return False
-    if "distance_squared" in shares and not _is_sum(shares["distance_squared"]):
+    if "distance_squared" in shares and not _is_sum(shares["distance_squared"], nan=True):
         return False
     own = shares.get("metrics", {})
     if not (isinstance(own, dict) and all(_is_sum(value) for value in own.values())):
@@ -43,9 +43,9 @@ def is_metrics_row(row: Any) -> bool:
     return all(name in shares and (shares[name] is None or is_number(shares[name])) for name in ("correct", "judged"))
 
 
-def _is_sum(value: Any) -> bool:
-    """Return whether a value is a sum and the number of what was summed."""
-    return isinstance(value, list) and len(value) == 2 and all(map(is_number, value))
+def _is_sum(value: Any, nan: bool = False) -> bool:
+    """Return whether a value is a sum and the number of what was summed. `nan`: the sum may be NaN."""
+    return isinstance(value, list) and len(value) == 2 and is_number(value[0], nan) and is_number(value[1])
 
 
 def is_number(value: Any, nan: bool = False) -> bool:

@@ -24,7 +24,7 @@ from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
 from workbench.trace.store import FORMAT, new_run, read_info, write_info
 from workbench.trace.views import Views, XAxis, YAxis
-from workbench.trace.weights import write_weights
+from workbench.trace.weights import copy_weights, write_weights
 
 PENDING_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
 PROFILED = "torch.profiler"  # the runtime of a run that was made from profiles
@@ -312,7 +312,9 @@ class Run(Views):
         kept: dict[str, Any] = {name: opened[name] for name in ("id", "created", "sweep") if name in opened}
         if self.weights:
             write_weights(folder, self.weights)
-        write_info(folder, {"format": FORMAT, "id": folder.name, **self.info, **kept})
+        elif self.folder is not None:
+            copy_weights(self.folder, folder)
+        write_info(folder, {"format": FORMAT, **self.info, "id": folder.name, **kept})
         return folder
 
     def export_chrome(self, path: Path | str) -> Path:

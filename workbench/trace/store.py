@@ -248,7 +248,11 @@ def find_run(name: str | Path, root: Path | None = None) -> Path:
     runs = {run.folder.name: run.folder for run in listing}
     if name in runs:
         return runs[name]
-    matches = [run for run in runs if name and run.startswith(name)] or [run for run in runs if name and name in run]
+    matches = (
+        [run.folder.name for run in listing if run.id == name]  # its folder was renamed
+        or [run for run in runs if name and run.startswith(name)]
+        or [run for run in runs if name and name in run]
+    )
     if len(matches) == 1:
         return runs[matches[0]]
     if matches:

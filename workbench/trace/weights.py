@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ def write_weights(folder: Path, weights: Mapping[str, State]) -> None:
 
     for file, state in weights.items():
         save_file(state, folder / file)
+
+
+def copy_weights(source: Path, target: Path) -> None:
+    """Copy the weights in a run's folder, if it has any, into another run's folder."""
+    for file in (WEIGHTS, AVERAGED, OLD_WEIGHTS):
+        if (source / file).exists():
+            shutil.copyfile(source / file, target / file)
 
 
 def read_weights(folder: Path, file: str = WEIGHTS) -> State | None:

@@ -24,7 +24,7 @@ from workbench.clusters.engines.event_loop import LoopThread
 from workbench.clusters.engines.options import forks_engines, new_cluster, options
 from workbench.clusters.launchers.base import Launcher
 from workbench.clusters.supervision import registry
-from workbench.clusters.supervision.rank_output import lines_since, write_whole
+from workbench.clusters.supervision.rank_output import last_lines, lines_since, write_whole
 from workbench.clusters.supervision.reaper import end_marked, start_reaper
 from workbench.clusters.supervision.start_progress import Progress
 from workbench.errors import LaunchError
@@ -32,7 +32,6 @@ from workbench.logs import LOG
 
 STOP_S = 10.0
 CONNECT_S = 30.0
-TAIL_LINES = 20
 
 
 @final
@@ -215,7 +214,8 @@ class Engines:
         }
         paragraphs = []
         for source, output in outputs.items():
-            lines = lines_since(output.splitlines(), self._training, of_ranks=not self.launcher.is_mpi)[-TAIL_LINES:]
+            of_ranks = not self.launcher.is_mpi
+            lines = last_lines(lines_since(output.splitlines(), self._training, of_ranks=of_ranks), of_ranks=of_ranks)
             if lines:
                 paragraphs.append(f"\nThe last lines of {source}:\n" + "\n".join(f"  {line}" for line in lines))
         return "".join(paragraphs)
@@ -237,7 +237,7 @@ class Engines:
         if reason is not None:
             raise LaunchError(f"this cluster cannot be detached: {reason}")
         with self._lock:
-            (self.folder / registry.LAUNCHER).write_bytes(cloudpickle.dumps(self.launcher))
+            registry.write_private(self.folder / registry.LAUNCHER, cloudpickle.dumps(self.launcher))
             registry.mark_detached(self.folder, **facts)  # if this process is killed here, the reaper ends the ranks
             self._end_reaper()
             self.client.close()
@@ -264,7 +264,11 @@ class Engines:
                 f"the processes of cluster {entry.id} have ended: `workbench cluster stop {entry.id}` removes its files"
             )
         registry.take_ownership(entry)
-        launcher = cloudpickle.loads(registry.check_trusted(entry.folder / registry.LAUNCHER).read_bytes())
+        try:
+            launcher = cloudpickle.loads(registry.check_trusted(entry.folder / registry.LAUNCHER).read_bytes())
+        except BaseException:
+            registry.mark_detached(entry.folder, **(entry.detached or {}))
+            raise
         engines = cls(launcher, entry.record["num_ranks"], "", cluster_id=entry.id)
         engines._reaper = start_reaper(engines.mark, str(engines.folder))
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import runpy
 import shlex
@@ -28,6 +28,7 @@ from workbench.machine import environment, num_cores
 from workbench.runtimes.control.commands import STOP, write_command
 from workbench.runtimes.liveness.failure_detector import CONNECTION
 from workbench.runtimes.liveness.membership import tolerates_loss
+from workbench.trace.read import read_failures
 from workbench.trace.store import update_run
 
 FOLDER_VARIABLE = "WORKBENCH_RUN_FOLDER"  # a rank's run
@@ -221,13 +222,14 @@ def _end(processes: list[Process]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:
-                os.killpg(process.pid, sign)
+                with contextlib.suppress(ProcessLookupError):  # it has ended a moment ago
+                    os.killpg(process.pid, sign)
         _give_grace(processes)
 
 
 def _cause(folder: Path, processes: list[Process], died: dict[int, int]) -> WorkbenchError:
     """The error to raise: a rank's own report, else how a rank was killed, else the last lines of the ranks' output."""
-    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("failed-*.json"))]
+    reports = [report for report in read_failures(folder).values() if report.keys() >= {"rank", "error"}]
     reports = [report for report in reports if not (died and CONNECTION.search(report["error"]))]
     log = folder / "ranks.log"
     error: WorkbenchError

@@ -150,6 +150,20 @@ class Slurm:
                 "ranks"
             )
 
+    @property
+    def time_limit_s(self) -> int | None:
+        """The time limit in seconds; None if the partition's holds.
+
+        >>> [Slurm(time_limit=text).time_limit_s for text in ("30", "01:30", "02:00:00", "1-12", "1-12:30")]
+        [1800, 90, 7200, 129600, 131400]
+        """
+        if self.time_limit is None:
+            return None
+        days, dash, rest = self.time_limit.rpartition("-")
+        parts = [int(part) for part in rest.split(":")]
+        hours, minutes, seconds = (*parts, 0, 0)[:3] if dash or len(parts) == 3 else (0, *parts, 0)[:3]
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
     def options(self, num_ranks: int) -> list[str]:
         """Return sbatch's options for the resources.
 

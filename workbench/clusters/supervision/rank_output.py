@@ -22,6 +22,7 @@ from workbench.trace.files.atomic import write_atomic
 SILENT_S = 5.0  # a rank without a heartbeat for this long does not run, or its host cannot be reached
 ROUTINE = "Handling apply_request"  # an engine logs this line for every request
 RANK = re.compile(r"\[\d+\] ")
+TAIL_LINES = 20  # of a log, for an error message
 
 
 def output_name(rank: int) -> str:
@@ -58,6 +59,22 @@ def lines_since(lines: list[str], training: str, *, of_ranks: bool) -> list[str]
         elif (whose in begun or not training) and line.removeprefix(whose).strip() and ROUTINE not in line:
             kept.append(line)
     return kept
+
+
+def last_lines(lines: list[str], *, of_ranks: bool) -> list[str]:
+    """Return the last lines of a log. If each line begins with its rank, they are shared among the ranks.
+
+    >>> last_lines(["[0] the cause", *(f"[1] {number}" for number in range(100))], of_ranks=True)[:2]
+    ['[0] the cause', '[1] 90']
+    """
+    if not of_ranks:
+        return lines[-TAIL_LINES:]
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        match = RANK.match(line)
+        found.setdefault(match[0] if match else "", []).append(line)
+    each = max(1, TAIL_LINES // max(1, len(found)))
+    return [line for mine in found.values() for line in mine[-each:]]
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:

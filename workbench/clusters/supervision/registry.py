@@ -128,6 +128,13 @@ def find_entry(name: str) -> Entry:
     raise ConfigError(f"{len(found) or 'no'} clusters are called {name!r}: there are {names}")
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only this user can read and write, whatever the umask is: `check_trusted` then accepts it."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)  # the file may exist, with other rights
+        file.write(content)
+
+
 def check_trusted(path: Path) -> Path:
     """Return the path, if only this user can have written the file. Reading the file executes its content.
 

@@ -20,6 +20,7 @@ WIDENING = 1.2  # columns are widened by this factor until there are few enough 
 LONG, VISIBLE = 3.0, 1e-3
 LONG_SHARE = 0.25  # up to this share of the bars, the longest first
 ROUNDING = 1e-6  # of a row, or a column
+SHORTEST_S = 1e-12  # of a window: in a simulation without times, all spans are at one time
 
 IntArray = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -66,6 +67,7 @@ def merge_bars(table: NDArray[Any], most: int, length_s: float) -> MergedBars:
     """
     if len(table) <= most:
         return _as_they_are(table)
+    length_s = max(length_s, SHORTEST_S)
     _, rank = np.unique(table["rank"], return_inverse=True)
     lane = rank.reshape(-1) * (int(table["lane"].max()) + 1) + table["lane"]
     order = np.lexsort((table["start_s"], lane))
