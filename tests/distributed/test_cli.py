@@ -271,6 +271,10 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
         (["train", "async-sgd", "--on-failure", "shrink"], "cannot shrink to the ranks that remain"),
         (["train", "pipe-sgd", "--on-failure", "shrink", "--runtime", "simulated"], "for real ranks"),
         (["train", "ad-psgd", "--runtime", "torch", "--on-failure", "shrink", "--replace"], "but ad-psgd"),
+        (
+            ["train", "pipe-sgd", "--runtime", "mpi", "--replace"],
+            "--replace with --runtime mpi needs --on-failure shrink",
+        ),
         (["show", "nothing"], "no run"),
         (["notebook", "01-tour"], "did you mean 00-tour"),
         (["notebook", "00-tour", "-p", "worker=3"], "worker"),
