@@ -105,9 +105,9 @@ def dies_at_the_door(moment: str, job: Job) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if moment == "before":
-        mpi_admission._spare_that_comes = die
+        mpi_admission._spare_that_comes = die  # type: ignore[assignment]
     else:
-        mpi_admission._meet = die
+        mpi_admission._meet = die  # type: ignore[assignment]
     stands_by(job)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from workbench.errors import WorkbenchError
+from workbench.errors import PeerFailed, WorkbenchError
 from workbench.logs import LOG
 from workbench.runtimes.elastic.mpi_admission import number_of_spare, ranks_of_run
 from workbench.runtimes.liveness.failure_detector import read_heartbeat, state_of
@@ -36,6 +36,7 @@ def stand_by(job: Job) -> None:
     library reports only killed processes to the others, which would wait for it at the next admission.
 
     Raises:
+        PeerFailed: all ranks have ended before the run.
         WorkbenchError: the error of the training.
     """
     folder, number = Path(job.folder), number_of_spare()
@@ -71,12 +72,18 @@ def _wait_for_place(folder: Path, number: int) -> int | None:
 
 
 def _is_over(folder: Path) -> bool:
-    """Return True if the run has ended, or all its ranks have."""
+    """Return True if the run has ended.
+
+    Raises:
+        PeerFailed: it has not, but all its ranks have.
+    """
     info = read_info(folder)
-    if info.get("status") in ENDED:
-        return True
     rows = [read_heartbeat(folder, rank) for rank in range(int(info["num_workers"]))]
-    return any(rows) and all(row is None or state_of(row) == "gone" for row in rows)
+    are_gone = any(rows) and all(row is None or state_of(row) == "gone" for row in rows)
+    is_over = read_info(folder).get("status") in ENDED  # after the heartbeats: a rank writes it before it leaves
+    if are_gone and not is_over:
+        raise PeerFailed(f"all ranks of the run {folder.name} have ended")
+    return is_over
 
 
 def _place_for(folder: Path, number: int) -> int | None:
