@@ -21,6 +21,7 @@ from tests.distributed.test_survivors import AT_STEP
 from tests.laws import tiny
 from tests.laws.train import make_job
 from workbench.algorithms import DPSGD, FedAvg, SynchronousSGD
+from workbench.errors import PeerFailed
 from workbench.program import Algorithm
 from workbench.runtimes.liveness.membership import SPARES_VARIABLE
 from workbench.runtimes.rank.main import Job, run_rank
@@ -50,7 +51,7 @@ def stands_by(job: Job) -> Tensor | None:
 
 
 def with_spares(
-    algorithm: Algorithm, victim: int, spares: list[Spare], *, dies_again: bool = False
+    algorithm: Algorithm, victims: set[int], spares: list[Spare], *, dies_again: bool = False
 ) -> tuple[dict[int, Outcome], Run]:
     """The outcomes of the ranks, and of the spare processes, which follow them; and the record.
 
@@ -61,8 +62,7 @@ def with_spares(
     job = make_job("mpi", NUM_RANKS, algorithm, problem, STEPS_OF_FEWER)
     dying = replace(job, problem=replace(problem, model=partial(DiesAt, AT_STEP)))
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-        (in_world, (len(spares), run_rank if rank == victim else trains, dying if rank == victim else job))
-        for rank in range(NUM_RANKS)
+        (in_world, (len(spares), trains, dying if rank in victims else job)) for rank in range(NUM_RANKS)
     ]
     calls += [
         (in_world, (len(spares), spare, dying if dies_again and not at else job)) for at, spare in enumerate(spares)
@@ -82,7 +82,7 @@ def check_equal(found: dict[int, Outcome], processes: set[int]) -> None:
 @pytest.mark.parametrize(("algorithm", "victim"), [(SynchronousSGD(), 1), (DPSGD(), 0), (FedAvg(every=4), 2)], ids=str)
 def test_a_spare_process_takes_the_place(algorithm: Algorithm, victim: int) -> None:
     """From there on the synchronous algorithm equals its run on three ranks, with momentum."""
-    found, run = with_spares(algorithm, victim, [stands_by])
+    found, run = with_spares(algorithm, {victim}, [stands_by])
     others = [rank for rank in range(NUM_RANKS) if rank != victim]
     check_equal(found, {*others, NUM_RANKS})
     assert run.info["status"] == "finished"
@@ -113,7 +113,7 @@ def dies_at_the_door(moment: str, job: Job) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "agreed"])
 def test_the_next_one_comes_after_one_that_was_killed_at_the_door(moment: str) -> None:
-    found, run = with_spares(SynchronousSGD(), 1, [partial(dies_at_the_door, moment), stands_by])
+    found, run = with_spares(SynchronousSGD(), {1}, [partial(dies_at_the_door, moment), stands_by])
     check_equal(found, {0, 2, NUM_RANKS + 1})
     assert [row["rank"] for row in run.info["joined"]] == [1]
     first, second = run.info["steering"]
@@ -121,13 +121,21 @@ def test_the_next_one_comes_after_one_that_was_killed_at_the_door(moment: str) -
 
 
 def test_the_others_continue_without_one_that_was_killed_at_the_door() -> None:
-    found, run = with_spares(SynchronousSGD(), 1, [partial(dies_at_the_door, "agreed")])
+    found, run = with_spares(SynchronousSGD(), {1}, [partial(dies_at_the_door, "agreed")])
     check_equal(found, {0, 2})
     assert run.info["status"] == "finished" and "joined" not in run.info
 
 
 def test_one_that_has_joined_is_replaced_too() -> None:
-    found, run = with_spares(SynchronousSGD(), 0, [stands_by, stands_by], dies_again=True)
+    found, run = with_spares(SynchronousSGD(), {0}, [stands_by, stands_by], dies_again=True)
     check_equal(found, {1, 2, NUM_RANKS + 1})
     assert [row["rank"] for row in run.info["departures"]] == [0, 0]
     assert [row["rank"] for row in run.info["joined"]] == [0, 0]
+
+
+def test_the_end_of_all_ranks_is_an_error_of_the_spare_process() -> None:
+    """Else mpiexec would report success."""
+    found, _ = with_spares(SynchronousSGD(), {0, 1, 2}, [stands_by])
+    assert set(found) == {NUM_RANKS}
+    assert isinstance(found[NUM_RANKS].error, PeerFailed)
+    assert "all ranks of the run" in str(found[NUM_RANKS].error)
