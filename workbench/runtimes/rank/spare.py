@@ -14,7 +14,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from workbench.errors import PeerFailed, WorkbenchError
+from workbench.errors import PeerFailed
 from workbench.logs import LOG
 from workbench.runtimes.elastic.mpi_admission import number_of_spare, ranks_of_run
 from workbench.runtimes.liveness.failure_detector import read_heartbeat, state_of
@@ -32,22 +32,22 @@ POLL_S = 0.2
 def stand_by(job: Job) -> None:
     """Wait until a rank has left the run, and train in its place to the run's end. Return if the run ends before.
 
-    Spare processes take places in the order of their numbers. One that was not admitted ends by SIGKILL, because the
-    library reports only killed processes to the others, which would wait for it at the next admission.
+    Spare processes take places in the order of their numbers. One that was not admitted ends by SIGKILL: the library
+    reports a killed process to the others, which would wait for any other one at the next admission.
 
     Raises:
         PeerFailed: all ranks have ended before the run.
-        WorkbenchError: the error of the training.
     """
     folder, number = Path(job.folder), number_of_spare()
     ranks_of_run(partial(failure_before_join, folder), job.settings.timeout_s)
     rank = _wait_for_place(folder, number)
     if rank is None:
         return
+    num_joined = _num_joined(folder, rank)
     try:
         rejoin(job, rank)
-    except WorkbenchError as error:
-        if not _is_open(folder, rank):
+    except Exception as error:
+        if _num_joined(folder, rank) > num_joined:  # the error of the training
             raise
         LOG.warning("spare process %d did not take the place of rank %d: %s", number, rank, error)
         if not _is_over(folder):
@@ -101,8 +101,12 @@ def _open_places(folder: Path) -> Iterator[int]:
 
 def _is_open(folder: Path, rank: int) -> bool:
     """Return True if a rank has left, and no process has taken its place since."""
-    num_joined = sum(row["rank"] == rank for row in read_info(folder).get("joined", ()))
-    return (folder / FOLDER / left_name(rank, num_joined)).exists()
+    return (folder / FOLDER / left_name(rank, _num_joined(folder, rank))).exists()
+
+
+def _num_joined(folder: Path, rank: int) -> int:
+    """Return the number of processes that have taken a rank's place."""
+    return sum(row["rank"] == rank for row in read_info(folder).get("joined", ()))
 
 
 def _path(folder: Path, number: int) -> Path:
