@@ -109,7 +109,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     add(
         "--replace",
         action="store_true",
-        help="if a rank is killed, start a new process for it; the other ranks continue meanwhile (gloo)",
+        help="if a rank is killed, another process takes its place; the other ranks continue meanwhile (gloo, Open MPI 5)",
     )
     add(
         "--on-bad-gradient",

@@ -270,7 +270,11 @@ def test_trains_on_mpich_too(mpich: dict[str, str]) -> None:
         (["train", "pipe-sgd", "--on-failure", "shirnk"], "choose stop or shrink"),
         (["train", "async-sgd", "--on-failure", "shrink"], "cannot shrink to the ranks that remain"),
         (["train", "pipe-sgd", "--on-failure", "shrink", "--runtime", "simulated"], "for real ranks"),
-        (["train", "ad-psgd", "--runtime", "torch", "--on-failure", "shrink", "--replace"], "but ad-psgd"),
+        (["train", "ad-psgd", "--runtime", "torch", "--replace"], "with --on-failure shrink all of the algorithms"),
+        (
+            ["train", "pipe-sgd", "--runtime", "mpi", "--replace"],
+            "--replace with --runtime mpi needs --on-failure shrink",
+        ),
         (["show", "nothing"], "no run"),
         (["notebook", "01-tour"], "did you mean 00-tour"),
         (["notebook", "00-tour", "-p", "worker=3"], "worker"),

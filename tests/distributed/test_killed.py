@@ -292,15 +292,21 @@ def test_a_launcher_that_is_asked_for_half_is_told_the_whole(runs: Path, no_proc
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "victim"),
-    [(("async-sgd",), 2), (("pipe-sgd", *SHRINK), 0), (("partial-all-reduce",), 1), (("ad-psgd", *SHRINK), 2)],
+    ("algorithm", "victim", "runtime"),
+    [
+        (("async-sgd",), 2, "torch"),
+        (("pipe-sgd", *SHRINK), 0, "torch"),
+        (("partial-all-reduce",), 1, "torch"),
+        (("ad-psgd", *SHRINK), 2, "torch"),
+        pytest.param(("pipe-sgd", *SHRINK), 0, "mpi", marks=pytest.mark.mpi),
+    ],
     ids=str,
 )
 def test_the_command_line_starts_another_process_in_its_place(
-    algorithm: tuple[str, ...], victim: int, runs: Path, no_process_left: None
+    algorithm: tuple[str, ...], victim: int, runtime: str, runs: Path, no_process_left: None
 ) -> None:
     """The run is paused until it has come, so that it cannot be over before."""
-    command = forked("-m", "workbench", "train", *algorithm, "--replace", "--runtime", "torch", *LONG_STEPS)
+    command = forked("-m", "workbench", "train", *algorithm, "--replace", "--runtime", runtime, *LONG_STEPS)
     process = subprocess.Popen([*command, "--workers", "3", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert within(90, lambda: any(path.stat().st_size for path in runs.glob("2*/metrics-00002.jsonl")))

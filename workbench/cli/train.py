@@ -103,8 +103,9 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
     from workbench.clusters.supervision.sigterm import terminated_as_exit
     from workbench.replica.local_training import run_info
     from workbench.runtimes.control.job import record_run
+    from workbench.runtimes.liveness.membership import num_spares
     from workbench.runtimes.rank.join import rejoin
-    from workbench.runtimes.rank.main import Job, leave_world, make_transport, run_rank
+    from workbench.runtimes.rank.main import Job, leave_world, make_transport, run_rank, world_here
     from workbench.runtimes.transport.base import Deadline
     from workbench.trace.store import new_run
 
@@ -120,6 +121,11 @@ def _join(options: argparse.Namespace, algorithm: Any, problem: Any, settings: A
     }
     if spawned and PLACE_VARIABLE in os.environ:
         rejoin(Job(**how, folder=spawned), int(os.environ["RANK"]))
+        return 0
+    if spawned and num_spares() and world_here()[0] >= world_here()[1]:
+        from workbench.runtimes.rank.spare import stand_by
+
+        stand_by(Job(**how, folder=spawned))
         return 0
     transport = make_transport(options.runtime, options.timeout, Path(spawned) if spawned else None)
     folder = spawned or ""

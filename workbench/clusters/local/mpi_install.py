@@ -21,7 +21,7 @@ from typing import final
 from workbench.clusters.emulated.placement import Placement
 from workbench.errors import ConfigError, LaunchError
 from workbench.machine import num_cores, num_cores_of_job
-from workbench.runtimes.liveness.membership import FAULT_TOLERANT
+from workbench.runtimes.liveness.membership import FAULT_TOLERANT, SPARES_VARIABLE
 
 FIRST_FAULT_TOLERANT = 5  # first major version of Open MPI that tolerates lost ranks
 # Open MPI opens two TCP connections to each peer. On one, consecutive sums took twice the wire's time (decisions/0028).
@@ -289,7 +289,7 @@ def export_arguments(install: MPIInstall, variables: Iterable[str]) -> list[str]
 
 
 def mpiexec_command(
-    install: MPIInstall, num_ranks: int, argv: Sequence[str], *, outlives: bool = False
+    install: MPIInstall, num_ranks: int, argv: Sequence[str], *, outlives: bool = False, num_spares: int = 0
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs `argv` on `num_ranks` ranks, and its whole environment.
 
@@ -298,6 +298,7 @@ def mpiexec_command(
         num_ranks: number of ranks.
         argv: command line of each rank.
         outlives: whether the other ranks continue when one is killed.
+        num_spares: number of spare processes, which run the same command line and wait (`rank.spare`).
 
     Raises:
         ConfigError: this machine cannot run that number of ranks, or the MPI does not tolerate the loss of a rank.
@@ -309,4 +310,7 @@ def mpiexec_command(
             "or --runtime torch; else leave --on-failure out, and resume from the checkpoint"
         )
     env = {**os.environ, **rank_environment(install, num_ranks, emulated=Placement.here() is not None)}
-    return [install.mpiexec, "-n", str(num_ranks), *install.args, *(FAULT_TOLERANT if outlives else ()), *argv], env
+    if num_spares:
+        env[SPARES_VARIABLE] = str(num_spares)
+    how = [*install.args, *(FAULT_TOLERANT if outlives else ())]
+    return [install.mpiexec, "-n", str(num_ranks + num_spares), *how, *argv], env

@@ -36,6 +36,7 @@ PLACE_VARIABLE = "WORKBENCH_TAKES_PLACE"  # set for a rank that replaces a kille
 THREADS = "OMP_NUM_THREADS"
 GRACE_S = 10.0
 Process = subprocess.Popen[bytes] | Forked
+NUM_SPARES = 2  # spare processes of a run on MPI; each waits with the memory of a rank, but computes nothing
 MAX_REPLACEMENTS = 3  # of one rank: after that, another replacement would be killed too
 
 
@@ -99,7 +100,8 @@ def spawn_ranks(
         arguments: of the command line.
         folder: the run's folder.
         watch: called five times a second.
-        replaced: ranks that get a new process if they are killed while the others continue (torch).
+        replaced: ranks whose place another process takes if they are killed while the others continue. On torch it is a
+            new process. On MPI it is one of `NUM_SPARES`, which mpiexec starts with the ranks.
         shrinks: whether the other ranks continue without a lost one; mpiexec is asked to allow it.
         fork_server: forks ranks of torch; None: each rank is a new process.
 
@@ -113,8 +115,10 @@ def spawn_ranks(
     record_end = partial(update_run, folder, status="failed", error="terminated")  # batch systems send SIGTERM
     with terminated_as_exit(record_end), (folder / "ranks.log").open("wb") as log:
         if runtime == "mpi":
-            command, env = mpiexec_command(find_mpi(), num_ranks, _command(arguments), outlives=shrinks)
+            how: dict[str, Any] = {"outlives": shrinks, "num_spares": NUM_SPARES if replaced else 0}
+            command, env = mpiexec_command(find_mpi(), num_ranks, _command(arguments), **how)
             processes: list[Process] = [_start(command, {**env, FOLDER_VARIABLE: str(folder)}, log)]
+            replaced = ()  # its ranks are no processes of this one
         else:
             start = _starter(num_ranks, arguments, folder, placement, fork_server, log)
             processes = [start(rank) for rank in range(num_ranks)]

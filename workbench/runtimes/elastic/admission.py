@@ -11,10 +11,9 @@ place has missed are not computed. If the process ends before that, the ranks co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 
@@ -27,7 +26,7 @@ from workbench.runtimes.execution.endpoint import RankClock
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.deadline import Deadline
 from workbench.runtimes.liveness.failure_detector import read_heartbeat, state_of
-from workbench.runtimes.liveness.membership import Membership
+from workbench.runtimes.transport.base import Transport
 from workbench.trace.files.atomic import atomic_file
 from workbench.trace.store import read_info, update_run
 
@@ -143,7 +142,7 @@ def admit(
         )
         here = replace(here, has_optimizer=saved is not None)
         _write(members.folder / f"{place}.pt", {"welcome": asdict(here), **facts, **what})
-    if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
+    if not all_have_met(transport, (rank, number), ranks, timeout_s):
         return f"rank {rank} had ended again, or did not meet the others in {timeout_s:g} s"
     members.readmit(rank)
     if members.shrinks:
@@ -161,15 +160,14 @@ def _write(path: Path, value: dict[str, Any]) -> None:
         torch.save(value, file)
 
 
-def all_have_met(
-    members: Membership, meet: Callable[..., bool], joining: tuple[int, int], ranks: list[int], timeout_s: float
-) -> bool:
+def all_have_met(transport: Transport, joining: tuple[int, int], ranks: list[int], timeout_s: float) -> bool:
     """Return True if all of `ranks` have met in new groups. The lowest rank collects the reports and decides.
 
     Args:
         joining: the rank that joins, and the number of earlier requests for its place.
     """
-    rank, number = joining
+    (rank, number), members = joining, transport.members
+    assert members is not None
     place, num_gone, lowest = (
         place_of(*joining),
         len(members.departures(now=True)),
@@ -207,7 +205,12 @@ def all_have_met(
             return members.text(what, other) or NOT_MET
         return text
 
-    return meet(ranks, members.folder / place, Deadline(WAITED_FOR, failure, timeout_s), agreed)
+    deadline = Deadline(WAITED_FOR, failure, timeout_s)
+    if type(transport).admit is Transport.admit:  # MPI's
+        from workbench.runtimes.elastic import mpi_admission  # initialises MPI
+
+        return mpi_admission.admit(cast(Any, transport), rank, place, ranks, deadline, agreed)
+    return transport.admit(ranks, members.folder / place, deadline, agreed)
 
 
 def num_join_requests(folder: Path, rank: int) -> int:

