@@ -185,7 +185,9 @@ def test_a_model_of_several_ranks_that_is_not_wrapped_is_refused(monkeypatch: py
     """It would be averaged without the hook, or not at all."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"is a Linear and not in torch's Dist.*model that Accelerator.prepare returned"):
+    with pytest.raises(
+        ConfigError, match=r"is a Linear and not in torch's Dist.*model that Accelerator.prepare returned"
+    ):
         register_hook_on(nn.Linear(2, 1), {})
 
 
