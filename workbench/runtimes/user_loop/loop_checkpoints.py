@@ -208,7 +208,11 @@ class LoopCheckpoints:
         """Return why the folder cannot be used: it has later checkpoints, which `load` would prefer. "" if it can."""
         if folder.resolve() in self._folders:
             return ""
-        later = [checkpoint.num_steps for checkpoint in complete_checkpoints(folder) if (checkpoint.step or 0) > place]
+        later = [
+            checkpoint.num_steps
+            for checkpoint in complete_checkpoints(folder)
+            if checkpoint.step is None or checkpoint.step > place  # None: of a run's stop
+        ]
         if not later:
             return ""
         return (
