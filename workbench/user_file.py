@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
 import sys
@@ -65,7 +66,8 @@ def loaded_modules() -> list[ModuleType]:
 
 def _module_of(path: Path, file: str) -> ModuleType:
     """Execute a file as a module, unless this process has done so."""
-    name = _PREFIX + re.sub(r"\W", "_", str(path))
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # `a-b.py` and `a_b.py` are two modules
+    name = _PREFIX + re.sub(r"\W", "_", str(path)) + f"_{digest}"
     known = sys.modules.get(name)
     if known is not None:
         return known

@@ -310,6 +310,9 @@ def huggingface(folder: Path) -> dict[str, Any]:
                 lr_scheduler_type="linear",
             ).model
         ),
+        "unclipped": weights(
+            whole("unclipped", ALGORITHMS["synchronous"], options={"clip_norm": None}, max_grad_norm=0.5).model
+        ),
         "validated": {name: shown(name, ALGORITHMS[name]) for name in ("pipe", "local")},
         "best": best_kept(ALGORITHMS["pipe"]),
         "refused": {

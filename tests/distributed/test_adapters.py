@@ -92,6 +92,7 @@ def test_whole_algorithms_train_as_in_a_plain_loop(
         if library == "huggingface":  # its `plain` clips, with a falling rate
             assert_near(rank["clipped"], plain)
             plain = rank["whole"]["synchronous"][0]
+            assert_near(rank["unclipped"], plain)
         assert_near(rank["whole"]["synchronous"][0], plain)
         assert_near(rank["whole"]["servers"][0], plain)
         assert rank["whole"]["pipe"][0] != plain != rank["whole"]["local"][0]
@@ -178,6 +179,16 @@ def test_a_divided_model_is_refused_with_the_fix() -> None:
     with pytest.raises(ConfigError, match="DataParallel, which has no ranks"):
         register_hook_on(nn.DataParallel(nn.Linear(2, 1)), {})
     assert register_hook_on(nn.Linear(2, 1), {}) is None
+
+
+def test_a_model_of_several_ranks_that_is_not_wrapped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be averaged without the hook, or not at all."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        ConfigError, match=r"is a Linear and not in torch's Dist.*model that Accelerator.prepare returned"
+    ):
+        register_hook_on(nn.Linear(2, 1), {})
 
 
 @pytest.mark.slow

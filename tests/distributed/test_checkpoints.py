@@ -130,17 +130,25 @@ def test_a_rank_removes_what_is_older_than_the_last_complete_ones(tmp_path: Path
         write(tmp_path, step, 0, 2), write(tmp_path, step, 1, 2)
     for step in (5, 7):
         write(tmp_path, step, 0, 2)
-        remove_old_rank_files(tmp_path, 0, 2, keep=2)
+        remove_old_rank_files(tmp_path, 0, 2, keep=2, step=step)
     assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [3, 1]
     write(tmp_path, 5, 1, 2)
     for rank in range(2):
-        remove_old_rank_files(tmp_path, rank, 2, keep=2)
+        remove_old_rank_files(tmp_path, rank, 2, keep=2, step=7)
     assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [5, 3]
     assert {path.name.split("-")[1] for path in (tmp_path / "checkpoints").iterdir()} == {
         "00000003",
         "00000005",
         "00000007",
     }
+
+
+def test_what_was_just_written_stays_though_a_damaged_or_foreign_one_is_later(tmp_path: Path) -> None:
+    write(tmp_path, 9).write_bytes(b"damaged")
+    for step in (3, 5):
+        write(tmp_path, step)
+        remove_old_rank_files(tmp_path, 0, 1, keep=1, step=step)
+        assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [9, step]
 
 
 def test_parts_of_as_many_ranks_make_a_checkpoint(tmp_path: Path) -> None:
@@ -153,7 +161,7 @@ def test_parts_of_as_many_ranks_make_a_checkpoint(tmp_path: Path) -> None:
     assert complete_checkpoints(tmp_path) == [Checkpoint(tmp_path, 3, 2), Checkpoint(tmp_path, 1, 3)]
     for act in (
         lambda rank: write(tmp_path, 5, rank, 2),
-        lambda rank: remove_old_rank_files(tmp_path, rank, 2, keep=1),
+        lambda rank: remove_old_rank_files(tmp_path, rank, 2, keep=1, step=5),
     ):
         act(0), act(1)
     assert {path.name[:24] for path in (tmp_path / "checkpoints").iterdir()} == {
@@ -321,6 +329,19 @@ def test_a_run_continues_from_the_checkpoint_that_is_chosen(runtime: str) -> Non
     chosen.rank_file(0).write_bytes(b"")
     with pytest.raises(ConfigError, match=r"no undamaged checkpoint.*step 3"):  # and no other one is taken
         failing(runtime, 3, PipeSGD(), how, unbroken, "@4")
+
+
+def test_a_resumed_run_notes_that_another_learning_rate_is_not_used() -> None:
+    how = settings(optimizer=tiny.momentum, schedule=tiny.step_lr)
+    first = train("torch", 2, SynchronousSGD(), tiny.problem(), how)
+    same, other = (
+        train("torch", 2, SynchronousSGD(), tiny.problem(), one, resume=first.checkpoint)
+        for one in (how, replace(how, lr=0.007))
+    )
+    assert torch.equal(same.final, other.final)
+    assert not [note for note in same.run.info["notes"] if "learning rate" in note]
+    (note,) = [note for note in other.run.info["notes"] if "learning rate" in note]
+    assert "not from 0.007: change it while the run trains" in note
 
 
 def test_a_source_names_a_run_and_perhaps_a_checkpoint(tmp_path: Path, runs: Path) -> None:

@@ -370,7 +370,7 @@ def test_ranks_that_step_alone_go_on_from_their_mean(algorithm: Algorithm, runti
 @pytest.mark.parametrize("victim", [0, 1])
 def test_ranks_at_steps_of_their_own_go_on_without_one(victim: int, runtime: RuntimeName) -> None:
     """In a ring of three, rank 0 answers and the others ask. A rank that was behind leaves out steps."""
-    found, run = train(ADPSGD(), victim, replace(SHRINKING, steps=60, checkpoint_every=None), runtime=runtime)
+    found, run = train(ADPSGD(), victim, replace(SHRINKING, steps=60, checkpoint_every=20), runtime=runtime)
     remain = [rank for rank in range(NUM_RANKS) if rank != victim]
     assert [row["ranks"] for row in run.info["shrunk"]] == [remain]
     assert run.info["status"] == "finished"
@@ -378,6 +378,9 @@ def test_ranks_at_steps_of_their_own_go_on_without_one(victim: int, runtime: Run
         assert found[rank].error is None, found[rank].trace
         assert max(found[rank].value) == 59
     assert run.evaluations()[-1]["step"] == 59
+    assert run.folder is not None
+    newest = complete_checkpoints(run.folder)[0]
+    assert (newest.step, newest.num_ranks) == (39, 2), "they go on keeping what two ranks need"
 
 
 def test_whose_parameters_are_taken() -> None:

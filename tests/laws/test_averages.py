@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -42,7 +44,13 @@ def loss_of_average(problem: Problem, updates: list[Tensor]) -> float:
     average = torch.cat([param.detach().reshape(-1) for param in model.parameters()])
     for parameters in updates:
         average = DECAY * average + (1 - DECAY) * parameters
-    torch.nn.utils.vector_to_parameters(average, model.parameters())
+    return loss_at(problem, average)
+
+
+def loss_at(problem: Problem, parameters: Tensor) -> float:
+    """Test loss at these parameters."""
+    model = initial(problem)
+    torch.nn.utils.vector_to_parameters(parameters, model.parameters())
     x, y = problem.test_data().tensors  # type: ignore[union-attr]
     with torch.no_grad():
         return float(cross_entropy(model(x), y))
@@ -98,3 +106,17 @@ def test_it_goes_on_when_resumed() -> None:
         first = train("simulated", 3, algorithm, tiny.problem(), HOW, stop_after=2)
         second = train("simulated", 3, algorithm, tiny.problem(), HOW, resume=first.checkpoint)
         assert second.run.evaluations()[-1]["test_loss"] == pytest.approx(by_hand(tiny.problem(), 3), rel=1e-9)
+
+
+def test_a_resumed_run_begins_a_new_average_at_the_checkpoint() -> None:
+    """The run before kept none: the initial parameters are not a part of it."""
+    problem = tiny.problem()
+    updates = serial(problem, HOW, 3)
+    average = updates[2]
+    for parameters in updates[3:STEPS]:
+        average = DECAY * average + (1 - DECAY) * parameters
+    for algorithm in (SynchronousSGD(), BackupSGD(backups=0)):
+        first = train("simulated", 3, algorithm, problem, replace(HOW, ema_decay=None), stop_after=2)
+        second = train("simulated", 3, algorithm, problem, HOW, resume=first.checkpoint)
+        found = second.run.evaluations()[-1]["test_loss"]
+        assert found == pytest.approx(loss_at(problem, average), rel=1e-9)

@@ -349,6 +349,23 @@ def test_held_it_goes_on_when_told_to_and_takes_words_meanwhile(runs: Path) -> N
     assert json.loads((folder / "run.json").read_text())["status"] == "running"
 
 
+def test_a_rank_that_joins_takes_what_the_others_took_and_refuses_what_they_refused(runs: Path) -> None:
+    """They refused width 3 with a rate below 0, and width 4 because of their number of ranks at that time."""
+    folder = folder_of(runs, PipeSGD(width=2))
+    for changes in ({"lr": -1, "width": 3}, {"width": 4}, {"lr": 0.5, "warmup_steps": 2}, {"lr": 0.25}):
+        write_command(folder, {"set": changes})
+    rows: list[dict[str, Any]] = [{"number": number, "step": 3} for number in range(1, 5)]
+    for row in rows[:2]:
+        row["refused"] = "no"
+    update_run(folder, steering=rows)
+    ranks = OfTwo([])
+    controller = RunController(PipeSGD(width=2), Settings(steps=9), ranks, ranks, folder)  # type: ignore[arg-type]
+    controller.catch_up(4, 1, trained=True)
+    assert (controller.algorithm, ranks.lr, controller.num_taken) == (PipeSGD(width=2, warmup_steps=2), 0.1, 4)
+    controller.catch_up(4, 1, trained=False)
+    assert ranks.lr == 0.25
+
+
 def test_an_interrupt_is_put_off_and_a_second_one_is_not() -> None:
     done: list[str] = []
 

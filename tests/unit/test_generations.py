@@ -43,6 +43,7 @@ from workbench.topologies import Star
 STEPS = 20
 SYNC, PIPE, QUORUM, ASYNC, ALONE = SynchronousSGD(), PipeSGD(width=2), PartialAllReduce(), AsyncSGD(), NoCommunication()
 WIDER = PipeSGD(width=4)
+GOSSIP = ADPSGD()
 FASTER = AsyncSGD(clip_norm=0.1)
 GOSSIP, STAR = ADPSGD(), ADPSGD(topology=Star())
 STATE = PipeState(in_flight=(Ticket.completed("a gradient"),))
@@ -160,6 +161,13 @@ LEFT: list[Row] = [
     ("a rank left while a process waited to join", generation(PIPE, waiting=WAITS, end_step=6),
      MembersLeft(step=4, algorithm=PIPE, num_ranks=2, num_steps=STEPS),
      [RetryJoin(1), BeginGeneration(generation(PIPE, num_ranks=2, first_step=5))]),
+    ("a rank left asynchronous ones: the others write the next checkpoint",
+     generation(GOSSIP, checkpoint_every=5, sync_point=5, end_step=5),
+     MembersLeft(step=6, algorithm=GOSSIP, num_ranks=2, num_steps=STEPS),
+     [BeginGeneration(generation(GOSSIP, checkpoint_every=5, num_ranks=2, first_step=7, sync_point=10, end_step=10))]),
+    ("a rank left asynchronous ones without checkpoints", generation(GOSSIP),
+     MembersLeft(step=6, algorithm=GOSSIP, num_ranks=2, num_steps=30),
+     [BeginGeneration(generation(GOSSIP, num_ranks=2, first_step=7, end_step=30, num_steps=30, sync_point=30))]),
 ]  # fmt: skip
 
 ASYNCHRONOUS: list[Row] = [

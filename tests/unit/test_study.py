@@ -6,8 +6,9 @@ import json
 import math
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from workbench.what_if.question import line_rate
 from workbench.what_if.recipe import one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study, ratio_of
 from workbench.what_if.run_study import by_workers
+from workbench.what_if.saved import Saved
 from workbench.what_if.step_time import StepTime, saved_seconds, step_time
 from workbench.what_if.trainings import Trained, Trainings
 
@@ -231,6 +233,13 @@ def test_one_worker_stands_for_all(algorithm: wb.Algorithm) -> None:
 def test_backups_are_gradients_that_are_left_out() -> None:
     recipe = recipe_of(wb.BackupSGD(backups=1), 4, 16)
     assert (recipe.workers, recipe.batch_size, recipe.name) == (1, 48, "exact, 3 of 4 gradients")
+
+
+def test_with_a_time_out_the_time_decides_which_gradients_are_left_out() -> None:
+    hasty = wb.BackupSGD(backups=0, timeout_s=0.01)
+    recipe = recipe_of(hasty, 4, 16)
+    assert (recipe.algorithm, recipe.workers, recipe.batch_size) == (hasty, 4, 16)
+    assert recipe.name == "BackupSGD(timeout_s=0.01, backups=0)"
 
 
 def made(model: Any, loss: Any = nn.functional.cross_entropy) -> wb.Problem:
@@ -502,6 +511,70 @@ def test_a_named_study_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     other = replace(wb.problems.digits_softmax(), test=wb.problems.digits_softmax().train)
     with pytest.raises(ConfigError, match="other values of data"):
         ask(name="mine", problem=other, calibrated=same)
+
+
+def test_what_a_killed_process_left_of_a_training_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed after it saved the run and before it noted it; or another process saves the same training."""
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
+    run = wb.simulate(
+        wb.SynchronousSGD(),
+        wb.problems.digits_softmax(),
+        workers=1,
+        steps=2,
+        compute=costs.Compute(forward_s=1e-3, backward_s=1e-3),
+    )
+    known = {"recipe": "exact", "seed": 0}
+    first, other = Saved.open("mine", {}), Saved.open("mine", {})
+    first.add_run(known, run)
+    other.add_run(known, run)
+    kept = json.loads((tmp_path / "study-mine" / "study.json").read_text())
+    (tmp_path / "study-mine" / "study.json").write_text(json.dumps({**kept, "trainings": {}}))
+    again = Saved.open("mine", {})
+    assert not again.has(known)
+    again.add_run(known, run)
+    assert Saved.open("mine", {}).run(known).steps() == run.steps()  # type: ignore[union-attr]
+
+
+def test_a_continued_study_with_fewer_minutes_keeps_its_trainings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
+    same: dict[str, Any] = {"name": "mine", "calibrated": of(wb.problems.digits_softmax())}
+    for algorithm in (wb.SynchronousSGD(), wb.PipeSGD(width=2)):  # one rate; the better of two
+        (first,) = ask(**same, algorithms=[algorithm]).trainings
+        (again,) = ask(**same, algorithms=[algorithm], minutes=1e-6).trainings
+        assert (again.lr, again.steps, again.num_steps) == (first.lr, first.steps, first.num_steps)
+
+
+def test_a_training_of_your_own_algorithm_is_known_by_its_code() -> None:
+    def trainings(algorithm: wb.Algorithm) -> dict[str, Any]:
+        recipe = recipe_of(algorithm, 4, 8)
+        return Trainings._known(SimpleNamespace(lr=0.1), recipe, None, 10, 0)  # type: ignore[arg-type]
+
+    def own(every: int) -> wb.Algorithm:
+        @dataclass(frozen=True, kw_only=True)
+        class Mine(wb.Algorithm):
+            def worker(self, ctx: Any) -> Any:
+                return every if every == 1 else None
+
+        if every == 2:
+            Mine.worker = lambda self, ctx: 3  # type: ignore[method-assign, assignment, return-value]
+        return Mine()
+
+    assert trainings(own(1))["recipe"] == trainings(own(2))["recipe"]
+    assert trainings(own(1)) == trainings(own(1)) != trainings(own(2))
+    assert "code" not in trainings(wb.SynchronousSGD())
+
+
+def test_a_rate_that_misses_the_target_is_worse_than_one_that_meets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the loss is negative, as of a density, or NaN."""
+    monkeypatch.setattr(Trainings, "_met", lambda self, run: run.met)
+
+    def badness(loss: float, met: float | None = None) -> float:
+        run = SimpleNamespace(met=met, evaluations=lambda: [{"test_loss": loss}])
+        return Trainings._badness(object.__new__(Trainings), run, 48)  # type: ignore[arg-type]
+
+    assert badness(-1000.0, met=48.0) < badness(-1000.0) < badness(-3.0) < badness(2.0) < badness(math.nan)
 
 
 # -- shown

@@ -75,6 +75,19 @@ def test_exclude_takes_away_and_include_adds_on_top_of_base() -> None:
     assert found[-1] == {"algorithm": "dear"}, "what is there already is not there twice"
 
 
+def test_settings_in_the_base_are_those_of_the_name_that_they_are_written_with() -> None:
+    base = {**BASE, "algorithm": {"local-sgd": {"every": 2}}, "optimizer": {"SGD": {"momentum": 0.9}}, "lr": 0.1}
+    algorithms, others = ["local-sgd", "diloco"], {"optimizer": "RMSprop", "set.every": 3}
+    grid = read_grid({"name": "test", "base": base, "axes": {"algorithm": algorithms}, "include": [others]})
+    found = [{name: value for name, value in cell.values.items() if name not in BASE} for cell in grid.cells]
+    sgd = {"optimizer": "SGD", "optimizer_set.momentum": 0.9, "lr": 0.1}
+    assert found == [
+        {"algorithm": "local-sgd", "set.every": 2, **sgd},
+        {"algorithm": "diloco", **sgd},
+        {"algorithm": "local-sgd", "optimizer": "RMSprop", "set.every": 3, "lr": 0.1},
+    ]
+
+
 def test_include_alone_is_a_list_of_cells() -> None:
     assert values({"include": [{"algorithm": "dear"}]}) == [{"algorithm": "dear"}]
 

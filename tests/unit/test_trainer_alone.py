@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from workbench.codecs import Linear8
 from workbench.collectives import Ring
 from workbench.errors import ConfigError
 from workbench.program import Algorithm
+from workbench.runtimes.checkpoint.files import complete_checkpoints
 from workbench.runtimes.control.job import JOB_VARIABLE, STOP_NAME
 from workbench.runtimes.user_loop.stop_request import stop_requested
 from workbench.runtimes.user_loop.trainer import Trainer
@@ -274,6 +276,39 @@ def test_micro_batches_are_one_big_batch() -> None:
     assert trained((x[:2], x[2:3], x[3:]), [2, 1, 4]) == pytest.approx(trained((x,), [7]), rel=1e-14)
 
 
+def test_samples_may_be_counted_by_numpy_or_a_tensor() -> None:
+    for number in (numpy.int64(2), torch.tensor(2), [numpy.int64(2)], torch.tensor([2])):
+        model = Line()
+        with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
+            trainer.step(lambda model=model: model(X), num_samples=number)  # type: ignore[arg-type, misc]
+        assert float(model.b.detach()) == -20.0
+
+
+def test_checkpoints_of_another_training_are_neither_removed_nor_preferred(tmp_path: Path) -> None:
+    """A loop that begins again in the same folder, without load()."""
+
+    def train(num_steps: int, *, loads: bool = False) -> int:
+        model = Line()
+        with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
+            begin = trainer.load(tmp_path)[0] if loads else 0
+            for _ in range(begin, num_steps):
+                trainer.step(lambda: model(X))
+            trainer.save(tmp_path, keep=1)
+        return begin
+
+    train(4)
+    with pytest.raises(OSError, match=r"holds checkpoints of another training, up to 4 steps.*call load\(\)"):
+        train(2)
+    assert [checkpoint.num_steps for checkpoint in complete_checkpoints(tmp_path)] == [4]
+    assert train(6, loads=True) == 4
+    assert [checkpoint.num_steps for checkpoint in complete_checkpoints(tmp_path)] == [6]
+    newest = complete_checkpoints(tmp_path)[0].rank_file(0)
+    train(6, loads=True)
+    newest.write_bytes(b"damaged")
+    with pytest.raises(ConfigError, match="no undamaged checkpoint"):
+        train(7, loads=True)
+
+
 def test_uncounted_micro_batches_count_the_same() -> None:
     model = Line()
     with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
@@ -318,6 +353,8 @@ def test_the_norm_of_the_mean_gradient_is_read_after_a_step(algorithm: Algorithm
         assert trainer.grad_norm is None
         for step in range(3):
             trainer.step(lambda factor=1 + step: factor * model(X))
+            with trainer.evaluating():  # changes neither
+                pass
             expected = math.hypot(2, 20) * (step if late else step + 1)
             assert trainer.grad_norm == (pytest.approx(expected) if expected else None)
             if "keep_gradients" in options and expected:

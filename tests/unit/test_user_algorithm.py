@@ -12,6 +12,7 @@ from workbench import algorithms
 from workbench.cli.main import main
 from workbench.errors import ConfigError
 from workbench.trace.run import Run
+from workbench.user_file import load
 
 SIMULATED = ["--runtime", "simulated", "--workers", "2", "--steps", "2"]
 
@@ -26,6 +27,12 @@ def test_it_is_made_with_its_fields_and_a_file_is_executed_once(own: str) -> Non
     assert str(made) == "WarmStart(warm_steps=4)"
     assert made == algorithms.find(f"{own}:WarmStart")(warm_steps=4)
     assert str(algorithms.get(f"{own}:Warmer")) == "Warmer(warm_steps=10)"
+
+
+def test_files_whose_paths_differ_only_in_signs_are_two(tmp_path: Path) -> None:
+    for name, number in (("v-1", 1), ("v_1", 2)):
+        (tmp_path / f"{name}.py").write_text(f"number = {number}\n")
+    assert [load(f"{tmp_path}/{name}.py:number", "number", bool) for name in ("v-1", "v_1")] == [1, 2]
 
 
 def test_a_simulated_run_has_its_settings_and_can_be_evaluated(

@@ -8,16 +8,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from workbench.errors import ConfigError
+from workbench.runtimes.rank.main import world_here
 from workbench.runtimes.user_loop.ddp_hook import DDPHook, ddp_hook
 
 DIVIDED = frozenset({"FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine", "PipelineModule"})
 
 
 def register_hook_on(model: nn.Module, options: dict[str, Any]) -> DDPHook | None:
-    """Register `ddp_hook(**options)` on a model. None for a model that is not wrapped, as of a single process.
+    """Register `ddp_hook(**options)` on a model. None for the model of a single process, which is not wrapped.
 
     Raises:
-        ConfigError: parameters are divided among ranks, or the wrapper is not torch's DistributedDataParallel.
+        ConfigError: parameters are divided among ranks, or the model of several ranks is not in torch's
+            DistributedDataParallel.
     """
     check_whole_model(model)
     inner = getattr(model, "_orig_mod", model)  # of torch.compile
@@ -28,6 +30,11 @@ def register_hook_on(model: nn.Module, options: dict[str, Any]) -> DDPHook | Non
     if isinstance(inner, nn.DataParallel):
         raise ConfigError(
             "the model is in torch's DataParallel, which has no ranks: start one process for each GPU, with torchrun"
+        )
+    if world_here()[1] > 1:
+        raise ConfigError(
+            f"the model is a {type(inner).__name__} and not in torch's DistributedDataParallel, whose hook averages the "
+            "gradients: give the model that Accelerator.prepare returned, and not the one inside"
         )
     return None
 

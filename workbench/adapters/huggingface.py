@@ -207,8 +207,8 @@ class AlgorithmTrainer(transformers.Trainer):
 
     def _norm(self, *_: Any, **__: Any) -> Tensor | None:
         """The norm of the mean gradient before the loop clipped it; None if it is not measured."""
-        measured = self.args.max_grad_norm or {"clip_norm", "keep_gradients"} & set(self._of_trainer)
-        if self.loop is None or not measured:
+        wrapper = None if self.loop is None else self.loop.replica.optimizer_wrapper
+        if self.loop is None or wrapper is None or not (wrapper.clips or wrapper.keeps):
             return None
         norm = self.loop.grad_norm
         return None if norm is None else torch.tensor(norm)

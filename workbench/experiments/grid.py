@@ -146,22 +146,22 @@ def read_grid(source: Path | str | Mapping[str, Any]) -> Grid:
 
 
 def _cells(content: dict[str, Any], reader: _Train | _Notebook, where: str) -> tuple[Cell, ...]:
-    base = reader.options(_mapping(content, "base", where))
+    base = _mapping(content, "base", where)
+    reader.options(base)  # its errors first
     axes = _mapping(content, "axes", where)
     choices = []
     for axis, values in axes.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{where}: axes: {axis}: give a list of values, such as [1, 2]")
         choices.append([reader.choice(str(axis), value) for value in values])
-    found = (
-        [_merged(base, *chosen) for chosen in itertools.product(*choices)] if axes or "include" not in content else []
-    )
+    chosen = [_merged(*choice) for choice in itertools.product(*choices)] if axes or "include" not in content else []
+    found = [_on_base(base, options, reader) for options in chosen]
     for number, rule in enumerate(_list(content, "exclude", where), 1):
         left = [values for values in found if not _matches(values, reader.pattern(rule))]
         if len(left) == len(found):
             raise ConfigError(f"{where}: exclude: entry {number}, {rule}, matches no cell: correct or remove it")
         found = left
-    found += [_merged(base, reader.options(extra)) for extra in _list(content, "include", where)]
+    found += [_on_base(base, reader.options(extra), reader) for extra in _list(content, "include", where)]
     try:
         distinct = {json.dumps(values, sort_keys=True): values for values in found}
     except TypeError as error:  # a date
@@ -175,6 +175,19 @@ def _cells(content: dict[str, Any], reader: _Train | _Notebook, where: str) -> t
         Cell(values=values, axes={name: values[name] for name in vary if name in values}, notebook=reader.notebook)
         for values in every
     )
+
+
+def _on_base(base: dict[str, Any], options: dict[str, Any], reader: _Train | _Notebook) -> dict[str, Any]:
+    """Return the options of a cell, on top of the base.
+
+    Settings of a name in the base, as in {pipe-sgd: {width: 2}}, are not those of another name in `options`.
+    """
+    kept = {
+        name: value
+        for name, value in base.items()
+        if not (isinstance(value, Mapping) and name in NESTED and options.get(name) not in (None, *value))
+    }
+    return _merged(reader.options(kept), options)
 
 
 def _merged(*mappings: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,8 @@ def recipe_of(algorithm: Algorithm, workers: int, batch_size: int, *, one_worker
         if lossy:
             return Recipe(name=f"{name} with {how}", algorithm=algorithm, staleness=late, **whole)
         return Recipe(name=name, algorithm=lossless if late else SynchronousSGD(), staleness=late, **alone)
-    if isinstance(algorithm, BackupSGD) and isinstance(algorithm.backups, int) and one_worker:
+    # With a time-out, the time decides how many gradients an update has.
+    if isinstance(algorithm, BackupSGD) and algorithm.timeout_s is None and one_worker:
         used = workers - algorithm.backups
         name = f"exact, {used} of {workers} gradients" if algorithm.backups else "exact"
         alone["batch_size"] = used * batch_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, final
 from workbench.calibration.model import Calibration
 from workbench.errors import ConfigError
 from workbench.trace.files.atomic import write_atomic
+from workbench.trace.files.lock import locked
 from workbench.trace.run import Run
 from workbench.trace.store import runs_root
 
@@ -82,11 +84,15 @@ class Saved:
         if self.folder is None:
             return
         place = f"training-{key}"
-        if run is not None:
-            run.save(self.folder / place)
-        record = json.loads((self.folder / FILE).read_text())
-        record["trainings"][key] = {**known, "folder": place, "diverged": run is None}
-        write_atomic(self.folder / FILE, json.dumps(record, indent=1) + "\n")
+        with locked(self.folder):  # another process may continue the same study
+            if self._entry(known) is not None:
+                return
+            shutil.rmtree(self.folder / place, ignore_errors=True)  # of a process that was killed while it saved
+            if run is not None:
+                run.save(self.folder / place)
+            record = json.loads((self.folder / FILE).read_text())
+            record["trainings"][key] = {**known, "folder": place, "diverged": run is None}
+            write_atomic(self.folder / FILE, json.dumps(record, indent=1) + "\n")
 
     def _entry(self, known: Mapping[str, Any]) -> dict[str, Any] | None:
         if self.folder is None:

@@ -15,6 +15,7 @@ from workbench.analysis.summary import time_to
 from workbench.costs import Compute
 from workbench.errors import ConfigError, Diverged
 from workbench.problems.base import Problem
+from workbench.runtimes.rank.fingerprint import code_digest
 from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 from workbench.what_if.budget import Budget
@@ -96,19 +97,21 @@ class Trainings:
             if length < FEWEST_STEPS:
                 self._leave_out(recipe)
                 continue
-            if not self._affords(recipe, length, trainings=1 + (0 if reference else self.tries)):
+            is_saved = not self.tries and self._first_seed_s(recipe, length) == 0
+            if not (is_saved or self._affords(recipe, length, trainings=1 + (0 if reference else self.tries))):
                 self._leave_out(recipe)
                 continue
             self._extend(recipe, self._rate(recipe, length), length, self.seeds[:1])
         for count in range(2, len(self.seeds) + 1):
             for one in list(self.done.values()):
-                if len(one.runs) == count - 1 and self._affords(one.recipe, one.num_steps):
+                cost_s = self._costs_s(one.recipe, one.lr, one.num_steps, self.seeds[count - 1])
+                if len(one.runs) == count - 1 and cost_s <= self.budget.left_s:
                     self._extend(one.recipe, one.lr, one.num_steps, self.seeds[:count])
 
     def _first_length(self, reference: Recipe, known: Mapping[int, int]) -> int:
         """Return the steps of the trainings with this number of workers: some more than the reference needs."""
         first = length = max(known.values(), default=0) or FIRST_STEPS * (1 if self.target else 4)
-        while self.target is not None and self._seconds(reference, length) <= self._first_share * self.budget.left_s:
+        while self.target is not None and self._costs_s(reference, None, length, self.seeds[0]) <= self._first_s:
             run = self._run(reference, None, length, self.seeds[0])
             met = None if run is None else self._met(run)
             if met is not None:
@@ -117,17 +120,28 @@ class Trainings:
                 return length
             length *= LONGER
         length = length // LONGER if length > first else first
-        while length >= FEWEST_STEPS and self._seconds(reference, length) > self._first_share * self.budget.left_s:
+        while length >= FEWEST_STEPS and self._costs_s(reference, None, length, self.seeds[0]) > self._first_s:
             length //= LONGER
         return length
 
+    @property
+    def _first_s(self) -> float:
+        """Seconds that the first training with a number of workers may take."""
+        return self._first_share * self.budget.left_s
+
+    def _rates(self, recipe: Recipe) -> tuple[float | None, ...]:
+        """Return the learning rates of the rule; None: the optimizer's own."""
+        return (self.lr / (1 + recipe.staleness), self.lr) if recipe.staleness else (None,)
+
     def _rate(self, recipe: Recipe, length: int) -> float | None:
         """Return the learning rate of a recipe; None: the optimizer's own."""
-        rule = self.lr / (1 + recipe.staleness) if recipe.staleness else None
+        rates = self._rates(recipe)
+        rule = rates[0]
         if not self.tries:
-            if rule is None or not self._affords(recipe, length, trainings=3):
+            cost_s = sum(self._costs_s(recipe, lr, length, SEARCH_SEED) for lr in rates)
+            if rule is None or cost_s + self._first_seed_s(recipe, length) > self.budget.left_s:
                 return rule
-            runs = {lr: self._run(recipe, lr, length, SEARCH_SEED) for lr in (rule, self.lr)}
+            runs = {lr: self._run(recipe, lr, length, SEARCH_SEED) for lr in rates}
             return min(runs, key=lambda lr: self._badness(runs[lr], length))
         try:
             import optuna
@@ -162,8 +176,8 @@ class Trainings:
         met = self._met(run)
         if met is not None:
             return met
-        last = run.evaluations()[-1]
-        return length + float(last["test_loss"])
+        loss = float(run.evaluations()[-1]["test_loss"])  # may be negative, as of a density
+        return math.inf if math.isnan(loss) else length + 0.5 + math.atan(loss) / math.pi
 
     def _extend(self, recipe: Recipe, lr: float | None, length: int, seeds: Sequence[int]) -> None:
         runs = tuple(self._run(recipe, lr, length, seed) for seed in seeds)
@@ -173,7 +187,7 @@ class Trainings:
 
     def _run(self, recipe: Recipe, lr: float | None, length: int, seed: int) -> Run | None:
         """Train once, or read the training if the study's folder has it. None: it diverged."""
-        known = {"recipe": recipe.key, "lr": lr or self.lr, "steps": length, "seed": seed}
+        known = self._known(recipe, lr, length, seed)
         if self.saved.has(known):
             return self.saved.run(known)
         words = f"training {recipe.name}, {recipe.num_workers} workers, seed {seed}, {length} steps"
@@ -204,6 +218,12 @@ class Trainings:
         self.saved.add_run(known, run)
         return run
 
+    def _known(self, recipe: Recipe, lr: float | None, length: int, seed: int) -> dict[str, Any]:
+        """Return what identifies a training in the study's folder; of your own algorithm, also its code."""
+        kind = type(recipe.algorithm)
+        own = {} if kind.__module__.startswith("workbench.") else {"code": code_digest(kind)}
+        return {"recipe": recipe.key, "lr": lr or self.lr, "steps": length, "seed": seed, **own}
+
     def _met(self, run: Run) -> float | None:
         if self.target is None:
             return None
@@ -212,6 +232,14 @@ class Trainings:
 
     def _affords(self, recipe: Recipe, length: int, trainings: int = 1) -> bool:
         return trainings * self._seconds(recipe, length) <= self.budget.left_s
+
+    def _costs_s(self, recipe: Recipe, lr: float | None, length: int, seed: int) -> float:
+        """Return the seconds of a training; 0 if the study's folder has it."""
+        return 0.0 if self.saved.has(self._known(recipe, lr, length, seed)) else self._seconds(recipe, length)
+
+    def _first_seed_s(self, recipe: Recipe, length: int) -> float:
+        """Return the seconds of the first seed's training, at one of the rates of the rule."""
+        return min(self._costs_s(recipe, lr, length, self.seeds[0]) for lr in self._rates(recipe))
 
     def _seconds(self, recipe: Recipe, length: int) -> float:
         tested = self.num_tested * length / self._evaluate_every(recipe, length) / GRADIENT

@@ -251,12 +251,15 @@ def run_name_of(path: Path) -> str:
     return str((_read(record_path(path)) or {}).get("run", ""))
 
 
-def remove_old_rank_files(folder: Path, rank: int, num_ranks: int, keep: int) -> None:
+def remove_old_rank_files(folder: Path, rank: int, num_ranks: int, keep: int, step: int) -> None:
     """Remove a rank's files that are older than the last `keep` complete checkpoints, records first.
 
     Rank 0 also removes those of ranks that have left.
+
+    Args:
+        step: of the checkpoint that this rank has just written. Later ones are damaged ones, or another training's.
     """
-    newest = sorted(_whole_steps(folder), reverse=True)[:keep]
+    newest = sorted((number for number in _whole_steps(folder) if number <= step), reverse=True)[:keep]
     if len(newest) < keep:
         return
     for suffix in ("json", "pt"):

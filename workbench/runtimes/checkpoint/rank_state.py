@@ -17,6 +17,7 @@ from workbench.ops import EndStep, State, Ticket
 from workbench.problems.base import Sampler
 from workbench.program import Algorithm, Context, Restart, complete, fields_of
 from workbench.replica.replica import Replica
+from workbench.replica.server_copy import ServerCopy
 
 
 def take_checkpoint(
@@ -69,8 +70,18 @@ def resume(saved: dict[str, Any], algorithm: Algorithm, replica: Replica, ctx: C
             what = "" if key == "layout" else f": {saved[key]!r}, and not {value!r}"
             raise ConfigError(f"the stopped run cannot be resumed with another {names[key]}{what}")
     replica.load(saved["replica"])
+    if saved["replica"]["average"] is None:
+        begin_average(replica)
+    if (server := saved["replica"]["master"]) is not None and server["average"] is None:
+        begin_average(replica.server_copy)
     ctx.first_step, ctx.resumed = saved["step"] + 1, unpack_state(saved["program"], algorithm, replica)
     ctx.memory.update({name: placed(value, replica.layout.device).clone() for name, value in saved["memory"].items()})
+
+
+def begin_average(model: Replica | ServerCopy) -> None:
+    """Begin the moving average, if one is kept, at the present parameters. Call it after they were replaced."""
+    if model.average is not None:
+        model.average.load([param.detach() for param in model.parameters])
 
 
 def continue_from_state(ctx: Context, end: EndStep) -> None:

@@ -51,11 +51,28 @@ def restore(
     Raises:
         ConfigError: there is no complete checkpoint, or it is of another kind of run.
     """
+    given = _rates(worker.replica)
     saved, notes = restore_state(folder, algorithm, worker.replica, ctx, interpreter)
+    kept = _rates(worker.replica)
+    if kept != given:
+        notes.append(
+            f"the learning rate continues from the checkpoint's {_format_rates(kept)}, and not from "
+            f"{_format_rates(given)}: change it while the run trains, by set(lr=...) or `workbench steer`"
+        )
     with fits(folder):
         notes += _deal(saved, worker)
     ctx.num_steps = worker.num_steps
     return notes
+
+
+def _rates(replica: Replica) -> list[float]:
+    """Return the learning rate of each parameter group, before a schedule if there is one."""
+    groups = replica.optimizer_wrapper.optimizer.param_groups
+    return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
+
+
+def _format_rates(rates: list[float]) -> str:
+    return " and ".join(dict.fromkeys(f"{rate:g}" for rate in rates))
 
 
 def restore_state(

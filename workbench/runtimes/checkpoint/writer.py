@@ -133,9 +133,8 @@ class CheckpointWriter:
                 tree = without_replicated(tree, lacks)
             write_rank_file(path, partial(save_rank_file, tree), facts)
             if place is not None:
-                remove_old_rank_files(
-                    self._folder, facts["rank"], facts["num_workers"], self._worker.settings.keep_checkpoints
-                )
+                keep = self._worker.settings.keep_checkpoints
+                remove_old_rank_files(self._folder, facts["rank"], facts["num_workers"], keep, place)
         except Exception as error:  # noqa: BLE001 - no failure to write may end the training
             self._error = error
             note = (

@@ -10,7 +10,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -124,16 +123,18 @@ class RunController:
     def catch_up(self, num_taken: int, num_meetings: int, *, trained: bool) -> None:
         """On a rank that joins: take over the commands that the other ranks have carried out.
 
+        Whether they refused a command is in the record: it may depend on the number of ranks at that time.
+
         Args:
             trained: this rank has copied the optimizer of another rank, and so its learning rate.
         """
         self._read(num_taken)
-        for command in self._reader.commands[:num_taken]:
-            if isinstance(command.get("set"), dict):
-                with suppress(ConfigError):  # the others refused it too
-                    self._set({name: value for name, value in command["set"].items() if not (trained and name == "lr")})
-        self.num_taken, self._num_meetings = num_taken, num_meetings
         self._taken = read_info(self._folder).get("steering", [])
+        refused = {row.get("number") for row in self._taken if "refused" in row}
+        for number, command in enumerate(self._reader.commands[:num_taken], 1):
+            if isinstance(command.get("set"), dict) and number not in refused:
+                self._set(command["set"], keeps_lr=trained)
+        self.num_taken, self._num_meetings = num_taken, num_meetings
 
     def follow(self, num_taken: int, step: int) -> None:
         """Carry out commands that the other ranks agreed on in a meeting that failed on this rank only."""
@@ -200,10 +201,10 @@ class RunController:
             row["step"] = step
         self._taken.append(row)
 
-    def _set(self, changes: dict[str, Any]) -> None:
+    def _set(self, changes: dict[str, Any], *, keeps_lr: bool = False) -> None:
         num_ranks, progress = self._transport.num_workers, self._settings.progress
         self.algorithm, lr = changed(self.algorithm, changes, num_ranks, progress)
-        if lr is not None:
+        if lr is not None and not keeps_lr:
             self._replica.set_lr(lr)
 
     def _wait_for_command(self) -> None:

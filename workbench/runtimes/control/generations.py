@@ -33,7 +33,7 @@ make the same decision. Real and simulated ranks use the same function. Ranks *i
 | | in step | the programs have not ended, the process joined | `BeginGeneration` from the step's state |
 | | | the programs have not ended, it did not join | `Continue` |
 | `MembersLeft` | all | a process waited to join | `RetryJoin`, then as below |
-| | | anything | `BeginGeneration` without state |
+| | | anything | `BeginGeneration` without state, up to the next sync point |
 
 Step table, for ranks in step (the first row that applies; a due `Checkpoint` comes before the last four):
 
@@ -143,7 +143,7 @@ class Generation:
 
 
 def first_sync_point(generation: Generation, furthest_step: int) -> int:
-    """Return the step before which asynchronous ranks meet first.
+    """Return the step before which asynchronous ranks meet first, in a run or after ranks have left.
 
     Args:
         furthest_step: the largest first step of any rank. A stop can leave asynchronous ranks at different steps.
@@ -496,6 +496,6 @@ def _admitted(generation: Generation, boundary: Admitted) -> Instruction:
 def _members_left(generation: Generation, boundary: MembersLeft) -> tuple[Instruction, ...]:
     told = (RetryJoin(generation.waiting[0]),) if generation.waiting else ()
     changes: dict[str, Any] = {"algorithm": boundary.algorithm, "num_ranks": boundary.num_ranks, "waiting": None}
-    new = replace(generation, num_steps=boundary.num_steps, **changes)
-    sync_point = first_sync_point(new, boundary.step + 1)
-    return (*told, BeginGeneration(new.following(EndStep(boundary.step), sync_point=sync_point)))
+    fewer = replace(generation, num_steps=boundary.num_steps, **changes)
+    sync_point = first_sync_point(fewer, boundary.step + 1)
+    return (*told, BeginGeneration(fewer.following(EndStep(boundary.step), sync_point=sync_point)))

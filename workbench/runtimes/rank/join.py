@@ -15,7 +15,7 @@ import torch
 from workbench.errors import ConfigError, PeerFailed
 from workbench.program import Context, can_lose
 from workbench.replica.local_training import LocalTraining, share_cores
-from workbench.runtimes.checkpoint.rank_state import unpack_state
+from workbench.runtimes.checkpoint.rank_state import begin_average, unpack_state
 from workbench.runtimes.control.commands import write_command
 from workbench.runtimes.control.controller import RETRY_JOIN, RunController
 from workbench.runtimes.control.generations import Generation, first_sync_point
@@ -139,6 +139,7 @@ def _train(
             late = replace(JoinState.of(written), sync_point=_next_sync_point(job, ctx))
         else:
             worker.replica.model.load_state_dict(written["model"])
+            begin_average(worker.replica)
             late = JoinState.of(written)
             ctx.first_step, ctx.resumed = late.step + 1, unpack_state(late.state, job.algorithm, worker.replica)
         controller = RunController(job.algorithm, settings, interpreter, recorder, folder)

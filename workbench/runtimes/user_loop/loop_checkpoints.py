@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import operator
 import os
 import secrets
 import socket
@@ -28,7 +29,13 @@ from workbench.program import Algorithm, Context, Replicas, defaults_of, leaves,
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.local_training import slept_note
-from workbench.runtimes.checkpoint.files import rank_file_path, remove_old_rank_files, write_rank_file
+from workbench.runtimes.checkpoint.files import (
+    complete_checkpoints,
+    rank_file_path,
+    remove_old_rank_files,
+    split_source,
+    write_rank_file,
+)
 from workbench.runtimes.checkpoint.rank_state import random_state, take_checkpoint
 from workbench.runtimes.checkpoint.reader import brief_error, save_rank_file
 from workbench.runtimes.checkpoint.replicated import is_replicated, without_replicated
@@ -121,17 +128,19 @@ def _micro_batches(loss: Losses, num_samples: int | Sequence[int] | None) -> tup
                 f"step() takes a function that computes the loss; got {type(closure).__name__}: "
                 "trainer.step(lambda: loss_fn(model(x), y)), or a list of such functions, one a micro-batch"
             )
-    if num_samples is None or isinstance(num_samples, int):
-        numbers = None if num_samples is None else [num_samples]
-        if numbers is not None and len(closures) > 1:
+    if num_samples is None:
+        return closures, None
+    try:
+        numbers = [operator.index(num_samples)]  # type: ignore[arg-type]  # an int, also NumPy's, or a tensor with one
+        if len(closures) > 1:
             raise ConfigError(
                 f"num_samples={num_samples} for {len(closures)} micro-batches: give a list, the samples of each"
             )
-    else:
-        numbers = [int(number) for number in num_samples]
-    if numbers is not None and any(number < 1 for number in numbers):
+    except TypeError:
+        numbers = [int(number) for number in num_samples]  # type: ignore[union-attr]
+    if any(number < 1 for number in numbers):
         raise ConfigError(f"num_samples={num_samples}: use step(None) if this rank has no samples")
-    if numbers is not None and closures and len(numbers) != len(closures):
+    if closures and len(numbers) != len(closures):
         raise ConfigError(f"num_samples={num_samples} for {len(closures)} micro-batches: give the samples of each")
     return closures, numbers
 
@@ -158,6 +167,7 @@ class LoopCheckpoints:
         self._algorithm, self._interpreter, self._ctx = algorithm, interpreter, ctx
         self._replica, self._transport = interpreter.replica, interpreter.transport
         self._run = ""
+        self._folders: set[Path] = set()  # with checkpoints of this training
 
     def _gather(self, text: str, what: str) -> list[str]:
         return self._transport.gather_texts(text, self._interpreter.clock.deadline(what))
@@ -171,7 +181,7 @@ class LoopCheckpoints:
             in_step: all ranks must have finished the same step. Otherwise the checkpoint is named after the last one.
 
         Returns:
-            Which ranks could not write, and why; "" if all could.
+            Which ranks could not write, and why; "" if all could. None writes over another training's checkpoints.
 
         Raises:
             ConfigError: ranks have finished different steps, or `own` cannot be saved.
@@ -186,15 +196,40 @@ class LoopCheckpoints:
                 "step"
             )
         self._run = self._run or self._gather(secrets.token_hex(8), "all ranks to keep a checkpoint")[0]
-        rank, num_workers = self._ctx.rank, self._ctx.num_workers
         self._interpreter.complete_all(end.state)
-        words = ""
+        place = max(0, *steps)
+        words = self._other_training(folder, place)
+        if not words:
+            words = self._write_and_remove(folder, place, end, {**counted, "loop": own}, keep)
+        found = self._gather(words, "all ranks to have written a checkpoint")
+        return "; ".join(dict.fromkeys(filter(None, found)))
+
+    def _other_training(self, folder: Path, place: int) -> str:
+        """Return why the folder cannot be used: it has later checkpoints, which `load` would prefer. "" if it can."""
+        if folder.resolve() in self._folders:
+            return ""
+        later = [
+            checkpoint.num_steps
+            for checkpoint in complete_checkpoints(folder)
+            if checkpoint.step is None or checkpoint.step > place  # None: of a run's stop
+        ]
+        if not later:
+            return ""
+        return (
+            f"{folder} holds checkpoints of another training, up to {later[0]} steps, and load() would take those: "
+            "give another folder, or call load() before the first step"
+        )
+
+    def _write_and_remove(self, folder: Path, place: int, end: EndStep, own: dict[str, Any], keep: int) -> str:
+        """Write this rank's file and remove old ones. Return why that failed; "" if it did not."""
+        rank, num_workers = self._ctx.rank, self._ctx.num_workers
         try:
-            self._write(folder, max(0, *steps), end, {**counted, "loop": own})
-            remove_old_rank_files(folder, rank, num_workers, keep)
+            self._write(folder, place, end, own)
+            self._folders.add(folder.resolve())
+            remove_old_rank_files(folder, rank, num_workers, keep, place)
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
-            words = f"rank {rank} could not write its checkpoint of step {end.step} ({error}): earlier ones are valid"
-        return "; ".join(filter(None, self._gather(words, "all ranks to have written a checkpoint")))
+            return f"rank {rank} could not write its checkpoint of step {end.step} ({error}): earlier ones are valid"
+        return ""
 
     def _write(self, folder: Path, place: int, end: EndStep, own: dict[str, Any]) -> None:
         rank, num_workers = self._ctx.rank, self._ctx.num_workers
@@ -220,6 +255,7 @@ class LoopCheckpoints:
             ConfigError: there is none, or it is of another algorithm, model or optimizer.
         """
         saved, words = restore_state(folder, self._algorithm, self._replica, self._ctx, self._interpreter)
+        self._folders.add(Path(split_source(str(folder))[0]).resolve())
         own = saved.get(LOOP_STATE)
         before, now = own.get("algorithm") if isinstance(own, dict) else None, str(self._algorithm)
         if before not in (None, now):
@@ -325,6 +361,8 @@ class Preview:
         def restore() -> None:
             self._interpreter.staleness, replica.updates = staleness, updates
             wrapper.of_step, wrapper.kept, wrapper.grad_norm = of_step, kept, norm
+            if wrapper.keeps:
+                replica.show_gradients()
             if replica.loss_scale is not None and scale is not None:
                 replica.loss_scale.value, replica.loss_scale.good = scale
             if isinstance(replica.guard, GradientGuard):

@@ -359,7 +359,8 @@ class Trainer:
             keep: how many checkpoints stay; older ones are removed.
 
         Raises:
-            OSError: on all ranks, if one could not write. Training may continue, and earlier checkpoints stay valid.
+            OSError: on all ranks, if one could not write, or if the folder has later checkpoints of another training.
+                Training may continue, and earlier checkpoints stay valid.
             ConfigError: ranks have finished different steps, or `own` holds other objects.
         """
         self._check_usable()
