@@ -64,6 +64,7 @@ export interface OneRun {
   evaluations: { steps: number[]; seconds: number[]; [metric: string]: (number | null)[] };
   failures: { rank: number; error: string; traceback: string }[];
   notes: string[];
+  steps_per_epoch: number | null;
 }
 
 // What a rank does and uses (workbench/lab/rank_rows.py).
@@ -95,7 +96,13 @@ export interface MeanCurve extends Curve {
 }
 
 export interface Comparison {
-  series: { label: string; runs: string[]; statuses: string[]; curves: Record<string, MeanCurve> }[];
+  series: {
+    label: string;
+    runs: string[];
+    statuses: string[];
+    steps_per_epoch: number | null;
+    curves: Record<string, MeanCurve>;
+  }[];
   differences: { key: string; values: Value[][] }[];
 }
 

@@ -2,6 +2,9 @@
 
 import * as React from 'react';
 
+import { complain } from './actions';
+import { csv, download, png, svg } from './files';
+
 export interface Line {
   name: string;
   x: number[];
@@ -67,6 +70,12 @@ function short(value: number, range: number): string {
   return String(Number(value.toFixed(places)));
 }
 
+/** The points of lines as CSV. */
+function table(xTitle: string, yTitle: string, lines: Line[]): Blob {
+  const points = lines.flatMap(line => line.x.map((x, index) => [line.name, x, line.y[index], line.low?.[index], line.high?.[index]]));
+  return csv([['curve', xTitle, yTitle, 'lowest', 'highest'], ...points]);
+}
+
 const MARGIN = { left: 52, right: 12, top: 8, bottom: 34 };
 
 /** Lines on one pair of axes. The width is that of its place. */
@@ -99,6 +108,14 @@ export function Chart(props: {
   const lines = props.lines.filter(line => line.y.some(good));
   const xs = lines.flatMap(line => line.x.filter((_, index) => good(line.y[index])));
   const ys = lines.flatMap(line => [...line.y, ...(line.low ?? []), ...(line.high ?? [])].filter(good)).map(value => (log ? Math.log10(value) : value));
+  const save = async (format: string) => {
+    const name = `${props.title.toLowerCase().replace(/\W+/g, '-')}.${format}`;
+    if (format === 'csv') {
+      return download(name, table(props.xTitle, props.title, lines));
+    }
+    const text = svg(box.current!.querySelector<SVGSVGElement>(':scope > svg')!, props.title, lines);
+    download(name, format === 'svg' ? new Blob([text], { type: 'image/svg+xml' }) : await png(text));
+  };
   const legend = (
     <div className="wb-Chart-legend">
       <span className="wb-Chart-title">{props.title}</span>
@@ -110,6 +127,19 @@ export function Chart(props: {
           {line.name}
         </span>
       ))}
+      <span className="wb-Spacer" />
+      {xs.length > 0 &&
+        ['svg', 'png', 'csv'].map(format => (
+          <button
+            key={format}
+            type="button"
+            className="wb-Link wb-Chart-key"
+            aria-label={`Save ${props.title.toLowerCase()} as ${format.toUpperCase()}`}
+            onClick={() => void save(format).catch(complain)}
+          >
+            {format.toUpperCase()}
+          </button>
+        ))}
     </div>
   );
   if (!xs.length || width < MARGIN.left + 60) {

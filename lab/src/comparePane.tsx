@@ -4,10 +4,12 @@ import { LabIcon } from '@jupyterlab/ui-components';
 import * as React from 'react';
 
 import { Api, Comparison, ENDED, Value } from './api';
+import { abscissa, FIRST_LOOK, smoothed, Switches, X_TITLES } from './axes';
 import { Chart, CYCLE, Line } from './chart';
 import { interval, plural } from './format';
 import { PollingPane } from './pollingPane';
-import { shown, shownInterval, title } from './values';
+import { Sort, sorted, SortHead } from './sorting';
+import { shown, shownInterval } from './values';
 
 const LIVE_MS = 2000;
 const IDLE_MS = 10000;
@@ -41,23 +43,25 @@ export class ComparePane extends PollingPane<Comparison> {
 
 function View(props: { data: Comparison; openRun: (name: string) => void }): JSX.Element {
   const { series } = props.data;
-  const [axis, setAxis] = React.useState<'steps' | 'seconds'>('steps');
-  const [log, setLog] = React.useState(false);
+  const [look, setLook] = React.useState(FIRST_LOOK);
+  const { log } = look;
   const metrics = [...new Set(series.flatMap(one => Object.keys(one.curves)))].filter(name =>
     series.some(one => one.curves[name]?.steps.length > 1) // one value is in the table
   );
-  const end = Math.max(0, ...series.flatMap(one => Object.values(one.curves).flatMap(curve => curve[axis].slice(-1))));
+  const places = (one: Comparison['series'][0], metric: string) => abscissa(one.curves[metric], look.axis, one.steps_per_epoch);
+  const end = Math.max(0, ...series.flatMap(one => Object.keys(one.curves).flatMap(metric => places(one, metric).slice(-1))));
   const lines = (metric: string): Line[] =>
     series.flatMap((one, index) => {
       const curve = one.curves[metric];
+      const share = metric === 'train_loss' ? look.smooth : 0;
       return curve
         ? [
             {
               name: one.label + (one.runs.length > 1 ? ` (mean of ${one.runs.length})` : ''),
-              x: curve[axis],
-              y: curve.values,
-              low: curve.low,
-              high: curve.high,
+              x: places(one, metric),
+              y: smoothed(curve.values, share),
+              low: curve.low && smoothed(curve.low, share),
+              high: curve.high && smoothed(curve.high, share),
               color: CYCLE[index % CYCLE.length],
               dashed: index >= CYCLE.length
             }
@@ -67,20 +71,13 @@ function View(props: { data: Comparison; openRun: (name: string) => void }): JSX
   return (
     <div className="wb-Run">
       <div className="wb-Axes" role="group" aria-label="Axes">
-        {(['steps', 'seconds'] as const).map(name => (
-          <button key={name} type="button" className="wb-Toggle" aria-pressed={axis === name} onClick={() => setAxis(name)}>
-            {name}
-          </button>
-        ))}
-        <button type="button" className="wb-Toggle" aria-pressed={log} onClick={() => setLog(!log)}>
-          logarithmic loss
-        </button>
+        <Switches look={look} change={setLook} epochs={series.every(one => one.steps_per_epoch)} />
       </div>
       {metrics.map(metric => (
         <Chart
           key={metric}
           title={METRICS[metric] ?? metric}
-          xTitle={axis === 'steps' ? 'steps' : 'seconds of training'}
+          xTitle={X_TITLES[look.axis]}
           range={[0, end]}
           lines={lines(metric)}
           log={log && metric.endsWith('loss')}
@@ -100,22 +97,28 @@ function View(props: { data: Comparison; openRun: (name: string) => void }): JSX
 
 function Differences(props: { data: Comparison; openRun: (name: string) => void }): JSX.Element {
   const { series, differences } = props.data;
+  const [sort, setSort] = React.useState<Sort | null>(null); // at first, in the order of the curves
+  const valueOf = (position: number, key: string): Value => {
+    if (key === 'curve') {
+      return series[position].label;
+    }
+    return key === 'runs' ? series[position].runs.length : typical(differences.find(one => one.key === key)!.values[position]);
+  };
+  const positions = series.map((_, index) => index);
+  const rows = sort ? sorted(positions, sort, valueOf) : positions;
+  const sortBy = (key: string) => setSort({ key, descending: sort?.key === key && !sort.descending });
   return (
     <div className="wb-Scroll">
       <table className="wb-Table wb-Plain" aria-label="Where the runs differ">
         <thead>
           <tr>
-            <th scope="col">curve</th>
-            <th scope="col">runs</th>
-            {differences.map(({ key }) => (
-              <th key={key} scope="col" title={key}>
-                {title(key)}
-              </th>
+            {['curve', 'runs', ...differences.map(({ key }) => key)].map(key => (
+              <SortHead key={key} name={key} sort={sort} sortBy={sortBy} />
             ))}
           </tr>
         </thead>
         <tbody>
-          {series.map((one, index) => (
+          {rows.map(index => [series[index], index] as const).map(([one, index]) => (
             <tr key={one.label}>
               <td>
                 <span className="wb-Swatch" style={{ background: CYCLE[index % CYCLE.length] }} aria-hidden="true" />
@@ -144,8 +147,18 @@ function Differences(props: { data: Comparison; openRun: (name: string) => void 
   );
 }
 
+function numbersOf(values: Value[]): number[] {
+  return values.filter((value): value is number => typeof value === 'number');
+}
+
 /** A setting, which all runs of a curve share, or the mean of their results. */
+function typical(values: Value[]): Value {
+  const numbers = numbersOf(values);
+  return numbers.length ? interval(numbers).mean : (values.find(value => value !== null) ?? null);
+}
+
+/** The same as text, a mean with its interval. */
 function summary(key: string, values: Value[]): string {
-  const numbers = values.filter((value): value is number => typeof value === 'number');
-  return numbers.length > 1 ? shownInterval(key, interval(numbers)) : shown(key, values.find(value => value !== null) ?? null);
+  const numbers = numbersOf(values);
+  return numbers.length > 1 ? shownInterval(key, interval(numbers)) : shown(key, typical(values));
 }

@@ -29,6 +29,7 @@ import { Actions, WorkbenchPanel } from './panel';
 import { RanksPane } from './ranksPane';
 import { RunPane } from './runPane';
 import { RunTable } from './runTable';
+import { updateStills } from './stills';
 import { TimelinePane } from './timelinePane';
 
 const ICON = new LabIcon({
@@ -49,6 +50,7 @@ namespace CommandIDs {
   export const open = 'workbench:open';
   export const ranks = 'workbench:ranks';
   export const compare = 'workbench:compare';
+  export const compareWith = 'workbench:compare-with';
   export const restart = 'workbench:restart-run';
   export const branch = 'workbench:branch-run';
   export const scale = 'workbench:scale-cluster';
@@ -86,12 +88,13 @@ const plugin: JupyterFrontEndPlugin<void> = {
         ]);
       },
       runMenu: (run, below) => {
-        const { run: name, runtime } = run;
+        const { run: name, folder, runtime } = run;
         const trains = ['mpi', 'torch'].includes(runtime ?? '');
         openMenu(commands, below, [
           { command: CommandIDs.open, args: { kind: 'run', name } },
           { command: CommandIDs.ranks, args: { kind: 'runs', name } },
           { command: CommandIDs.open, args: { kind: 'timeline', name } },
+          { command: CommandIDs.compareWith, args: { folder } },
           ...(trains ? [CommandIDs.restart, CommandIDs.branch].map(command => ({ command, args: { name } })) : [])
         ]);
       },
@@ -158,6 +161,10 @@ const plugin: JupyterFrontEndPlugin<void> = {
       label: 'Compare Runs',
       execute: args => compare(args.names as string[])
     });
+    commands.addCommand(CommandIDs.compareWith, {
+      label: 'Compare with…',
+      execute: args => (open('table', '') as RunTable).add(String(args.folder))
+    });
     const insert = (code: string, path?: string) => insertCode(app, notebooks, code, path);
     const ofRun = (id: string, label: string, act: (run: Run) => Promise<void>) =>
       commands.addCommand(id, {
@@ -191,6 +198,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
       palette?.addItem({ command, category: 'Workbench' });
     }
 
+    updateStills(api);
     if (restorer) {
       restorer.add(panel, panel.id);
       void restorer.restore(tracker, {

@@ -10,6 +10,7 @@ const LIVE_MS = 1000;
 const IDLE_MS = 4000;
 const PENDING_MS = 400;
 const WAIT_MS = 60000; // a step may be long; then the buttons can be used again
+const OLDER_MS = 2000; // how much older than the panel's a row of a pane may be
 export const MAX_MS = 10000; // between two tries of a poll that fails
 export const SHOWN_RUNS = 30;
 
@@ -45,14 +46,22 @@ export class PanelModel {
     void (this.poll.state.phase === 'constructed' ? this.poll.start() : this.poll.refresh()).catch(() => undefined);
   }
 
-  /** The command that a run was given and has not carried out yet. */
+  /** The command that a run was given and, by this row, has not carried out yet. */
   waits(run: Run): Command | null {
     const asked = this.asked.get(run.run);
-    if (asked && (asked.status !== run.status || Date.now() > asked.untilMs)) {
-      this.asked.delete(run.run);
+    if (!asked || Date.now() > asked.untilMs) {
       return null;
     }
-    return asked?.command ?? null;
+    if (asked.status !== run.status) {
+      asked.untilMs = Math.min(asked.untilMs, Date.now() + OLDER_MS);
+      return null;
+    }
+    return asked.command;
+  }
+
+  /** The state of a run in the panel, which may be newer than that in a pane. */
+  statusOf(name: string): string | undefined {
+    return this.runs?.find(run => run.run === name)?.status;
   }
 
   /** Give a command to a run. It takes effect at the end of a step. */

@@ -68,6 +68,18 @@ const COLUMNS: Column[] = [
   },
   { title: 'step', show: rank => optional(rank.step, count), number: true },
   {
+    title: 'GPU',
+    hint: 'share of the time in which a kernel of any process ran on its GPU',
+    show: rank => optional(rank.gpu?.share ?? null, percent),
+    number: true
+  },
+  {
+    title: 'GPU memory',
+    hint: 'used by all processes, of its GPU',
+    show: rank => rank.gpu && `${bytes(rank.gpu.used_bytes)} of ${bytes(rank.gpu.total_bytes)}`,
+    number: true
+  },
+  {
     title: 'heartbeat',
     hint: 'age of its last heartbeat; one is written each second',
     show: rank => optional(rank.beat_s, value => `${duration(value)} ago`),
@@ -84,18 +96,6 @@ const COLUMNS: Column[] = [
     title: 'sends',
     hint: 'bytes that the training sends per second',
     show: rank => optional(rank.sent_bytes_per_s, value => `${bytes(Math.round(value))}/s`),
-    number: true
-  },
-  {
-    title: 'GPU',
-    hint: 'share of the time in which a kernel of any process ran on its GPU',
-    show: rank => optional(rank.gpu?.share ?? null, percent),
-    number: true
-  },
-  {
-    title: 'GPU memory',
-    hint: 'used by all processes, of its GPU',
-    show: rank => rank.gpu && `${bytes(rank.gpu.used_bytes)} of ${bytes(rank.gpu.total_bytes)}`,
     number: true
   },
   { title: 'does', hint: 'at its last heartbeat; steps count from 0', show: rank => rank.does },

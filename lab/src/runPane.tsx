@@ -6,6 +6,7 @@ import * as React from 'react';
 
 import { complain } from './actions';
 import { Api, isLive, OneRun, Run } from './api';
+import { abscissa, FIRST_LOOK, smoothed, Switches, X_TITLES } from './axes';
 import { Chart, Line } from './chart';
 import { bytes, digits, duration, percent, plural, progress } from './format';
 import { PanelModel } from './model';
@@ -32,14 +33,23 @@ export class RunPane extends PollingPane<OneRun> {
   ) {
     super(run.replace(/^\d{8}-\d{6}-/, ''), icon, 1000);
     this.title.caption = run;
-    model.changed.connect(this.update, this);
+    model.changed.connect(this.follow, this);
   }
 
   dispose(): void {
     if (!this.isDisposed) {
-      this.model.changed.disconnect(this.update, this);
+      this.model.changed.disconnect(this.follow, this);
       super.dispose();
     }
+  }
+
+  /** Draw again; if the panel knows another state of the run, read it at once. */
+  private follow(): void {
+    const status = this.model.statusOf(this.run);
+    if (this.data && status && status !== this.data.run.status && this.isVisible) {
+      void this.poll.refresh().catch(() => undefined);
+    }
+    this.update();
   }
 
   protected async read(): Promise<OneRun> {
@@ -72,13 +82,15 @@ function View(props: {
 }): JSX.Element {
   const { data, code, model } = props;
   const { run, evaluations } = data;
-  const [axis, setAxis] = React.useState<'steps' | 'seconds'>('steps');
-  const [log, setLog] = React.useState(false);
-  const range = [0, Math.max(0, ...data.loss[axis], ...(evaluations[axis] as number[]))] as const;
-  const xTitle = axis === 'steps' ? 'steps' : 'seconds of training';
+  const [look, setLook] = React.useState(FIRST_LOOK);
+  const { log } = look;
+  const lossX = abscissa(data.loss, look.axis, data.steps_per_epoch);
+  const testX = abscissa(evaluations, look.axis, data.steps_per_epoch);
+  const range = [0, Math.max(0, ...lossX, ...testX)] as const;
+  const xTitle = X_TITLES[look.axis];
   const lossLines: Line[] = [
-    { name: 'training', x: data.loss[axis], y: data.loss.values, color: COLORS[0] },
-    { name: 'test', x: evaluations[axis] as number[], y: evaluations.test_loss || [], color: COLORS[1], dashed: true }
+    { name: 'training', x: lossX, y: smoothed(data.loss.values, look.smooth), color: COLORS[0] },
+    { name: 'test', x: testX, y: evaluations.test_loss || [], color: COLORS[1], dashed: true }
   ];
   const metrics = Object.keys(evaluations).filter(name => !['steps', 'seconds', 'test_loss', 'accuracy'].includes(name));
   const copy = (purpose: string) => {
@@ -142,20 +154,7 @@ function View(props: {
         </details>
       ))}
       <div className="wb-Axes" role="group" aria-label="Axes and code">
-        {(['steps', 'seconds'] as const).map(name => (
-          <button
-            key={name}
-            type="button"
-            className="wb-Toggle"
-            aria-pressed={axis === name}
-            onClick={() => setAxis(name)}
-          >
-            {name}
-          </button>
-        ))}
-        <button type="button" className="wb-Toggle" aria-pressed={log} onClick={() => setLog(!log)}>
-          logarithmic loss
-        </button>
+        <Switches look={look} change={setLook} epochs={Boolean(data.steps_per_epoch)} />
         <span className="wb-Spacer" />
         <button type="button" className="wb-Button" title="What each rank did, and when" onClick={props.openTimeline}>
           Timeline
@@ -174,7 +173,7 @@ function View(props: {
           title="Accuracy"
           xTitle={xTitle}
           range={range}
-          lines={[{ name: 'test', x: evaluations[axis] as number[], y: evaluations.accuracy, color: COLORS[2] }]}
+          lines={[{ name: 'test', x: testX, y: evaluations.accuracy, color: COLORS[2] }]}
           format={value => `${Number((100 * value).toPrecision(4))} %`}
         />
       )}
@@ -184,7 +183,7 @@ function View(props: {
           title={name}
           xTitle={xTitle}
           range={range}
-          lines={[{ name, x: evaluations[axis] as number[], y: evaluations[name], color: COLORS[index % COLORS.length] }]}
+          lines={[{ name, x: testX, y: evaluations[name], color: COLORS[index % COLORS.length] }]}
         />
       ))}
       {data.notes.length > 0 && (

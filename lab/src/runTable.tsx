@@ -6,11 +6,13 @@ import { LabIcon } from '@jupyterlab/ui-components';
 import { Poll } from '@lumino/polling';
 import * as React from 'react';
 
-import { Api, isLive, onReconnect, Run, Value } from './api';
+import { Api, isLive, onReconnect, Run } from './api';
+import { csv, download } from './files';
 import { count, plural } from './format';
 import { MAX_MS } from './model';
 import { Dot, Trouble } from './panel';
 import { groupRows, resultKeys, runRows, TableRow, unfolded } from './runGroups';
+import { Sort, sorted, SortHead } from './sorting';
 import { shown, shownInterval, title } from './values';
 
 const ROW_PX = 26;
@@ -21,8 +23,6 @@ const BASE = ['status', 'label', 'problem', 'workers', 'steps', 'accuracy', 'los
 const MAX_DIFFERING = 6; // settings that are shown because they differ
 const HIDDEN = new Set(['curve', 'cell', 'group', 'metrics']);
 const RESULTS = new Set([...BASE, 'error', 'folder', 'left_s', 'num_steps', 'samples', 'bytes_sent', 'algorithm', 'sweep', 'runtime']);
-
-type Sort = { key: string; descending: boolean };
 
 interface Kept {
   columns: string[] | null;
@@ -51,40 +51,6 @@ export function filtered(rows: Run[], text: string): Run[] {
   return words.length ? rows.filter(row => words.every(word => contentOf(row).includes(word))) : rows;
 }
 
-const WORDS = new Intl.Collator('en', { numeric: true });
-
-/** Numbers before words; rows without the value last, in both directions. */
-export function sorted(rows: TableRow[], sort: Sort): TableRow[] {
-  const sign = sort.descending ? -1 : 1;
-  const absent = (value: Value) => value === null || value === undefined || value === '';
-  return [...rows].sort((one, other) => {
-    const a: Value = one.run[sort.key];
-    const b: Value = other.run[sort.key];
-    if (absent(a) || absent(b)) {
-      return Number(absent(a)) - Number(absent(b));
-    }
-    if (typeof a === 'number' && typeof b === 'number') {
-      return sign * (a - b);
-    }
-    if (typeof a !== typeof b) {
-      return sign * (typeof a === 'number' ? -1 : 1);
-    }
-    return sign * WORDS.compare(String(a), String(b));
-  });
-}
-
-/** CSV with the values as they are stored; a text that a spreadsheet would compute is quoted with '. */
-export function csv(rows: Run[], columns: string[]): string {
-  const cell = (value: Value) => {
-    if (value === null || value === undefined) {
-      return '';
-    }
-    const text = typeof value === 'string' && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
-    return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
-  };
-  return [columns, ...rows.map(row => columns.map(key => row[key]))].map(line => line.map(cell).join(',')).join('\r\n') + '\r\n';
-}
-
 /** The columns to show when none were chosen: the base, and settings in which the runs differ. */
 function usual(rows: Run[], keys: string[]): string[] {
   const base = BASE.filter(key => rows.some(row => row[key] !== null && row[key] !== undefined));
@@ -103,6 +69,7 @@ export class RunTable extends ReactWidget {
   private version = 0;
   private error = '';
   private loaded = false;
+  private chosen: ReadonlySet<string> = new Set(); // folders of the runs to compare
   private kept: Kept = { columns: null, sort: { key: 'created', descending: true }, grouped: false };
   private poll: Poll;
   private disconnect: () => void;
@@ -149,6 +116,17 @@ export class RunTable extends ReactWidget {
     await this.poll.start();
   }
 
+  /** Choose the runs to compare, by their folders. */
+  private choose(chosen: ReadonlySet<string>): void {
+    this.chosen = chosen;
+    this.update();
+  }
+
+  /** Choose one more run to compare. */
+  add(folder: string): void {
+    this.choose(new Set([...this.chosen, folder]));
+  }
+
   private keep(kept: Kept): void {
     this.kept = kept;
     void this.state?.save(STATE_KEY, kept as any).catch(() => undefined);
@@ -192,6 +170,8 @@ export class RunTable extends ReactWidget {
         error={this.error}
         kept={this.kept}
         keep={kept => this.keep(kept)}
+        chosen={this.chosen}
+        setChosen={chosen => this.choose(chosen)}
         openRun={this.openRun}
         compare={this.compare}
       />
@@ -234,30 +214,23 @@ const Cell = React.memo(function Cell(props: {
   );
 });
 
-function download(name: string, text: string): void {
-  const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([text], { type: 'text/csv' }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-}
-
 function View(props: {
   runs: Run[];
   error: string;
   kept: Kept;
   keep: (kept: Kept) => void;
+  chosen: ReadonlySet<string>;
+  setChosen: (chosen: ReadonlySet<string>) => void;
   openRun: (name: string) => void;
   compare: (names: string[]) => void;
 }): JSX.Element {
-  const { runs, kept } = props;
+  const { runs, kept, chosen, setChosen } = props;
   const [text, setText] = React.useState('');
   const [top, setTop] = React.useState(0);
   const [height, setHeight] = React.useState(600);
   const [choosing, setChoosing] = React.useState(false);
   const [active, setActive] = React.useState(0);
   const [open, setOpen] = React.useState<ReadonlySet<string>>(new Set());
-  const [chosen, setChosen] = React.useState<ReadonlySet<string>>(new Set()); // folders
   const box = React.useRef<HTMLDivElement>(null);
   React.useLayoutEffect(() => {
     const element = box.current;
@@ -281,7 +254,7 @@ function View(props: {
   const found = React.useMemo(() => filtered(runs, text), [runs, text]);
   const results = React.useMemo(() => resultKeys(runs), [runs]);
   const folded = React.useMemo(
-    () => sorted(kept.grouped ? groupRows(found, results) : runRows(found), kept.sort),
+    () => sorted(kept.grouped ? groupRows(found, results) : runRows(found), kept.sort, (row, key) => row.run[key]),
     [found, results, kept.grouped, kept.sort]
   );
   const rows = React.useMemo(() => unfolded(folded, open), [folded, open]);
@@ -394,7 +367,10 @@ function View(props: {
           type="button"
           className="wb-Button"
           disabled={!rows.length}
-          onClick={() => download('runs.csv', csv(folded.flatMap(row => row.members), columns))}
+          onClick={() => {
+            const members = folded.flatMap(row => row.members);
+            download('runs.csv', csv([columns, ...members.map(run => columns.map(key => run[key]))]));
+          }}
         >
           Export CSV
         </button>
@@ -441,16 +417,7 @@ function View(props: {
             <tr aria-rowindex={1}>
               <th aria-label="chosen" />
               {columns.map(key => (
-                <th
-                  key={key}
-                  scope="col"
-                  aria-sort={kept.sort.key !== key ? 'none' : kept.sort.descending ? 'descending' : 'ascending'}
-                >
-                  <button type="button" title={`Sort by ${title(key)}`} onClick={() => sortBy(key)}>
-                    {title(key)}
-                    <span aria-hidden="true">{kept.sort.key !== key ? '' : kept.sort.descending ? ' ▾' : ' ▴'}</span>
-                  </button>
-                </th>
+                <SortHead key={key} name={key} sort={kept.sort} sortBy={sortBy} />
               ))}
             </tr>
           </thead>

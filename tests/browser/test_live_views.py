@@ -202,8 +202,9 @@ def survives_a_reload_and_a_restart(lab: Lab) -> None:
     lab.save()
     lab.open("live.ipynb")
     lab.until(lambda: pictures_shown(lab) == [True, True], "the pictures of the saved notebook")
-    lab.page.wait_for_timeout(1000)
-    lost = lab.page.get_by_text("model not found").all()
+    kept = view.locator(".workbench-still", has_text="step").first
+    lab.until(lambda: "stopped" in kept.inner_text() and " left" not in kept.inner_text(), "how it ended")
+    lost = lab.page.get_by_text(re.compile("model not found|Loading widget")).all()
     assert not any(one.is_visible() for one in lost)
     lab.picture("live-reopened")
     assert lab.errors == []

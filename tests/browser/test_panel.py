@@ -74,6 +74,8 @@ def a_training_is_shown_held_and_ended(lab: Lab) -> None:
     before = curve.get_attribute("d")
     lab.until(lambda: curve.get_attribute("d") != before, "a curve that moves")
     pane.get_by_text("Accuracy", exact=True).wait_for()
+    pane.get_by_role("button", name="epochs").click()
+    pane.locator("text", has_text="epochs").first.wait_for()
     lab.until(lambda: pane.locator("dt", has_text="time left").count(), "the time left")
     in_both_themes(lab, "panel-live")
     the_timeline_follows_the_run(lab)
@@ -86,10 +88,29 @@ def a_training_is_shown_held_and_ended(lab: Lab) -> None:
     assert steps(lab) == held > 0
     runs(lab).get_by_role("button", name="Resume").click()
     lab.until(lambda: steps(lab) > held, "steps after the pause")
+    the_pane_never_goes_back(lab)
     pane.get_by_role("button", name="Stop, with a checkpoint").click()
     lab.until(lambda: status(lab) == "stopped", "the end")
     assert runs(lab).get_by_role("button", name="Pause").count() == 0, "a run that ended has no such button"
     pane.get_by_role("button", name="Copy: continue").wait_for()
+
+
+def the_pane_never_goes_back(lab: Lab) -> None:
+    """A button in the pane: no older state is shown after "pausing", although panel and pane are read separately."""
+    pane = lab.page.locator(".wb-Run")
+    pane.get_by_text("running", exact=True).wait_for()
+    pane.locator(".wb-State").first.evaluate(
+        """shown => {
+            window.states = [];
+            const note = () => window.states.at(-1) === shown.textContent || window.states.push(shown.textContent);
+            new MutationObserver(note).observe(shown, { characterData: true, childList: true, subtree: true });
+        }"""
+    )
+    for button, state in (("Pause at the end of a step", "paused"), ("Resume", "running")):
+        pane.get_by_role("button", name=button).click()
+        pane.get_by_text(state, exact=True).wait_for()
+        lab.page.wait_for_timeout(1500)  # longer than between two reads of the pane
+    assert lab.page.evaluate("() => window.states") == ["pausing", "paused", "resuming", "running"]
 
 
 def the_timeline_follows_the_run(lab: Lab) -> None:

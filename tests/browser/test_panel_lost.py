@@ -53,6 +53,7 @@ def test_a_training_is_shown_again_after_all_that_can_happen_to_the_page(tmp_pat
         lab.until(lambda: lab.has_run(DETACH), "a cluster without an owner")
         jupyterlab_crashes(lab)
         a_killed_kernel_leaves_its_detached_cluster_to_attach_or_stop(lab)
+        a_killed_kernel_takes_the_cluster_that_it_owns(lab)
 
 
 def moves(lab: Lab, what: str) -> None:
@@ -150,17 +151,7 @@ def a_killed_kernel_leaves_its_detached_cluster_to_attach_or_stop(lab: Lab) -> N
     lab.until(lambda: lab.has_run(place), "the cluster is attached")
     cluster.get_by_text("owned by lost.ipynb").wait_for()
     assert status(lab) == "running"
-    pid = lab.page.evaluate(
-        """async () => {
-            const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-            const future = kernel.requestExecute({code: 'import os; cluster.detach(); print("pid", os.getpid())'});
-            let text = '';
-            future.onIOPub = message => { text += message.content.text ?? ''; };
-            await future.done;
-            return text;
-        }"""
-    )
-    os.kill(int(re.search(r"pid (\d+)", pid)[1]), signal.SIGKILL)  # type: ignore[index]
+    kill_the_kernel(lab, "cluster.detach()")
     cluster.get_by_role("button", name="Attach").wait_for()
     assert status(lab) == "running", "it trains on without a kernel"
     lab.picture("panel-killed-kernel")
@@ -170,3 +161,33 @@ def a_killed_kernel_leaves_its_detached_cluster_to_attach_or_stop(lab: Lab) -> N
     lab.page.locator(".jp-Dialog").get_by_role("button", name="Stop cluster").click()
     lab.page.locator("#workbench-panel").get_by_text("No cluster is alive.").wait_for()
     lab.until(lambda: status(lab) in ("failed", "killed"), "the end of its training")
+
+
+def kill_the_kernel(lab: Lab, code: str) -> None:
+    """Run code in the kernel of the notebook in front, then kill the kernel."""
+    pid = lab.page.evaluate(
+        """async code => {
+            const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+            const future = kernel.requestExecute({ code: `${code}; import os; print("pid", os.getpid())` });
+            let text = '';
+            future.onIOPub = message => { text += message.content.text ?? ''; };
+            await future.done;
+            return text;
+        }""",
+        code,
+    )
+    os.kill(int(re.search(r"pid (\d+)", pid)[1]), signal.SIGKILL)  # type: ignore[index]
+
+
+def a_killed_kernel_takes_the_cluster_that_it_owns(lab: Lab) -> None:
+    """Without `detach`: the panel says that no cluster is alive, and that the training was killed."""
+    lab.idle()  # JupyterLab has started the kernel again
+    lab.run_cell(START)
+    lab.until(lambda: lab.has_run(START), "two ranks")
+    lab.run_cell(TRAIN + 1)  # below the cell that attached
+    lab.until(lambda: status(lab) == "running" and steps(lab) > 0, "a training")
+    kill_the_kernel(lab, "pass")
+    lab.page.locator("#workbench-panel").get_by_text("No cluster is alive.").wait_for()
+    runs(lab).first.get_by_text("its processes have ended without a report").wait_for()
+    assert status(lab) == "killed"
+    lab.picture("panel-killed-owner")

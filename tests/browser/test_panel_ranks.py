@@ -217,6 +217,8 @@ def ranks_with_gpus_on_other_hosts_are_read_from_their_files(lab: Lab) -> None:
     first = ranks(lab).nth(0).inner_text()
     for text in ("training", "104 %", "97.0 %", "61.0 GB of 85.0 GB", "NVIDIA H100", "node-0", "in backward of step 2"):
         assert text in first, f"{text} in {first}"
+    heads = lab.page.locator(".wb-Ranks:visible th").all_inner_texts()
+    assert heads[:5] == ["rank", "state", "step", "GPU", "GPU memory"], "in view also in a narrow pane"
     in_both_themes(lab, "panel-ranks-gpu")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -11,9 +12,11 @@ import pytest
 pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-workbench[dev]'")
 pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
+from playwright.sync_api import Locator
+
 from tests.browser.chromium import needs_browser
-from tests.browser.lab import Lab, browsing
-from tests.browser.panel import execute, in_both_themes
+from tests.browser.lab import Lab, artefacts, browsing
+from tests.browser.panel import execute, in_both_themes, runs
 from tests.unit.lab_server import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -157,7 +160,9 @@ def test_runs_that_differ_only_in_their_seed_are_grouped_and_compared(store: Lab
     assert f"{93.0:.1f} ± {100 * half:.1f} %" in mean
     legend = compared.locator(".wb-Chart").first.locator(".wb-Chart-key").all_inner_texts()
     assert sum("(mean of 4)" in text for text in legend) == 2
+    the_comparison_is_sorted_smoothed_and_saved(lab, compared)
     in_both_themes(lab, "compare-runs")
+    the_panes_follow_the_theme(lab)
     assert lab.page.locator(".wb-Pane .wb-Trouble").count() == 0
     lab.page.wait_for_timeout(1500)  # Lab saves its layout a second after a change
     lab.page.goto(f"{lab.server.url}lab?token={lab.server.token}")
@@ -166,6 +171,62 @@ def test_runs_that_differ_only_in_their_seed_are_grouped_and_compared(store: Lab
     execute(lab, "workbench:run-table")
     lab.page.get_by_role("button", name="Group seeds").click()  # JupyterLab keeps it
     lab.until(lambda: groups.count() == 0, "runs again")
+    assert lab.errors == []
+
+
+def the_comparison_is_sorted_smoothed_and_saved(lab: Lab, compared: Locator) -> None:
+    table = compared.get_by_role("table", name="Where the runs differ")
+
+    def rates() -> list[str]:
+        return table.locator("tbody td:nth-child(3)").all_inner_texts()
+
+    assert table.locator("th[aria-sort=none]").count() == table.locator("th").count(), "in the order of the curves"
+    for order, expected in (("ascending", ["0.1", "0.1", "0.2"]), ("descending", ["0.2", "0.1", "0.1"])):
+        table.get_by_role("button", name="lr").click()
+        table.locator(f"th[aria-sort={order}]").wait_for()
+        assert rates() == expected
+    assert compared.get_by_role("button", name="epochs").count() == 0, "these runs do not record the length of an epoch"
+    curve = compared.locator("path.wb-Chart-line").first
+    rough = curve.get_attribute("d")
+    compared.get_by_label("smoothing").select_option("30 %")
+    lab.until(lambda: curve.get_attribute("d") != rough, "a smoothed curve")
+    compared.get_by_label("smoothing").select_option("none")
+
+    def saved(format: str) -> bytes:
+        with lab.page.expect_download() as download:
+            compared.get_by_role("button", name=f"Save training loss as {format}").click()
+        return download.value.path().read_bytes()
+
+    picture = saved("SVG").decode()
+    assert picture.startswith("<svg") and "Training loss" in picture and "var(" not in picture
+    assert picture.count(">GossipSGD, lr=0.1") == 2, "the names of two curves"
+    pixels = saved("PNG")
+    assert pixels.startswith(b"\x89PNG")
+    (artefacts() / "chart-saved.png").write_bytes(pixels)
+    lines = saved("CSV").decode().splitlines()
+    assert lines[0] == "curve,steps,Training loss,lowest,highest" and len(lines) == 1 + 3 * 30
+
+
+def the_panes_follow_the_theme(lab: Lab) -> None:
+    def brightness(style: str) -> int:
+        shown = lab.page.locator(".wb-Pane:visible").first.evaluate(f"pane => getComputedStyle(pane).{style}")
+        return sum(map(int, re.findall(r"\d+", shown)[:3]))
+
+    lab.theme("JupyterLab Dark")
+    lab.until(lambda: brightness("backgroundColor") < 150 < 450 < brightness("color"), "light text on a dark page")
+    lab.theme("JupyterLab Light")
+    lab.until(lambda: brightness("color") < 150 < 450 < brightness("backgroundColor"), "dark text on a light page")
+
+
+def test_a_run_of_the_panel_is_compared(store: Lab) -> None:
+    lab = store
+    lab.open()
+    execute(lab, "workbench:show-runs")
+    for row in range(2):
+        runs(lab).nth(row).get_by_role("button", name="More for").click()
+        lab.page.locator(".lm-Menu").get_by_text("Compare with").click()
+    lab.page.get_by_role("button", name="Compare 2", exact=True).click()
+    lab.page.locator(".wb-Run:visible path.wb-Chart-line").first.wait_for()
     assert lab.errors == []
 
 

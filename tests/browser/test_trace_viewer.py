@@ -372,6 +372,9 @@ def test_without_a_network_the_trace_is_saved(browser: Any, tmp_path: Path) -> N
     trace = json.loads(Path(download.value.path()).read_text())
     assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == len(ring_run().spans)
     assert "open https://ui.perfetto.dev and choose" in shown.state()["status"]
+    with shown.page.expect_download() as download:
+        shown.page.get_by_role("button", name="Save PNG").click()
+    assert Path(download.value.path()).read_bytes().startswith(b"\x89PNG")
     shown.close()
 
 

@@ -195,6 +195,7 @@ def test_a_run_is_answered_with_its_curves_and_code(served: Served) -> None:
     }
     assert answer["failures"] == [{"rank": 1, "error": "bad", "traceback": "Trace"}]
     assert (answer["run"]["accuracy"], answer["run"]["num_steps"], answer["notes"]) == (0.9, 3, ["careful"])
+    assert answer["steps_per_epoch"] is None, "the record does not have it"
     status, code = served.ask("runs/one/code")
     assert status == 200 and set(code) == {"open", "repeat"}
     assert repr(str(served.runs / "one")) in code["open"]

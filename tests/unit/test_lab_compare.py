@@ -83,13 +83,14 @@ def test_runs_of_a_store_are_compared(tmp_path: Path) -> None:
     for seed in range(3):
         losses = (2.0, 1.0 + seed, 0.5)
         write_run(tmp_path, f"r{seed}", created=CREATED, losses=losses, settings={"steps": 3, "lr": 0.1, "seed": seed})
-    write_run(tmp_path, "other", created=CREATED, settings={"steps": 3, "lr": 0.2, "seed": 0})
+    write_run(tmp_path, "other", created=CREATED, settings={"steps": 3, "lr": 0.2, "seed": 0}, steps_per_epoch=2)
     found = rows.compare([tmp_path / name for name in ("r0", "r1", "r2", "other")], 100)
     first, second = found["series"]
     assert (first["label"], first["runs"]) == ("PipeSGD(width=2), lr=0.1", ["r0", "r1", "r2"])
     assert first["curves"]["train_loss"]["values"] == pytest.approx([2.0, 2.0, 0.5])
     assert first["curves"]["train_loss"]["high"] == pytest.approx([2.0, 3.0, 0.5])
     assert first["curves"]["accuracy"]["values"] == [0.9] and second["runs"] == ["other"]
+    assert (first["steps_per_epoch"], second["steps_per_epoch"]) == (None, 2.0)
     keys = {one["key"]: one["values"] for one in found["differences"]}
     assert keys["lr"] == [[0.1] * 3, [0.2]] and keys["accuracy"] == [[0.9] * 3, [0.9]] and "seed" not in keys
     with pytest.raises(RunNotFound):

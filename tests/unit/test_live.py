@@ -245,6 +245,7 @@ def test_the_header_says_how_far_a_run_is_and_how_it_ended(tmp_path: Path) -> No
     running = plain(header([Run.load(writer.folder)]))
     assert "running" in running and "step 10 of 40" in running and "epoch 1.0 of 4" in running
     assert "00:00 left" in running, "30 steps of 10 ms"
+    assert f'data-run="{writer.folder.name}"' in header([Run.load(writer.folder)]), "for the extension of JupyterLab"
     assert "loss 0.1" in running and str(writer.folder) in running
     slow = Run(
         {"status": "running", "num_steps": 200}, {0: [{"step": n, "seconds": 2.0 * n, "loss": 1.0} for n in (9, 19)]}
@@ -278,7 +279,8 @@ def test_a_notebook_keeps_the_header_and_no_plotly_js(tmp_path: Path) -> None:
     view.settle()
     view.finish()
     assert "step 11 of 40" in first.sent[-1] and "finished" in first.sent[-1]
-    assert "sendChartToCloud" in second.sent[-1][PLOTLY]["config"]["modeBarButtonsToRemove"]
+    config = second.sent[-1][PLOTLY]["config"]
+    assert "sendChartToCloud" in config["modeBarButtonsToRemove"] and config["toImageButtonOptions"]["format"] == "svg"
     figure = MovingFigure(view.static())
     states = [len(json.dumps(part.get_state(), default=str)) for part in parts_of(figure.widget)]
     assert sum(states) < 20_000, "what papermill would save for each figure"

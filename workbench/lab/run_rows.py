@@ -106,7 +106,7 @@ class RunRows:
         raise RunNotFound(f"there is no run {name}: it was removed, or it is in another run store")
 
     def one(self, folder: Path, max_points: int) -> dict[str, Any]:
-        """Return the row of a run with its curves, its failed ranks and its notes.
+        """Return the row of a run with its curves, its failed ranks, its notes, and the steps of an epoch, if known.
 
         Raises:
             RunNotFound: the run was removed.
@@ -135,13 +135,15 @@ class RunRows:
                 for rank, one in failures.items()
             ],
             "notes": [note for note in cached.info.get("notes") or () if isinstance(note, str)],
+            "steps_per_epoch": _steps_per_epoch(cached.info),
         }
 
     def compare(self, folders: Iterable[Path], max_points: int) -> dict[str, Any]:
         """Return the curves of several runs on the same axes, and the settings in which the runs differ.
 
         Returns:
-            "series": for each curve its label, its "runs" and "statuses", and by metric the curve of `merged`.
+            "series": for each curve its label, its "runs" and "statuses", the steps of an epoch if they are known, and
+            by metric the curve of `merged`.
             "differences": see `compare_runs.differences`.
 
         Raises:
@@ -160,6 +162,7 @@ class RunRows:
                     "label": one.label,
                     "runs": [rows[member]["run"] for member in one.members],
                     "statuses": [rows[member]["status"] for member in one.members],
+                    "steps_per_epoch": _steps_per_epoch(infos[one.members[0]]),
                     "curves": {
                         name: merged(
                             [curves[member][name] for member in one.members if name in curves[member]], name, max_points
@@ -312,6 +315,10 @@ def _state(folder: Path) -> list[int] | None:
 def _evaluated(info: dict[str, Any]) -> tuple[str, ...]:
     """Return the names of what the evaluations of a run measure."""
     return ("test_loss", "accuracy", *Run(info=info, metrics={}).metric_names)
+
+
+def _steps_per_epoch(info: dict[str, Any]) -> float | None:
+    return Run(info=info, metrics={}).steps_per_epoch
 
 
 def _steps_taken(folder: Path) -> int:

@@ -18,7 +18,12 @@ from workbench.machine import in_notebook
 from workbench.plots.comparison import use_comparison_html
 
 PLOTLY = "application/vnd.plotly.v1+json"
-CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["sendChartToCloud"]}  # no button that uploads a figure
+# The button that saves a figure writes SVG, and there is none that uploads it.
+CONFIG = {
+    "displaylogo": False,
+    "modeBarButtonsToRemove": ["sendChartToCloud"],
+    "toImageButtonOptions": {"format": "svg", "filename": "figure"},
+}
 RENDERER = "plotly_mimetype"  # Plotly's name of what stores data alone
 
 

@@ -19,11 +19,18 @@ OTHER = "#767676"  # starting, paused, stopped
 
 
 def header(runs: Sequence[Run]) -> str:
-    """Return a line of HTML for each run: state, step, time left, accuracy and folder; and the error of a failed one."""
-    lines = [_line(label, run) for label, run in zip(distinct_labels(runs), runs[:MAX_RUNS], strict=False)]
+    """Return a line of HTML for each run: state, step, time left, accuracy and folder; and the error of a failed one.
+
+    A line has its run's name: JupyterLab brings it up to date if the kernel that wrote it cannot (lab/src/stills.ts).
+    """
+    shown = zip(distinct_labels(runs), runs[:MAX_RUNS], strict=False)
+    lines = [
+        (_line(label, run), f' data-run="{escape(run.folder.name)}"' if run.folder is not None else "")
+        for label, run in shown
+    ]
     if len(runs) > MAX_RUNS:
-        lines.append(f"and {len(runs) - MAX_RUNS} more runs")
-    return "".join(f'<div style="font-size: 13px; line-height: 1.5">{line}</div>' for line in lines)
+        lines.append((f"and {len(runs) - MAX_RUNS} more runs", ""))
+    return "".join(f'<div style="font-size: 13px; line-height: 1.5"{name}>{line}</div>' for line, name in lines)
 
 
 def _line(label: str, run: Run) -> str:

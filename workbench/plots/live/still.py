@@ -19,11 +19,11 @@ LEFT, RIGHT, TOP, PLOT = 62, 14, 46, 270  # pixels around and of a panel
 MAX_POINTS = 120  # of a curve
 # What a saved notebook keeps is in an element of the class workbench-still. These rules hold next to it:
 # - It is not shown if the next output is a live widget (see moving_figure.js and viewer.js).
-# - "model not found", which JupyterLab writes where a widget of an earlier kernel was, is not shown.
+# - What JupyterLab writes where a widget is not there, or not yet, is not shown: "Loading widget", "model not found".
 # - A widget whose kernel has ended is not shown; nor is a widget's header, until its figure is drawn.
 STYLE = """<style>
 .jp-OutputArea-child:has(+ .jp-OutputArea-child .workbench-live) .workbench-still,
-.jp-OutputArea:has(.workbench-still) .jp-OutputArea-output.jupyter-widgets:not(:has(*)),
+.jp-OutputArea:has(.workbench-still) .jp-OutputArea-output.lm-Panel:not(:has(*)),
 .jp-OutputArea .workbench-view.workbench-ended,
 .jp-OutputArea .workbench-view:not(.workbench-live) > .workbench-header { display: none }
 </style>"""

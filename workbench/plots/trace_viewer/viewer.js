@@ -306,8 +306,8 @@ export function chromeTrace(runs, kinds) {
   return { displayTimeUnit: "ms", traceEvents: events };
 }
 
-function download(text, name) {
-  const href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+function download(blob, name) {
+  const href = URL.createObjectURL(blob);
   const link = element("a", { href, download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(href), 10000);
@@ -368,6 +368,7 @@ class Viewer {
       follow: button("Follow", "Follow the newest steps (n)", () => this.resume()),
       perfetto: button("Open in Perfetto", "Give these spans to ui.perfetto.dev in a new tab", () => this.perfetto()),
       save: button("Save trace", "Save these spans as a file for ui.perfetto.dev", () => this.save()),
+      picture: button("Save PNG", "Save the rows and spans in view as a picture", () => this.savePicture()),
       help: button("?", "Keys", () => this.help()),
     };
     const number = (label, onchange) => element("input", { type: "number", min: 0, "aria-label": label, onchange });
@@ -376,10 +377,10 @@ class Viewer {
     this.first = number("First step", () => this.loadSteps());
     this.last = number("Last step", () => this.loadSteps());
     this.range = element("label", { hidden: true }, "steps ", this.first, " to ", this.last);
-    const { fold, links, critical, ranks, first, all, follow, perfetto, save, help } = this.buttons;
+    const { fold, links, critical, ranks, first, all, follow, perfetto, save, picture, help } = this.buttons;
     this.bar = element("div", { class: "wb-Timeline-bar", role: "toolbar", "aria-label": "Timeline" });
     this.bar.append(fold, links, critical, ranks, first, all, follow, this.range, this.alignLabel);
-    this.bar.append(element("span", { class: "wb-Timeline-spacer" }), perfetto, save, help);
+    this.bar.append(element("span", { class: "wb-Timeline-spacer" }), perfetto, save, picture, help);
     this.legend = element("div", { class: "wb-Timeline-kinds", role: "group", "aria-label": "Kinds of spans" });
     this.canvas = element("canvas");
     this.inner = element("div", {}, this.canvas);
@@ -874,8 +875,16 @@ class Viewer {
     return this.runs.map((run) => run.name).join(" and ");
   }
 
+  get fileName() {
+    return this.runs.map((run) => run.id).join("-");
+  }
+
   save() {
-    download(this.trace, `${this.runs.map((run) => run.id).join("-")}.json`);
+    download(new Blob([this.trace], { type: "application/json" }), `${this.fileName}.json`);
+  }
+
+  savePicture() {
+    this.canvas.toBlob((blob) => download(blob, `${this.fileName}.png`));
   }
 
   async perfetto() {
