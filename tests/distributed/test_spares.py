@@ -79,7 +79,9 @@ def check_equal(found: dict[int, Outcome], processes: set[int]) -> None:
     assert all(torch.equal(first, other) for other in others)
 
 
-@pytest.mark.parametrize(("algorithm", "victim"), [(SynchronousSGD(), 1), (DPSGD(), 0), (FedAvg(every=4), 2), (ADPSGD(), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("algorithm", "victim"), [(SynchronousSGD(), 1), (DPSGD(), 0), (FedAvg(every=4), 2), (ADPSGD(), 1)], ids=str
+)
 def test_a_spare_process_takes_the_place(algorithm: Algorithm, victim: int) -> None:
     """From there on the synchronous algorithm equals its run on three ranks, with momentum."""
     found, run = with_spares(algorithm, {victim}, [stands_by])

@@ -110,7 +110,9 @@ def test_images_and_binder_run_commands_that_exist() -> None:
     used = [*re.findall(r"^RUN make (\S+)", image, re.MULTILINE), container["postCreateCommand"].removeprefix("make ")]
     assert used == ["install", "install"] and {"install", "demo"} <= targets
     assert (ROOT / ".devcontainer" / container["build"]["dockerfile"]).resolve() == ROOT / "Dockerfile"
-    commands = [line.split() for line in (ROOT / "binder" / "postBuild").read_text().splitlines() if "workbench" in line]
+    commands = [
+        line.split() for line in (ROOT / "binder" / "postBuild").read_text().splitlines() if "workbench" in line
+    ]
     assert commands == [["workbench", "kernels", "install"]]
     _parser().parse_args(commands[0][1:])
     extras = re.search(r"-e \.\[(.+)\]", (ROOT / "binder" / "requirements.txt").read_text())

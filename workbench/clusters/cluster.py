@@ -172,7 +172,9 @@ class Cluster:
         return self._active
 
     @property
-    def state(self) -> str:  # a Literal here would end the completion of `cluster.` in a notebook, with an error of jedi
+    def state(
+        self,
+    ) -> str:  # a Literal here would end the completion of `cluster.` in a notebook, with an error of jedi
         """What the cluster does: "starting", "ready", "training", "lost", "stopped" or "detached". Never waits.
 
         "lost": a rank's process has ended, and its MPI world with it.

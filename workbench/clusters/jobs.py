@@ -84,7 +84,9 @@ def takes_settings(train: Method) -> Method:
         for each in inspect.signature(Settings).parameters.values()
         if each.name not in own.parameters
     ]
-    resume = inspect.Parameter("resume", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Run | Path | str | None")
+    resume = inspect.Parameter(
+        "resume", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Run | Path | str | None"
+    )
     train.__signature__ = own.replace(parameters=[*explicit, *of_settings, resume])  # type: ignore[attr-defined]
     return train
 
