@@ -17,8 +17,21 @@ import psutil
 import pytest
 
 from tests.forked import forked
-from tests.papers_share import FIGURE, KEY, RANKS, commit, finding, git, make_share, write_claims, write_notebook
+from tests.papers_share import (
+    FIGURE,
+    KEY,
+    RANKS,
+    commit,
+    facts,
+    finding,
+    git,
+    make_share,
+    write_claims,
+    write_notebook,
+)
 from workbench.experiments.notebooks import tagged_text
+from workbench.papers.claims import find_claim
+from workbench.papers.records import record_file, write_record
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.timeout(600)]
 
@@ -219,7 +232,9 @@ def share_that_meets(folder: Path, number: int, *names: str) -> Path:
 
 
 @pytest.mark.usefixtures("forked_kernels", "no_process_left")
-def test_notebooks_that_only_simulate_run_side_by_side_after_the_others(tmp_path: Path) -> None:
+def test_notebooks_that_only_simulate_run_side_by_side_after_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     share = share_that_meets(tmp_path, 2, "20-one", "21-two")
     write_notebook(share, "22-fails", ("", "1 / 0"), finding("22-fails"))
     sizes = share / "notebooks" / "sizes" / "22-fails.yaml"
@@ -227,9 +242,12 @@ def test_notebooks_that_only_simulate_run_side_by_side_after_the_others(tmp_path
     write_notebook(share, "30-real", finding("30-real"))
     for name in ("22-fails", "30-real"):
         write_claims(share, name)
+    monkeypatch.setenv("WORKBENCH_SHARE", str(share))
+    earlier = facts("21-two", find_claim(f"{KEY}/21-two-near-one"), "0" * 40, size="smoke", site="here", seconds=50.0)
+    write_record(record_file(share / "papers", KEY, "21-two", "smoke", "here"), earlier)
     _, told = reproduce(share, KEY, "-o", str(tmp_path / "out"), "--jobs", "2", "--timeout", "200", status=1)
     order = re.findall(r"^\[\d of 4\] (\S+)", told, re.MULTILINE)
-    assert order == ["30-real", "20-one", "21-two", "22-fails"], "what may be measured runs alone, and first"
+    assert order == ["30-real", "21-two", "20-one", "22-fails"], "what may be measured alone; then the longest first"
     records = sorted(path.name for path in (tmp_path / "out" / "papers" / KEY / "records").iterdir())
     assert records == [f"{name}.smoke.here.json" for name in ("20-one", "21-two", "30-real")]
     assert "22-fails failed after" in told and "ZeroDivisionError: division by zero" in told

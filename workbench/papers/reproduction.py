@@ -1,7 +1,7 @@
 """`workbench reproduce`: executes notebooks, and writes a record of each.
 
 Notebooks that measure on a real clock are executed alone, one after the other. The others, whose time is virtual, are
-then executed several at a time.
+then executed several at a time, the longest first.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ class Reproduction:
         beside = [job for job, seconds in zip(jobs, before, strict=True) if job.is_virtual and seconds is None]
         if self.jobs == 1 or len(beside) == 1:
             beside = []
+        beside.sort(key=lambda job: self.earlier_s(job) or 0.0, reverse=True)  # so that no core is idle at the end
         alone = [job for job in jobs if job not in beside]
         recorded_s = {job.name: seconds for job, seconds in zip(jobs, before, strict=True)}
         outcomes: dict[str, Outcome] = {}
@@ -249,6 +250,15 @@ class Reproduction:
             seconds = float(record.facts["seconds"])
         return seconds
 
+    def earlier_s(self, job: Job) -> float | None:
+        """Seconds of an earlier execution here or of the committed one, of whatever code; None if there is none."""
+        for folder in (self.records, resources.shared("papers")):
+            for key in job.papers:
+                seconds = _seconds(record_file(folder, key, job.name, self.size, self.site))
+                if seconds is not None:
+                    return seconds
+        return None
+
     def _record_of(self, job: Job, key: str) -> Record | None:
         try:
             return read_record(record_file(self.records, key, job.name, self.size, self.site))
@@ -372,13 +382,12 @@ def refuse_uncommitted(jobs: Sequence[Job], papers: Path) -> None:
 
 
 def _left(jobs: Sequence[Job], outcomes: Mapping[str, Outcome], how: Reproduction) -> str:
-    """An estimate of the remaining time: each notebook's recorded time, else the mean of this session."""
+    """An estimate of the remaining time: each notebook's earlier time, else the mean of this session."""
     ran = [outcome.seconds for outcome in outcomes.values() if outcome.status == "finished"]
     usual = sum(ran) / len(ran) if ran else None
     total = 0.0
     for job in jobs:
-        before = [_seconds(record_file(how.records, key, job.name, how.size, how.site)) for key in job.papers]
-        known = next((seconds for seconds in before if seconds is not None), usual)
+        known = how.earlier_s(job) or usual
         if known is None:
             return ""
         total += known / (how.jobs if job.is_virtual else 1)
