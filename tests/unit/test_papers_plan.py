@@ -62,6 +62,7 @@ def test_sizes_are_read(share: Path) -> None:
         ("smoke: {}\nci: {}\nfull: {}\nranks: [local]", "write LAUNCHER:NUMBER"),
         ("smoke: {}\nci: {}\nfull: {}\nranks: local:4", "must be a list of texts"),
         ("smoke: {}\nci: {}\nfull: {}\nclock: virtuel", "write real or virtual"),
+        ("smoke: {}\nci: {}\nfull: {}\nclock: {cj: virtual}", "SIZE: virtual for some sizes"),
         ("smoke: {}\nci: {}\nfull: {}\nranks: [local:4]\nclock: virtual", "ranks have a real clock"),
     ],
 )
@@ -71,6 +72,12 @@ def test_what_is_no_size_is_refused(share: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_sizes(resources.notebook("20-one"))
     assert says in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_a_notebook_may_be_virtual_at_some_sizes_only(share: Path) -> None:
+    path = share / "notebooks" / "sizes" / "20-one.yaml"
+    path.write_text("smoke: {}\nci: {}\nfull: {}\nclock: {ci: virtual}")
+    assert [plan("20-one", size)[0].is_virtual for size in ("smoke", "ci", "full")] == [False, True, False]
 
 
 def test_the_command_tells_and_takes_sizes(share: Path, capsys: pytest.CaptureFixture[str]) -> None:

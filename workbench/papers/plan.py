@@ -28,7 +28,7 @@ class Job:
         papers: keys of the papers whose claims it tests.
         parameters: those of its size, overridden by the given ones.
         ranks: keys of ranks that a pool can lend to it, such as "local:4".
-        is_virtual: whether it may run at the same time as others: see `sizes.Sizes`.
+        is_virtual: whether it may run at the same time as others: see `sizes.Sizes.virtual`.
     """
 
     notebook: Path
@@ -100,7 +100,7 @@ def plan(
                 papers=claimed.get(path.stem, ()),
                 parameters=values,
                 ranks=sizes.ranks if sizes else (),
-                is_virtual=sizes is not None and sizes.is_virtual,
+                is_virtual=sizes is not None and size in sizes.virtual and not own.get("launcher"),
             )
         )
     return tuple(sorted(jobs, key=lambda job: (job.ranks, job.name)))

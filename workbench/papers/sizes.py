@@ -25,13 +25,13 @@ class Sizes:
     Attributes:
         parameters: size -> values that replace the notebook's defaults.
         ranks: ranks that a pool can lend to it: keys such as "local:4", see `pool_client.pool_key`.
-        is_virtual: whether its results are the same on a busy machine, because it measures nothing on a real clock.
-            The file says so by `clock: virtual`.
+        virtual: sizes at which its results are the same on a busy machine, because it measures nothing on a real clock.
+            The file says so by `clock: virtual`, or for single sizes by `clock: {ci: virtual}`.
     """
 
     parameters: Mapping[Size, Mapping[str, Any]]
     ranks: tuple[str, ...]
-    is_virtual: bool = False
+    virtual: frozenset[str] = frozenset()
 
 
 def sizes_file(notebook: Path) -> Path:
@@ -102,12 +102,19 @@ def read_sizes(notebook: Path) -> Sizes | None:
             parse_ranks(item)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-    clock = content.get(CLOCK, "real")
-    if clock not in ("real", "virtual"):
-        raise ConfigError(f"{path}: {CLOCK}: {clock!r}: write real or virtual")
-    if clock == "virtual" and ranks:
+    virtual = _virtual_sizes(path, content.get(CLOCK, "real"))
+    if virtual and ranks:
         raise ConfigError(f"{path}: ranks have a real clock: leave out `{CLOCK}: virtual`, or `{RANKS}`")
-    return Sizes(parameters, tuple(ranks), clock == "virtual")
+    return Sizes(parameters, tuple(ranks), virtual)
+
+
+def _virtual_sizes(path: Path, clock: object) -> frozenset[str]:
+    """Return the sizes with a virtual clock. `clock`: a word for all sizes, or size -> word."""
+    clocks = clock if isinstance(clock, dict) else dict.fromkeys(SIZES, clock)
+    for size, word in clocks.items():
+        if size not in SIZES or word not in ("real", "virtual"):
+            raise ConfigError(f"{path}: {CLOCK}: {clock!r}: write real or virtual, or SIZE: virtual for some sizes")
+    return frozenset(size for size, word in clocks.items() if word == "virtual")
 
 
 def values_at(notebook: Path, size: Size) -> dict[str, Any]:
