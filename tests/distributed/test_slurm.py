@@ -490,7 +490,7 @@ from pathlib import Path
 import torch, workbench as wb
 model, place = torch.nn.Linear(3, 1), Path(sys.argv[1])
 with wb.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), wb.PipeSGD(), timeout_s=60) as trainer:
-    first = trainer.load(place / "saved")[0] if (place / "saved").exists() else 0
+    first = trainer.load(place / "saved", missing_ok=True)[0]
     for step in range(first, first + 20 if first else 10**9):
         trainer.step(lambda: model(torch.ones(2, 3)).square().mean())
         (place / "steps").touch()
