@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "records"
 PLAN = json.loads((HERE / "margins.json").read_text())
 HOW, MARGINS = PLAN["how"], PLAN["margins"]
-SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE, SIGNS, SOME, ADAPTIVE, TERNARY = (
+SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE, SIGNS, SOME, ADAPTIVE, TERNARY, LAYERS = (
     MARGINS  # in the file's order
 )
 
