@@ -415,6 +415,7 @@ def test_a_submitted_training_goes_on_from_its_checkpoint(
 
 FOR_CPUS = {  # what differs here from the script of the page: a node has one rank, and no GPU
     "--partition=gpu": "--partition=debug",
+    "--time=02:00:00": "--time=00:05:00",
     "--ntasks-per-node=4": "--ntasks-per-node=1",
     "#SBATCH --gpus-per-node=4\n": "",
     "--cpus-per-task=8": "--cpus-per-task=1",
