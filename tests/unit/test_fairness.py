@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from tests.laws import tiny
-from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, SoftsyncSGD, SynchronousSGD
+from workbench.algorithms import AsyncSGD, BackupSGD, NoCommunication, PipeSGD, SoftsyncSGD, SynchronousSGD
 from workbench.analysis import compare
 from workbench.analysis.fairness import updates_per_batch
 from workbench.analysis.labels import distinct_labels
 from workbench.analysis.runs_table import runs_table
+from workbench.codecs import Linear8
+from workbench.collectives import Ring
 from workbench.costs import Compute, Network
 from workbench.plots import curves
 from workbench.program import Algorithm
@@ -81,6 +83,15 @@ def test_a_learning_rate_is_in_the_labels_where_it_differs() -> None:
     runs = [simulated(SynchronousSGD()), simulated(AsyncSGD(), lr=0.025)]
     assert distinct_labels(runs) == ["SynchronousSGD, lr=0.1", "AsyncSGD, lr=0.025"]
     assert distinct_labels([runs[0], simulated(AsyncSGD())]) == ["SynchronousSGD", "AsyncSGD"]
+
+
+def test_a_collective_and_a_codec_that_are_not_the_default_are_in_the_labels() -> None:
+    plain, coded = simulated(PipeSGD(width=2)), simulated(PipeSGD(width=2, collective=Ring(codec=Linear8())))
+    assert [plain.label, coded.label] == ["PipeSGD(width=2)", "PipeSGD(width=2, collective=ring:linear8)"]
+    assert coded.label in str(compare([coded])) and distinct_labels([plain, coded]) == [plain.label, coded.label]
+    assert simulated(SynchronousSGD()).label == "SynchronousSGD", "its first setting is always recorded"
+    stochastic = simulated(PipeSGD(width=2, collective=Ring(codec=Linear8(rounding="stochastic"))))
+    assert len(set(distinct_labels([coded, stochastic]))) == 2
 
 
 def test_a_damaged_learning_rate_has_a_label() -> None:

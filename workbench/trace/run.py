@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workbench.errors import ConfigError
+from workbench.naming import kebab
 from workbench.trace.chakra import export_chakra
 from workbench.trace.chrome import export_chrome
 from workbench.trace.kinds import SLEPT_LANE
@@ -28,6 +30,7 @@ from workbench.trace.weights import copy_weights, write_weights
 
 PENDING_FOLDER = "evaluations"  # in a run's folder: parameters that wait for their evaluation
 PROFILED = "torch.profiler"  # the runtime of a run that was made from profiles
+MAX_VALUE = 200  # characters of a setting in a label
 DISTANCE = "consensus_distance"  # of an evaluation of replicas that differ between steps
 X_FIELDS: dict[XAxis, str] = {
     "steps": "step",
@@ -193,12 +196,18 @@ class Run(Views):
 
     @property
     def label(self) -> str:
-        """The algorithm and its settings that are numbers or words, without defaults, for legends and tables.
+        """The algorithm and its settings that are not the defaults, for legends and tables.
 
         >>> Run(info={"algorithm": {"name": "PipeSGD", "settings": {"width": 2, "collective": "Native()"}}}, metrics={}).label
         'PipeSGD(width=2)'
         >>> Run(info={"algorithm": {"name": "LayerwiseSGD", "settings": {"bucket_bytes": 1048576}}}, metrics={}).label
         'LayerwiseSGD(bucket_bytes=1048576)'
+
+        A collective and its codec are written as on the command line:
+
+        >>> collective = {"collective": "Ring(codec=Linear8(rounding='nearest'), chunks=1)"}
+        >>> Run(info={"algorithm": {"name": "LocalSGD", "settings": collective, "defaults": []}}, metrics={}).label
+        'LocalSGD(collective=ring:linear8)'
 
         It says whether ranks slept for their compute:
 
@@ -213,8 +222,8 @@ class Run(Views):
                 continue
             if isinstance(value, int | float):
                 settings.append(key if value is True else f"{key}={value if isinstance(value, int) else f'{value:g}'}")
-            elif quiet is not None and "(" not in str(value):  # a plain word, not an object's repr
-                settings.append(f"{key}={value}")
+            elif quiet is not None and (text := _written(key, str(value))):
+                settings.append(f"{key}={text}")
         name = str(algorithm.get("name") or "run")
         label = f"{name}({', '.join(settings)})" if settings else name
         return f"{label}, {SLEPT_LANE}" if self.slept else label
@@ -478,6 +487,23 @@ class Run(Views):
         if self.steps_per_epoch is None:
             raise ConfigError(f"run {self.id} does not record the length of an epoch: choose x='steps' or 'samples'")
         return (values + 1) / self.steps_per_epoch
+
+
+def _written(setting: str, value: str) -> str:
+    """Return a recorded setting for a label; empty if it says nothing.
+
+    >>> [_written("collective", text) for text in ("Native()", "Once(codec=ErrorFeedback(codec=TopK(k=5)), inner=Native())")]
+    ['', 'once:top-k+feedback']
+    >>> [_written("topology", text) for text in ("Ring()", "RandomRegular(degree=4, seed=0)")]
+    ['ring', 'RandomRegular(degree=4, seed=0)']
+    """
+    if setting not in ("collective", "codec"):
+        return kebab(value[:-2]) if re.fullmatch(r"\w+\(\)", value) else value[:MAX_VALUE]
+    if value == "Native()":  # the default of an algorithm whose first setting it is, and which a record does not mark
+        return ""
+    names = re.findall(r"(?:^|\bcodec=)(\w+)\(", value[:MAX_VALUE])
+    feedback = "+feedback" if "ErrorFeedback" in names else ""
+    return ":".join(kebab(name) for name in names if name != "ErrorFeedback") + feedback or value[:MAX_VALUE]
 
 
 def _merged(parts: list[dict[str, list[float]]]) -> dict[str, float]:
