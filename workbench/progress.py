@@ -47,3 +47,14 @@ def progress_line(total: int | None, what: str, *, done: int = 0, shown: bool = 
         return tqdm(**about, file=sys.stderr, ncols=get_terminal_size().columns)
     text = WITHOUT_TOTAL if total is None else LOG_LINE
     return tqdm(**about, file=_LogFile(), mininterval=LINE_S, delay=LINE_S, bar_format=text)
+
+
+def clock(seconds: float) -> str:
+    """Return a time as hours, minutes and seconds.
+
+    >>> clock(75), clock(3725.4)
+    ('1:15', '1:02:05')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

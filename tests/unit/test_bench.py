@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,8 +148,10 @@ def test_the_command_measures_records_and_compares(
     record = str(tmp_path / "sub" / "record.json")
     assert main(["bench"]) == 0 and "made_up  numbers of a test" in capsys.readouterr().out
     assert main(["bench", "made_up", "-o", record]) == 0
-    told = capsys.readouterr().out
+    told, progress = capsys.readouterr()
     assert "1.000 [1.000, 1.010]  < 1.02  met" in told
+    assert re.search(r"over .*: 1\.000 \[1\.000, 1\.010\] met", progress), "as soon as it is measured"
+    assert main(["bench", "made_up", "--quiet"]) == 0 and capsys.readouterr().err == ""
     assert main(["bench", "made_up", "--against", record]) == 0 and "nothing changed" in capsys.readouterr().out
     made_up["ratios"] = [1.2, 1.2, 1.3]
     assert main(["bench", "made_up", "--against", record, "--json"]) == 1

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import workbench as wb
+from workbench import progress
 from workbench.analysis.summary import step_seconds
 from workbench.calibration import (
     Calibration,
@@ -730,6 +731,34 @@ def test_from_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "1 Gbit/s Ethernet" in capsys.readouterr().out
     assert main(["recommend", str(file), "--workers", "2", "--network", "ethernet-1g", "--exact", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["choices"][0]["recipe"] == "exact"
+
+
+@pytest.mark.parametrize("quiet", ["", "--quiet", "--json"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["predict", "--workers", "2,4"], r"1 of 2 predictions after [\d:]+, [\d:]+ left"),
+        (
+            ["recommend", "--workers", "2", "--exact"],
+            r"1 of \d+ candidates for 2 workers after .* left, at most \d:\d\d",
+        ),
+    ],
+    ids=["predict", "recommend"],
+)
+def test_progress_has_a_total_and_the_time_left_and_may_be_turned_off(
+    words: list[str],
+    said: str,
+    quiet: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.0)  # as after 30 seconds
+    file = calibrate(trained(wb.LayerwiseSGD(bucket_bytes=0))).save(tmp_path / "c.json")
+    capsys.readouterr()
+    assert main([words[0], str(file), *words[1:], *filter(None, [quiet])]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: ")]
+    assert lines == [] if quiet else any(re.fullmatch(said, line) for line in lines), lines
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -16,7 +18,9 @@ from typing import Any
 import pytest
 
 from tests.forked import forked
+from workbench import progress
 from workbench.errors import ConfigError, WorkbenchError
+from workbench.logs import shown_on_stderr
 from workbench.trace import new_run, update_run
 
 pytestmark = [pytest.mark.notebooks, pytest.mark.usefixtures("forked_kernels")]
@@ -143,9 +147,14 @@ QUIET = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::Resour
 
 
 @QUIET
-def test_a_notebook_runs_with_its_parameters_and_without_interaction(tmp_path: Path, no_process_left: None) -> None:
+def test_a_notebook_runs_with_its_parameters_and_without_interaction(
+    tmp_path: Path, no_process_left: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_S", 0.0)  # as after 30 seconds
     path = notebook(tmp_path, "import os; print(steps, os.environ['IPP_NONINTERACTIVE'])")
-    done = run_notebook(path, tmp_path / "new" / "out.ipynb", {"steps": 7})
+    with shown_on_stderr(logging.INFO):
+        done = run_notebook(path, tmp_path / "new" / "out.ipynb", {"steps": 7})
+    assert re.search(r"^\d of \d cells after [\d:]+, [\d:?]+ left$", capsys.readouterr().err, re.MULTILINE)
     assert json.loads(done.read_text())["cells"][-1]["outputs"][0]["text"] == ["7 1\n"]
     assert "IPP_NONINTERACTIVE" not in os.environ
 

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.cli.sweep import _Line
 from workbench.errors import ConfigError
 from workbench.experiments import sweep, sweeper
 from workbench.experiments.cell_states import claim, conclude, is_alive, read_attempts
 from workbench.experiments.fork_cells import COMMAND, start_fork_server
 from workbench.experiments.grid import Cell, read_grid
 from workbench.experiments.sweep_result import CellState, SweepResult, state_of
+from workbench.experiments.sweeper import Progress
 from workbench.experiments.yaml_file import read_yaml
 from workbench.run_spec import parse_train, resolve
 
@@ -271,3 +273,9 @@ def test_exit_status_is_zero_only_when_every_cell_is_finished(tmp_path: Path) ->
         found = SweepResult("test", (CellState(cells[0], "finished"), CellState(cells[1], state)), tmp_path)  # type: ignore[arg-type]
         assert found.exit_status == status
         assert "pipe-sgd" in str(found.table())
+
+
+def test_a_log_says_how_long_a_sweep_still_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cell = CellState(Cell(values={}, axes={"seed": 0}), "finished")
+    _Line().show(Progress(1, 0, 4, ("seed=1",), 75.0, cell))
+    assert capsys.readouterr().err == "1/4  seed=0: finished in 0.0 s, 1:15 left\n"

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.errors import ConfigError
+from workbench.logs import LOG
+from workbench.progress import progress_line
 
 if TYPE_CHECKING:
     from workbench import bench
@@ -50,12 +52,11 @@ def _bench(options: argparse.Namespace) -> int:
         width = max(map(len, bench.NAMES))
         print("\n".join(f"{name:{width}}  {about}" for name, about in bench.NAMES.items()))
         return 0
-    output = sys.stderr if options.json else sys.stdout
     how = bench.BenchOptions(
         rounds=options.rounds,
         ranks=tuple(options.ranks),
         only=tuple(options.only),
-        report=lambda message: print(message, file=output),
+        report=(lambda _: None) if options.json else LOG.info,
     )
     every = options.name == "all"
     for given in (options.output, options.against):
@@ -65,7 +66,12 @@ def _bench(options: argparse.Namespace) -> int:
         raise ConfigError(f"--figure draws the results of `workbench bench wire`, and this is {options.name}")
     if options.read and every:
         raise ConfigError("--read shows one record: name its benchmark")
-    records = [_one(name, how, options, every) for name in (bench.NAMES if every else [options.name])]
+    names = list(bench.NAMES) if every else [options.name]
+    records = []
+    with progress_line(len(names), "benchmarks", shown=every and not options.json) as line:
+        for name in names:
+            records.append(_one(name, how, options, every))
+            line.update()
     if options.json:
         print(json.dumps([facts for facts, _slower in records] if every else records[0][0]))
     return int(any(slower for _facts, slower in records))
@@ -80,28 +86,29 @@ def _one(
 
     earlier = _place(options.against, name, every)
     if earlier and every and not earlier.exists():
-        how.report(f"{name}: no earlier record to compare with ({earlier})")
+        _say(options, f"{name}: no earlier record to compare with ({earlier})")
         earlier = None
     before = _record_of(name, earlier, "--against") if earlier else None  # first, because the file may be unreadable
-    facts = _record_of(name, Path(options.read), "--read") if options.read else _measured(name, how, options)
+    facts = _record_of(name, Path(options.read), "--read") if options.read else _measured(name, how, options, before)
     rows = [Row.from_record(row) for row in facts["rows"]]
     if options.figure:
-        _draw(rows, Path(options.figure), how)
+        _say(options, _draw(rows, Path(options.figure)))
     if not options.json:
-        print(f"\n{table_of(rows, f'{name}: medians, and ratios of pairs with their 95 % intervals')}\n")
+        _say(options, f"\n{table_of(rows, f'{name}: medians, and ratios of pairs with their 95 % intervals')}\n")
     if path := _place(options.output, name, every):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_record(path, facts)
-        how.report(f"record: {path}")
+        _say(options, f"record: {path}")
     found = changes(rows, before) if before else []
     for move in found:
         then, now = move.before, move.now
-        how.report(
+        _say(
+            options,
             f"{move.word} than before: {now.case}, {now.what} over {now.over}: "
-            f"{now.ratio:.3f} [{now.low:.3f}, {now.high:.3f}], was {then.ratio:.3f} [{then.low:.3f}, {then.high:.3f}]"
+            f"{now.ratio:.3f} [{now.low:.3f}, {now.high:.3f}], was {then.ratio:.3f} [{then.low:.3f}, {then.high:.3f}]",
         )
     if before and not found:
-        how.report(unchanged(rows, before))
+        _say(options, unchanged(rows, before))
     return facts, any(move.word == "slower" for move in found)
 
 
@@ -119,17 +126,21 @@ def _record_of(name: str, path: Path, option: str) -> dict[str, Any]:
     return facts
 
 
-def _measured(name: str, how: bench.BenchOptions, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure. Return the record."""
+def _measured(
+    name: str, how: bench.BenchOptions, options: argparse.Namespace, before: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Measure. Return the record. The earlier record says how many results there will be."""
     from workbench import bench
     from workbench.bench.records import facts_of
 
     rows = []
-    for row in bench.run(name, how):
-        rows.append(row)
-        how.report(
-            f"{row.case}: {row.what} over {row.over}: {row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}] {row.word}".rstrip()
-        )
+    total = len(before["rows"]) if before and not how.only else None
+    with progress_line(total, f"results of {name}", shown=not options.json) as line:
+        for row in bench.run(name, how):
+            rows.append(row)
+            spread = f"{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]"
+            how.report(f"{row.case}: {row.what} over {row.over}: {spread} {row.word}".rstrip())
+            line.update()
     if not rows and options.only and options.name != "all":
         raise ConfigError(
             f"--only {' '.join(options.only)}: no case has such a name; `workbench bench {name}` shows its cases"
@@ -137,12 +148,21 @@ def _measured(name: str, how: bench.BenchOptions, options: argparse.Namespace) -
     return facts_of(name, rows)
 
 
-def _draw(rows: Sequence[Row], path: Path, how: bench.BenchOptions) -> None:
+def _say(options: argparse.Namespace, message: str) -> None:
+    """Print a result above the progress line; on standard error if the record is on standard output."""
+    from tqdm import tqdm
+
+    output = sys.stderr if options.json else sys.stdout
+    with tqdm.external_write_mode(file=output):
+        print(message, file=output, flush=True)
+
+
+def _draw(rows: Sequence[Row], path: Path) -> str:
     from workbench.bench.wire_chart import chart
     from workbench.plots.pictures import write_pictures
 
     place = path.with_suffix("") if path.suffix == ".svg" else path
-    how.report(f"figure: {write_pictures({place: chart(rows).to_plotly_json()})[place]}")
+    return f"figure: {write_pictures({place: chart(rows).to_plotly_json()})[place]}"
 
 
 def _place(given: str | None, name: str, every: bool) -> Path | None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from workbench.errors import ConfigError
 from workbench.naming import json_line, parse_pairs
+from workbench.progress import clock, progress_line
 
 EXAMPLES = """
   workbench train synchronous-sgd --workers 2 --steps 50
@@ -180,11 +181,11 @@ def _predict(options: argparse.Namespace) -> int:
     calibration, places = Calibration.load(options.calibration), _places(options)
     algorithm = _algorithm(options)
     found: list[Prediction] = []
-    for place in places:
-        workers = place.pop("workers") or calibration.origin.num_workers
-        if len(places) > 1:
-            print(f"predicting {workers} workers ({len(found) + 1} of {len(places)})", file=sys.stderr, flush=True)
-        found.append(predict(calibration, algorithm, workers=workers, seed=options.seed, **place))
+    with progress_line(len(places), "predictions", shown=not options.json) as line:
+        for place in places:
+            workers = place.pop("workers") or calibration.origin.num_workers
+            found.append(predict(calibration, algorithm, workers=workers, seed=options.seed, **place))
+            line.update()
     if options.json:
         for prediction in found:
             print(json_line(prediction.as_record()))
@@ -208,29 +209,28 @@ def _recommend(options: argparse.Namespace) -> int:
     )
     for place in _places(options):
         workers = place.pop("workers") or calibration.origin.num_workers
-        found = recommend(
-            calibration,
-            workers=workers,
-            convergence=convergence,
-            exact=options.exact,
-            seed=options.seed,
-            budget_s=options.budget,
-            progress=partial(_print_progress, workers),
-            **place,
-        )
+        with progress_line(0, f"candidates for {workers} workers", shown=not options.json) as line:
+            found = recommend(
+                calibration,
+                workers=workers,
+                convergence=convergence,
+                exact=options.exact,
+                seed=options.seed,
+                budget_s=options.budget,
+                progress=partial(_show_progress, line),
+                **place,
+            )
         print(json_line(found.as_record()) if options.json else f"{workers} workers: {found}\n")
     if not options.json:
         _print_notes(calibration.notes)
     return 0
 
 
-def _print_progress(workers: int, done: int, most: int, left_s: float) -> None:
-    """Print a line on stderr for each simulated candidate."""
-    print(
-        f"{workers} workers: {done} of at most {most} candidates, at most {left_s:.0f} s left",
-        file=sys.stderr,
-        flush=True,
-    )
+def _show_progress(line: Any, done: int, most: int, left_s: float) -> None:
+    """Show a simulated candidate. `most` decreases, because a good candidate rules others out."""
+    line.total = most
+    line.set_postfix_str(f"at most {clock(left_s)}", refresh=False)
+    line.update(done - line.n)
 
 
 def _print_notes(notes: Sequence[str]) -> None:

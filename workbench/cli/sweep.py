@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from workbench.logs import is_quiet
 from workbench.naming import json_line
+from workbench.progress import clock
 
 if TYPE_CHECKING:
     from workbench.experiments import Progress, SweepResult
@@ -97,25 +98,14 @@ class _Line:
         """Print the progress."""
         clear = "\r\x1b[K" if self._terminal else ""
         where = f"{now.num_done + now.num_failed}/{now.num_cells}"
+        left = f", {clock(now.left_s)} left" if now.left_s is not None else ""
         if now.ended is not None:
             took = now.ended.attempt.record["seconds"] if now.ended.attempt else 0.0
             error = f": {now.ended.error.splitlines()[0]}" if now.ended.error else ""
-            state = f"{now.ended.state} in {took:.1f} s{error}"
+            state = f"{now.ended.state} in {took:.1f} s{error}{'' if self._terminal else left}"
             print(f"{clear}{where}  {now.ended.cell.label}: {state}", file=sys.stderr, flush=True)
         if self._terminal:
             failed = f", {now.num_failed} failed" if now.num_failed else ""
-            left = f", {clock(now.left_s)} left" if now.left_s is not None else ""
             print(f"{clear}{where}{failed}{left}  {' | '.join(now.running)}"[:160], end="", file=sys.stderr, flush=True)
             if not now.running and now.num_done + now.num_failed == now.num_cells:
                 print(clear, end="", file=sys.stderr, flush=True)
-
-
-def clock(seconds: float) -> str:
-    """Return a time as hours, minutes and seconds.
-
-    >>> clock(75), clock(3725.4)
-    ('1:15', '1:02:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

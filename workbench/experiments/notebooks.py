@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.experiments.notebook_catalogue import parameters_of
-from workbench.logs import is_quiet
 from workbench.naming import unknown
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -67,7 +65,8 @@ def run_notebook(
             parameters=parameters,
             engine_name="workbench",
             kernel_name=kernel,
-            progress_bar=sys.stderr.isatty() and not is_quiet(),
+            progress_bar=False,
+            progress="cells",
             total_timeout_s=timeout_s,
         )
     except PapermillExecutionError as error:

@@ -25,6 +25,7 @@ from workbench.clusters.supervision.reaper import end_marked, reaped
 from workbench.clusters.supervision.sigterm import terminated_as_exit
 from workbench.experiments.execution_record import begin_record, end_record
 from workbench.machine import environment
+from workbench.progress import progress_line
 
 
 @final
@@ -42,8 +43,11 @@ class WorkbenchEngine(NBClientEngine):  # type: ignore[misc] # papermill ships n
             nb_man: papermill's manager of the notebook.
             kernel_name: name of the kernel.
             options: those of `NBClientEngine`, nbclient's traits, and `total_timeout_s`, the limit for the whole
-                notebook in seconds (`execution_timeout` is the limit for each cell).
+                notebook in seconds (`execution_timeout` is the limit for each cell). With `progress="cells"` the
+                engine shows a progress line, on a terminal and in logs; papermill's own is for terminals only.
         """
+        if options.pop("progress", None):
+            nb_man.pbar = progress_line(len(nb_man.nb.cells), "cells")
         mark = f"WORKBENCH_NOTEBOOK_{secrets.token_hex(8).upper()}"
         total_timeout_s = options.pop("total_timeout_s", None)
         if total_timeout_s is not None:
