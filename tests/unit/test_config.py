@@ -9,6 +9,9 @@ import pytest
 
 from workbench import config
 from workbench.cli.main import main
+from workbench.clusters.cluster import Cluster
+from workbench.clusters.launchers.mpi import MPILauncher
+from workbench.clusters.launchers.processes import ProcessLauncher
 from workbench.clusters.slurm.request import Slurm
 from workbench.errors import ConfigError
 from workbench.papers.site import site_name
@@ -43,6 +46,15 @@ def test_the_variable_counts_more_than_the_folder_and_that_more_than_the_home(
     monkeypatch.setenv("WORKBENCH_RUNS", "/variable")
     assert config.find("runs") == config.Found("runs", "/variable", "$WORKBENCH_RUNS")
     assert site_name("given") == "given"
+
+
+def test_a_cluster_starts_with_the_launcher_of_the_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cluster, "_launch", lambda *_, **__: None)  # starts nothing
+    home.write_text('launcher = "torch"\n')
+    assert isinstance(Cluster(2)._engines.launcher, ProcessLauncher)
+    assert isinstance(Cluster(2, launcher="local")._engines.launcher, MPILauncher), "a call counts more"
+    monkeypatch.setenv("WORKBENCH_LAUNCHER", "local")
+    assert isinstance(Cluster(2)._engines.launcher, MPILauncher), "so does a variable"
 
 
 def test_slurms_options_are_defaults(home: Path) -> None:
