@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import Enum
 from types import MappingProxyType, NoneType
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from workbench import algorithms, codecs, collectives, topologies
 from workbench.algorithms import Staleness
@@ -30,6 +30,9 @@ t_c, t_compute: seconds of an all-reduce, and of a step's compute."""
 
 NO_CARD = Card(paper="none", staleness="not given", bytes_per_step="not given", memory="not given", roles="not given")
 NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"  # keeps text in parentheses on one line
+# of a docstring without its indentation
+SECTION = re.compile(r"^(?:Args|Attributes):\n(?:(?: {4}.*)?(?:\n|\Z))+", re.MULTILINE)
+ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 CODED = 1_000_000  # number of values for which a codec's bytes are shown
 
 FIND: MappingProxyType[str, tuple[Callable[[], tuple[str, ...]], Callable[[str], Callable[..., Any]]]] = (
@@ -41,6 +44,7 @@ FIND: MappingProxyType[str, tuple[Callable[[], tuple[str, ...]], Callable[[str],
         }
     )
 )
+SETTING_COLUMNS = ("name", "value", "default", "description")
 COLUMNS = MappingProxyType(
     {
         "algorithms": {
@@ -76,6 +80,7 @@ def describe(what: str, name: str) -> dict[str, Any]:
     """
     names, find = FIND[what]
     make = find(name)
+    sentences = setting_descriptions(make)
     known = next((known for known in names() if find(known) is make), name)  # or file.py:Class
     lines = description(make).splitlines()
     return {
@@ -84,7 +89,10 @@ def describe(what: str, name: str) -> dict[str, Any]:
         "summary": lines[0],
         "rule": rule_of(lines),
         **_special(what, known, make),
-        "settings": [_setting(name, default, kinds) for name, default, kinds in _settings(make)],
+        "settings": [
+            {**_setting(name, default, kinds), "description": sentences[name]}
+            for name, default, kinds in _settings(make)
+        ],
     }
 
 
@@ -120,9 +128,38 @@ def card_of(make: Callable[..., Any]) -> Card:
 
 
 def description(make: Callable[..., Any]) -> str:
-    """Return the docstring without its example."""
+    """Return the docstring without its example, and without the section about the settings."""
     text = inspect.getdoc(make) or ""
-    return text.split("\n\n>>>")[0].strip()
+    return SECTION.sub("", text.split("\n\n>>>")[0]).strip()
+
+
+def setting_descriptions(make: Callable[..., Any]) -> dict[str, str]:
+    """Return setting -> its description in the docstring of the class, or else of the nearest base class that has one.
+
+    For a function, the class that it returns is asked last.
+
+    >>> setting_descriptions(algorithms.find("local-sgd"))["every"]
+    'H, number of steps between two averages of the parameters.'
+    """
+    kind = make if isinstance(make, type) else get_type_hints(make).get("return")
+    places: list[Any] = [] if make is kind else [make]
+    found: dict[str, str] = {}
+    for place in reversed([*places, *inspect.getmro(kind or object)]):
+        found |= _entries(inspect.cleandoc(place.__doc__ or ""))
+    return {name: found.get(name, "") for name in inspect.signature(make).parameters}
+
+
+def _entries(text: str) -> dict[str, str]:
+    """Return the entries of the sections `Attributes:` and `Args:` of a docstring: name -> text.
+
+    >>> _entries("A rule.\\n\\nAttributes:\\n    width: iterations\\n        in flight.\\n    low, high: bounds.")
+    {'width': 'iterations in flight.', 'low': 'bounds.', 'high': 'bounds.'}
+    """
+    found: dict[str, str] = {}
+    for section in SECTION.findall(text):
+        for names, about in ENTRY.findall(section):
+            found |= dict.fromkeys(re.findall(r"\w+", names), " ".join(about.split()))
+    return found
 
 
 def rule_of(lines: Sequence[str]) -> list[str]:
@@ -190,23 +227,28 @@ def shell_word(value: Any) -> str:
     return repr(value) if isinstance(value, tuple) else str(value)
 
 
-def show(what: str, name: str) -> str:
-    """Return the docstring of an algorithm, collective or codec, and its settings."""
+def show(what: str, name: str, width: int = 100) -> str:
+    """Return the docstring of an algorithm, collective or codec, and a table of its settings of at most this width."""
     found, make = describe(what, name), FIND[what][1](name)
-    parts = [f"{found['name']}: {found['class']}", textwrap.indent(description(make), "  ")]
+    parts = [f"{found['name']}: {found['class']}", textwrap.indent(_fitted(description(make), width - 2), "  ")]
     if what == "algorithms":
         facts = {title: found[key] for key, title in COLUMNS[what].items() if key != "name"}
         parts.append(textwrap.indent("\n".join(f"{title + ':':14}{fact}" for title, fact in facts.items()), "  "))
     rows = [
-        (name, ", ".join(describe_kinds(kinds)), "" if default is inspect.Parameter.empty else shell_word(default))
-        for name, default, kinds in _settings(make)
+        (
+            setting["name"],
+            ", ".join(describe_kinds(kinds)),
+            "" if default is inspect.Parameter.empty else shell_word(default),
+            setting["description"],
+        )
+        for setting, (_, default, kinds) in zip(found["settings"], _settings(make), strict=True)
     ]
-    title = "Settings, given as --set NAME=VALUE" if what == "algorithms" else "Settings, in Python"
-    parts.append(
-        f"{title}:\n" + textwrap.indent(grid(("name", "value", "default"), rows, 100), "  ")
-        if rows
-        else "It has no settings."
-    )
+    if not rows:
+        return "\n\n".join([*parts, "It has no settings."])
+    title = "Settings, in Python"
+    if what == "algorithms":
+        title = f"Settings, given as --{rows[0][0].replace('_', '-')} VALUE or --set {rows[0][0]}=VALUE"
+    parts.append(f"{title}:\n{textwrap.indent(grid(SETTING_COLUMNS, rows, width - 2), '  ')}")
     return "\n\n".join(parts)
 
 
@@ -248,6 +290,16 @@ def _cell(found: dict[str, Any], key: str) -> str:
         return f"{found['wire_bytes'] / 1e6:.3f}e6"
     value = found[key]
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _fitted(text: str, width: int) -> str:
+    """Wrap paragraphs that are too wide, except the rule, equations and tables."""
+    rule, *paragraphs = text.split("\n\n")
+    for number, paragraph in enumerate(paragraphs):
+        lines = paragraph.splitlines()
+        if max(map(len, lines), default=0) > width and not any(line.startswith((" ", "|", "- ")) for line in lines):
+            paragraphs[number] = textwrap.fill(" ".join(lines), width, break_on_hyphens=False)
+    return "\n\n".join([rule, *paragraphs])
 
 
 def _filled(text: str, width: int) -> str:

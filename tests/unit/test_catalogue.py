@@ -21,6 +21,7 @@ from workbench.costs import Compute, Network
 from workbench.errors import ConfigError
 from workbench.gradients import build_layout, trainable
 from workbench.problems.base import Problem
+from workbench.run_spec import expand_settings
 from workbench.runtimes.simulator.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +117,9 @@ def test_a_number_is_not_true_or_false_and_the_error_says_what_to_give(
 
 
 def test_an_algorithm_says_what_it_can_be_given() -> None:
-    assert catalogue.describe("algorithms", "backup-sgd")["settings"] == [
+    settings = catalogue.describe("algorithms", "backup-sgd")["settings"]
+    assert all(setting.pop("description") for setting in settings)
+    assert settings == [
         {"name": "shards", "type": ["int"], "choices": None, "default": 1, "required": False},
         {"name": "dedicated", "type": ["bool"], "choices": None, "default": False, "required": False},
         {"name": "timeout_s", "type": ["float", "none"], "choices": None, "default": None, "required": False},
@@ -126,6 +129,84 @@ def test_an_algorithm_says_what_it_can_be_given() -> None:
         setting for setting in catalogue.describe("algorithms", "delayed-sgd")["settings"] if setting["name"] == "first"
     )
     assert first["choices"] == ["zero", "duplicate"] and first["default"] == "zero"
+
+
+@pytest.mark.parametrize(("what", "name"), ALL)
+def test_every_setting_has_a_description_which_is_shown_once(what: str, name: str) -> None:
+    """From `Attributes:` in the docstring of the class, or of a base class."""
+    shown = " ".join(catalogue.show(what, name, 1000).split())
+    for setting in catalogue.describe(what, name)["settings"]:
+        text = setting["description"]
+        assert 20 < len(text) < 150 and text.endswith("."), f"{setting['name']}: {text!r}"
+        assert shown.count(f" {text}") == 1, "the section is left out of the text above the table"
+        if what == "algorithms":
+            option = f"--{setting['name'].replace('_', '-')}"
+            known = option == "--clip-norm"  # an option of all trainings: AsyncSGD's own needs --set
+            assert known or expand_settings([option, "1"]) == ["--set", f"{setting['name']}=1"]
+
+
+OWN = '''
+from dataclasses import dataclass
+from workbench.collectives.algorithm import CollectiveAlgorithm
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mine(CollectiveAlgorithm):
+    """w <- w - lr * g
+
+    Attributes:
+        warm_steps: number of steps
+            without a sum.
+
+    Paper: none.
+    """
+
+    warm_steps: int = 5
+    collective: object = None
+
+    def worker(self, ctx):
+        yield
+'''
+
+
+def test_your_own_algorithm_is_described_by_its_docstring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    shown = run(capsys, "train", f"{tmp_path / 'mine.py'}:Mine", "--help")
+    assert "Attributes:" not in shown and "Settings, given as --warm-steps VALUE or --set warm_steps=VALUE" in shown
+    assert re.search(r"warm_steps .*number of steps without a sum\.\n", shown)
+    assert re.search(r"collective .*all-reduce that sums over the ranks", shown), "of the base class"
+
+
+@pytest.mark.parametrize("columns", [80, 140])
+def test_help_fits_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = run(capsys, "train", "pipe-sgd", "--help")
+    assert 70 < max(map(len, shown.splitlines())) <= columns
+
+
+PROBLEM = """
+import torch, workbench as wb
+data = (torch.randn(1000, 6), torch.zeros(1000, dtype=torch.long))
+mine = wb.Problem(
+    model=lambda: torch.nn.Linear(6, 2), loss=torch.nn.functional.cross_entropy, train=data, batch_size=16, name="rows"
+)
+"""
+
+
+def test_your_own_problem_is_described_without_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(PROBLEM)
+    name = f"{tmp_path / 'mine.py'}:mine"
+    assert [" ".join(line.split()) for line in run(capsys, "problems", name).splitlines()] == [
+        name,
+        "",
+        "name: rows",
+        "parameters: 14",
+        "samples: 1,000",
+        "test data: no",
+        "batch size: 16 a worker",
+        "loss: cross_entropy",
+    ]
 
 
 def test_a_rule_of_several_lines_is_whole() -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,10 @@ from typing import Any
 import pytest
 
 import workbench as wb
+from workbench import algorithms
 from workbench.cli.main import _parser, main
+from workbench.naming import kinds_of
+from workbench.run_spec import algorithm_in, expand_settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -67,6 +71,16 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
+def checked_settings(words: list[str], line: str) -> list[str]:
+    """The words of `workbench train` with its settings as `--set`; those of an algorithm of the package exist."""
+    words, algorithm = expand_settings(words), algorithm_in(words)
+    if algorithm in algorithms.names():
+        known = kinds_of(algorithms.find(algorithm))
+        for before, word in pairwise(words):
+            assert before != "--set" or word.partition("=")[0] in known, f"{line}: no setting {word}"
+    return words
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_are_understood(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
@@ -81,6 +95,8 @@ def test_commands_are_understood(path: Path, capsys: pytest.CaptureFixture[str])
         for start in (n for n, word in enumerate(words) if word == "workbench" and before[n] not in NO_COMMAND):
             ends = [place for place, word in enumerate(words) if word in ("|", "&&", ";", ">", "&") and place > start]
             given = words[start + 1 : min(ends, default=len(words))]
+            if given[:1] == ["train"]:
+                given = ["train", *checked_settings(given[1:], line)]
             status: object = 0
             try:
                 _parser().parse_args(given)

@@ -34,10 +34,10 @@ def from_shell(name: str, *words: str) -> Algorithm:
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_defaults_as_shown_give_the_default(name: str) -> None:
-    """What `workbench algorithms NAME` prints in its last column can be typed as it stands."""
-    shown = catalogue.show("algorithms", name)
-    rows = [line.split() for line in shown.partition("default\n")[2].splitlines()[1:]]
-    words = [f"{row[0]}={row[-1]}" for row in rows]
+    """What `workbench algorithms NAME` prints in the column `default` can be typed as it stands."""
+    shown = catalogue.show("algorithms", name, 1000).partition("Settings, given as")[2].splitlines()[1:]
+    begin, end = (shown[0].index(title) for title in ("default", "description")) if shown else (0, 0)
+    words = [f"{line.split()[0]}={line[begin:end].strip()}" for line in shown[2:]]
     assert len(words) == len(catalogue.describe("algorithms", name)["settings"])
     assert from_shell(name, *words) == algorithms.get(name)
     assert from_shell(name, *(word.replace("_", "-") for word in words)) == algorithms.get(name), (

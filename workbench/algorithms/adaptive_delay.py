@@ -54,6 +54,11 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
     when it shrinks, several are applied in one step. With a constant d it is `PipeSGD(width=d + 1)`. Staleness at most
     `max_delay`; d + 1 gradient buffers.
 
+    Attributes:
+        max_delay: limit of the delay d, in steps; 0: synchronous.
+        adapt_every: number of steps from one choice of the delay to the next.
+        negligible: the delay is 0 if an all-reduce takes at most this share of a step's compute time.
+
     Paper: daily2016leveraging, section 1: a delay chosen "adaptively on the basis of available overlap". It gives no
     rule.
     """

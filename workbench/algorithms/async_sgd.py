@@ -28,9 +28,9 @@ class AsyncSGD(ServerAlgorithm):
     depends on timing: p - 1 on average for p equal workers. One worker is serial SGD. Each worker takes every step of
     the run once, so p workers make p updates a step. The servers continue without a worker that leaves.
 
-    Args:
-        clip_norm: a worker clips its gradient's global norm before it pushes (and then cannot push during backward).
-        cutoff: a gradient with a larger staleness is dropped; None drops none.
+    Attributes:
+        clip_norm: largest global norm of a gradient that is pushed; then no push during backward. None: no clipping.
+        cutoff: largest staleness, in updates; a gradient with more is dropped. None: all are used.
 
     Paper: chen2016revisiting, Alg. 1 and 2 (Async-Opt), section A.3 (clipping). Its reviewers asked for the cut-off.
     """

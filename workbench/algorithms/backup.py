@@ -24,12 +24,10 @@ class BackupSGD(FirstGradients):
     The mean is over the samples of the N gradients. Each server takes its own first N, so a worker may be late for one
     shard only. b = 0 is PS-Sync, synchronous SGD with the sum taken on servers: `ParameterServerSGD`. A worker that
     leaves counts as one of the b. If more than b have left, an update takes the gradients of all remaining workers.
-    `OnlineBackupSGD` chooses b for each update.
+    `OnlineBackupSGD` chooses b for each update. With b = 0, `timeout_s` takes its place; otherwise both hold.
 
-    Args:
-        backups: b.
-        timeout_s: the longest wait after the first gradient of an update; the update then takes the gradients that
-            have arrived. With backups=0 it is used instead of backups, otherwise in addition.
+    Attributes:
+        backups: b, number of slowest workers that an update does not wait for.
 
     Paper: chen2016revisiting, Alg. 3-4 and section 3.1, which suggests time-outs.
     """

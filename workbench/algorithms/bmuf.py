@@ -27,10 +27,9 @@ def BMUF(  # noqa: N802 - the paper's name of a class with other settings
     rule is eta = 1 - 1/p with zeta = 1, so the default is for four ranks.
 
     Args:
-        every: H, the steps of a block.
-        block_lr: zeta.
-        block_momentum: eta.
-        collective: sums the differences a - w_i.
+        every: H, number of local steps in a block.
+        block_lr: zeta, step size of a block's update; 1, without momentum, moves to the mean of the replicas.
+        block_momentum: eta, share of the last block's update that is added to the next one.
 
     Paper: chen2016scalable, section 2 (blockwise model-update filtering).
 

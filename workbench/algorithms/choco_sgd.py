@@ -51,9 +51,10 @@ class ChocoSGD(GossipAlgorithm):
     The copies begin at the parameters that all ranks share. A rank keeps one vector for all neighbours, sum_j W_ij c_j;
     so the topology must not change from step to step. The run ends with the mean of all ranks. Staleness 0.
 
-    Args:
-        codec: C, without feedback.
-        consensus_lr: gamma, above 0 and up to 1.
+    Attributes:
+        codec: C, compression of the messages, without ErrorFeedback.
+        consensus_lr: gamma, step towards the neighbours' copies, above 0 and up to 1; a lossier codec needs a smaller
+            one.
 
     Paper: koloskova2019decentralized, Alg. 2, and its form that saves memory.
     """

@@ -31,6 +31,9 @@ class DelayCompensatedSGD(ServerAlgorithm):
     The diagonal of the Hessian is approximated by g * g. The server keeps what it last sent to each worker: p copies of
     its shard. `strength=0` is `AsyncSGD`; one worker is serial SGD.
 
+    Attributes:
+        strength: lambda, weight of the correction for staleness; 0: no correction.
+
     Paper: zheng2017dcasgd, eq. 10 with a constant lambda (DC-ASGD-c).
     """
 

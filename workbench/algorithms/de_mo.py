@@ -93,11 +93,11 @@ class DeMo(Algorithm):
     each component's mean over the ranks that have sent it; here the mean is over all ranks. A step with a gradient that
     is not finite changes no momentum.
 
-    Args:
-        decay: beta.
-        chunk: s.
-        top_k: k.
-        sign: use the sign of the mean.
+    Attributes:
+        decay: beta, factor of the momentum in each step.
+        chunk: s, number of values that are transformed together.
+        top_k: k, number of components of a chunk that are sent in a step.
+        sign: update by the sign of the mean; otherwise by the mean itself.
 
     Paper: peng2024demo, Alg. 1.
     """

@@ -50,6 +50,9 @@ class DeAR(CollectiveAlgorithm):
     At the end of a step its gradient is not yet applied. Parameters that are read there (by evaluations, for example)
     lack that update, but are equal on all ranks. A checkpoint holds each rank's own block of the sums.
 
+    Attributes:
+        bucket_bytes: size of a message, in bytes; 0: one for each parameter tensor; none: one for all.
+
     Paper: zhang2023dear, Alg. 1.
     """
 

@@ -25,6 +25,9 @@ class DPSGD(GossipAlgorithm):
     differ; mixing alone reduces their distance from the mean by the topology's spectral gap in each step. The run ends
     with the mean of all ranks. Staleness 0 (of a rank's own updates).
 
+    Attributes:
+        overlap: exchange parameters during the backward pass; otherwise after the step.
+
     Paper: lian2017decentralized, Alg. 1.
     """
 

@@ -60,6 +60,9 @@ class EagerDiLoCo(OuterAlgorithm):
     At the end of a run a last outer step uses the other ranks' differences of the last turn. Then the parameters are
     averaged. That sum is exact for any collective: only differences are compressed.
 
+    Attributes:
+        fragments: P, number of parts of the parameters, which are summed in turn.
+
     Paper: kale2025eager.
     """
 

@@ -54,10 +54,10 @@ class FedAvg(CollectiveAlgorithm):
     schedule, so that all ranks of a round have the same learning rate. The data are split at random, as for
     every algorithm here. The run's last step ends its round.
 
-    Args:
-        every: H.
-        fraction: C.
-        proximal: mu.
+    Attributes:
+        every: H, number of local steps in a round.
+        fraction: C, share of the ranks that train in a round.
+        proximal: mu, pull towards the parameters at the beginning of the round (FedProx); 0: none.
 
     Paper: mcmahan2017communication, Alg. 1; li2018federated, Alg. 2 (FedProx).
     """

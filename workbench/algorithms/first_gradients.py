@@ -35,7 +35,8 @@ class FirstGradients(ServerAlgorithm, ABC):
     If fewer than N workers remain, an update takes the gradients of all of them.
 
     Attributes:
-        timeout_s: the longest wait after the first gradient of an update; None: no limit.
+        timeout_s: longest wait after an update's first gradient, in seconds; the update then uses what has arrived.
+            None: no limit.
     """
 
     timeout_s: float | None = None

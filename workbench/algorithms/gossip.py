@@ -28,7 +28,11 @@ TAG = 900  # tags of a collective's hops are below
 
 
 class GossipAlgorithm(Algorithm, ABC):
-    """An algorithm whose ranks exchange on a graph. Each algorithm declares `topology` itself, with its default."""
+    """An algorithm whose ranks exchange on a graph. Each algorithm declares `topology` itself, with its default.
+
+    Attributes:
+        topology: graph of the ranks, such as ring or random-regular:3; a rank exchanges with its neighbours only.
+    """
 
     __slots__ = ()
     topology: Graph

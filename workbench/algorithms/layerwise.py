@@ -54,6 +54,14 @@ class LayerwiseSGD(CollectiveAlgorithm):
     same numbers. On two ranks each sum has two terms, so results do not depend on the plan. On more ranks the library
     may add in another order, so results may differ by rounding.
 
+    Attributes:
+        bucket_bytes: size of a message, in bytes; 0: one for each parameter tensor; none: one for all; auto: measured
+            in the first steps.
+        apply: when updates are applied: all (after the last sum), backward (in the order of backward) or any (as sums
+            end).
+        lanes: number of all-reduces that run at the same time.
+        order: which bucket is sent first: ready (as backward finishes them) or priority (as forward needs them).
+
     Paper: daily2016leveraging, section 4.2; its layer-wise and task-wise orders. Priority: jayarajan2019priority.
     """
 

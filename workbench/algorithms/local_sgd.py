@@ -25,6 +25,10 @@ class LocalSGD(CollectiveAlgorithm):
     Staleness 0 (of a rank's own updates); one parameter vector while averaging. Parameters are averaged without loss;
     see `DiLoCo` for compression.
 
+    Attributes:
+        every: H, number of steps between two averages of the parameters.
+        after: number of synchronous steps at the beginning, before the local ones.
+
     Paper: stich2018local, Alg. 1; lin2018postlocal (post-local).
     """
 

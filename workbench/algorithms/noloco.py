@@ -43,11 +43,11 @@ class NoLoCo(GossipAlgorithm):
     A message is outer_lr (w_j - a_j) + consensus_lr a_j: one vector, where the paper sends two. The anchors begin at
     the parameters that all ranks share. The run ends with the mean of all ranks. Staleness 0 (of a rank's own updates).
 
-    Args:
-        every: H.
-        outer_lr: the paper's beta.
-        outer_momentum: mu, the paper's alpha.
-        consensus_lr: the paper's gamma.
+    Attributes:
+        every: H, number of local steps between two exchanges.
+        outer_lr: the paper's beta, weight of the mean change of the exchanging ranks.
+        outer_momentum: mu, the paper's alpha, share of the last outer step that is added to the next one.
+        consensus_lr: the paper's gamma, pull of the exchanging ranks' anchors towards each other; 0: none.
 
     Paper: kolehmainen2025noloco, section 3.
     """

@@ -21,9 +21,8 @@ class OnlineBackupSGD(FirstGradients):
     gradient. S is the noise scale of the gradients, in units of one worker's batch. With N gradients in each update,
     I (1 + S/N) updates are needed, where I is their number without noise. N is p while times or noise are unknown.
 
-    Args:
-        noise_scale: S, if it is known. None: it is measured, and N is at least 2.
-        timeout_s: the longest wait after the first gradient of an update, in addition; None for no limit.
+    Attributes:
+        noise_scale: S, noise of the gradients in units of one worker's batch; none: measured, with N at least 2.
 
     Paper: xu2020dynamic, whose idea this is; mccandlish2018empirical, appendix A.1, for the noise scale.
     """

@@ -32,11 +32,11 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
     """An algorithm with an outer optimizer. Each algorithm declares these settings, with its own defaults.
 
     Attributes:
-        every: H, the number of steps from one outer step to the next.
-        outer_lr: learning rate of the outer optimizer.
-        outer_momentum: mu, its momentum.
-        nesterov: use Nesterov's momentum.
-        collective: sums the differences.
+        every: H, number of local steps between two outer steps.
+        outer_lr: step size of the outer optimizer; 1, without momentum, moves to the mean of the replicas.
+        outer_momentum: mu, share of the last outer step that is added to the next one.
+        nesterov: use Nesterov's form of the outer momentum.
+        collective: all-reduce that sums the ranks' changes, such as ring; ring:truncate16 also compresses its messages.
     """
 
     __slots__ = ()

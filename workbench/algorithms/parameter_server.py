@@ -76,9 +76,9 @@ class ServerAlgorithm(Algorithm, ABC):
     """An algorithm with its parameters on servers.
 
     Attributes:
-        shards: M, parts of the parameters, each with a server; a parameter is not split, so there may be fewer.
-        dedicated: servers are the last `shards` ranks and compute no gradients; else shard j's server runs next to rank
-            j's worker.
+        shards: M, number of parts of the parameters, each on its own server; a parameter tensor is not split.
+        dedicated: servers are the last M ranks and compute no gradients; otherwise server j runs next to rank j's
+            worker.
     """
 
     shards: int = 1

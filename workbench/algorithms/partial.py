@@ -74,6 +74,9 @@ class PartialAllReduce(CollectiveAlgorithm):
     In a `Trainer` every rank calls `step` once for each round. A late rank's calls for the rounds that it missed return
     at once: they apply the round, and do not call the closure. A checkpoint does not hold gradients that wait for a round.
 
+    Attributes:
+        quorum: ranks with a gradient that begin a round: a number, a share of p, solo (1), majority or all.
+
     Paper: li2020eager, Alg. 1 and 2 (solo and majority).
     """
 

@@ -50,6 +50,12 @@ class PipeSGD(CollectiveAlgorithm):
     communication threads of the paper's AGD(d). Each lane keeps its own memory of the collective (error feedback,
     PowerSGD).
 
+    Attributes:
+        width: K, number of iterations in flight; a gradient is K - 1 updates old. 1: synchronous.
+        warmup_steps: number of synchronous steps at the beginning of the run.
+        first: update while the pipeline fills: zero (none) or duplicate (the warm-up's last gradient again).
+        lanes: number of all-reduces that run at the same time.
+
     Paper: li2018pipesgd, Alg. 1 (K = 2 recommended); daily2016leveraging, section 4.3, calls K = d + 1 AGD(d):
     `DelayedSGD`.
     """
@@ -128,6 +134,9 @@ def DelayedSGD(  # noqa: N802 - the paper's other name of a class
     """w[t+1] = w[t] - lr * mean_i g_i(w[t-d]): AGD with a fixed delay d, which is `PipeSGD(width=d + 1)`.
 
     The paper's AGD has `lanes=delay`, a communication thread for each step of delay.
+
+    Args:
+        delay: d, number of steps from a gradient to its update; 0: synchronous.
 
     Paper: daily2016leveraging, section 4.3.
 

@@ -30,6 +30,9 @@ class SerialSGD(Algorithm):
     last d gradients are applied at the end. With the whole batch it is what `PipeSGD(width=d + 1)` does on p workers;
     d = 0 is plain SGD. Staleness d; d + 1 gradient buffers.
 
+    Attributes:
+        delay: d, number of steps from a gradient to its update; 0: plain SGD.
+
     Paper: daily2016leveraging, section 5 (serial); langford2009slow (delayed SGD).
     """
 

@@ -76,8 +76,8 @@ class SignSGD(Algorithm):
     result NaN. Replicas are equal; momenta are each rank's own. With momentum=0 it is signSGD with majority vote, and
     on one rank signSGD. Staleness 0.
 
-    Args:
-        momentum: beta.
+    Attributes:
+        momentum: beta, weight of past gradients in the average whose sign is sent; 0: the gradient's own sign.
 
     Paper: bernstein2018signsgd, Alg. 1-3 (signSGD, Signum, majority vote).
     """

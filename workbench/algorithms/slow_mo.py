@@ -22,10 +22,9 @@ def SlowMo(  # noqa: N802 - the paper's name of a class with other settings
     The local optimizer is any of torch's. Its own momentum stays with its rank.
 
     Args:
-        every: H, the paper's tau.
-        slow_lr: alpha.
-        slow_momentum: beta.
-        collective: sums the differences a - w_i.
+        every: H, the paper's tau, number of local steps between two slow steps.
+        slow_lr: alpha, step size of the slow update; 1, without momentum, moves to the mean of the replicas.
+        slow_momentum: beta, share of the last slow update that is added to the next one.
 
     Paper: wang2019slowmo, Alg. 1.
 

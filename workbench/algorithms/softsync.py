@@ -32,9 +32,9 @@ class SoftsyncSGD(ServerAlgorithm):
     fast worker.) `splits=p` is asynchronous SGD with lr / staleness. One worker is serial SGD. If fewer than c
     gradients remain at the end, they make one last update.
 
-    Args:
-        splits: n, updates for every p gradients.
-        divide: divide by staleness; False for plain means.
+    Attributes:
+        splits: n, number of updates for every p gradients, 1 to p.
+        divide: divide each gradient by its staleness; otherwise take plain means.
 
     Paper: zhang2016softsync (n-softsync, lr / tau).
     """

@@ -32,8 +32,8 @@ class SPARTA(CollectiveAlgorithm):
     Momentum stays with its rank. Every rank has the same weight, for any number of samples. The run ends with the mean
     of all ranks. Staleness 0 (of a rank's own updates). Parameters are averaged without loss.
 
-    Args:
-        fraction: f.
+    Attributes:
+        fraction: f, share of the parameters that a step averages.
 
     Paper: beton2025sparta (sparse parameter averaging).
     """

@@ -38,6 +38,10 @@ class StaleSGD(CollectiveAlgorithm):
     are set back, not other state of a module (BatchNorm's statistics). It keeps one parameter vector for each update of
     the largest staleness.
 
+    Attributes:
+        staleness: distribution of the staleness, in updates, such as constant:4 or uniform:0:8.
+        ramp_steps: number of steps in which the staleness grows from 0.
+
     Paper: chen2016revisiting, section 2 (simulated staleness of a chosen mean, ramped over the first 3 epochs).
     """
 

@@ -29,6 +29,9 @@ class StaleSynchronousSGD(ServerAlgorithm):
     others at each step, and each gradient is still a separate update. One worker is serial SGD. In a resumed run all
     clocks begin at 0. No worker waits for one that has left.
 
+    Attributes:
+        bound: number of steps that a worker may be ahead of the slowest one before it waits.
+
     Paper: ho2013ssp (SSP); the bounded-staleness baseline that the reviewers of chen2016revisiting ask for.
     """
 

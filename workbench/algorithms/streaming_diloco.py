@@ -46,6 +46,11 @@ class StreamingDiLoCo(OuterAlgorithm):
     At the end of a run the outer steps in flight are taken. Then the parameters are averaged, unless they are equal.
     That sum is exact for any collective: only differences are compressed.
 
+    Attributes:
+        fragments: P, number of parts of the parameters, which are summed in turn.
+        delay: d, number of local steps under which a part's sum is hidden.
+        mix: alpha, share of its own parameters that a rank keeps in an outer step.
+
     Paper: douillard2025streaming, Alg. 2.
     """
 

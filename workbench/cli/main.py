@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, final
 
 from workbench.cli.bench import add_bench_options
-from workbench.cli.catalogue import add_catalogue_options, add_problems_options
+from workbench.cli.catalogue import add_catalogue_options, add_problems_options, table_width
 from workbench.cli.cluster import add_cluster_options
 from workbench.cli.completion import ASKED, add_completion_options, complete
 from workbench.cli.config import add_config_options
@@ -76,9 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if {"-h", "--help"} & set(given) and (algorithm := algorithm_in(given)):
                 from workbench.catalogue import show
 
-                print(
-                    f"{show('algorithms', algorithm)}\n\n`workbench train --help` lists the options of all trainings."
-                )
+                shown = show("algorithms", algorithm, table_width())
+                print(f"{shown}\n\n`workbench train --help` lists the options of all trainings.")
                 return 0
             given[first + 1 :] = expand_settings(given[first + 1 :], known=LEVELS)
         options = _parser().parse_args(given)

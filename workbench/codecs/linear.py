@@ -41,6 +41,10 @@ class Linear8(Codec):
     for this number of values, at 4 / group bytes a value. The result then does not depend on how values are cut into
     messages, if message sizes are multiples of `group`.
 
+    Attributes:
+        rounding: nearest (smaller error, biased) or stochastic (unbiased).
+        group: number of values that share a scale of 4 bytes; none: all values of a message.
+
     Paper: li2018pipesgd, section 3 (scalar quantisation).
     """
 

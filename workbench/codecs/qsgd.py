@@ -24,9 +24,9 @@ class QSGD(Codec):
     s <= 7, 8 for s <= 127, and 4 bytes a group. A group with a NaN or an infinity, or with a norm that float32 cannot
     hold, is decoded to NaN.
 
-    Args:
-        levels: s.
-        group: d; None for one norm for each message.
+    Attributes:
+        levels: s, number of magnitudes above 0; 1, 7 and 127 fill 2, 4 and 8 bits a value.
+        group: d, number of values that share a norm of 4 bytes; none: all values of a message.
 
     Paper: alistarh2017qsgd, section 3.1 and lemma 3.1; its "buckets" are the groups here.
     """

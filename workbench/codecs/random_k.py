@@ -27,8 +27,8 @@ class RandomK(Codec):
     (Multiplied by n/k it would be unbiased, with an error of n/k - 1.) A NaN or an infinity anywhere decodes the whole
     message to NaN.
 
-    Args:
-        fraction: k / n of each message, rounded to the nearest k, and at least one value.
+    Attributes:
+        fraction: share of a message's values that are sent, k / n, rounded to the nearest k, 1 or more.
 
     Paper: stich2018sparsified, definition 2.1 (k-contraction, rand_k).
     """

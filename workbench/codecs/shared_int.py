@@ -27,6 +27,10 @@ class SharedInt(SummableCodec):
     gloo's own all-reduce has no 16-bit integers: use 8 or 32 bits there, or `Once(codec=..., inner=Ring())`.
     As a plain codec, p = 1.
 
+    Attributes:
+        bits: bits a value; fewer send less, with a larger error and fewer ranks.
+        rounding: nearest (smaller error, biased) or stochastic (unbiased).
+
     Paper: xin2023globalqsgd (global-norm scaling); mishchenko2022intsgd.
     """
 

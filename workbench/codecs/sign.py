@@ -20,9 +20,8 @@ class Sign(Codec):
     ||x - y||**2 = (1 - ||x||_1**2 / (n ||x||_2**2)) ||x||_2**2, so at most (1 - 1/n) ||x||_2**2. Biased: needs `ErrorFeedback`.
     The group of a NaN or an infinity, or one whose sum float32 cannot hold, is decoded to NaN.
 
-    Args:
-        group: number of values that share a mean; None for one mean for each message. (The paper has one for each
-            layer.)
+    Attributes:
+        group: number of values that share a mean of 4 bytes; none: all values of a message (the paper: of a layer).
 
     Paper: karimireddy2019error, algorithm 1 and assumption A (EF-signSGD).
     """

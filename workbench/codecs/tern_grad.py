@@ -27,8 +27,8 @@ class TernGrad(Codec):
     The paper has one s for each layer: use one bucket for each parameter (`bucket_bytes=0`), or `group`. It also clips
     gradients and shares s among workers; neither is done here.
 
-    Args:
-        group: d, the number of values that share s; None for one s for each message.
+    Attributes:
+        group: d, number of values that share a scale of 4 bytes; none: all values of a message.
 
     Paper: wen2017terngrad, eq. 2-4.
     """

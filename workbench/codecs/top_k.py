@@ -25,9 +25,9 @@ class TopK(Codec):
     ||x - y||**2 <= (1 - k/n) ||x||**2. Biased: needs `ErrorFeedback`. Of equal magnitudes the first one is sent. NaN counts as larger than
     infinity, and infinity as larger than any number, so at least one of them is sent if there is any.
 
-    Args:
-        fraction: k / n of each message, rounded to the nearest k, and at least one value.
-        k: a fixed number instead.
+    Attributes:
+        fraction: share of a message's values that are sent, k / n, rounded to the nearest k, 1 or more.
+        k: number of a message's values that are sent, instead of a share.
 
     Paper: stich2018sparsified, definition 2.1 (k-contraction, top_k); lin2018deep (deep gradient compression).
     """

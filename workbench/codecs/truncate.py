@@ -25,6 +25,9 @@ class Truncate16(Codec):
     bounds hold from 2**-126 on. Infinities stay. A NaN stays a NaN; toward zero it may become an infinity. It does not
     affect other values.
 
+    Attributes:
+        rounding: toward-zero drops the last 16 bits; nearest halves the error.
+
     Paper: li2018pipesgd, section 3 (truncation).
     """
 

@@ -13,6 +13,9 @@ class CollectiveAlgorithm(Algorithm, ABC):
     """An algorithm whose ranks sum with `collective`, one of its settings.
 
     Each algorithm declares the field itself, with its default: records show settings in the order of the fields.
+
+    Attributes:
+        collective: all-reduce that sums over the ranks, such as ring; ring:truncate16 also compresses its messages.
     """
 
     __slots__ = ()

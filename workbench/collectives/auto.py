@@ -40,6 +40,9 @@ class Auto(Collective):
 
     A plain `Ring()` among the candidates gets as many `chunks` as keep its messages at 8 MiB or less.
 
+    Attributes:
+        candidates: collectives of which the fastest is used for each size.
+
     Paper: thakur2005optimization, which also switches by size.
     """
 

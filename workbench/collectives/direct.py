@@ -34,6 +34,10 @@ class Direct(Collective):
     With a codec each rank's block is encoded once. The owner of a block encodes its sum once, and keeps the decoded
     message. A block is sent in `chunks` pieces; with 2 or more the wire does not wait for the last sum.
 
+    Attributes:
+        codec: compression of each message; none: values are sent as they are.
+        chunks: number of pieces of a block; one is summed while the next is on the wire.
+
     Paper: thakur2005optimization (the pairwise exchange).
     """
 

@@ -29,6 +29,9 @@ class HalvingDoubling(Collective):
     With a codec each message that is summed is encoded again. A complete block is encoded once, by its owner, and the
     same message is forwarded in later rounds.
 
+    Attributes:
+        codec: compression of each message; none: values are sent as they are.
+
     Paper: thakur2005optimization ("Rabenseifner's algorithm").
     """
 

@@ -26,11 +26,11 @@ class Hierarchical(Collective):
 
     With group = 1 it is `outer`; with one group of all ranks it is `inner`. The last group may be smaller.
 
-    Args:
-        group: ranks of a group.
-        inner: within a group: `Linear` or `Tree`.
-        outer: among leaders: any but `Native`, which needs all ranks; another `Hierarchical` for three levels.
-        codec: for both levels. Or give codecs to `inner`, to `outer`, or to both.
+    Attributes:
+        group: number of consecutive ranks that sum first, such as those of a host.
+        codec: compression of the messages on both levels; or give codecs to `inner`, to `outer` or to both.
+        inner: sums within a group: `Linear` or `Tree`.
+        outer: sums among the groups' first ranks: any but `Native`; another `Hierarchical` makes three levels.
     """
 
     group: int = 4

@@ -42,11 +42,11 @@ class PowerSGD(Collective):
     the ranks' gradients differ. Residuals are in units of the applied mean (`collectives.memory`). With `alternate`, t
     counts the sums of a bucket, not steps.
 
-    Args:
-        rank: r; at most a matrix's smaller side.
-        alternate: ACP-SGD. Needs error feedback.
-        error_feedback: keep e_i; otherwise the error of the low rank is lost.
-        start_step: earlier steps are summed uncompressed.
+    Attributes:
+        rank: r, number of columns of the factors, at most a matrix's smaller side; more lose less and send more.
+        alternate: send one of the two factors in a step, in turns (ACP-SGD); needs error feedback.
+        error_feedback: add what a step loses to the next gradient; otherwise it is lost.
+        start_step: number of uncompressed steps at the beginning of the run.
         inner: sums the factors; lossless.
 
     Paper: vogels2019powersgd, algorithms 1 and 2; zhang2023acpsgd (alternate).

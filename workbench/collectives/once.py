@@ -77,6 +77,11 @@ class Once(Collective):
     block's sum. Residuals are in units of the applied mean (`collectives.memory`), and stay if no rank used a
     parameter. They are in `ctx.memory` by bucket: every value of a bucket must have the same layout.
 
+    Attributes:
+        codec: compression of a rank's value, once around the whole sum.
+        spread: how the sum is distributed: encoded, raw or gather, as in the table; none: the codec decides.
+        inner: sums the integers of a `SummableCodec`; lossless.
+
     Paper: the two exchanges of seide2014onebit, tang2021onebitadam.
     """
 

@@ -28,6 +28,10 @@ class Ring(Collective):
     keeps the decoded message; the same message is then forwarded. A block is sent in `chunks` pieces: one is encoded,
     decoded and summed while the next is on the wire.
 
+    Attributes:
+        codec: compression of each message; none: values are sent as they are.
+        chunks: number of pieces of a block; one is summed while the next is on the wire.
+
     Paper: li2018pipesgd; patarasuk2009bandwidth (the algorithm).
     """
 

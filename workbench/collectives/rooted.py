@@ -20,6 +20,9 @@ class Rooted(Collective):
 
     With a codec each rank encodes its partial sum once. Rank 0 encodes the whole sum once, and that message is
     forwarded.
+
+    Attributes:
+        codec: compression of each message; none: values are sent as they are.
     """
 
     codec: Codec | None = None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import inspect
-import re
 from typing import Any, final
 
 import ipywidgets
 
-from workbench import algorithms, codecs
+from workbench import codecs
 from workbench.catalogue import describe
 from workbench.naming import parse_value
 
@@ -28,10 +26,7 @@ class AlgorithmForm:
     def __init__(self, name: str) -> None:
         self.name = name
         known = describe("algorithms", name)
-        notes = comments_of(algorithms.find(name))
-        self.fields = {
-            setting["name"]: field_of(setting, notes.get(setting["name"], "")) for setting in known["settings"]
-        }
+        self.fields = {setting["name"]: field_of(setting) for setting in known["settings"]}
         self._begin = {key: field.value for key, field in self.fields.items()}
         self.codec = ipywidgets.Dropdown(
             options=["none", *codecs.names()],
@@ -59,14 +54,10 @@ class AlgorithmForm:
         return {key: parse_value(value) if isinstance(value, str) else value for key, value in changed.items()}
 
 
-def field_of(setting: dict[str, Any], note: str) -> Any:
-    """Return a field for one setting of `catalogue.describe`: a checkbox, a choice, a number, or a text.
-
-    Args:
-        setting: one of the settings.
-        note: explanation, for the tooltip.
-    """
+def field_of(setting: dict[str, Any]) -> Any:
+    """Return a field for one setting of `catalogue.describe`: a checkbox, a choice, a number, or a text."""
     types, choices, default = setting["type"], setting["choices"], setting["default"]
+    note = setting["description"]
     common = {"description": setting["name"], "style": LABEL, "layout": WIDE}
     options = [str(word) for word in choices or ()]
     kinds = ", ".join(
@@ -87,19 +78,6 @@ def field_of(setting: dict[str, Any], note: str) -> Any:
             options=[*options, *(["none"] if "none" in types else [])], value=text, **common, **hint
         )
     return ipywidgets.Text(value=text, placeholder=kinds, **common, **hint)
-
-
-def comments_of(make: Any) -> dict[str, str]:
-    """Return setting -> its comment in the algorithm's source, for settings with a comment."""
-    found: dict[str, str] = {}
-    for base in reversed(inspect.getmro(make)) if isinstance(make, type) else ():
-        if not base.__module__.startswith("workbench.algorithms"):
-            continue
-        for line in inspect.getsource(base).splitlines():
-            match = re.fullmatch(r"    (\w+): [^#]+?  # (?!noqa|type:)(.+)", line)
-            if match:
-                found[match[1]] = match[2]
-    return found
 
 
 def optional_number(text: str) -> Any:
