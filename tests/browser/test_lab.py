@@ -13,8 +13,9 @@ pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install
 
 from playwright.sync_api import Locator
 
-from tests.browser.chromium import needs_browser
+from tests.browser.chromium import needs_browser, share_of_ground
 from tests.browser.lab import Lab, browsing
+from tests.browser.panel import execute
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -129,6 +130,7 @@ def the_timeline_follows_until_it_is_moved(lab: Lab, shown: Locator) -> None:
     newest = "root => root.parentElement.timeline.runs[0]?.steps.at(-1) ?? 0"
     first = lab.until(lambda: timeline.count() and timeline.evaluate(newest), "the newest steps' timeline")
     lab.until(lambda: timeline.evaluate(newest) > first, "newer steps")
+    the_timeline_has_its_colours_when_it_grows(lab, timeline.locator("canvas"))
     cells = lab.page.locator(".jp-Notebook .jp-Cell").count()
     timeline.focus()
     for key in ("d", "d", "w"):  # d d deletes a cell of a notebook whose keys they are
@@ -140,6 +142,17 @@ def the_timeline_follows_until_it_is_moved(lab: Lab, shown: Locator) -> None:
     lab.picture("live-timeline")
     follow.click()
     lab.until(lambda: timeline.evaluate(newest) > held, "newer steps again")
+
+
+def the_timeline_has_its_colours_when_it_grows(lab: Lab, canvas: Locator) -> None:
+    """Bars on a ground, before and after the left bar is closed; the canvas was black."""
+    assert 0.1 < share_of_ground(canvas) < 0.95
+    narrow = canvas.evaluate("canvas => canvas.width")
+    execute(lab, "application:toggle-left-area")
+    lab.until(lambda: canvas.evaluate("canvas => canvas.width") > narrow, "a wider timeline")
+    assert 0.1 < share_of_ground(canvas) < 0.95
+    execute(lab, "application:toggle-left-area")
+    lab.until(lambda: canvas.evaluate("canvas => canvas.width") == narrow, "the width of before")
 
 
 def test_a_timeline_is_drawn(lab: Lab) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-wor
 
 from playwright.sync_api import sync_playwright
 
-from tests.browser.lab import BROWSER
+from tests.browser.chromium import BROWSER, share_of_ground
 from tests.unit.test_plots import ring_run
 from tests.unit.test_trace_viewer import EVIL, uneven_run
 from workbench import plots
@@ -154,6 +154,24 @@ def test_a_kind_is_hidden_by_a_click(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, page_of(tmp_path, ring_run()))
     shown.page.get_by_role("button", name="forward").click()
     assert shown.state()["hidden"] == [0]
+    shown.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_viewer_that_is_built_outside_the_page_has_its_colours(browser: Any, tmp_path: Path, scheme: str) -> None:
+    """As a notebook does: it shows the place of an output after the output is made."""
+    shown = Shown(browser, page_of(tmp_path, ring_run()), scheme=scheme)
+    shown.page.evaluate(
+        """async () => {
+            const shown = document.getElementById("timeline");
+            const place = shown.cloneNode();
+            place.timeline = new shown.timeline.constructor(place, {});
+            await place.timeline.show(shown.timeline.content);
+            shown.replaceWith(place);
+        }"""
+    )
+    assert shown.state()["labels"], "it is drawn"
+    assert 0.2 < share_of_ground(shown.page.locator("canvas")) < 0.95
     shown.close()
 
 

@@ -441,11 +441,15 @@ class Viewer {
 
   theme() {
     this.root.toggleAttribute("data-dark", isDark());
+    this.draw();
+  }
+
+  // Only when it paints: a notebook may build the viewer before its place is in the page, where it has no style yet.
+  readColors() {
     const style = getComputedStyle(this.root);
     for (const name of ["ink", "muted", "ground", "line", "soft", "accent"]) {
       this.colors[name] = style.getPropertyValue(`--${name}`).trim();
     }
-    this.draw();
   }
 
   // ---- data
@@ -964,6 +968,7 @@ class Viewer {
       Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
     }
     Object.assign(this, { width, height, labels: [] });
+    this.readColors();
     const g = (this.g = canvas.getContext("2d"));
     g.setTransform(ratio, 0, 0, ratio, 0, 0);
     g.fillStyle = this.colors.ground;
