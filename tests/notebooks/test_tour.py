@@ -9,7 +9,9 @@ from collections import Counter
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
+from scipy import stats
 
 from tests.forked import forked
 from tests.notebooks.from_records import accuracy_of, step_seconds_of
@@ -77,11 +79,11 @@ def check_answer(runs: Path, answer: str) -> None:
         for name in ("SynchronousSGD", "PipeSGD")
     )
     ratios = [step_seconds_of(one) / step_seconds_of(other) for one, other in zip(synchronous, pipe, strict=True)]
-    pattern = r"is ([\d.]+) times as fast .* ([\d.]+) to ([\d.]+) times .* accuracy is ([\d.]+) points (lower|higher)"
+    pattern = r"is ([\d.]+) \[(-?[\d.]+), ([\d.]+)\] times as fast .* accuracy is ([\d.]+) points (lower|higher)"
     told = re.search(pattern, answer.replace("\n", " "))
     assert told is not None, answer
-    expected = (sum(ratios) / 2, min(ratios), max(ratios))
-    assert [float(told[place]) for place in (1, 2, 3)] == pytest.approx(expected, abs=0.0051)
+    interval = stats.t.interval(0.95, len(ratios) - 1, np.mean(ratios), stats.sem(ratios))
+    assert [float(told[place]) for place in (1, 2, 3)] == pytest.approx([np.mean(ratios), *interval], abs=0.0051)
     lost = 50 * sum(accuracy_of(one) - accuracy_of(other) for one, other in zip(synchronous, pipe, strict=True))
     assert float(told[4]) == pytest.approx(abs(lost), abs=0.051)
     assert told[5] == ("lower" if lost > 0 else "higher")
