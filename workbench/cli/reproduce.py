@@ -90,7 +90,7 @@ def _execute(options: argparse.Namespace) -> int:
     from workbench.papers.plan import plan
     from workbench.papers.reproduction import Reproduction
     from workbench.papers.reproduction_page import write_page
-    from workbench.papers.site import site_name
+    from workbench.papers.site import busy_machine, site_name
     from workbench.papers.sizes import check_size, parse_ranks
 
     size, site, parameters = check_size(options.size), site_name(options.site), given_parameters(options)
@@ -116,6 +116,9 @@ def _execute(options: argparse.Namespace) -> int:
         report=LOG.info,
     )
     runs = output / "runs"
+    busy = busy_machine()
+    if busy:
+        LOG.warning("%s", busy)
     with environment({"WORKBENCH_RUNS": str(runs)}):  # apart from the user's own runs
         outcomes = how.run(jobs)
     for message in draw_pictures(outcomes, records, size, site):
@@ -124,7 +127,7 @@ def _execute(options: argparse.Namespace) -> int:
         from workbench.papers.table import update_pages
 
         update_pages()
-    page = write_page(outcomes, output / "index.html", records, size, site)
+    page = write_page(outcomes, output / "index.html", records, size, site, busy=busy)
     print(f"page:    {page}\nrecords: {records}\nruns:    {runs}")
     return 1 if any(outcome.status == "failed" for outcome in outcomes) else 0
 

@@ -7,6 +7,7 @@ then executed several at a time, the longest first.
 from __future__ import annotations
 
 import platform
+import re
 import time
 from ast import literal_eval
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,11 +41,13 @@ from workbench.papers.records import (
 )
 from workbench.papers.site import machine, without_paths
 from workbench.papers.sizes import sizes_file
+from workbench.papers.table import ANSWER
 from workbench.plots.html import export_html
 
 Status = Literal["finished", "failed", "recorded"]
 _Claims = Mapping[str, Mapping[str, Claim]]  # key of a paper -> id -> claim
 SEED_STEP = 100  # between the seeds of two sessions
+COMMITTED_ANSWER = "**Answer of the committed record; that of this execution is at the end**"
 
 
 @final
@@ -202,6 +205,7 @@ class Reproduction:
         seconds, executed, notes = round(seconds, 1), self._executed(job), list[str]()
         try:
             if executed.exists():
+                mark_committed_answer(executed)
                 export_html(executed, executed.with_suffix(".html"))
             if error is None:
                 facts = {
@@ -354,6 +358,18 @@ def _verdicts(key: str, claims: Mapping[str, Claim], findings: Mapping[str, Any]
     if claims and not any(claim.expectation_at(size) for claim in claims.values()):
         judged = [one for one in SIZES if any(claim.expectation_at(one) for claim in claims.values())]
         yield f"{key}: its claims are judged at size {' and '.join(judged) or 'none'}: use --size"
+
+
+def mark_committed_answer(executed: Path) -> None:
+    """Say in the first cell of an executed notebook that its answer is that of the committed record."""
+    import nbformat
+
+    content = nbformat.read(executed, as_version=4)  # type: ignore[no-untyped-call]
+    source = content.cells[0].source if content.cells else ""
+    marked = re.sub(rf"^{re.escape(ANSWER)} \(", f"{COMMITTED_ANSWER} (", source, count=1, flags=re.MULTILINE)
+    if marked != source:
+        content.cells[0].source = marked
+        nbformat.write(content, executed)  # type: ignore[no-untyped-call]
 
 
 def default_seeds(notebook: Path) -> list[int]:

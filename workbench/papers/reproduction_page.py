@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from workbench.papers.claims import SIZES, Size
 from workbench.papers.reproduction import Outcome
 from workbench.papers.verdict_rows import Row, read_papers
 from workbench.trace.files.atomic import write_atomic
@@ -32,8 +33,18 @@ KINDS = {
 }
 
 
-def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str, site: str) -> Path:
-    """Write one HTML file, which needs no network. Its links go to the notebooks' pages in the same folder."""
+def write_page(
+    outcomes: Sequence[Outcome], page: Path, records: Path, size: Size, site: str, *, busy: str = ""
+) -> Path:
+    """Write one HTML file, which needs no network. Its links go to the notebooks' pages in the same folder.
+
+    Args:
+        outcomes: the results of the notebooks.
+        page: the file to write.
+        records: folder of their records.
+        size, site: of the records.
+        busy: a sentence about other load on the machine; empty if there was none.
+    """
     failed = [outcome.name for outcome in outcomes if outcome.status == "failed"]
     seconds = sum(outcome.seconds for outcome in outcomes)
     names = {outcome.name for outcome in outcomes}
@@ -47,9 +58,12 @@ def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str
     head = f"{len(outcomes)} notebook{plural} at size {size} on {site}, {seconds / 60:.1f} min" + (
         f"; failed: {', '.join(failed)}" if failed else ""
     )
+    committed = (
+        {row.claim.name: row.verdict.word for paper in read_papers(keys=keys) for row in paper.rows} if keys else {}
+    )
     body = [
-        f"<h1>Claims and measurements</h1><p>{_text(head)}</p>",
-        _verdicts(rows, page),
+        f"<h1>Claims and measurements</h1><p>{_text(head)}</p>{f'<p>{_text(busy)}</p>' if busy else ''}",
+        _verdicts(rows, page, size, committed),
         _notebooks(outcomes, page),
     ]
     text = (
@@ -59,19 +73,21 @@ def write_page(outcomes: Sequence[Outcome], page: Path, records: Path, size: str
     return page
 
 
-def _verdicts(rows: Sequence[Row], page: Path) -> str:
+def _verdicts(rows: Sequence[Row], page: Path, size: Size, committed: Mapping[str, str]) -> str:
+    """The table of verdicts. An explanation is of the `committed` verdict, so it is not shown with another one."""
     if not rows:
         return ""
     lines = []
     for row in rows:
         claim = row.claim
-        explained = claim.explanation and row.verdict.word != "reproduced"
+        word = row.verdict.word
+        explained = claim.explanation and word != "reproduced" and word == committed.get(claim.name)
         why = f"<small>Our explanation, not tested: {_text(claim.explanation)}</small>" if explained else ""
         cells = [
             _text(claim.paper),
             f'<div class="claim"><code>{_text(claim.id)}</code></div><small>{_text(claim.statement)} ({_text(claim.source)})</small>',
-            f'<span class="word {KINDS.get(row.verdict.word, "none")}">{_text(row.word)}</span>{why}',
-            f"{_text(row.ours)}<small>{_text(row.expectation)}</small>",
+            f'<span class="word {KINDS.get(word, "none")}">{_text(row.word)}</span>{why}',
+            f"{_text(row.ours)}<small>{_text(_expectation(row, size))}</small>",
             _text(row.spread),
             f"{_link(claim.notebook, page)}<small>{_text(row.where)}</small>",
             f'<span class="day">{_text(row.date)}</span>',
@@ -79,6 +95,17 @@ def _verdicts(rows: Sequence[Row], page: Path) -> str:
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     names = ("paper", "claim", "verdict", "measured, expected", "spread", "notebook, where", "date")
     return f"<h2>Verdicts</h2><table><tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>{''.join(lines)}</table>"
+
+
+def _expectation(row: Row, size: Size) -> str:
+    """The expectation at the record's size; without a record, at the smallest size from this one on that has one."""
+    if row.record is not None:
+        return row.expectation
+    for one in SIZES[SIZES.index(size) :]:
+        expected = row.claim.expectation_at(one)
+        if expected is not None:
+            return f"expected {expected} at size {one}{f'; paper: {row.claim.theirs}' if row.claim.theirs else ''}"
+    return row.expectation
 
 
 def _notebooks(outcomes: Sequence[Outcome], page: Path) -> str:

@@ -18,6 +18,7 @@ from workbench.machine import num_cores
 
 SITE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 ASK_S = 10.0
+BUSY_LOAD = 0.25  # load average of one minute for each core, above which measured times are in doubt
 
 
 def site_name(given: str | None = None) -> str:
@@ -48,6 +49,17 @@ def machine() -> dict[str, Any]:
     }
     gpus = _gpus()
     return {**found, "gpus": gpus} if gpus else found
+
+
+def busy_machine() -> str:
+    """Return a sentence if other processes load this machine; empty if not. Call it before you start processes."""
+    load, cores = os.getloadavg()[0], num_cores()
+    if load <= BUSY_LOAD * cores:
+        return ""
+    return (
+        f"Before the start this machine was busy: load {load:.1f} on {cores} cores. So measured times may be wrong. "
+        "Repeat them on an idle machine, with --again."
+    )
 
 
 def without_paths(values: Mapping[str, Any]) -> dict[str, Any]:
