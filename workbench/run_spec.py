@@ -288,7 +288,13 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
         raise ConfigError(f"--workers {options.workers}: give 1 or more")
     workers = options.workers if here is None or options.runtime == "simulated" else world_here()[1]
     _check_slow_ranks(options.stragglers, workers)
-    algorithm = algorithms.get(options.algorithm, **parse_pairs(options.set, "--set"))
+    given = parse_pairs(options.set, "--set")
+    if "schedule" in given and not is_in_user_file(options.algorithm):
+        raise ConfigError(
+            "--schedule: this command has none: use cluster.train(..., schedule=...) in Python, or your own script with a "
+            "wb.Trainer"
+        )
+    algorithm = algorithms.get(options.algorithm, **given)
     problem = problems.get(options.problem, **parse_pairs(options.option, "--option"))
     problem, settings = _with_tuned_rate(options, workers, algorithm, problem, _settings(options))
     if options.runtime == "simulated" and (options.checkpoint_every or options.on_failure != "stop" or options.replace):

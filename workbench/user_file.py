@@ -14,6 +14,7 @@ from typing import Any
 from workbench.errors import ConfigError
 from workbench.naming import unknown
 
+TORCHVISION_FIX = "install torchvision from the same place as torch, of the same build (CPU, or the same CUDA)"
 _PREFIX = "workbench_user_file_"  # of the names of these modules
 
 
@@ -82,9 +83,8 @@ def _module_of(path: Path, file: str) -> ModuleType:
         del sys.modules[name]
         if not isinstance(error, Exception):
             raise
-        raise ConfigError(
-            f"{file} cannot be run ({type(error).__name__}: {error}): fix the file; `python {file}` shows where"
-        ) from error
+        fix = TORCHVISION_FIX if "torchvision::" in str(error) else f"fix the file; `python {file}` shows where"
+        raise ConfigError(f"{file} cannot be run ({type(error).__name__}: {error}): {fix}") from error
     finally:
         sys.path.remove(str(path.parent))
     return module

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from workbench.doctor import machine, ranks, software
 from workbench.doctor.check_result import CheckResult
+from workbench.problems import torchvision_door
 
 pytestmark = pytest.mark.usefixtures("runs", "no_process_left")
 
@@ -146,6 +148,15 @@ def test_what_is_not_installed_is_named_with_its_command(monkeypatch: pytest.Mon
         "pip install 'sgd-workbench[vision]'",
     )
     assert found["extra notebooks"].state == "ok"
+
+
+@pytest.mark.parametrize(("loads", "state"), [(True, "ok"), (False, "warning")])
+def test_torchvision_of_another_build_than_torch(loads: bool, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=["/there"]))
+    monkeypatch.setattr(torchvision_door, "extension_loads", lambda folder: loads)
+    found = software.vision("torchvision 0.28.0")
+    assert found.state == state and found.found.startswith("torchvision 0.28.0")
+    assert ("of the same build" in found.fix) == (not loads)
 
 
 def test_gpus_that_torch_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,7 @@ def test_submit_shows_its_script_and_refuses_early(capsys: pytest.CaptureFixture
         (["train", "pipe-sgd", "--lr", "-1"], "lr=-1"),
         (["train", "pipe-sgd", "--optimizer", "Adan"], "did you mean Adam"),
         (["train", "pipe-sgd", "--network", "infiniband-hdr"], "for simulated workers"),
+        (["train", "pipe-sgd", "--schedule", "cosine"], "use cluster.train(..., schedule=...) in Python, or your own"),
         (["train", "pipe-sgd", "--resume", "nope"], "no run 'nope'"),
         (
             ["train", "pipe-sgd", "--resume", new_run({"algorithm": {"name": "PipeSGD"}}, runs).name],
@@ -382,6 +383,23 @@ def test_a_job_without_gpus_is_told_if_it_seems_to_need_them(
             assert reason in said and "--gpus-per-rank 1" in said and "--gpus-per-rank 0" in said
     asked = slurm_commands / "asked"
     assert not asked.exists() or asked.read_text().endswith("-p big\n" if "big" in rows else "%P|%G\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "train", "said"),
+    [
+        ([], [], []),
+        (["--nodes", "2", "--gpus-per-rank", "1"], ["--runtime", "torch"], []),
+        (["--gpus-per-rank", "1"], [], ["the ranks use MPI. For NCCL between the GPUs: train ... --runtime torch"]),
+        (["--nodes", "3", "--gpus-per-rank", "0"], [], ["8 ranks are not spread evenly over 3 nodes"]),
+    ],
+)
+def test_ranks_on_mpi_with_gpus_and_uneven_nodes_are_told(
+    slurm_commands: Path, capsys: pytest.CaptureFixture[str], options: list[str], train: list[str], said: list[str]
+) -> None:
+    assert main(["submit", *options, "--dry-run", "--", "train", "pipe-sgd", "--workers", "8", *train]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said) and all(words in line for words, line in zip(said, lines, strict=True))
 
 
 @pytest.mark.notebooks

@@ -35,6 +35,14 @@ def test_files_whose_paths_differ_only_in_signs_are_two(tmp_path: Path) -> None:
     assert [load(f"{tmp_path}/{name}.py:number", "number", bool) for name in ("v-1", "v_1")] == [1, 2]
 
 
+def test_a_file_that_imports_a_torchvision_of_another_build_names_the_fix(tmp_path: Path) -> None:
+    """A file with another error is not told so."""
+    for message, fix in (("operator torchvision::nms does not exist", "of the same build"), ("oh", "shows where")):
+        (tmp_path / "mine.py").write_text(f"raise RuntimeError({message!r})\n")
+        with pytest.raises(ConfigError, match=rf"{message}\): .*{fix}"):
+            load(f"{tmp_path}/mine.py:problem", "problem", bool)
+
+
 def test_a_simulated_run_has_its_settings_and_can_be_evaluated(
     own: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

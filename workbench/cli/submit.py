@@ -119,6 +119,8 @@ def _submit_training(options: argparse.Namespace, argv: list[str]) -> int:
         raise ConfigError("--ranks is for your own command: the ranks of a training are its --workers; leave it out")
     train = _checked_training(argv[1:], dry_run=options.dry_run)
     by_srun = train.runtime == "torch"
+    if options.gpus_per_rank and not by_srun:
+        print("workbench: the ranks use MPI. For NCCL between the GPUs: train ... --runtime torch", file=sys.stderr)
     if by_srun and train.threads is None and options.cpus_per_rank:
         argv = [*argv, "--threads", str(options.cpus_per_rank)]  # a rank sees only its own cores
     if train.resume:
@@ -191,6 +193,9 @@ def submit_command(options: argparse.Namespace, work: JobCommand) -> int:
     script = slurm.script(work.num_ranks, name=name, output=output, command=program, requeue=bool(work.requeue))
     if warning := gpu_warning(slurm, "--gpus-per-rank ", work.command):
         print(f"workbench: {warning}", file=sys.stderr)
+    if slurm.nodes and work.num_ranks % slurm.nodes:
+        uneven = f"{work.num_ranks} ranks are not spread evenly over {slurm.nodes} nodes"
+        print(f"workbench: {uneven}: give a multiple of the nodes", file=sys.stderr)
     if options.dry_run:
         print(script, end="")
         return 0

