@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from sys import float_info
+from types import FunctionType
 from typing import Any, Literal, Protocol, final, runtime_checkable
 
 import torch
@@ -185,7 +187,7 @@ class Settings:
 
 
 def describe(factory: Any) -> str:
-    """Return a readable name of a function, partial or class, for the record.
+    """Return a readable name of a function, partial or class, for the record. It is equal in all processes.
 
     >>> from functools import partial
     >>> describe(partial(torch.optim.SGD, lr=0.1))
@@ -193,11 +195,16 @@ def describe(factory: Any) -> str:
     """
     inner = getattr(factory, "func", None)
     if inner is not None:
-        arguments = [repr(item) for item in factory.args] + [
-            f"{key}={value!r}" for key, value in factory.keywords.items()
+        arguments = [_argument(item) for item in factory.args] + [
+            f"{key}={_argument(value)}" for key, value in factory.keywords.items()
         ]
         return f"{describe(inner)}({', '.join(arguments)})"
     return getattr(factory, "__name__", None) or repr(factory)
+
+
+def _argument(value: Any) -> str:
+    """Return repr(value), except for a function: its repr has an address, which differs between processes."""
+    return describe(value) if isinstance(value, partial | FunctionType) else repr(value)
 
 
 def check_guard(on_bad_gradient: str, max_grad_norm: float | None) -> None:

@@ -106,8 +106,10 @@ class Graph(ABC):
     def spectral_gap(self, num_ranks: int) -> float:
         """Return 1 - |lambda_2|, with the second largest eigenvalue of the mixing matrix by modulus.
 
-        From step to step, mixing alone multiplies the ranks' distance from their mean by 1 - gap, or by less. So a
-        gap of 1 is an exact mean. For a graph that changes it is the geometric mean over a period.
+        In the long run, mixing alone multiplies the ranks' distance from their mean by 1 - gap in a step, or by less.
+        For an undirected graph that does not change, and for `Exponential`, this is so in every step. For one that
+        changes, such as `RandomPairs`, it is the geometric mean over periods: a step may leave the distance as it is.
+        A gap of 1 is an exact mean, after a period.
 
         >>> [round(graph.spectral_gap(16), 3) for graph in (Ring(), Torus(), Exponential(), Complete())]
         [0.051, 0.4, 0.4, 1.0]

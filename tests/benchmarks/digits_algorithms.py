@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
+from functools import partial
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,42 @@ import workbench as wb
 from workbench import algorithms, codecs, collectives, costs
 from workbench.algorithms import StaleSGD
 from workbench.algorithms.staleness import Constant
+from workbench.optimizers import LAMB, LARS, large_batch
 from workbench.program import Algorithm, settings_of
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parents[1] / "records"
 PLAN = json.loads((HERE / "margins.json").read_text())
 HOW, MARGINS = PLAN["how"], PLAN["margins"]
-SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE, SIGNS, SOME, ADAPTIVE, TERNARY = (
+SAME, STALE, DROPPED, ASYNC, SELDOM, HALF, BYTE, FEW, INJECTED, NONE, SIGNS, SOME, ADAPTIVE, TERNARY, LAYERS = (
     MARGINS  # in the file's order
 )
+
+
+@dataclass(frozen=True)
+class LargeBatch:
+    """An optimizer for large batches, and the arguments of `large_batch` with the powers of its paper."""
+
+    name: str
+    optimizer: Callable[..., Any]
+    lr: float  # chosen as margins.json says
+    exponent: float
+    power: float
+    times: int = PLAN["large_batch"]["times"]
+
+    def settings(self, num_samples: int) -> dict[str, Any]:
+        """What differs from the small batch."""
+        batch_size = HOW["batch_size"] * self.times
+        num_updates = HOW["epochs"] * ceil(num_samples / (batch_size * HOW["workers"]))
+        lr, schedule = large_batch(
+            self.lr,
+            self.times,
+            num_updates,
+            warmup_updates=num_updates // 10,
+            exponent=self.exponent,
+            power=self.power,
+        )
+        return {"batch_size": batch_size, "optimizer": self.optimizer, "lr": lr, "schedule": schedule}
 
 
 @dataclass(frozen=True)
@@ -43,6 +72,7 @@ class Entry:
     margin: str
     divide_lr: int = 1
     workers: int = HOW["workers"]
+    large: LargeBatch | None = None
 
     @property
     def name(self) -> str:
@@ -51,7 +81,8 @@ class Entry:
             for key, value in settings_of(self.algorithm).items()
             if value != type(self.algorithm).__dataclass_fields__[key].default
         }
-        return f"{type(self.algorithm).__name__}({', '.join(f'{key}={value}' for key, value in shown.items())})"
+        name = f"{type(self.algorithm).__name__}({', '.join(f'{key}={value}' for key, value in shown.items())})"
+        return f"{name}, {self.large.name}, {self.large.times} times the batch" if self.large else name
 
 
 def once(codec: Any, feedback: bool = False) -> collectives.Collective:
@@ -128,6 +159,8 @@ def entries() -> list[Entry]:
         Entry(a.SynchronousSGD(collective=once(codecs.Sign(), True)), FEW),
         Entry(a.SynchronousSGD(collective=c.PowerSGD(rank=4)), FEW),
         Entry(a.SynchronousSGD(collective=c.PowerSGD(rank=4, alternate=True)), FEW),
+        Entry(a.SynchronousSGD(), LAYERS, large=LargeBatch("LARS", partial(LARS, momentum=0.9), 5.0, 1.0, 2.0)),
+        Entry(a.SynchronousSGD(), LAYERS, large=LargeBatch("LAMB", LAMB, 0.02, 0.5, 1.0)),
         Entry(a.NoCommunication(), NONE),
         Entry(a.SerialSGD(), SAME, workers=1),
     ]
@@ -137,7 +170,8 @@ def settings(entry: Entry, seed: int) -> dict[str, Any]:
     """How an entry is trained, equal on every runtime; the serial reference takes the whole batch."""
     batch = HOW["batch_size"] * (HOW["workers"] if entry.workers == 1 else 1)
     plain = {"epochs": HOW["epochs"], "evaluate_every": 0, "trace_steps": 0, "timeout_s": 60.0}
-    return {**plain, "batch_size": batch, "lr": 0.1 / entry.divide_lr, "seed": seed}
+    how = {**plain, "batch_size": batch, "lr": 0.1 / entry.divide_lr, "seed": seed}
+    return how | entry.large.settings(wb.problems.digits_mlp().num_samples()) if entry.large else how
 
 
 def simulate(entry: Entry, seed: int) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from workbench.algorithms import (
 )
 from workbench.algorithms.parameter_server import ServerAlgorithm
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
+from workbench.program import Algorithm
 from workbench.replica.local_training import sampler_of
 from workbench.rng import derive_seed
 from workbench.runtimes.user_loop.trainer import Trainer, serve
@@ -342,20 +343,20 @@ def test_a_loop_is_its_recorded_order_of_updates_in_numpy(
 settings = partial(Settings, steps=NUM_STEPS, batch_size=3, optimizer=tiny.momentum, seed=3)
 
 
-def train_own_loop(algorithm: ServerAlgorithm) -> torch.Tensor | None:
-    """The samples and first weights of a run, in a loop."""
+def train_own_loop(algorithm: Algorithm, how: Settings) -> torch.Tensor | None:
+    """The samples and first weights of a run, in a loop. Parameters at the end; None on a server."""
     rank, num_ranks = here()
-    problem, how = tiny.problem(), settings()
+    problem = tiny.problem()
     torch.manual_seed(derive_seed(how.seed, "initial-weights"))
     model = problem.model()
     optimizer = tiny.momentum(model.parameters())
     if rank not in algorithm.roles(num_ranks).computing:
-        serve(model, optimizer, algorithm, timeout_s=30)
+        serve(model, optimizer, algorithm, timeout_s=30)  # type: ignore[arg-type]  # it has servers
         return None
     sampler = sampler_of(problem.train_source(), 3, algorithm.roles(num_ranks).num_computing, how.seed)
     x, y = tiny.data()
     with Trainer(model, optimizer, algorithm, timeout_s=30) as trainer:
-        for step in range(NUM_STEPS):
+        for step in range(how.steps or 0):
             mine = sampler.share(step, rank)
             trainer.step(
                 (lambda part=mine: nn.functional.cross_entropy(model(x[part]), y[part])) if len(mine) else None,
@@ -380,7 +381,7 @@ def test_a_loop_is_the_simulated_run_if_timing_decides_nothing(
 ) -> None:
     """Counted samples weight a short last batch."""
     expected = train("simulated", num_ranks, algorithm, tiny.problem(), settings()).final
-    for found in shared_pool(runtime, num_ranks, compiler=True).run(train_own_loop, algorithm):
+    for found in shared_pool(runtime, num_ranks, compiler=True).run(train_own_loop, algorithm, settings()):
         if found is not None:
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 

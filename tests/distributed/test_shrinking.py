@@ -27,6 +27,7 @@ from workbench.algorithms import (
     AsyncSGD,
     ChocoSGD,
     FedAvg,
+    FedProx,
     GradientTracking,
     LayerwiseSGD,
     LocalSGD,
@@ -351,6 +352,8 @@ def test_a_quorum_of_all_ends_as_the_synchronous_algorithm() -> None:
         NoLoCo(every=2),
         SPARTA(fraction=0.3),
         FedAvg(every=4, fraction=1.0),
+        FedAvg(every=4, fraction=0.6),
+        FedProx(every=4, fraction=0.6),
     ],
     ids=str,
 )

@@ -415,6 +415,7 @@ def test_a_submitted_training_goes_on_from_its_checkpoint(
 
 FOR_CPUS = {  # what differs here from the script of the page: a node has one rank, and no GPU
     "--partition=gpu": "--partition=debug",
+    "--time=02:00:00": "--time=00:05:00",
     "--ntasks-per-node=4": "--ntasks-per-node=1",
     "#SBATCH --gpus-per-node=4\n": "",
     "--cpus-per-task=8": "--cpus-per-task=1",
@@ -490,7 +491,7 @@ from pathlib import Path
 import torch, workbench as wb
 model, place = torch.nn.Linear(3, 1), Path(sys.argv[1])
 with wb.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01), wb.PipeSGD(), timeout_s=60) as trainer:
-    first = trainer.load(place / "saved")[0] if (place / "saved").exists() else 0
+    first = trainer.load(place / "saved", missing_ok=True)[0]
     for step in range(first, first + 20 if first else 10**9):
         trainer.step(lambda: model(torch.ones(2, 3)).square().mean())
         (place / "steps").touch()

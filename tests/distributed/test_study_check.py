@@ -18,7 +18,9 @@ pytestmark = [
 
 
 @pytest.mark.usefixtures("no_process_left")
-def test_predictions_stand_beside_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_stand_beside_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("WORKBENCH_RUNS", str(tmp_path))
     problem = wb.problems.digits_mlp()
     study = wb.study(
@@ -35,6 +37,11 @@ def test_predictions_stand_beside_measurements(tmp_path: Path, monkeypatch: pyte
         found = study.check(cluster, to_target=True, rounds=1)
         with pytest.raises(ConfigError, match="to_target"):
             study.check(cluster, algorithms=[wb.DeAR()], to_target=True)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("check: ")]
+    total = 1 + len(found.rows)  # the run to which costs are fitted, and one round
+    assert said[0] == f"check: {total} trainings"
+    assert [line.split(":")[1] for line in said[1:]] == [f" {number} of {total}" for number in range(1, total + 1)]
+    assert "LocalSGD(every=4), predicted" in "\n".join(said)
     names = {row["algorithm"] for row in found.rows}
     assert "SynchronousSGD" in names
     for row in found.rows:

@@ -21,19 +21,24 @@ from torch.nn.utils import parameters_to_vector
 
 from tests.distributed.killing import die
 from tests.distributed.pool import RankPool, shared_pool
+from tests.distributed.test_served_loops import train_own_loop
 from tests.laws import poison, tiny
-from tests.laws.train import by_turns
+from tests.laws.train import by_turns, train
+from tests.laws.variants import ignores_time, name_of, representatives
 from workbench.algorithms import (
+    BMUF,
     DPSGD,
     AdaptiveDelaySGD,
     DeAR,
     DiLoCo,
     EagerDiLoCo,
+    FedProx,
     GradientTracking,
     LayerwiseSGD,
     LocalSGD,
     PartialAllReduce,
     PipeSGD,
+    SlowMo,
     StochasticGradientPush,
     StreamingDiLoCo,
     SynchronousSGD,
@@ -41,9 +46,10 @@ from workbench.algorithms import (
 from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Once
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
-from workbench.program import Algorithm
+from workbench.program import Algorithm, Replicas
 from workbench.runtimes.checkpoint.files import complete_checkpoints, rank_file_path
 from workbench.runtimes.user_loop.trainer import Trainer
+from workbench.settings import Settings
 
 RUNTIMES = [pytest.param("torch", id="gloo"), pytest.param("mpi", id="mpi", marks=pytest.mark.mpi)]
 ALGORITHMS = [
@@ -169,6 +175,22 @@ def test_uncounted_unequal_batches_count_the_same_per_rank() -> None:
 def test_gradients_in_flight_are_applied_at_the_end(runtime: str, width: int) -> None:
     results = shared_pool(runtime, 2, compiler=True).run(train_with_trainer, PipeSGD(width=width), None, False)
     torch.testing.assert_close(results[0], train_alone(2, None, delay=width - 1), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [*representatives(2), SlowMo(every=2), BMUF(every=2), FedProx(every=2)], ids=name_of
+)
+def test_every_algorithm_takes_the_steps_of_its_run(algorithm: Algorithm) -> None:
+    """Up to rounding it is the simulated run. One that looks at the time learns, with equal replicas if it keeps them so."""
+    how = Settings(steps=3, batch_size=3, optimizer=tiny.momentum)
+    run = train("simulated", 2, algorithm, tiny.problem(), how)
+    found = shared_pool("torch", 2, compiler=True).run(train_own_loop, algorithm, how)
+    for rank, ours in enumerate(found):
+        if ignores_time(algorithm, 2):
+            torch.testing.assert_close(ours, run.parameters[rank][-1], rtol=1e-12, atol=1e-14)
+            continue
+        assert ours.isfinite().all() and not torch.equal(ours, run.parameters[rank][0])
+        assert algorithm.replicas != Replicas.EVERY_STEP or torch.equal(ours, found[0])
 
 
 def train_and_settle(sign: Path) -> tuple[list[bool], torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.laws import tiny
 from workbench.algorithms import ADPSGD, SerialSGD, ad_psgd
+from workbench.costs import Compute, Lognormal
 from workbench.errors import ConfigError
-from workbench.gradients import Gradient
+from workbench.gradients import Gradient, build_layout, trainable
+from workbench.ops import Send
 from workbench.runtimes.reference import Costs, ReferenceRuntime
+from workbench.runtimes.simulator.simulate import simulate
 from workbench.topologies import Complete, Exponential, Graph, OnePeerExponential, RandomRegular, Ring, Star, Torus
 
 LR, SIZES = 0.1, (2, 3, 1)
+STAMP_BYTES = 8
 START = torch.tensor([1.0, -2.0, 3.0, 5.0, -7.0, 11.0], dtype=torch.float64)
 GRAPHS: list[Graph] = [Ring(), Star(), Torus(), Complete(), RandomRegular(degree=2)]
 
@@ -95,6 +101,52 @@ def test_one_worker_is_serial() -> None:
     ours = ran(Ring(), 1, drawn, 9).ranks[0]
     serial = ReferenceRuntime(SerialSGD(), 1, drawn, sizes=SIZES, lr=LR, start=START).run(9).ranks[0]
     assert all(torch.equal(found, expected) for found, expected in zip(ours.seen, serial.seen, strict=True))
+
+
+def closed_form(graph: Graph, num_ranks: int, steps: int) -> tuple[int, int, int]:
+    """Messages of all ranks that carry a stamp, messages that carry none, and elements of the mean at the end, in n.
+
+    Each step of an active rank sends n and gets n back, whichever partner it draws. At its end it tells each partner.
+    """
+    passive = ad_psgd._passive(graph, num_ranks)
+    active = [rank for rank in range(num_ranks) if not passive[rank]]
+    closing = sum(len(ADPSGD(topology=graph).partners(rank, num_ranks)) for rank in active)
+    return steps * len(active) + closing, steps * len(active), 2 * (num_ranks - 1)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 5, 8])
+@pytest.mark.parametrize("graph", [Ring(), Star(), Torus()], ids=str)
+def test_bytes_of_all_ranks_are_the_closed_form(graph: Graph, num_ranks: int) -> None:
+    """On simulated ranks of varying speed; on which rank they fall is chance. And as many messages by hand."""
+    steps = 7
+    stamped, plain, in_mean = closed_form(graph, num_ranks, steps)
+    run = simulate(
+        ADPSGD(topology=graph),
+        tiny.problem(),
+        workers=num_ranks,
+        compute=Compute(forward_s=0.01, backward_s=0.02, stragglers=(Lognormal(sigma=0.5),)),
+        steps=steps,
+        batch_size=2,
+        evaluate_every=0,
+        trace_steps=None,
+    )
+    num_bytes = build_layout(trainable(tiny.mlp()), None, 1).message_bytes
+    spans = run.to_pandas("spans")
+    sent = spans[spans.kind.isin(["send", "all_reduce"])].bytes.sum()
+    expected = stamped * (num_bytes + STAMP_BYTES) + (plain + in_mean) * num_bytes
+    assert abs(sent - expected) <= num_ranks, "the part of a rank in the mean is a whole number of bytes"
+    runtime = ReferenceRuntime(ADPSGD(topology=graph), num_ranks, drawn, sizes=SIZES, lr=LR, start=START, shuffle=1)
+    counted: Counter[bool] = Counter()
+    communicate = runtime._communicate
+
+    def counting(process: Any, request: Any, ticket: Any) -> None:
+        if isinstance(request, Send) and request.to != process.rank:
+            counted[request.stamp is not None] += 1
+        communicate(process, request, ticket)
+
+    runtime._communicate = counting  # type: ignore[method-assign]
+    runtime.run(steps)
+    assert (counted[True], counted[False]) == (stamped, plain)
 
 
 def test_a_lost_update_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,37 @@ def test_mixing_contracts_the_distance_by_the_spectral_gap(graph: Graph, num_ran
         assert ratios[-1] >= 0.5 * factor, "the gap is not larger than it is said to be"
 
 
+@pytest.mark.parametrize("num_ranks", [4, 8])
+@pytest.mark.parametrize("graph", [Ring(), Torus(), RandomRegular(degree=2, seed=1)], ids=str)
+def test_with_gradients_the_distance_is_bounded_by_the_spectral_gap(graph: Graph, num_ranks: int) -> None:
+    """d[t+1] <= rho (d[t] + lr s[t]) if the step is mixed too, and rho d[t] + lr s[t] if it is taken after mixing.
+
+    rho is 1 - gap, d the distance of all replicas from their mean, and s that of their gradients from theirs. The
+    ranks' minima lie along the slowest eigenvector: it is an equality if its eigenvalue is positive. On these graphs
+    SGP is D-PSGD, so the same bound holds.
+    """
+    rho = 1 - graph.spectral_gap(num_ranks)
+    values, vectors = np.linalg.eigh(graph.mixing(num_ranks))
+    slowest = int(np.flatnonzero(np.isclose(np.abs(values), rho))[-1])
+
+    def quadratic(rank: int, step: int, parameters: Tensor) -> Tensor:
+        return 0.5 * (parameters - float(vectors[rank, slowest]) * MINIMUM[0])
+
+    for algorithm, mixes_step in [
+        (DPSGD(topology=graph, overlap=False), True),
+        (StochasticGradientPush(topology=graph), True),
+        (DPSGD(topology=graph), False),
+    ]:
+        w = np.concatenate([np.tile(START.numpy(), (1, num_ranks, 1)), seen(ran(algorithm, num_ranks, quadratic))])
+        g = 0.5 * (w - vectors[:, [slowest]] * MINIMUM[0].numpy())
+        d, s = (np.sqrt(((each - each.mean(1, keepdims=True)) ** 2).sum((1, 2))) for each in (w, g))
+        bound = (rho * (d + LR * s) if mixes_step else rho * d + LR * s)[:-1]
+        after = d[1:]
+        assert (after <= bound * (1 + 1e-9)).all(), algorithm
+        if values[slowest] > 0:
+            assert after == pytest.approx(bound, rel=1e-9), f"{algorithm}: the gap is not larger than it is said to be"
+
+
 def test_a_period_of_the_one_peer_graph_brings_all_together() -> None:
     found = distances(ran(DPSGD(topology=OnePeerExponential(), overlap=False), 8, once, 6))
     assert found[0] > 1 and found[2] < 1e-24

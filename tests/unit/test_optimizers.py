@@ -123,6 +123,12 @@ def test_the_name_in_a_record() -> None:
     assert how.as_record()["optimizer"] == "LAMB(lr=0.01)"
 
 
+def test_the_name_of_a_schedule_is_equal_in_all_processes() -> None:
+    """Ranks compare it before their first step: it must not have a function's address."""
+    how = Settings(steps=8, schedule=large_batch(0.1, 4, 8, warmup_updates=2)[1])
+    assert how.as_record()["schedule"] == "LambdaLR(lr_lambda=_rise_and_fall(8, 2, 1.0))"
+
+
 def test_the_rule_of_large_batches() -> None:
     lr, schedule = large_batch(0.1, 4, 8, warmup_updates=2, exponent=1.0, power=2.0)
     expected = [0.2, 0.4, *(0.4 * (1 - t / 8) ** 2 for t in range(2, 8))]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,8 +18,9 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 from workbench.analysis import compare
+from workbench.cli.record import _record
 from workbench.errors import ConfigError
-from workbench.runtimes.user_loop import torch_events
+from workbench.runtimes.user_loop import record_command, torch_events
 from workbench.runtimes.user_loop.record import Recording, record
 from workbench.trace import Run, list_runs
 
@@ -301,3 +305,28 @@ def test_a_recording_has_one_thread(runs: Path) -> None:
         train(model(), elsewhere)
     assert kinds(recording.run, 3) == ["load", "forward", "backward", "apply"]
     assert isinstance(recording, Recording)
+
+
+def test_a_command_that_is_another_rank_leaves_the_report_to_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of `workbench emulate --each -- workbench record -- COMMAND`: each rank has its own file of names."""
+    options = argparse.Namespace(argv=["mine"], name=None, steps=None)
+
+    def command_with(ranks: list[int]) -> str:
+        def run(argv: list[str], env: dict[str, str]) -> int:
+            monkeypatch.setenv(record_command.VARIABLE, env[record_command.VARIABLE])
+            for rank in ranks:
+                recording = MagicMock(rank=rank, folder=tmp_path / "removed, because it has no step")
+                monkeypatch.setattr(record_command, "Recording", lambda *_, made=recording, **__: made)
+                record_command.begin()
+            return 0
+
+        monkeypatch.setattr("workbench.cli.record._run", run)
+        _record(options)
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(record_command, "Finalize", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    assert command_with([1]) == ""
+    assert all("nothing was recorded" in command_with(ranks) for ranks in ([], [0], [1, 0]))

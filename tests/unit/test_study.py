@@ -28,6 +28,7 @@ from workbench.calibration.recommend import recommend
 from workbench.codecs import ErrorFeedback, Linear8, Sign, TopK
 from workbench.collectives import Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
+from workbench.trace.store import list_runs, remove_run
 from workbench.what_if.candidates import default_candidates, name_of
 from workbench.what_if.measure import measure_here
 from workbench.what_if.question import line_rate
@@ -490,6 +491,21 @@ def test_names_with_their_numbers_of_workers() -> None:
     assert by_workers({"exact": {4}}) == "exact (4 workers)"
 
 
+def test_the_answer_says_what_a_step_computes_and_which_late_gradients_were_not_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def said() -> list[str]:
+        found = ask(lr=0.25, seeds=1).unknown
+        assert any(words.startswith("a step computes 10.0 ms (forward 3.33 ms, backward 6.67 ms") for words in found)
+        return [words for words in found if "may diverge" in words]
+
+    assert said() == []
+    monkeypatch.setattr(Trainings, "train", lambda self, recipes: [self._leave_out(one) for one in recipes])
+    (words,) = said()
+    assert "a learning rate of 0.25, " in words
+    assert ": late by 1 (4 workers);" in words
+
+
 # -- kept and continued
 
 
@@ -503,7 +519,10 @@ def test_a_named_study_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder = tmp_path / "study-mine"
     kept = json.loads((folder / "study.json").read_text())["trainings"]
     assert len(kept) >= 2
-    assert all(wb.Run.load(folder / entry["folder"]).evaluations() for entry in kept.values())
+    assert {(folder / entry["folder"]).resolve() for entry in kept.values()} == {
+        run.folder.resolve() for run in list_runs()
+    }
+    assert all(wb.Run.load(run.folder).evaluations() for run in list_runs())
     with pytest.raises(ConfigError, match="other values of target"):
         ask(name="mine", target=("accuracy", 0.5), calibrated=same)
     with pytest.raises(ConfigError, match="other values of calibrated"):
@@ -533,6 +552,9 @@ def test_what_a_killed_process_left_of_a_training_is_replaced(tmp_path: Path, mo
     assert not again.has(known)
     again.add_run(known, run)
     assert Saved.open("mine", {}).run(known).steps() == run.steps()  # type: ignore[union-attr]
+    for saved in list_runs():
+        remove_run(saved.folder)
+    assert not Saved.open("mine", {}).has(known)
 
 
 def test_a_continued_study_with_fewer_minutes_keeps_its_trainings(

@@ -31,6 +31,12 @@ def test_the_summary_is_that_of_the_rows() -> None:
     }
 
 
+def test_step_times_without_a_codec_are_predicted_within_a_tenth() -> None:
+    plain = [row for row in RECORD["rows"] if not row["fitted"] and " with " not in row["algorithm"]]
+    assert len(plain) >= 4
+    assert max(abs(row["error"]) for row in plain) <= 0.1
+
+
 def test_the_page_of_records_says_how_wrong_they_are() -> None:
     how = RECORD["how"]
     said = f"{how['inside']} of {how['rows']} measurements are inside their intervals, and the largest error is {how['worst']:.0%}"

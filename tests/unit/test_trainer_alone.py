@@ -284,6 +284,26 @@ def test_samples_may_be_counted_by_numpy_or_a_tensor() -> None:
         assert float(model.b.detach()) == -20.0
 
 
+def test_a_loop_begins_anew_where_the_first_save_was_interrupted(tmp_path: Path) -> None:
+    """As the job does that Slurm starts again."""
+
+    def begins_at(*, missing_ok: bool) -> tuple[int, Any]:
+        model = Line()
+        with Trainer(model, sgd(model), SynchronousSGD()) as trainer:
+            begin = trainer.load(tmp_path / "saved", missing_ok=missing_ok)
+            trainer.step(lambda: model(X))
+            trainer.save(tmp_path / "saved", "mine")
+        return begin
+
+    assert begins_at(missing_ok=True) == (0, None)
+    record = next((tmp_path / "saved" / "checkpoints").glob("*.json"))
+    record.unlink()  # it is written last
+    with pytest.raises(ConfigError, match="no complete checkpoint"):
+        begins_at(missing_ok=False)
+    assert begins_at(missing_ok=True) == (0, None)
+    assert begins_at(missing_ok=True) == (1, "mine")
+
+
 def test_checkpoints_of_another_training_are_neither_removed_nor_preferred(tmp_path: Path) -> None:
     """A loop that begins again in the same folder, without load()."""
 

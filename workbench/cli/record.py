@@ -22,6 +22,7 @@ optimizer takes a step. Ranks of one process group are one run.
 
   workbench record -- torchrun --nproc-per-node 2 mine.py
   workbench record --name baseline --steps 200 -- mpiexec -n 2 python mine.py
+  workbench record -- workbench emulate --hosts 2 --rate 1gbit --each -- python mine.py
 
 On several hosts, the launcher must pass PYTHONPATH, WORKBENCH_RUNS and WORKBENCH_RECORD to the ranks, such as
 `mpiexec -x PYTHONPATH -x WORKBENCH_RUNS -x WORKBENCH_RECORD`. Clocks of several hosts are compared once, at the beginning.
@@ -48,8 +49,8 @@ def _record(options: argparse.Namespace) -> int:
         names_file = Path(folder) / "runs"
         status = _run(options.argv, environment(names_file, options.name, options.steps))
         names = names_file.read_text().splitlines() if names_file.exists() else []
-    runs = [run for name in names if (run := _ended(Path(name), status)) is not None]
-    if not runs:
+    runs = [run for name in names if name and (run := _ended(Path(name), status)) is not None]
+    if not runs and (any(names) or not names):  # otherwise the command was other ranks than 0, which reports
         print("workbench record: nothing was recorded: no Python process of the command stepped a torch optimizer")
     for run in runs:
         print(f"\n{_report(run)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
@@ -31,8 +32,8 @@ from workbench.what_if.trainings import EVALUATIONS, Trained
 if TYPE_CHECKING:
     from workbench.problems.base import Problem
 
-STEPS, FEWEST_STEPS, ROUNDS, TOP = 24, 8, 2, 3
-TRAINING_S, PROBE_S = 600.0, 120.0
+FEWEST_STEPS = 8
+PROBE_S = 120.0
 
 
 @final
@@ -109,34 +110,17 @@ def check(
     study: Study,
     cluster: Cluster,
     *,
-    top: int = TOP,
-    algorithms: Sequence[Algorithm] | None = None,
-    network: str | float | None = None,
-    to_target: bool = False,
-    steps: int = STEPS,
-    rounds: int = ROUNDS,
-    calibrated: Calibration | None = None,
-    timeout_s: float = TRAINING_S,
+    top: int,
+    algorithms: Sequence[Algorithm] | None,
+    network: str | float | None,
+    to_target: bool,
+    steps: int,
+    rounds: int,
+    calibrated: Calibration | None,
+    timeout_s: float,
+    quiet: bool,
 ) -> Check:
-    """Train the best few of a study on the ranks of a cluster, in turn, and compare with predictions for these ranks.
-
-    The predictions are made before the trainings that they predict, and for the conditions of the cluster. On ranks
-    that have separate machines the costs are those of the study. Ranks of this machine, also those on an emulated
-    network, share its cores, which the study's hosts do not; so the costs are fitted to a run of synchronous SGD on
-    them, and the others are predicted.
-
-    Args:
-        cluster: real ranks.
-        top: how many algorithms, the best of the study first; plain synchronous SGD is added, if the study has it.
-        algorithms: these, instead of the best.
-        network: rate of the links ("1gbit"), if the cluster is not emulated: an emulated one has it.
-        to_target: train until the study's target, and compare these times too. The study must have trained these
-            algorithms with as many workers.
-        steps: of each training, without `to_target`.
-        rounds: trainings of each algorithm.
-        calibrated: costs on the cluster, instead of these.
-        timeout_s: limit for each training.
-    """
+    """See `Study.check`."""
     problem: Problem = study.problem_object
     ranks = cluster.num_ranks
     check_whole("rounds", rounds, 1)
@@ -150,26 +134,31 @@ def check(
     if not chosen or len({name_of(one) for one in chosen}) < len(chosen):
         raise ConfigError("algorithms=: give at least one, and none twice")
     trained = {cell.name: cell.trained for cell in study.cells if cell.workers == ranks and cell.trained is not None}
+    lengths = {name_of(one): _length(name_of(one), trained, study) for one in chosen if to_target}
+    brief = {"steps": steps, "evaluate_every": 0}
 
     def train(one: Algorithm, seed: int) -> Run:
-        length = _length(name_of(one), trained, study) if to_target else {"steps": steps, "evaluate_every": 0}
-        settings = {**study.settings, **length, **_rate(name_of(one), trained), "seed": seed}
+        settings = {**study.settings, **lengths.get(name_of(one), brief), **_rate(name_of(one), trained), "seed": seed}
         return cluster.train(one, problem, **settings).wait(timeout_s).run
 
     fitted = together and calibrated is None
+    report = _Progress(fitted + rounds * len(chosen), quiet)
     calibration = calibrated or study.calibration
     if fitted:
-        settings = {**study.settings, "steps": steps, "evaluate_every": 0, "seed": rounds}
-        calibration = _fit(
-            cluster, problem, cluster.train(SynchronousSGD(), problem, **settings).wait(timeout_s).run, rate
+        run = (
+            cluster.train(SynchronousSGD(), problem, **{**study.settings, **brief, "seed": rounds}).wait(timeout_s).run
         )
+        report("costs fitted to SynchronousSGD", run)
+        calibration = _fit(cluster, problem, run, rate)
     cores: Cores = float(num_cores()) if together else "own"
     setting = make_setting(calibration, ranks, None, rate, latency_s, cores)
     predicted = {name_of(one): predict_at(calibration, one, setting) for one in chosen}
     runs: dict[str, list[Run]] = {name: [] for name in predicted}
     for number in range(rounds):
         for one in chosen[number % len(chosen) :] + chosen[: number % len(chosen)]:
-            runs[name_of(one)].append(train(one, number))
+            name = name_of(one)
+            runs[name].append(train(one, number))
+            report(f"{name}, predicted {seconds(predicted[name].step_s)}", runs[name][-1])
     rows = [_row(name, found, runs[name], trained.get(name), study, to_target) for name, found in predicted.items()]
     for row, one in zip(rows, chosen, strict=True):
         row["fitted"] = fitted and one == SynchronousSGD()
@@ -177,6 +166,27 @@ def check(
     if fitted:
         about += "; costs fitted to a run of SynchronousSGD on these ranks"
     return Check(rows=tuple(rows), runs=runs, about=about)
+
+
+@final
+@dataclass(slots=True)
+class _Progress:
+    """A line for the number of trainings, and one for each training."""
+
+    total: int
+    quiet: bool
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self._print(f"{self.total} trainings")
+
+    def __call__(self, words: str, run: Run) -> None:
+        self.done += 1
+        self._print(f"{self.done} of {self.total}: {words}, measured {seconds(float(np.mean(step_seconds(run))))}")
+
+    def _print(self, words: str) -> None:
+        if not self.quiet:
+            print(f"check: {words}", file=sys.stderr, flush=True)
 
 
 def _fit(cluster: Cluster, problem: Problem, run: Run, rate: float | None) -> Calibration:

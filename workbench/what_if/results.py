@@ -25,6 +25,7 @@ from workbench.what_if.step_time import StepTime, saved_seconds, step_run, step_
 from workbench.what_if.trainings import Trained
 
 if TYPE_CHECKING:
+    from workbench.clusters.cluster import Cluster
     from workbench.what_if.check import Check
 
 LEVELS = (0.1, 0.9)  # of all intervals
@@ -431,11 +432,58 @@ class Study:
 
     # -- against real ranks ----------------------------------------------------------------------------------------
 
-    def check(self, cluster: Any, **options: Any) -> Check:
-        """Train the best few on real ranks, and compare measured times with predicted ones. See `what_if.check`."""
+    def check(
+        self,
+        cluster: Cluster,
+        *,
+        top: int = 3,
+        algorithms: Sequence[Algorithm] | None = None,
+        network: str | float | None = None,
+        to_target: bool = False,
+        steps: int = 24,
+        rounds: int = 2,
+        calibrated: Calibration | None = None,
+        timeout_s: float = 600.0,
+        quiet: bool = False,
+    ) -> Check:
+        """Train the best few algorithms on the ranks of a cluster, in turn, and compare with predictions for these ranks.
+
+        The predictions are made before the trainings that they predict, and for the conditions of the cluster. On ranks
+        that have separate machines the costs are those of the study. Ranks of this machine, also those on an emulated
+        network, share its cores, which the study's hosts do not; so the costs are fitted to a run of synchronous SGD on
+        them, and the others are predicted.
+
+        Args:
+            cluster: real ranks.
+            top: how many algorithms, the best of the study first; plain synchronous SGD is added, if the study has it.
+            algorithms: these, instead of the best.
+            network: rate of the links ("1gbit"), if the cluster is not emulated: an emulated one has it.
+            to_target: train until the study's target, and compare these times too. The study must have trained these
+                algorithms with as many workers.
+            steps: of each training, without `to_target`.
+            rounds: trainings of each algorithm.
+            calibrated: costs on the cluster, instead of these.
+            timeout_s: limit for each training.
+            quiet: print no progress.
+
+        Raises:
+            ConfigError: an argument does not fit the study or the cluster; the message says what to give.
+        """
         from workbench.what_if.check import check
 
-        return check(self, cluster, **options)
+        return check(
+            self,
+            cluster,
+            top=top,
+            algorithms=algorithms,
+            network=network,
+            to_target=to_target,
+            steps=steps,
+            rounds=rounds,
+            calibrated=calibrated,
+            timeout_s=timeout_s,
+            quiet=quiet,
+        )
 
 
 def rate_of(calibration: Calibration, setting: Setting) -> float:

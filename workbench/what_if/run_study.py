@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+from workbench.analysis.table import num_bytes, seconds
 from workbench.arguments import is_number
 from workbench.calibration.effective import Cores, Setting, make_setting
 from workbench.calibration.model import Calibration
@@ -84,8 +85,8 @@ def study(
         threads: of a worker, if the costs are measured here; None: one, or all cores of this machine, whichever is
             faster.
         cores: "own": each worker has its own cores. A number: all workers share them. "measured": as in `calibrated`.
-        name: keep the study in the folder `study-NAME` of the store of runs. The same question with the same name
-            continues it, with new minutes.
+        name: keep the study in the folder `study-NAME` of the store of runs, and its trainings as runs of this store.
+            The same question with the same name continues it, with new minutes.
         quiet: print no progress.
         settings: of the trainings: optimizer, lr, schedule, clip_norm, ema_decay, num_micro, as in `Settings`.
 
@@ -221,9 +222,9 @@ def _time_candidates(
     question: Question, calibration: Calibration, settings: Sequence[Setting], budget: Budget
 ) -> tuple[list[Cell], list[str]]:
     """Predict the step of each candidate at each place, the plainest candidates first; also say which were left out."""
-    num_bytes = calibration.shapes.num_bytes
+    size = calibration.shapes.num_bytes
     lists = [
-        question.algorithms if question.algorithms is not None else default_candidates(setting.workers, num_bytes)
+        question.algorithms if question.algorithms is not None else default_candidates(setting.workers, size)
         for setting in settings
     ]
     turns = [
@@ -346,6 +347,15 @@ def _limits(question: Question, calibration: Calibration, cells: Sequence[Cell],
     words = []
     if trainings.left_out:
         words.append(f"not trained, because the minutes were used up: {by_workers(trainings.left_out)}")
+    late = dict[str, set[int]]()
+    for cell in cells:
+        if cell.recipe.staleness and cell.workers in trainings.left_out.get(cell.recipe.name, ()):
+            late.setdefault(cell.recipe.name, set()).add(cell.workers)
+    if late:
+        words.append(
+            f"late gradients that were not trained may diverge at a learning rate of {trainings.lr:.3g}, with momentum "
+            f"above all: {by_workers(late)}; begin with lr / (1 + staleness), or give more minutes"
+        )
     if question.problem.test is None:
         words.append("without test data nothing was trained, so nobody knows how many steps an algorithm needs")
     num_seeds = len(question.seeds)
@@ -376,4 +386,14 @@ def _limits(question: Question, calibration: Calibration, cells: Sequence[Cell],
         )
     if any(cell.time.how == "closed form" for cell in cells):
         words.append("steps with many messages are closed forms, in which all workers are in step")
-    return [*words, *(_plain_words(note) for note in calibration.notes)]
+    return [*words, _costs(calibration), *(_plain_words(note) for note in calibration.notes)]
+
+
+def _costs(calibration: Calibration) -> str:
+    """Return the compute of a step, and the size of a gradient, in a sentence."""
+    pace = calibration.pace
+    forward_s, backward_s, update_s = (part.value for part in (pace.forward_s, pace.backward_s, pace.update_s))
+    return (
+        f"a step computes {seconds(forward_s + backward_s + update_s)} (forward {seconds(forward_s)}, backward "
+        f"{seconds(backward_s)}, update {seconds(update_s)}); a gradient has {num_bytes(calibration.shapes.num_bytes)}"
+    )

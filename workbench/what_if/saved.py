@@ -1,10 +1,10 @@
-"""A study's folder: what was asked, the calibration, and every training as an ordinary run."""
+"""A study's folder: what was asked, the calibration, and which run of the store each training is."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ FILE = "study.json"
 @final
 @dataclass(slots=True)
 class Saved:
-    """Trainings by what they were, in memory and in a folder; without a folder, in memory alone."""
+    """Trainings by what they were, in memory and, of a study with a name, as runs of the store."""
 
     folder: Path | None = None
     _runs: dict[str, Run | None] = field(default_factory=dict)
@@ -83,13 +83,10 @@ class Saved:
         self._runs[key] = run
         if self.folder is None:
             return
-        place = f"training-{key}"
         with locked(self.folder):  # another process may continue the same study
             if self._entry(known) is not None:
                 return
-            shutil.rmtree(self.folder / place, ignore_errors=True)  # of a process that was killed while it saved
-            if run is not None:
-                run.save(self.folder / place)
+            place = "" if run is None else os.path.relpath(run.save(), self.folder)
             record = json.loads((self.folder / FILE).read_text())
             record["trainings"][key] = {**known, "folder": place, "diverged": run is None}
             write_atomic(self.folder / FILE, json.dumps(record, indent=1) + "\n")
@@ -98,7 +95,9 @@ class Saved:
         if self.folder is None:
             return None
         entry: dict[str, Any] | None = json.loads((self.folder / FILE).read_text())["trainings"].get(self._key(known))
-        return entry
+        if entry is None or entry["diverged"] or (self.folder / entry["folder"] / "run.json").exists():
+            return entry
+        return None  # its run was removed
 
     @staticmethod
     def _key(known: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import operator
 import os
 import secrets
@@ -244,6 +245,13 @@ class LoopCheckpoints:
         path.parent.mkdir(parents=True, exist_ok=True)
         facts = {"step": end.step, "rank": rank, "num_workers": num_workers, "run": self._run}
         write_rank_file(path, partial(save_rank_file, saved), facts)
+
+    def finds_one(self, folder: Path) -> bool:
+        """Return True if rank 0 finds a complete checkpoint in the folder. Every rank must call it."""
+        deadline = self._interpreter.clock.deadline("all ranks to find the checkpoint")
+        source, _ = split_source(str(folder))
+        found = json.dumps(bool(complete_checkpoints(Path(source))))
+        return bool(json.loads(self._interpreter.transport.gather_texts(found, deadline)[0]))
 
     def load(self, folder: Path) -> tuple[int, dict[str, Any]]:
         """Continue from the folder's newest complete checkpoint. Every rank must call it.

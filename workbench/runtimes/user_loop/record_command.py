@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +25,7 @@ def environment(
     """Return the environment of a command whose ranks are recorded.
 
     Args:
-        names_file: each run's folder is written to this file, one a line.
+        names_file: rank 0 writes the run's folder to this file, and every other rank an empty line.
         name, steps: see `record`.
         base: the environment to add to.
     """
@@ -48,9 +48,9 @@ def begin() -> None:
     facts = json.loads(os.environ[VARIABLE])
     recording = Recording(facts["name"], facts["steps"], timeout_s=120.0)
     recording.__enter__()
-    if recording.rank == 0:
-        with open(facts["names_file"], "a") as file:
-            file.write(f"{recording.folder}\n")
+    first = recording.rank == 0  # another rank's host may lack the file's folder
+    with nullcontext() if first else suppress(OSError), open(facts["names_file"], "a") as file:
+        file.write(f"{recording.folder if first else ''}\n")
     errors = list[BaseException]()
     show = sys.excepthook
 

@@ -379,26 +379,33 @@ class Trainer:
             self._begin_program()
         return reason
 
-    def load(self, folder: str | Path) -> tuple[int, Any]:
+    def load(self, folder: str | Path, *, missing_ok: bool = False) -> tuple[int, Any]:
         """Continue from the newest complete checkpoint in the folder.
 
         On the same number of ranks the result is bit-identical (with servers: if the order of updates is the same).
         Every rank must call it, before its first step. Another number of ranks is possible if the ranks' states are
         equal, so not with servers.
 
+        Args:
+            folder: that of `save`.
+            missing_ok: begin at step 0 if there is no folder yet, or no complete checkpoint in it: the first `save` may
+                have been interrupted.
+
         Returns:
             The number of this rank's steps before the checkpoint, and this rank's `own`, or None on another number of
             ranks.
 
         Raises:
-            ConfigError: there is no complete checkpoint, it is of another algorithm, model or optimizer, or a step was
-                taken before.
+            ConfigError: there is no complete checkpoint (unless `missing_ok`), it is of another algorithm, model or
+                optimizer, or a step was taken before.
         """
         self._check_usable()
         with translated_errors(self._fail):
             if self._num_steps:
                 raise ConfigError("load() comes before the first step: make a new Trainer to go back")
             self._wait_for_all("load", folder=str(Path(folder).absolute()))
+            if missing_ok and not self._writer.finds_one(Path(folder)):
+                return 0, None
             kept = self._read_checkpoint(Path(folder))
         return self._num_steps, kept["loop"] if kept["num_workers"] == self._shares.num_workers else None
 
