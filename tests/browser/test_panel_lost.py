@@ -53,7 +53,6 @@ def test_a_training_is_shown_again_after_all_that_can_happen_to_the_page(tmp_pat
         lab.until(lambda: lab.has_run(DETACH), "a cluster without an owner")
         jupyterlab_crashes(lab)
         a_killed_kernel_leaves_its_detached_cluster_to_attach_or_stop(lab)
-        a_killed_kernel_takes_the_cluster_that_it_owns(lab)
 
 
 def moves(lab: Lab, what: str) -> None:
@@ -179,15 +178,19 @@ def kill_the_kernel(lab: Lab, code: str) -> None:
     os.kill(int(re.search(r"pid (\d+)", pid)[1]), signal.SIGKILL)  # type: ignore[index]
 
 
-def a_killed_kernel_takes_the_cluster_that_it_owns(lab: Lab) -> None:
+def test_a_killed_kernel_takes_the_cluster_that_it_owns(tmp_path: Path) -> None:
     """Without `detach`: the panel says that no cluster is alive, and that the training was killed."""
-    lab.idle()  # JupyterLab has started the kernel again
-    lab.run_cell(START)
-    lab.until(lambda: lab.has_run(START), "two ranks")
-    lab.run_cell(TRAIN + 1)  # below the cell that attached
-    lab.until(lambda: status(lab) == "running" and steps(lab) > 0, "a training")
-    kill_the_kernel(lab, "pass")
-    lab.page.locator("#workbench-panel").get_by_text("No cluster is alive.").wait_for()
-    runs(lab).first.get_by_text("its processes have ended without a report").wait_for()
-    assert status(lab) == "killed"
-    lab.picture("panel-killed-owner")
+    needs_browser()
+    with browsing(tmp_path / "lab") as lab:
+        lab.server.write("lost.ipynb", *CELLS)
+        lab.open("lost.ipynb")
+        execute(lab, "workbench:show-runs")
+        lab.run_cell(START)
+        lab.until(lambda: lab.has_run(START), "two ranks")
+        lab.run_cell(TRAIN)
+        lab.until(lambda: status(lab) == "running" and steps(lab) > 0, "a training")
+        kill_the_kernel(lab, "pass")
+        lab.page.locator("#workbench-panel").get_by_text("No cluster is alive.").wait_for()
+        runs(lab).first.get_by_text("its processes have ended without a report").wait_for()
+        assert status(lab) == "killed"
+        lab.picture("panel-killed-owner")

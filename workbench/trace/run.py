@@ -490,15 +490,19 @@ class Run(Views):
 
 
 def _written(setting: str, value: str) -> str:
-    """Return a recorded setting for a label; empty if it says nothing.
+    """Return a recorded setting for a label; empty if it says nothing, or is an object with settings of its own.
 
     >>> [_written("collective", text) for text in ("Native()", "Once(codec=ErrorFeedback(codec=TopK(k=5)), inner=Native())")]
     ['', 'once:top-k+feedback']
     >>> [_written("topology", text) for text in ("Ring()", "RandomRegular(degree=4, seed=0)")]
     ['ring', 'RandomRegular(degree=4, seed=0)']
+    >>> [_written("inner", text) for text in ("mine", "LayerwiseSGD(lanes=1)")]
+    ['mine', '']
     """
     if setting not in ("collective", "codec"):
-        return kebab(value[:-2]) if re.fullmatch(r"\w+\(\)", value) else value[:MAX_VALUE]
+        if re.fullmatch(r"\w+\(\)", value):
+            return kebab(value[:-2])
+        return value[:MAX_VALUE] if setting == "topology" or "(" not in value else ""
     if value == "Native()":  # the default of an algorithm whose first setting it is, and which a record does not mark
         return ""
     names = re.findall(r"(?:^|\bcodec=)(\w+)\(", value[:MAX_VALUE])
