@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -292,23 +293,32 @@ def test_ranks_at_their_own_pace_admit_a_process_at_the_step_of_the_furthest(vic
     assert (newest.step, newest.num_ranks) == (89, 4)
 
 
+def joins_and(act: Callable[[], None], job: Job, rank: int) -> torch.Tensor:
+    """Join, and call `act` as soon as the record says so."""
+    until_left(job, rank)
+
+    def wait_and_act() -> None:
+        assert within(30, lambda: read_info(Path(job.folder)).get("joined"))
+        act()
+
+    acting = threading.Thread(target=wait_and_act)
+    acting.start()
+    try:
+        return and_weights(rejoin, job, rank)
+    finally:
+        acting.join()
+
+
 def comes_and_kills(job: Job, rank: int) -> torch.Tensor:
     """Join, and kill rank 3 after that."""
-    until_left(job, rank)
     folder = Path(job.folder)
 
     def kill() -> None:
-        assert within(30, lambda: read_info(folder).get("joined"))
         at = len(Run.load(folder).metrics[3])
         assert within(30, lambda: len(Run.load(folder).metrics[3]) > at + 2)
         os.kill((read_heartbeat(folder, 3) or {})["pid"], signal.SIGKILL)
 
-    killing = threading.Thread(target=kill)
-    killing.start()
-    try:
-        return and_weights(rejoin, job, rank)
-    finally:
-        killing.join()
+    return joins_and(kill, job, rank)
 
 
 def test_ranks_at_their_own_pace_shrink_again_after_an_admission() -> None:
@@ -376,19 +386,7 @@ def test_who_is_told_to_ask_again_does(algorithm: Algorithm, monkeypatch: pytest
 
 def comes_and_steers(job: Job, rank: int) -> torch.Tensor:
     """Join, and then write a command."""
-    until_left(job, rank)
-    folder = Path(job.folder)
-
-    def say() -> None:
-        assert within(30, lambda: read_info(folder).get("joined"))
-        write_command(folder, {"set": {"lr": 0.01}})
-
-    said = threading.Thread(target=say)
-    said.start()
-    try:
-        return and_weights(rejoin, job, rank)
-    finally:
-        said.join()
+    return joins_and(lambda: write_command(Path(job.folder), {"set": {"lr": 0.01}}), job, rank)
 
 
 def test_what_was_said_before_it_came_stays_said() -> None:
