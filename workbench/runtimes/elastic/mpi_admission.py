@@ -157,7 +157,8 @@ def _meet(wide: Any, me: int, size: int, deadline: Deadline) -> list[Any]:
 def _adopt(transport: mpi.MpiTransport, met: list[Any], me: int, ranks: list[int]) -> None:
     """Let the transport continue on these communicators, as `MpiTransport.shrink` does.
 
-    It sets private fields, because transports are measured code: a change would make all measurements stale.
+    It sets the transport's private fields. It stands here because the records of measurements depend on the code of the
+    transports (decisions/0043), and none of them replaces a rank.
     """
     transport._comm, transport._control, *transport._lanes = met  # all ranks open other lanes again
     transport._collectives, transport._failure, transport._announced = transport._comm, [], []
