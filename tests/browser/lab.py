@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -146,8 +147,10 @@ class Server:
     def _address(self) -> str | None:
         assert self._process.poll() is None, f"JupyterLab ended: see {self._log.name}"
         for path in self._runtime.glob("jpserver-*.json"):
-            with suppress(ValueError):  # the file is not written yet
+            with suppress(ValueError, ConnectionRefusedError):  # the file is half written, or nobody listens yet
                 url: str = json.loads(path.read_text())["url"]
+                address = urlsplit(url)
+                socket.create_connection((address.hostname, address.port), timeout=START_S).close()
                 return url
         return None
 

@@ -108,7 +108,8 @@ def test_a_terminated_reproduction_says_so_in_a_line_and_leaves_no_process(tmp_p
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert said.splitlines() == ["[1 of 1] 10-scaling (smoke)", "workbench: terminated"]
+    lines = [line for line in said.splitlines() if "this machine was busy" not in line]  # other tests run beside
+    assert lines == ["[1 of 1] 10-scaling (smoke)", "workbench: terminated"]
 
 
 def _computes(path: Path) -> bool:

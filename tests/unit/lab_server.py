@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
+from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[2]
 BASE, TOKEN = "/user/ada/", "t" * 32
@@ -78,11 +80,25 @@ def serving(folder: Path) -> Iterator[Served]:
             assert process.poll() is None, (folder / "server.log").read_text()
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.05)
-        yield Served(folder, json.loads(found[0].read_text())["url"])
+        url = json.loads(found[0].read_text())["url"]
+        while not _listens(url):  # it writes its file before it listens
+            assert process.poll() is None, (folder / "server.log").read_text()
+            assert time.monotonic() < deadline, "the server does not listen"
+            time.sleep(0.05)
+        yield Served(folder, url)
     finally:
         process.terminate()
         process.wait(30)
         log.close()
+
+
+def _listens(url: str) -> bool:
+    address = urlsplit(url)
+    try:
+        socket.create_connection((address.hostname, address.port), timeout=START_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def write_run(root: Path, name: str, *, created: str, losses: Sequence[float] = (2.0, 1.0, 0.5), **info: Any) -> Path:
