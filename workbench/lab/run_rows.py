@@ -59,7 +59,7 @@ class RunRows:
         self._lock = Lock()
         self._cached: dict[Path, _CachedRow] = {}
         self._curves: OrderedDict[Path, LiveCurve] = OrderedDict()
-        self._version = time.time_ns() // 1_000_000  # above all versions of a server that ran before
+        self._version = time.time_ns() // 1_000  # above all versions of a server that ran before; exact in JavaScript
 
     def select(
         self, roots: Iterable[Path], *, limit: int | None = None, after: int = 0, curves: bool = False
