@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, final
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from tests.distributed.pool import RuntimeName, shared_pool
 from workbench.runtimes.rank.main import transport_here
+from workbench.runtimes.transport import base
 from workbench.runtimes.transport import measure_link as link
-from workbench.runtimes.transport.base import Deadline, Handle, Transport
+from workbench.runtimes.transport.base import Deadline, Handle, Transport, offset_to_rank0
 from workbench.runtimes.transport.measure_link import LARGE_BYTES, LONG_BYTES, LONGEST_BYTES, MeasuredLink, measure_link
 
 RUNTIMES: list[Any] = ["torch", pytest.param("mpi", marks=pytest.mark.mpi)]
@@ -35,6 +38,29 @@ def test_all_ranks_measure_alike(runtime: RuntimeName) -> None:
     assert 0 < one.native_s(8) <= one.native_s(LARGE_BYTES) <= one.native_s(LONG_BYTES) < 60
     long_s = (one.native_s(LONG_BYTES) - one.native_s(LARGE_BYTES)) / (LONG_BYTES - LARGE_BYTES)
     assert long_s == pytest.approx(one.long_s_per_byte)
+
+
+def offset(skewed: int) -> float:
+    """The offset of this rank's clock, where the clock of rank `skewed` is another one, 50 s later."""
+    transport = transport_here(30.0)
+    skew_s = 50.0 if transport.rank == skewed else 0.0
+    true, name = time.perf_counter, base.name_of_clock()
+    try:
+        with (
+            patch.object(time, "perf_counter", lambda: true() + skew_s),
+            patch.object(base, "name_of_clock", lambda: f"{name} {skew_s}"),
+        ):
+            return offset_to_rank0(transport, Deadline("the clocks", transport.peer_failure, 30.0))
+    finally:
+        transport.close()
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_only_another_clock_is_measured(runtime: RuntimeName) -> None:
+    assert shared_pool(runtime, 3).run(offset, -1) == [0.0, 0.0, 0.0], "one clock"
+    same, near, far = shared_pool(runtime, 3).run(offset, 2)
+    assert (same, near) == (0.0, 0.0)
+    assert far == pytest.approx(-50.0, abs=1.0)
 
 
 @final

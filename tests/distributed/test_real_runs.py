@@ -24,6 +24,7 @@ from workbench.collectives import Ring
 from workbench.problems.loading import fetch
 from workbench.program import Algorithm
 from workbench.runtimes.rank.main import Job, run_rank, world_here
+from workbench.runtimes.transport import base
 from workbench.settings import Settings
 from workbench.trace.recorder import trace_name
 from workbench.trace.run import Run
@@ -131,7 +132,8 @@ def test_spans_of_ranks_whose_clocks_differ_lie_on_one_clock(runtime: str) -> No
 
 def run_skewed(job: Job, num_ranks: int) -> None:
     true, skew_s = time.perf_counter, 100.0 * world_here()[0]
-    with patch.object(time, "perf_counter", lambda: true() + skew_s):
+    clock = partial(str, skew_s)  # its name
+    with patch.object(time, "perf_counter", lambda: true() + skew_s), patch.object(base, "name_of_clock", clock):
         run_job(job, num_ranks)
 
 

@@ -147,14 +147,14 @@ def test_ranks_of_other_clocks_compare_them(tmp_path: Path) -> None:
     """The origins of the recordings are 0.2 s apart. Without the comparison of clocks, no sum would have met."""
 
     def elsewhere() -> tuple[bool, str]:
-        from workbench.runtimes.user_loop import record as module
+        from workbench.runtimes.transport import base as module
 
-        clock, module._clock_of_machine = module._clock_of_machine, lambda: ""
+        clock, module.name_of_clock = module.name_of_clock, lambda: ""
         try:
             time.sleep(0.2 * dist.get_rank())
             return both(tmp_path / "run")
         finally:
-            module._clock_of_machine = clock
+            module.name_of_clock = clock
 
     run = run_of(shared_pool("torch", 2, compiler=True).run(elsewhere))
     assert len((tmp_path / "run" / "trace-00001.jsonl").read_text().split('"clock"')) == 3, (

@@ -7,6 +7,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from workbench.runtimes.liveness.deadline import SPINS as SPINS
 from workbench.runtimes.liveness.deadline import Deadline as Deadline
 from workbench.streams import Streams, streams_of
+from workbench.trace.processes import BOOT_ID
 
 if TYPE_CHECKING:
     from workbench.runtimes.liveness.membership import Membership
@@ -243,17 +245,21 @@ class SoloTransport(Transport):
 
 
 def offset_to_rank0(transport: Transport, deadline: Deadline, rounds: int = 16) -> float:
-    """Seconds to add to this rank's `time.perf_counter` to get rank 0's, by the fastest round trip (Cristian 1989).
+    """Seconds to add to this rank's `time.perf_counter` to get rank 0's. Every rank must call it.
 
-    Every rank must call it; rank 0 answers the others one after the other.
+    0 for a rank that reads rank 0's clock: on Linux, the ranks of a machine share one. Rank 0 answers the others one
+    after the other, and the fastest round trip of each counts (Cristian 1989).
     """
+    clocks = transport.gather_texts(name_of_clock(), deadline)
+    others = [rank for rank in range(1, transport.num_workers) if clocks[rank] != clocks[0] or not clocks[0]]
     word = torch.zeros(1, dtype=torch.float64)
     if transport.rank == 0:
-        for peer in range(1, transport.num_workers):
+        for peer in others:
             for _ in range(rounds):
                 transport.start_recv(peer, word, CLOCK_TAG).wait(deadline)
                 word[0] = time.perf_counter()
                 transport.start_send(peer, word, CLOCK_TAG).wait(deadline)
+    if transport.rank not in others:
         return 0.0
     best = (float("inf"), 0.0)
     for _ in range(rounds):
@@ -263,6 +269,16 @@ def offset_to_rank0(transport: Transport, deadline: Deadline, rounds: int = 16) 
         after = time.perf_counter()
         best = min(best, (after - before, float(word[0]) - (before + after) / 2))
     return best[1]
+
+
+def name_of_clock() -> str:
+    """Name of the clock of `time.perf_counter`, equal for processes that share it; "" if it is not known.
+
+    On Linux, all processes of one start of a machine share it, unless they are in different time namespaces.
+    """
+    with suppress(OSError):
+        return f"{BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/time')}"
+    return ""
 
 
 def local_rank(environment: Any = os.environ) -> int | None:

@@ -28,7 +28,7 @@ from workbench.runtimes.user_loop.loop_phases import LoopPhases, Step
 from workbench.runtimes.user_loop.torch_events import Call, TorchEvents
 from workbench.trace.info import FORMAT
 from workbench.trace.kinds import COMMUNICATION_KINDS
-from workbench.trace.processes import BOOT_ID, this_process, when_begun
+from workbench.trace.processes import this_process, when_begun
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.run import Run
 from workbench.trace.store import new_run, read_info, remove_run, update_run, write_info
@@ -124,9 +124,8 @@ class Recording:
         transport = _transport(self._timeout_s, self._failure)
         try:
             deadline = Deadline("all ranks to end the recording", self._failure, self._timeout_s)
-            if not self._one_clock:
-                offset_s = offset_to_rank0(transport, deadline)
-                self._recorder.clock(self._now(), offset_s + self._origin_s - self._origin_of_rank0_s)
+            offset_s = offset_to_rank0(transport, deadline)
+            self._recorder.clock(self._now(), offset_s + self._origin_s - self._origin_of_rank0_s)
             self._recorder.end_step()
             transport.gather_texts("written", deadline)
         finally:
@@ -184,14 +183,13 @@ class Recording:
             except WorkbenchError as error:
                 answer["error"] = str(error)
         self._origin_s = time.perf_counter()
-        mine = json.dumps({**answer, "origin_s": self._origin_s, "clock": _clock_of_machine()})
+        mine = json.dumps({**answer, "origin_s": self._origin_s})
         texts = [json.loads(text) for text in transport.gather_texts(mine, deadline)]
         if texts[0]["error"]:
             raise ConfigError(texts[0]["error"])
         self.folder = Path(texts[0]["folder"])
         self._origin_of_rank0_s = float(texts[0]["origin_s"])
-        self._one_clock = bool(texts[0]["clock"]) and len({text["clock"] for text in texts}) == 1
-        offset_s = 0.0 if self._one_clock else offset_to_rank0(transport, deadline)
+        offset_s = offset_to_rank0(transport, deadline)
         header: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), **when_begun()}
         header |= {"threads": torch.get_num_threads(), "cores": num_cores()}
         unix_s = time.time() - (time.perf_counter() - self._origin_s)
@@ -380,13 +378,3 @@ def _transport(timeout_s: float, failure: Callable[[], str | None] = lambda: Non
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:
         return make_transport("mpi", timeout_s)
     return SoloTransport()
-
-
-def _clock_of_machine() -> str:
-    """Return a name of the clock of `time.perf_counter`, equal for processes that share it; "" if it is not known.
-
-    On Linux, all processes of one start of a machine share it, unless they are in different time namespaces.
-    """
-    with suppress(OSError):
-        return f"{BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/time')}"
-    return ""
