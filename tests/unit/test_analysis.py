@@ -319,9 +319,10 @@ def test_tables_write_units() -> None:
     assert len(table) == 1 and table[0]["a"] == 0.00123
 
 
-def steps_that_end_at(*ends_s: float) -> Run:
+def steps_that_end_at(*ends_s: float, first: int = 0) -> Run:
     row = {"samples": 0, "bytes_sent": 0, "staleness": None, "loss": None, "num_samples": 0}
-    return Run(info={}, metrics={0: [{**row, "step": step, "seconds": end_s} for step, end_s in enumerate(ends_s)]})
+    rows = [{**row, "step": step, "seconds": end_s} for step, end_s in enumerate(ends_s, first)]
+    return Run(info={}, metrics={0: rows})
 
 
 def test_mean_seconds_of_the_steps_after_the_first_ones() -> None:
@@ -336,3 +337,5 @@ def test_the_typical_window_is_neither_the_quickest_nor_the_slowest() -> None:
     assert typical_window(run, 2) == slice(1, 3), "7, 8 and 5 s"
     with pytest.raises(ConfigError, match="fewer than 5 after the warm-up"):
         typical_window(run, 5)
+    resumed = steps_that_end_at(9.0, 10.0, 16.0, 18.0, 21.0, first=100)
+    assert typical_window(resumed, 1) == slice(103, 104), "steps, not places in the record"

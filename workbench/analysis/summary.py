@@ -135,12 +135,15 @@ def mean_step_s(run: Run, skip: int) -> float:
 
 def typical_window(run: Run, count: int) -> slice:
     """Return `count` consecutive steps whose time is the median of all such windows after the warm-up, for a figure."""
-    ends_s = [row["seconds"] for row in run.steps()]
-    first = num_warm_up(len(ends_s))
-    lengths_s = {step: ends_s[step + count - 1] - ends_s[step - 1] for step in range(first, len(ends_s) - count + 1)}
+    rows = run.steps()
+    first = num_warm_up(len(rows))
+    lengths_s = {  # a resumed run begins at a later step, and its place in `rows` is another number
+        rows[place]["step"]: rows[place + count - 1]["seconds"] - rows[place - 1]["seconds"]
+        for place in range(first, len(rows) - count + 1)
+    }
     if not lengths_s or count < 1 or first < 1:
         raise ConfigError(
-            f"the run has {len(ends_s)} steps, fewer than {count} after the warm-up: train longer, or ask for fewer"
+            f"the run has {len(rows)} steps, fewer than {count} after the warm-up: train longer, or ask for fewer"
         )
     begin = sorted(lengths_s, key=lambda step: lengths_s[step])[(len(lengths_s) - 1) // 2]
     return slice(begin, begin + count)
