@@ -16,8 +16,10 @@ from typing import Any, final
 
 from workbench.clusters.supervision.reaper import reaped
 from workbench.errors import WorkbenchError
+from workbench.machine import num_cores
 
 POLL_S = 0.1  # time between checks whether a notebook has ended
+CORES_VARIABLE = "WORKBENCH_NOTEBOOK_CORES"  # number of cores for the simulations of a notebook; all if it is not set
 
 
 @final
@@ -61,7 +63,7 @@ def run_side_by_side(
     """
     queue, running = deque(tasks), list[_Running]()
     mark = f"WORKBENCH_NOTEBOOKS_{secrets.token_hex(8).upper()}"
-    environment = {**os.environ, mark: "1"}
+    environment = {**os.environ, mark: "1", CORES_VARIABLE: str(max(1, num_cores() // jobs))}
     with reaped(mark) as folder:
         while queue or running:
             while queue and len(running) < jobs:

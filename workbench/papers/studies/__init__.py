@@ -8,6 +8,7 @@ Trainings on real ranks, or simulated with real gradients:
 - `paired_runs`: several algorithms with the same seeds; speeds, accuracies and their differences, seed by seed.
 - `repetitions`: one algorithm with several seeds; accuracies, steps to a target, staleness.
 - `learning_curves`: losses and errors against seconds, and seconds to a target.
+- `all_cores`: independent simulations on all cores, with the results of a loop.
 - `tuning`: a grid of learning rates and momenta.
 - `stale_updates`: updates to a loss for each staleness.
 - `gossip_curves`: gossip and sums by step, on shuffled and on skewed data; theory of the distance of replicas.

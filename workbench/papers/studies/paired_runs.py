@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from workbench.errors import ConfigError, Diverged
+from workbench.papers.studies.all_cores import each
 from workbench.papers.studies.training import compute_cost, train
 from workbench.papers.verdicts import estimate
 from workbench.problems.base import Problem
@@ -72,13 +74,15 @@ def simulated(
 ) -> dict[str, list[Run | None]]:
     """Train by each algorithm once per seed on simulated workers; None for a run that diverged. See `rotated`."""
 
-    def one(name: str, seed: int) -> Run | None:
+    def one(which: tuple[str, int]) -> Run | None:
+        name, seed = which
         try:
             return train(algorithms[name], problem, seed=seed, **settings, **sgd(rates.get(name, ())))
         except Diverged:
             return None
 
-    return {name: [one(name, seed) for seed in seeds] for name in algorithms}
+    runs = iter(each(one, [*product(algorithms, seeds)]))
+    return {name: [next(runs) for _ in seeds] for name in algorithms}
 
 
 def sgd(rate: Sequence[float]) -> dict[str, Any]:
