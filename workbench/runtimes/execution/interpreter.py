@@ -207,74 +207,14 @@ class Interpreter(Caller):
     def backward(self, request: ops.Backward) -> Any:
         """Compute the gradient of a minibatch, and start what `on_bucket` returns."""
         self.clock.step = request.step
-        tickets: list[Ticket] = []
-        phase, since = "", self.clock.now()
-        slept: SleptPass | None = None
-
-        def turn(name: str) -> None:
-            if slept is not None:
-                slept.turn(name)
-            record(name)
-
-        def record(name: str) -> None:
-            nonlocal phase, since
-            now = self.clock.now()
-            if phase:
-                self.recorder.span(phase, self.clock.compute_lane, since, now, request.step)
-            phase, since = name, now
-            self.clock.activity = f"in {name}" if name else ""
-
-        def launch(bucket: Gradient) -> None:
-            assert request.on_bucket is not None
-            if self._is_elsewhere():
-                raise ConfigError(
-                    f"{self.transport.library} has no MPI_THREAD_MULTIPLE, and on a GPU backward calls from its own "
-                    "thread: "
-                    "use an algorithm that takes the gradient whole, such as SynchronousSGD or PipeSGD, or an MPI with "
-                    "threads"
-                )
-            if slept is not None:
-                assert bucket.bucket is not None
-                slept.wait_for_bucket(bucket.bucket)
-            begin = self.clock.now()
-            work = request.on_bucket(bucket)
-            if work is not None:
-                tickets.append(self.start(work if isinstance(work, ops.Start) else ops.Start(work)))
-            if slept is not None:
-                slept.interrupt(self.clock.now() - begin)
-
-        def need(bucket: int) -> None:
-            assert request.before_forward is not None
-            if slept is not None:
-                slept.end_forward_part()
-            record("")
-            self._inline(request.before_forward(bucket))
-            record("forward")
-            if slept is not None:
-                slept.begin_forward_part(bucket, self.clock.now())
-
-        def tick() -> None:
-            if not self._is_elsewhere():
-                self._background.tick()
-
         self._thread = threading.get_ident()
-        hooks = Hooks(
-            turn,
-            launch if request.on_bucket else None,
-            need if request.before_forward else None,
-            tick if self._background.ticks else None,
-        )
         try:
             micro_batches = self._load(request.step)
-            since = self.clock.now()
-            if self.slept is not None:
-                in_parts = request.before_forward is not None
-                num_samples = [micro.num_samples for micro in micro_batches]
-                slept = SleptPass(self.slept, request.step, num_samples, since, self._sleep(tick), in_parts=in_parts)
-            gradient, self.loss = self.replica.backward(request.step, micro_batches, hooks)
+            current = _Pass(self, request, micro_batches)
+            gradient, self.loss = self.replica.backward(request.step, micro_batches, current.hooks)
         finally:
             self.clock.activity = ""
-        return tuple(tickets) if request.on_bucket else gradient
+        return tuple(current.tickets) if request.on_bucket else gradient
 
     def _load(self, step: int) -> Sequence[MicroBatch]:
         """Read a minibatch, before the computation is timed."""
@@ -285,23 +225,25 @@ class Interpreter(Caller):
             self.recorder.span("load", self.clock.compute_lane, begin, self.clock.now(), step)
         return found
 
-    def _sleep(self, tick: Callable[[], object]) -> Sleep:
-        return Sleep(self.clock, tick if self._background.ticks else None)
+    @property
+    def ticks(self) -> bool:
+        """Return True if background work moves only in `tick`."""
+        return self._background.ticks
 
     def _end_update(self, gradient: Gradient, begin: float, task: int, *, server: bool = False) -> None:
         if self.slept is not None:
-            sleep = self._sleep(self._background.tick) if task == 0 else Sleep(self.clock, None)
+            sleep = Sleep(self.clock, self.tick if task == 0 and self.ticks else None)
             self.slept.end_update(gradient.flat.numel(), begin, sleep, server=server)
 
     def _updating(self, task: int) -> AbstractContextManager[None]:
         """Report an update by the program's thread. A server's task has a separate thread, which reports nothing."""
         return self.clock.doing("in the update") if task == 0 else nullcontext()
 
-    def _is_elsewhere(self) -> bool:
+    def is_elsewhere(self) -> bool:
         """Return True on a thread that may not call the library: on a GPU autograd calls hooks from its own thread."""
         return not self.transport.has_threads and threading.get_ident() != self._thread
 
-    def _inline(self, program: Program) -> None:
+    def inline(self, program: Program) -> None:
         """Run a sub-program to its end, inside another request."""
         end = self.advance(program)
         if end is not None:
@@ -364,6 +306,85 @@ class Interpreter(Caller):
         """End the background threads. Their unfinished work is abandoned."""
         self._background.close()
         self.clock.close()
+
+
+@final
+class _Pass:
+    """One forward and backward pass of a rank: what happens at its phases and at its buckets.
+
+    Attributes:
+        tickets: what the algorithm has started with its buckets.
+    """
+
+    def __init__(self, rank: Interpreter, request: ops.Backward, micro_batches: Sequence[MicroBatch]) -> None:
+        self.tickets: list[Ticket] = []
+        self._rank, self._request = rank, request
+        self._phase, self._begin_s = "", rank.clock.now()  # the present phase
+        self._slept: SleptPass | None = None
+        if rank.slept is not None:
+            sleep = Sleep(rank.clock, self._tick if rank.ticks else None)
+            num_samples = [micro.num_samples for micro in micro_batches]
+            in_parts = request.before_forward is not None
+            self._slept = SleptPass(rank.slept, request.step, num_samples, self._begin_s, sleep, in_parts=in_parts)
+
+    @property
+    def hooks(self) -> Hooks:
+        """What the replica calls."""
+        return Hooks(
+            self._begin_phase,
+            self._start_bucket if self._request.on_bucket else None,
+            self._update_bucket if self._request.before_forward else None,
+            self._tick if self._rank.ticks else None,
+        )
+
+    def _begin_phase(self, name: str) -> None:
+        if self._slept is not None:
+            self._slept.turn(name)
+        self._record(name)
+
+    def _record(self, name: str) -> None:
+        """Record the present phase, and begin another one."""
+        clock, now = self._rank.clock, self._rank.clock.now()
+        if self._phase:
+            self._rank.recorder.span(self._phase, clock.compute_lane, self._begin_s, now, self._request.step)
+        self._phase, self._begin_s = name, now
+        clock.activity = f"in {name}" if name else ""
+
+    def _start_bucket(self, bucket: Gradient) -> None:
+        """Start the algorithm's work with a bucket whose gradients are final."""
+        rank = self._rank
+        assert self._request.on_bucket is not None
+        if rank.is_elsewhere():
+            raise ConfigError(
+                f"{rank.transport.library} has no MPI_THREAD_MULTIPLE, and on a GPU backward calls from its own "
+                "thread: "
+                "use an algorithm that takes the gradient whole, such as SynchronousSGD or PipeSGD, or an MPI with "
+                "threads"
+            )
+        if self._slept is not None:
+            assert bucket.bucket is not None
+            self._slept.wait_for_bucket(bucket.bucket)
+        begin = rank.clock.now()
+        work = self._request.on_bucket(bucket)
+        if work is not None:
+            self.tickets.append(rank.start(work if isinstance(work, ops.Start) else ops.Start(work)))
+        if self._slept is not None:
+            self._slept.interrupt(rank.clock.now() - begin)
+
+    def _update_bucket(self, bucket: int) -> None:
+        """Run the algorithm's work before the forward pass uses a bucket's parameters."""
+        assert self._request.before_forward is not None
+        if self._slept is not None:
+            self._slept.end_forward_part()
+        self._record("")
+        self._rank.inline(self._request.before_forward(bucket))
+        self._record("forward")
+        if self._slept is not None:
+            self._slept.begin_forward_part(bucket, self._rank.clock.now())
+
+    def _tick(self) -> None:
+        if not self._rank.is_elsewhere():
+            self._rank.tick()
 
 
 def _backward(rank: Interpreter, caller: Caller, request: ops.Backward) -> Any:
