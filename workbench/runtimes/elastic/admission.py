@@ -206,7 +206,7 @@ def all_have_met(transport: Transport, joining: tuple[int, int], ranks: list[int
         return text
 
     deadline = Deadline(WAITED_FOR, failure, timeout_s)
-    if type(transport).admit is Transport.admit:  # MPI's
+    if not transport.can_admit:  # MPI
         from workbench.runtimes.elastic import mpi_admission  # initialises MPI
 
         return mpi_admission.admit(cast(Any, transport), rank, place, ranks, deadline, agreed)

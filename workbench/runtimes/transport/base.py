@@ -50,7 +50,14 @@ class Handle(ABC):
 
 
 class Transport(ABC):
-    """One rank's endpoint of a communication library. Tensors are 1-D, contiguous, on `device`, and used in place."""
+    """One rank's endpoint of a communication library. Tensors are 1-D, contiguous, on `device`, and used in place.
+
+    Four operations raise `NotImplementedError` where there is nothing to do them with. Before the call, ask for
+
+    - `shrink`: `can_shrink`,
+    - `admit`: `can_admit` (for MPI, `elastic.mpi_admission` does it),
+    - `arrive` and `arrivals`: `num_workers > 1`.
+    """
 
     rank: int
     num_workers: int
@@ -61,6 +68,7 @@ class Transport(ABC):
     notes: list[str]  # warnings for the user: staging, missing thread support
     outlives_peers = False  # whether messages between other ranks continue when a rank's process ends
     can_shrink = False  # whether the remaining ranks can then continue as fewer (`shrink`)
+    can_admit = False  # whether `admit` lets another rank in
     members: Membership | None = None  # which ranks take part, if the run continues without some
 
     @cached_property

@@ -102,6 +102,8 @@ class TorchTransport(Transport):
     It uses its own groups, so nothing mixes with the user's calls.
     """
 
+    can_admit = True
+
     def __init__(
         self,
         device: torch.device | None = None,
