@@ -771,8 +771,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _M(
         "ssp-bound",
         "algorithms/stale_synchronous.py",
-        "clocks[waiting[-1]] - slowest <= self.bound",
-        "clocks[waiting[-1]] - slowest <= self.bound + 1",
+        "self._clocks[self._waiting[-1]] - self._slowest <= self._bound",
+        "self._clocks[self._waiting[-1]] - self._slowest <= self._bound + 1",
         "the fastest worker may be a step too far ahead",
         SERVERS,
     ),

@@ -20,6 +20,45 @@ from workbench.program import Card, Context
 
 
 @final
+class _Clocks:
+    """A server's clocks of the workers that have not sent their last push. Each call takes constant time on average."""
+
+    def __init__(self, num_workers: int, bound: int) -> None:
+        self._bound = bound
+        self._clocks = dict.fromkeys(range(num_workers), 0)  # worker -> number of its steps
+        self._counts = Counter(self._clocks.values())  # clock -> number of workers at it
+        self._slowest = 0
+        self._waiting: list[int] = []  # for their reply: all but the newest are at the clock slowest + bound + 1
+
+    def advance(self, worker: int) -> None:
+        """A worker has taken a step, and waits for its reply."""
+        self._counts[self._clocks[worker]] -= 1
+        self._clocks[worker] += 1
+        self._counts[self._clocks[worker]] += 1
+        self._waiting.append(worker)
+
+    def remove(self, worker: int) -> None:
+        """A worker takes no more steps: none waits for it."""
+        if worker in self._clocks:
+            self._counts[self._clocks.pop(worker)] -= 1
+        if worker in self._waiting:
+            self._waiting.remove(worker)
+
+    def release(self) -> list[int]:
+        """Return the workers that wait no longer, in the order of their pushes."""
+        before = self._slowest
+        while self._clocks and not self._counts[self._slowest]:  # clocks only grow, so each is passed once at most
+            del self._counts[self._slowest]
+            self._slowest += 1
+        released: list[int] = []
+        if self._slowest > before:
+            released, self._waiting = self._waiting, released
+        elif self._waiting and self._clocks[self._waiting[-1]] - self._slowest <= self._bound:  # it has just pushed
+            released.append(self._waiting.pop())
+        return released
+
+
+@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleSynchronousSGD(ServerAlgorithm):
     """w <- w - lr * g_k(w_read)   on any gradient; worker k gets its reply when   clock_k - min_i clock_i <= bound
@@ -54,42 +93,24 @@ class StaleSynchronousSGD(ServerAlgorithm):
     def serve(self, ctx: Context, shard: int) -> Program:
         port = ServerPort(self, ctx, shard)
         version = yield from port.open()
-        clocks = dict.fromkeys(range(port.num_workers), 0)  # of the workers that have not sent their last push
-        counts = Counter(clocks.values())  # clock -> number of workers at it
-        slowest = 0
-        waiting: list[int] = []  # workers that wait for the slowest: all at the clock slowest + bound + 1
+        clocks = _Clocks(port.num_workers, self.bound)
         last: dict[int, None] = {}  # in the order of their last pushes
         while len(last) < port.num_workers:
             message = yield from port.next_push()
             if port.departed(message, last):
-                if message.rank in clocks:
-                    counts[clocks.pop(message.rank)] -= 1
-                if message.rank in waiting:
-                    waiting.remove(message.rank)
+                clocks.remove(message.rank)
             else:
                 source = message.source
                 gradient, flags = port.read(message)
                 if not flags & NO_GRADIENT:
                     yield Apply(gradient, server_copy=True, of=((source, gradient.version),))
                     version += 1
-                counts[clocks[source]] -= 1
                 if flags & LAST:
-                    del clocks[source]
+                    clocks.remove(source)
                     last[source] = None
                 else:
-                    clocks[source] += 1
-                    counts[clocks[source]] += 1
-                    waiting.append(source)
-            before = slowest
-            while clocks and not counts[slowest]:  # clocks only grow, so each is passed once at most
-                del counts[slowest]
-                slowest += 1
-            released: list[int] = []
-            if slowest > before:
-                released, waiting = waiting, released
-            elif waiting and clocks[waiting[-1]] - slowest <= self.bound:  # the one that has just pushed
-                released.append(waiting.pop())
-            for worker in released:
+                    clocks.advance(source)
+            for worker in clocks.release():
                 yield from port.reply(worker, version)
         for source in last:
             yield from port.reply(source, version, FINAL)
