@@ -47,7 +47,7 @@ def each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 def _begin(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
     """Begin a process of the pool. It ends with its parent, and never closes what it has inherited."""
-    global _work  # noqa: PLW0603 - each call forks new processes
+    global _work
     gc.freeze()
     ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     _work = work, items
