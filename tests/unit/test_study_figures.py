@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 
@@ -100,6 +103,29 @@ def test_what_was_simulated_has_the_colour_of_its_line_and_the_best_a_star() -> 
     assert [(list(trace.x), list(trace.y), trace.marker.color) for trace in circles] == [([2], [2.5], line.line.color)]
     (star,) = (trace for trace in figure.data if trace.mode == "markers" and trace.marker.symbol == "star")
     assert (list(star.x), list(star.y), star.marker.color) == ([2], [1.0], found["lines+markers", "a"].line.color)
+
+
+@pytest.mark.parametrize("log_x", [False, True])
+def test_up_to_six_lines_have_their_names_at_their_ends(log_x: bool) -> None:
+    """In their colours, within the x axis, and apart where lines end at one height."""
+    curves = {f"line {at}": {1.0: 1.0, 10.0: 2.0, 10.0 + at: [2.0, 4.0]} for at in range(1, 7)}
+    figure = plots.curves_of(curves, title="t", x="x", y="y", log_x=log_x)
+    lines = {trace.name: trace for trace in figure.data if trace.mode == "lines+markers"}
+    named = {note.text: note for note in figure.layout.annotations}
+    assert list(named) == list(curves) and not figure.layout.showlegend
+    for at, (name, note) in enumerate(named.items(), 1):
+        assert (note.x, note.y) == (pytest.approx(math.log10(10 + at) if log_x else 10 + at), 3.0)
+        assert note.font.color == lines[name].line.color
+    low, high = figure.layout.xaxis.range
+    assert low < min(note.x for note in named.values()) < max(note.x for note in named.values()) < high
+    shifts = sorted(note.yshift for note in named.values())
+    assert all(two - one == pytest.approx(14) for one, two in itertools.pairwise(shifts))
+
+
+def test_more_lines_and_lines_with_circles_have_a_legend() -> None:
+    seven = {f"line {at}": {1: float(at), 2: 3.0} for at in range(7)}
+    assert plots.curves_of(seven, title="t", x="x", y="y").layout.showlegend
+    assert plots.curves_of({"a": {1: 1.0}}, {"a": {1: 1.1}}, title="t", x="x", y="y").layout.showlegend
 
 
 def test_names_in_figures_are_harmless() -> None:

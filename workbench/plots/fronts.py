@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 
 from workbench.analysis.fronts import pareto_front
 from workbench.errors import ConfigError
-from workbench.plots.panels import axis_range, names_apart, panel_row, scaled, write_right_of
+from workbench.plots.line_names import axis_range, names_apart, scaled
+from workbench.plots.panels import panel_row, write_right_of
 from workbench.plots.studies import round_log_axis
 from workbench.plots.style import CYCLE, GREY, TEMPLATE, escape_text, legend_below
 

@@ -11,12 +11,11 @@ from plotly.subplots import make_subplots
 
 from workbench.analysis.table import seconds as seconds_text
 from workbench.errors import ConfigError
+from workbench.plots.line_names import axis_range, names_apart, scaled
 from workbench.plots.studies import Series, band_and_line, log_axis, round_log_axis
 from workbench.plots.style import BLUE, CYCLE, GREY, INK, TEMPLATE, escape_text
 
 HEIGHT = 430
-PLOT_PIXELS = 300  # height of a panel
-NAME_PIXELS = 14  # of a line's name
 NAMES_SHARE = {1: 0.16, 2: 0.28, 3: 0.42}  # of a panel's width, for names, by the number of panels
 WIDTH = 980
 ROW_PIXELS, FRAME_PIXELS = 27, 170  # of `time_to_target`
@@ -115,43 +114,6 @@ def write_right_of(
     font = {"size": 11} if color is None else {"size": 11, "color": color}
     how = {"xanchor": "left", "xshift": shift, "showarrow": False, "row": 1, "col": column}
     figure.add_annotation(x=x, y=y, text=text, font=font, **how)
-
-
-def scaled(value: float, *, log: bool) -> float:
-    """Return the place on an axis in Plotly's coordinates for annotations and ranges."""
-    return float(np.log10(value)) if log else value
-
-
-def axis_range(low: float, high: float, *, log: bool, more: float = 0.0) -> list[float]:
-    """Return the ends of an axis, with margins and, on the right, a share of it for names."""
-    low, high = scaled(low, log=log), scaled(high, log=log)
-    span = (high - low) or 1.0
-    return [low - 0.03 * span, high + 0.05 * span + more * span / (1 - more)]
-
-
-def names_apart(places: Sequence[float], ends: Sequence[float]) -> list[float]:
-    """Return places as near to the given ones as possible, at least a name's height apart, within the ends of the axis.
-
-    It is an isotonic regression: neighbours that overlap are joined and centred on their mean.
-
-    >>> [round(place, 3) for place in names_apart([0.5, 0.5, 0.9], [0.0, 1.0])]
-    [0.477, 0.523, 0.9]
-    """
-    gap = (ends[1] - ends[0]) * NAME_PIXELS / PLOT_PIXELS
-    order = sorted(range(len(places)), key=lambda at: places[at])
-    blocks: list[list[float]] = []  # sum and number of wanted places, without the gaps
-    for rank, at in enumerate(order):
-        blocks.append([places[at] - rank * gap, 1])
-        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] > blocks[-1][0] / blocks[-1][1]:
-            total, number = blocks.pop()
-            blocks[-1][0] += total
-            blocks[-1][1] += number
-    top = max(ends[0], ends[1] - (len(places) - 1) * gap)  # of the lowest name
-    level = [min(max(total / number, ends[0]), top) for total, number in blocks for _ in range(int(number))]
-    found = [0.0] * len(places)
-    for rank, at in enumerate(order):
-        found[at] = level[rank] + rank * gap
-    return found
 
 
 # -- time to a target --------------------------------------------------------------------------------------------------

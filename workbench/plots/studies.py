@@ -14,6 +14,7 @@ from plotly.subplots import make_subplots
 from workbench.analysis.summary import steady_overlap
 from workbench.analysis.table import seconds, slept_words, three_digits
 from workbench.errors import ConfigError
+from workbench.plots.line_names import name_line_ends
 from workbench.plots.overlap import PARTS, step_parts
 from workbench.plots.style import (
     AXIS_PIXELS,
@@ -33,6 +34,7 @@ from workbench.plots.style import (
 from workbench.trace.run import Run
 
 HEIGHT = 430
+MOST_NAMES = 6  # lines with names at their ends
 DASHES = ("solid", "dash", "dot", "dashdot")
 PART_COLORS = (BLUE, GREEN, VERMILION, LIGHT_GREY, *CYCLE[3:6])
 BAR_PIXELS, ROW_GAP_PIXELS, TITLES_PIXELS = 30, 96, 84
@@ -94,6 +96,8 @@ def curves_of(
 ) -> go.Figure:
     """Draw lines of numbers over numbers, with a band from the lowest to the highest repetition if there are several.
 
+    Up to six lines without circles have their names at their ends, more lines have a legend.
+
     Args:
         curves: name -> x -> y, or the y of every repetition.
         points: the same, with the same names: simulated or measured values, drawn as circles in the colour of their
@@ -121,8 +125,18 @@ def curves_of(
         title=escape_text(x), **(log_axis(sorted({at for series in curves.values() for at in series})) if log_x else {})
     )
     figure.update_yaxes(title=escape_text(y), **(_log_y(curves) if log_y else {"rangemode": "tozero"}))
-    figure.update_layout(showlegend=True)
-    legend_below(figure, HEIGHT, [*curves, "simulated"])
+    drawn = {name: series for name, series in curves.items() if series}
+    if drawn and not points and len(drawn) <= MOST_NAMES:
+        ends = {name: (max(series), float(np.mean(series[max(series)]))) for name, series in drawn.items()}
+        xs = sorted({at for series in drawn.values() for at in series})
+        ys = [float(value) for series in drawn.values() for at in series for value in np.ravel(series[at])]
+        lowest = (xs[0], min(ys) if log_y else min(0.0, *ys))
+        how = {"log_x": log_x, "log_y": log_y}
+        name_line_ends(figure, ends, colors, lowest=lowest, highest=(xs[-1], max(ys)), **how)
+        figure.update_layout(showlegend=False, height=HEIGHT)
+    else:
+        figure.update_layout(showlegend=True)
+        legend_below(figure, HEIGHT, [*curves, "simulated"])
     return figure
 
 
