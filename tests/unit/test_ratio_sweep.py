@@ -17,6 +17,7 @@ from workbench.papers.studies.ratio_sweep import (
     Point,
     mean_over,
     nearest,
+    no_communication_bound,
     overlap_limit,
     points_table,
     speedup_curves,
@@ -95,6 +96,8 @@ def test_the_limit_of_overlap_is_two_where_both_take_equally_long() -> None:
     curve = overlap_limit([point([2.0], [1.0], [1.0])])
     assert max(curve.values()) == curve[1.0] == 2.0
     assert all(value == pytest.approx((1 + ratio) / max(1.0, ratio)) for ratio, value in curve.items())
+    bound = no_communication_bound([point([2.0], [1.0], [1.0])])
+    assert bound == {ratio: pytest.approx(1 + ratio) for ratio in curve}
 
 
 def test_a_curve_is_over_measured_ratios_and_leaves_out_points_without_communication() -> None:

@@ -151,9 +151,18 @@ def speedup_curves(points: Sequence[Point], name: str) -> dict[str, dict[float, 
 
 def overlap_limit(points: Sequence[Point], number: int = 60) -> dict[float, float]:
     """Return m / c -> (1 + m/c) / max(1, m/c) over the range of the points, with the peak at 1."""
+    return {ratio: pipe_speedup(1.0, ratio) for ratio in _grid(points, number)}
+
+
+def no_communication_bound(points: Sequence[Point], number: int = 60) -> dict[float, float]:
+    """Return m / c -> 1 + m/c over the range of the points: the speed-up of training without communication."""
+    return {ratio: 1.0 + ratio for ratio in _grid(points, number)}
+
+
+def _grid(points: Sequence[Point], number: int) -> list[float]:
+    """Ratios over the range of the points, 1 among them."""
     found = [point.ratio for point in points if point.ratio > 0]
-    grid = {1.0, *np.geomspace(min([*found, 0.5]), max([*found, 2.0]), number).tolist()}
-    return {ratio: pipe_speedup(1.0, ratio) for ratio in sorted(grid)}
+    return sorted({1.0, *np.geomspace(min([*found, 0.5]), max([*found, 2.0]), number).tolist()})
 
 
 def nearest(points: Sequence[Point], ratio: float = 1.0) -> list[Point]:
