@@ -471,7 +471,7 @@ def larger_clusters(names: Names, kept: list[Kept]) -> Again:
     errors: dict[tuple[int, str], list[float]] = {(hosts, name): [] for hosts in (2, 4) for name in short.values()}
     for row in told:
         errors[row["hosts"], short[row["algorithm"]]].append(abs(row["error"]))
-    of_hosts = {p: np.median([abs(row["error"]) for row in told if row["hosts"] == p]) for p in (2, 4)}
+    of_hosts = {p: np.array([abs(row["error"]) for row in told if row["hosts"] == p]) for p in (2, 4)}
     again = Again(labels=[*known, names["record"], *(f"{rate:g} Mbit/s" for rate in rates)])
     again.claim(f"{KEY}model-holds-beyond-its-calibration", of_hosts[4])
     again.text("Relative errors", len(told), 2, [[p, np.median(found), max(found)] for (p, _), found in errors.items()])
@@ -503,7 +503,8 @@ def larger_clusters(names: Names, kept: list[Kept]) -> Again:
     again.text("Lognormal compute", names["jitter"], len(seeds))
     again.text("No new measurement", 8, 1)
     extreme = min(every) if min(every) < 1 else max(every)
-    answer = [2, 2, of_hosts[2], 4, of_hosts[4], min(workers), top, min(every), extreme, 4, top, ended, 4]
+    answer = [2, 2, with_ends(of_hosts[2]), 4, with_ends(of_hosts[4])]
+    answer += [min(workers), top, min(every), extreme, 4, top, ended, 4]
     answer += [max(map(abs, off)), top, with_ends(milder), max(row["hosts"] for row in told)]
     again.text("Calibrated on 2 hosts", answer)
     again.whole = not names["real_on"] and not names["predict_again"]
