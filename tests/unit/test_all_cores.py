@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.laws import tiny
 from workbench.algorithms import AsyncSGD, PipeSGD
@@ -39,6 +40,20 @@ def test_the_first_error_in_order_is_raised(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(CORES_VARIABLE, "2")
     with pytest.raises(ZeroDivisionError):
         each(lambda item: 1 // (item - 1), range(3))
+
+
+@pytest.mark.timeout(60)
+def test_a_process_does_not_wait_for_threads_that_it_has_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CORES_VARIABLE, "2")
+    many = torch.ones(1 << 20)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        many.double()  # begins this process's threads
+        assert each(lambda item: int(many.double()[item]), range(2)) == [1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_simulations_on_two_cores_are_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

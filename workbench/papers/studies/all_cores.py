@@ -13,6 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
+import torch
+
 from workbench.experiments.side_by_side import CORES_VARIABLE
 from workbench.machine import num_cores
 
@@ -48,6 +50,7 @@ def each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 def _begin(work: Callable[[Any], Any], items: Sequence[Any]) -> None:
     """Begin a process of the pool. It ends with its parent, and never closes what it has inherited."""
     global _work
+    torch.set_num_threads(1)  # torch's threads exist in the parent alone: an operation would wait for them for ever
     gc.freeze()
     ctypes.CDLL(None).prctl(SET_DEATH_SIGNAL, signal.SIGKILL)
     _work = work, items
