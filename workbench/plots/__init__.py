@@ -1,10 +1,11 @@
 """Numbers to Plotly figures, live views for JupyterLab, and HTML pages with figures offline.
 
 Most modules are one kind of figure each: `lines`, `steps`, `overlap`, `studies`, `dots`, `limits`, `prediction`,
-`fronts`, `panels`, `parallel_axes`, `graphs`. All use `style`; `plotly_js` is the browser's library. Separate folders are `gantt`
-(the timeline), `trace_viewer` (the interactive one) and `live` (figures that grow while a run trains). `renderer` says
-how a notebook keeps figures; `html`, `pictures` and `for_nbconvert` write pages and images. `comparison` is a table of
-runs, and `differences` the settings in which they differ. `labextension/` gives finished figures the colours of a dark
+`fronts`, `panels`, `parallel_axes`, `graphs`. All use `style`, and `line_names` writes names at the ends of lines;
+`plotly_js` is the browser's library. Separate folders are `gantt` (the timeline), `trace_viewer` (the interactive one)
+and `live` (figures that grow while a run trains). `renderer` says how a notebook keeps figures; `html`, `pictures` and
+`for_nbconvert` write pages and images. `comparison` is a table of runs, and `differences` the settings in which they
+differ. `labextension/` gives finished figures the colours of a dark
 theme in JupyterLab.
 
 Imports `calibration`, `analysis` and what lies below. Used by `clusters` (live views), `papers` and layers above.
