@@ -69,6 +69,16 @@ def test_rates_that_are_not_comparable_are_named_with_the_rate_that_is() -> None
     assert "Learning rates" in compare([synchronous, simulated(AsyncSGD())])._repr_html_()
 
 
+def test_a_rate_counts_that_an_algorithm_divides_gradients_by_their_staleness() -> None:
+    """Of the p gradients for an update of synchronous SGD, each is stale by about p - 1, and so counts 1 / (p - 1)."""
+    synchronous = simulated(SynchronousSGD(), steps=40)
+    plain = rates_note_of(synchronous, simulated(SoftsyncSGD(splits=WORKERS, divide=False), steps=40))
+    assert "compare it at about lr=0.025" in plain, "lr / p"
+    divided = rates_note_of(synchronous, simulated(SoftsyncSGD(splits=WORKERS), steps=40))
+    fair = float(divided.split("compare it at about lr=")[1].rstrip("."))
+    assert 0.1 * (WORKERS - 1) / WORKERS * 0.8 < fair < 0.1 * (WORKERS - 1) / WORKERS
+
+
 def test_a_table_says_whose_parameters_are_evaluated() -> None:
     table = compare([simulated(SynchronousSGD()), simulated(AsyncSGD()), simulated(NoCommunication())])
     notes = "\n".join(table.footnotes)

@@ -53,6 +53,7 @@ ALLOWED = {  # each with its reason
     "clusters/engines/engine_process.py: pickle": "from a process to its own fork, over a pipe that nobody else holds",
     "clusters/local/fork_server.py: multiprocessing": FRAMES,
     "experiments/fork_cells.py: multiprocessing": FRAMES,
+    "papers/studies/all_cores.py: multiprocessing": "the context of a pool: a notebook and the processes that it started",
     "runtimes/user_loop/record_command.py: multiprocessing": "`Finalize` alone, a call at the process's end: nothing is read",
     "experiments/yaml_file.py: yaml.Loader": "our loader is a SafeLoader, with fewer values and not more",
 }

@@ -33,21 +33,30 @@ def learning_rate(run: Run) -> float | None:
     return None
 
 
+def gradient_weight(run: Run) -> float:
+    """Return the mean factor of a gradient in an update: below 1 if the algorithm divides each by its staleness."""
+    settings = (run.info.get("algorithm") or {}).get("settings") or {}
+    if not settings.get("divide"):
+        return 1.0
+    weights = [1 / max(1, stale) for row in run.updates() for stale in row["staleness"]]
+    return sum(weights) / len(weights) if weights else 1.0
+
+
 def rates_note(runs: Sequence[Run], labels: Sequence[str]) -> str:
     """Return a sentence if runs differ in updates per global batch and their learning rates do not compensate; else ""."""
     known = []
     for run, label in zip(runs, labels, strict=True):
         updates, rate = updates_per_batch(run), learning_rate(run)
         if updates is not None and rate is not None and rate > 0:
-            known.append((updates, rate, label))
+            known.append((updates * gradient_weight(run), updates, rate, label))
     if not known:
         return ""
-    base_updates, base_rate, base = min(known, key=lambda one: one[0])
+    base_steps, base_updates, base_rate, base = min(known, key=lambda one: one[0])
     sentences = []
-    for updates, rate, label in known:
-        ratio = updates * rate / (base_updates * base_rate)
-        if updates > SAME_WITHIN * base_updates and not 1 / SAME_WITHIN <= ratio <= SAME_WITHIN:
-            fair = base_rate * base_updates / updates
+    for steps, updates, rate, label in known:
+        ratio = steps * rate / (base_steps * base_rate)
+        if steps > SAME_WITHIN * base_steps and not 1 / SAME_WITHIN <= ratio <= SAME_WITHIN:
+            fair = base_rate * base_steps / steps
             sentences.append(
                 f"{label} makes {updates / base_updates:.3g} updates where {base} makes one: at lr={rate:g} and "
                 f"lr={base_rate:g}, "
