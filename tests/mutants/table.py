@@ -384,11 +384,19 @@ MUTANTS: tuple[Mutant, ...] = (
         TOPOLOGIES,
     ),
     _M(
-        "slow-mo-nesterov",
+        "slow-mo-momentum",
         "algorithms/slow_mo.py",
-        "        nesterov=False,\n",
-        "        nesterov=True,\n",
-        "Nesterov's momentum in place of a slow one",
+        "momentum.mul_(self.slow_momentum).add_(anchor - mean)",
+        "momentum.mul_(self.slow_momentum).add_(mean - anchor)",
+        "the slow update goes back",
+        BLOCKS,
+    ),
+    _M(
+        "slow-mo-resumed-block",
+        "algorithms/slow_mo.py",
+        "resumed=None if state is None or state.between_blocks else state)",
+        "resumed=None)",
+        "a run that continues within a block forgets the inner algorithm's state",
         BLOCKS,
     ),
     _M(
