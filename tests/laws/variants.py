@@ -115,6 +115,7 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
     SlowMo: [
         SlowMo(every=2, inner=DPSGD()),
         SlowMo(every=2),
+        SlowMo(every=3, inner=DPSGD(overlap=False), slow_lr=1.0, slow_momentum=0.0),
         SlowMo(every=3, inner=PipeSGD(width=2)),
         SlowMo(every=3, inner=StochasticGradientPush()),
         SlowMo(every=3, inner=LayerwiseSGD(bucket_bytes=SMALL_BUCKET)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 CELL = """
 import workbench as wb
@@ -15,7 +16,7 @@ train()
 
 
 def test_ipython_shows_the_callers_frames_and_the_message() -> None:
-    shell = InteractiveShell()
+    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
     shell.showtraceback = lambda *_, **__: None  # type: ignore[method-assign]
     result = shell.run_cell(CELL)
     error = result.error_in_exec

@@ -48,7 +48,7 @@ from workbench.algorithms.stochastic_gradient_push import StochasticGradientPush
 from workbench.algorithms.streaming_diloco import StreamingDiLoCo
 from workbench.algorithms.synchronous import SynchronousSGD
 from workbench.errors import ConfigError
-from workbench.naming import build, call_checked, check_kinds, unknown
+from workbench.naming import build, call_checked, check_kinds, shorten, unknown
 from workbench.program import Algorithm
 from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
@@ -236,7 +236,7 @@ def named(settings: dict[str, Any]) -> dict[str, Any]:
         "codec": codecs.get,
         "staleness": parse_staleness,
         "topology": topologies.get,
-        "inner": get,
+        "inner": _inner,
     }
     return {
         key: _named(key, makers[key], value) if key in makers and isinstance(value, str) else value
@@ -247,6 +247,13 @@ def named(settings: dict[str, Any]) -> dict[str, Any]:
 def _named(setting: str, make: Callable[[str], Any], text: str) -> Any:
     """Return an object that is given in full, as in records, or by name."""
     return _build(setting, text) if text.endswith(")") else None if text.lower() == "none" else make(text)
+
+
+def _inner(name: str) -> Algorithm:
+    try:
+        return get(name)
+    except ConfigError as error:
+        raise ConfigError(f"inner={shorten(name)}: {error}") from None
 
 
 def _build(setting: str, text: str) -> Any:

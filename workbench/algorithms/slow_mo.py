@@ -88,7 +88,7 @@ class SlowMo(Algorithm):
     @property
     def requires(self) -> Requirements:
         inner = self.inner.requires
-        return replace(inner, state=_state_kind(inner.state))
+        return replace(inner, state=_state_kind(inner.state))  # type: ignore[arg-type]  # classes are hashable
 
     @property
     def replicas(self) -> Replicas:
