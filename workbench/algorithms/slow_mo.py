@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, make_dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, final
@@ -121,38 +120,28 @@ class SlowMo(Algorithm):
         return self.inner.bytes_per_step(rank, num_ranks, layout) if in_step else None
 
     def worker(self, ctx: Context) -> Program:
-        state: Any = ctx.resumed
-        anchor: Tensor = (yield ReadParameters()) if state is None else state.slow_anchor.clone()
-        momentum = torch.zeros_like(anchor) if state is None else state.slow_momentum.clone()
-        kind: Any = self.requires.state
-
-        def slow_state(end: EndStep, *, between: bool) -> EndStep:
-            own = dict.fromkeys(_names(self.inner.requires.state)) if between else fields_of(end.state)
-            return replace(end, state=kind(**own, slow_anchor=anchor, slow_momentum=momentum, between_blocks=between))
-
-        block = replace(ctx, resumed=None if state is None or state.between_blocks else state)
+        slow: _SlowMomentum = yield from _SlowMomentum.begin(self, ctx)
+        block = replace(ctx, resumed=None if ctx.resumed is None or ctx.resumed.between_blocks else ctx.resumed)
         while True:
-            last: EndStep | None = yield from self._take_block(ctx, block, slow_state)
+            last: EndStep | None = yield from self._take_block(ctx, block, slow)
             if self._is_alone:
                 yield from average()
-            if last is None:  # the run has ended
+            if last is None:
                 return
-            mean = yield ReadParameters()
-            momentum.mul_(self.slow_momentum).add_(anchor - mean)
-            anchor.sub_(momentum, alpha=self.slow_lr)
-            yield WriteParameters(anchor)
-            yield slow_state(last, between=True)
+            yield from slow.step()
+            yield slow.end_step(last, None)
             if ctx.is_last(last.step):
                 return
             block = replace(ctx, first_step=last.step + 1, resumed=None)
 
-    def _take_block(self, ctx: Context, block: Context, slow_state: Callable[..., EndStep]) -> Program:
-        """Run the inner algorithm to the end of the block or of the run.
+    def _take_block(self, ctx: Context, block: Context, slow: _SlowMomentum) -> Program:
+        """Run the inner algorithm to the end of the block, or of the run if that is earlier.
 
-        The answer is the block's last `EndStep`, which is not yielded: it comes after the slow step. None: the run has
-        ended within the block.
+        The answer is the `EndStep` of the block's last step, which is left out here: it follows the slow step. None: the
+        run has ended within the block.
         """
-        end, last = (block.first_step // self.every + 1) * self.every, None
+        end = (block.first_step // self.every + 1) * self.every
+        last: EndStep | None = None
 
         def new(request: Request) -> Request | Program:
             return end_step(request) if isinstance(request, EndStep) else request
@@ -162,12 +151,50 @@ class SlowMo(Algorithm):
             if request.step + 1 == end:
                 last = request
                 return
-            yield slow_state(request, between=False)
+            yield slow.end_step(request, request.state)
             block.num_steps = _earlier(ctx.num_steps, end)
 
         block.num_steps = _earlier(ctx.num_steps, end)
         yield from replace_requests(self.inner.worker(block), new)
         return last
+
+
+@final
+@dataclass(slots=True)
+class _SlowMomentum:
+    """The slow momentum of a rank: a local variable of its program.
+
+    Attributes:
+        algorithm: the settings.
+        anchor: a, (n,).
+        momentum: lr u, (n,).
+    """
+
+    algorithm: SlowMo
+    anchor: Tensor
+    momentum: Tensor
+
+    @classmethod
+    def begin(cls, algorithm: SlowMo, ctx: Context) -> Program:
+        """Begin with the rank's parameters, or in the resumed state."""
+        if ctx.resumed is not None:  # copied, because another run may read the same state
+            return cls(algorithm, ctx.resumed.slow_anchor.clone(), ctx.resumed.slow_momentum.clone())
+        anchor = yield ReadParameters()
+        return cls(algorithm, anchor, torch.zeros_like(anchor))
+
+    def step(self) -> Program:
+        """Take a slow step from the mean of the ranks, which all have as their parameters."""
+        mean = yield ReadParameters()
+        self.momentum.mul_(self.algorithm.slow_momentum).add_(self.anchor - mean)
+        self.anchor.sub_(self.momentum, alpha=self.algorithm.slow_lr)
+        yield WriteParameters(self.anchor)
+
+    def end_step(self, request: EndStep, inner: State | None) -> EndStep:
+        """The end of a step with this state and that of the inner algorithm; None: its next block begins without one."""
+        kind: Any = self.algorithm.requires.state
+        own = dict.fromkeys(_names(self.algorithm.inner.requires.state)) if inner is None else fields_of(inner)
+        slow = {"slow_anchor": self.anchor, "slow_momentum": self.momentum, "between_blocks": inner is None}
+        return replace(request, state=kind(**own, **slow))
 
 
 def _earlier(num_steps: int | None, end: int) -> int:
@@ -180,7 +207,7 @@ def _names(kind: type[State] | None) -> list[str]:
 
 @cache
 def _state_kind(inner: type[State] | None) -> type[State]:
-    """The inner algorithm's state with the slow step's. Between two blocks the inner one's fields are None."""
+    """The class of the state of both algorithms. Where the inner one has none, its fields are None."""
     own = [("slow_anchor", Tensor), ("slow_momentum", Tensor), ("between_blocks", bool)]
     name = f"SlowMo{'State' if inner is None else inner.__name__}"
     return make_dataclass(name, own, bases=(State if inner is None else inner,), frozen=True, kw_only=True)
