@@ -17,7 +17,7 @@ from workbench.codecs import Codec, SummableCodec
 from workbench.collectives import Collective
 from workbench.errors import ConfigError
 from workbench.naming import describe_kinds, kebab, kinds_of
-from workbench.program import Card
+from workbench.program import Algorithm, Card
 from workbench.topologies import Graph
 from workbench.units import KIB, MIB
 
@@ -197,6 +197,8 @@ def _setting(name: str, default: Any, kinds: tuple[Any, ...]) -> dict[str, Any]:
         choices = list(topologies.names())
     if Codec in types:
         choices = list(codecs.names())
+    if Algorithm in types:
+        choices = [inner for inner in algorithms.names() if _can_be_inner(inner)]
     required = default is inspect.Parameter.empty
     return {
         "name": name,
@@ -205,6 +207,15 @@ def _setting(name: str, default: Any, kinds: tuple[Any, ...]) -> dict[str, Any]:
         "default": None if required else default if plain and not isinstance(default, Enum) else shell_word(default),
         "required": required,
     }
+
+
+def _can_be_inner(name: str) -> bool:
+    """Return whether `SlowMo` can be over that algorithm."""
+    try:
+        algorithms.SlowMo(inner=algorithms.get(name))
+    except ConfigError:
+        return False
+    return True
 
 
 def shell_word(value: Any) -> str:
@@ -222,7 +233,7 @@ def shell_word(value: Any) -> str:
         return f"{value // MIB}MiB" if value % MIB == 0 else f"{value // KIB}KiB"
     if isinstance(value, Staleness):
         return ":".join([kebab(type(value).__name__), *map(str, asdict(cast(Any, value)).values())])
-    if isinstance(value, Collective | Graph | Codec):
+    if isinstance(value, Collective | Graph | Codec | Algorithm):
         return kebab(type(value).__name__)
     return repr(value) if isinstance(value, tuple) else str(value)
 

@@ -12,7 +12,7 @@ from enum import Enum
 from inspect import signature
 from math import inf, isfinite
 from sys import float_info
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from workbench.errors import ConfigError, WorkbenchError
@@ -228,11 +228,18 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
+Classes = Mapping[str, Callable[..., Any]]
+
+
+def build(text: str, classes: Classes, of_setting: Mapping[str, Classes] = MappingProxyType({})) -> Any:
     """Evaluate an expression of calls and plain values, such as "Ring(codec=TopK(k=5))"; nothing else is evaluated.
 
     >>> build("Fraction(numerator=1, denominator=3)", {"Fraction": __import__("fractions").Fraction})
     Fraction(1, 3)
+
+    Args:
+        classes: by name.
+        of_setting: name of a keyword argument -> the classes of its value, if these are others.
 
     Raises:
         ConfigError: the expression has another form, or calls a name that is not in `classes`.
@@ -242,7 +249,7 @@ def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
             raise ValueError("it is too long")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _built(parse(text, mode="eval").body, classes)
+            return _built(parse(text, mode="eval").body, classes, of_setting)
     except WorkbenchError as error:
         raise ConfigError(str(error)) from None
     except (
@@ -260,17 +267,20 @@ def build(text: str, classes: Mapping[str, Callable[..., Any]]) -> Any:
         ) from None
 
 
-def _built(node: AST, classes: Mapping[str, Callable[..., Any]]) -> Any:
+def _built(node: AST, classes: Classes, of_setting: Mapping[str, Classes]) -> Any:
     match node:
         case Call(func=Name(id=name), args=args, keywords=keywords):
             if name not in classes:
                 raise unknown("setting", name, classes)
             return classes[name](
-                *(_built(item, classes) for item in args),
-                **{str(key.arg): _built(key.value, classes) for key in keywords},
+                *(_built(item, classes, of_setting) for item in args),
+                **{
+                    str(key.arg): _built(key.value, of_setting.get(str(key.arg), classes), of_setting)
+                    for key in keywords
+                },
             )
         case Tuple(elts=items):
-            return tuple(_built(item, classes) for item in items)
+            return tuple(_built(item, classes, of_setting) for item in items)
         case _:
             return literal_eval(node)
 

@@ -126,6 +126,7 @@ def entries() -> list[Entry]:
         Entry(a.EagerDiLoCo(every=12), SELDOM),
         Entry(a.EagerDiLoCo(every=12, outer_lr=0.5, outer_momentum=0.3), SELDOM),
         Entry(a.SlowMo(every=4), SELDOM),
+        Entry(a.SlowMo(every=4, inner=a.DPSGD()), SELDOM),
         Entry(a.BMUF(every=4), SELDOM),
         Entry(a.FedAvg(every=4), SOME),
         Entry(a.FedProx(every=4), SOME),

@@ -69,6 +69,10 @@ MORE: list[tuple[Algorithm, int, float]] = [
     (StaleSGD(staleness=Constant(4)), 4, 1 / 8),
     (a.BackupSGD(backups=1), 4, 1),
     (a.SoftsyncSGD(), 4, 1),
+    (a.StaleSynchronousSGD(), 4, 1 / 2),
+    (a.DelayCompensatedSGD(), 4, 1 / 2),
+    (a.LocalSGD(), 4, 1),
+    (a.DPSGD(), 4, 1),
 ]
 # A gradient of mnist5k-cnn takes 5 ms and one of the transformer 0.135 s, so these have only the rows of four workers.
 ROWS = {name: CORE if name.startswith("mnist1d") else CORE[:5] for name in PLANS}

@@ -178,7 +178,9 @@ def test_gradients_in_flight_are_applied_at_the_end(runtime: str, width: int) ->
 
 
 @pytest.mark.parametrize(
-    "algorithm", [*representatives(2), SlowMo(every=2), BMUF(every=2), FedProx(every=2)], ids=name_of
+    "algorithm",
+    [*representatives(2), SlowMo(every=2), SlowMo(every=2, inner=PipeSGD(width=2)), BMUF(every=2), FedProx(every=2)],
+    ids=name_of,
 )
 def test_every_algorithm_takes_the_steps_of_its_run(algorithm: Algorithm) -> None:
     """Up to rounding it is the simulated run. One that looks at the time learns, with equal replicas if it keeps them so."""

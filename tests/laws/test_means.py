@@ -35,6 +35,7 @@ from workbench.algorithms import (
     LocalSGD,
     NoCommunication,
     NoLoCo,
+    SlowMo,
     StochasticGradientPush,
     StreamingDiLoCo,
 )
@@ -113,6 +114,8 @@ def moves_as_sgd(algorithm: Algorithm) -> bool:
     """Whether nothing but averages moves the mean."""
     if isinstance(algorithm, FedAvg):
         return algorithm.proximal == 0
+    if isinstance(algorithm, SlowMo):
+        return algorithm.slow_lr == 1.0 and algorithm.slow_momentum == 0.0 and moves_as_sgd(algorithm.inner)
     if not isinstance(algorithm, OuterAlgorithm | NoLoCo):
         return True
     late = isinstance(algorithm, EagerDiLoCo) or (isinstance(algorithm, StreamingDiLoCo) and algorithm.delay > 0)

@@ -33,6 +33,7 @@ from workbench.algorithms import (
     DiLoCo,
     EagerDiLoCo,
     PipeSGD,
+    SlowMo,
     StreamingDiLoCo,
     SynchronousSGD,
 )
@@ -173,6 +174,8 @@ def check_taken(algorithm: Algorithm, ranks: list[Seen]) -> None:
 
 def takes_the_same_over(algorithm: Algorithm) -> bool:
     """Unless its rule mixes in what is a rank's own, or each rank averages with its own neighbours."""
+    if isinstance(algorithm, SlowMo):
+        return takes_the_same_over(algorithm.inner)
     own = isinstance(algorithm, EagerDiLoCo | GossipAlgorithm | SPARTA)
     return not (own or (isinstance(algorithm, StreamingDiLoCo) and algorithm.mix))
 

@@ -44,6 +44,7 @@ from workbench.algorithms import (
     SendOrder,
     SerialSGD,
     SignSGD,
+    SlowMo,
     SoftsyncSGD,
     StaleSGD,
     StaleSynchronousSGD,
@@ -111,6 +112,14 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
         StreamingDiLoCo(every=2, fragments=1, delay=1, mix=0.5, collective=Ring()),
     ],
     EagerDiLoCo: [EagerDiLoCo(every=2)],
+    SlowMo: [
+        SlowMo(every=2, inner=DPSGD()),
+        SlowMo(every=2),
+        SlowMo(every=3, inner=DPSGD(overlap=False), slow_lr=1.0, slow_momentum=0.0),
+        SlowMo(every=3, inner=PipeSGD(width=2)),
+        SlowMo(every=3, inner=StochasticGradientPush()),
+        SlowMo(every=3, inner=LayerwiseSGD(bucket_bytes=SMALL_BUCKET)),
+    ],
     FedAvg: [
         FedAvg(every=2),
         FedAvg(every=3, fraction=0.7, proximal=0.5),

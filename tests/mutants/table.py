@@ -384,11 +384,19 @@ MUTANTS: tuple[Mutant, ...] = (
         TOPOLOGIES,
     ),
     _M(
-        "slow-mo-nesterov",
+        "slow-mo-momentum",
         "algorithms/slow_mo.py",
-        "        nesterov=False,\n",
-        "        nesterov=True,\n",
-        "Nesterov's momentum in place of a slow one",
+        "add_(self.anchor - mean)",
+        "add_(mean - self.anchor)",
+        "the slow update goes back",
+        BLOCKS,
+    ),
+    _M(
+        "slow-mo-resumed-block",
+        "algorithms/slow_mo.py",
+        "block = replace(ctx, resumed=None if ctx.resumed is None or ctx.resumed.between_blocks else ctx.resumed)",
+        "block = replace(ctx, resumed=None)",
+        "a run that continues within a block forgets the inner algorithm's state",
         BLOCKS,
     ),
     _M(

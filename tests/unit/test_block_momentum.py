@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from workbench.algorithms import BMUF, FedProx, SlowMo
+from tests.laws.variants import name_of
+from workbench import algorithms
+from workbench.algorithms import (
+    ADPSGD,
+    BMUF,
+    DPSGD,
+    AsyncSGD,
+    ChocoSGD,
+    DiLoCo,
+    FedAvg,
+    FedProx,
+    GradientTracking,
+    LayerwiseSGD,
+    LocalSGD,
+    PipeSGD,
+    SlowMo,
+    StochasticGradientPush,
+)
 from workbench.errors import ConfigError
+from workbench.program import Algorithm, settings_of
 from workbench.runtimes.reference import ReferenceRuntime
+from workbench.topologies import Exponential, Star
 
 LR, RANKS, BLOCKS, EVERY = 0.3, 3, 4, 3
 
@@ -44,6 +64,69 @@ def test_slowmo_is_its_algorithm(alpha: float, beta: float) -> None:
             assert np.allclose(rank.seen[(number + 1) * EVERY - 1].numpy(), x, rtol=1e-12)
 
 
+INNER = [
+    DPSGD(),
+    DPSGD(overlap=False, topology=Star()),
+    StochasticGradientPush(),
+    GradientTracking(),
+    ChocoSGD(),
+    PipeSGD(width=2),
+    LayerwiseSGD(bucket_bytes=16),
+    LocalSGD(every=2),
+    FedAvg(every=2),
+    DiLoCo(every=2),
+]
+
+
+@pytest.mark.parametrize("inner", INNER, ids=name_of)
+def test_a_block_is_a_whole_run_of_the_inner_algorithm(inner: Algorithm) -> None:
+    """One rank at the end of each block has the paper's x of that inner algorithm, run alone from the last x."""
+    alpha, beta = 0.8, 0.5
+    found = ReferenceRuntime(SlowMo(every=EVERY, inner=inner, slow_lr=alpha, slow_momentum=beta), RANKS, pull, lr=LR)
+    found.run(BLOCKS * EVERY)
+    x, u = torch.ones(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
+    for number in range(BLOCKS):
+        first = number * EVERY
+        alone = ReferenceRuntime(inner, RANKS, pull, lr=LR, start=x).run(first + EVERY, first_step=first)
+        u = beta * u + x - alone.ranks[0].parameters
+        x = x - alpha * u
+        for rank in found.ranks:
+            assert torch.allclose(rank.seen[first + EVERY - 1], x, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("inner", INNER, ids=name_of)
+@pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
+def test_it_continues_from_any_step(inner: Algorithm, stop_after: int) -> None:
+    """Also between two blocks, where the inner algorithm has no state, and at the end of a run within a block."""
+    algorithm, num_steps = SlowMo(every=EVERY, inner=inner), 2 * EVERY + 1
+    whole = ReferenceRuntime(algorithm, RANKS, pull, lr=LR).run(num_steps)
+    before = ReferenceRuntime(algorithm, RANKS, pull, lr=LR).run(num_steps, stop_after=stop_after)
+    after = ReferenceRuntime(algorithm, RANKS, pull, lr=LR)
+    for rank, stopped in zip(after.ranks, before.ranks, strict=True):
+        rank.parameters.copy_(stopped.parameters)
+        rank.velocity.copy_(stopped.velocity)
+        rank.updates[:] = stopped.updates
+    after.run(num_steps, first_step=stop_after + 1, resumed=before.states)
+    for ours, theirs in zip(after.ranks, whole.ranks, strict=True):
+        assert torch.equal(ours.parameters, theirs.parameters)
+
+
+@pytest.mark.parametrize("inner", [AsyncSGD(), ADPSGD(), SlowMo(), "d-psgd"], ids=str)
+def test_an_inner_algorithm_whose_blocks_have_no_common_end_is_refused(inner: Any) -> None:
+    with pytest.raises(ConfigError, match=r"inner=.*give an algorithm"):
+        SlowMo(inner=inner)
+
+
+def test_the_inner_algorithm_is_given_by_name_or_as_in_a_record() -> None:
+    made = SlowMo(every=4, inner=DPSGD(topology=Exponential()))
+    assert algorithms.get("slow-mo", every=4, inner="DPSGD(topology=Exponential())") == made
+    assert algorithms.get("slow-mo", every=4, inner="d-psgd") == SlowMo(every=4, inner=DPSGD())
+    settings = {
+        name: value if isinstance(value, int | float) else str(value) for name, value in settings_of(made).items()
+    }
+    assert algorithms.recorded({"name": "SlowMo", "settings": settings}) == made
+
+
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(("zeta", "eta"), [(1.0, 0.75), (0.8, 0.5)])
 def test_bmuf_is_its_algorithm(zeta: float, eta: float, nesterov: bool) -> None:
@@ -72,7 +155,7 @@ def test_a_factor_without_end_is_refused(make: Callable[[], object]) -> None:
         make()
 
 
-@pytest.mark.parametrize("kind", [SlowMo, BMUF, FedProx])
+@pytest.mark.parametrize("kind", [BMUF, FedProx])
 def test_a_collective_that_is_none_is_refused(kind: Callable[..., object]) -> None:
     """0 is not `None`, which stands for the default."""
     with pytest.raises(ConfigError, match="collective=0: give one of"):

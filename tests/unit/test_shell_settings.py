@@ -102,7 +102,7 @@ def test_each_choice_is_taken(name: str, setting: dict[str, Any]) -> None:
         except ConfigError as error:
             assert ": " in str(error) and any(way in str(error) for way in ("use ", "leave ")), str(error)  # noqa: PT017
         else:
-            assert found is None or setting["name"] in ("collective", "topology", "codec") or found == choice
+            assert found is None or setting["name"] in ("collective", "topology", "codec", "inner") or found == choice
 
 
 @pytest.mark.parametrize(("name", "setting"), SETTINGS, ids=ids(SETTINGS))

@@ -48,7 +48,7 @@ from workbench.algorithms.stochastic_gradient_push import StochasticGradientPush
 from workbench.algorithms.streaming_diloco import StreamingDiLoCo
 from workbench.algorithms.synchronous import SynchronousSGD
 from workbench.errors import ConfigError
-from workbench.naming import build, call_checked, check_kinds, unknown
+from workbench.naming import build, call_checked, check_kinds, shorten, unknown
 from workbench.program import Algorithm
 from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
@@ -228,12 +228,15 @@ def named(settings: dict[str, Any]) -> dict[str, Any]:
     5
     >>> named({"topology": "random-regular:3"})
     {'topology': RandomRegular(degree=3, seed=0)}
+    >>> named({"inner": "local-sgd"})["inner"].every
+    8
     """
     makers: dict[str, Callable[[str], Any]] = {
         "collective": collectives.get,
         "codec": codecs.get,
         "staleness": parse_staleness,
         "topology": topologies.get,
+        "inner": _inner,
     }
     return {
         key: _named(key, makers[key], value) if key in makers and isinstance(value, str) else value
@@ -243,15 +246,29 @@ def named(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _named(setting: str, make: Callable[[str], Any], text: str) -> Any:
     """Return an object that is given in full, as in records, or by name."""
-    return build(text, _parts(setting)) if text.endswith(")") else None if text.lower() == "none" else make(text)
+    return _build(setting, text) if text.endswith(")") else None if text.lower() == "none" else make(text)
+
+
+def _inner(name: str) -> Algorithm:
+    try:
+        return get(name)
+    except ConfigError as error:
+        raise ConfigError(f"inner={shorten(name)}: {error}") from None
+
+
+def _build(setting: str, text: str) -> Any:
+    """Return the object that a record or a command gives for that setting, such as "Ring(codec=TopK(k=5))"."""
+    of_setting = {"topology": _parts("topology")}  # `Ring` is also the name of a collective
+    return build(text, of_setting.get(setting) or _parts(setting), of_setting)
 
 
 def _parts(setting: str) -> dict[str, Callable[..., Any]]:
     """Return the classes of objects in that setting of an algorithm: name -> class."""
-    if setting == "topology":  # `Ring` is also the name of a collective
+    if setting == "topology":
         return {name: getattr(topologies, name) for name in topologies.__all__}
     classes = {name: getattr(module, name) for module in (collectives, codecs) for name in module.__all__}
-    return classes | {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
+    classes |= {item.__name__: item for item in (Constant, Empirical, Geometric, Uniform)}
+    return {item.__name__: item for item in _ALGORITHMS.values()} | classes if setting == "inner" else classes
 
 
 def get(name: str, **settings: Any) -> Algorithm:
@@ -286,7 +303,7 @@ def recorded(entry: dict[str, Any]) -> Algorithm | None:
     kind = globals().get(str(entry.get("name"))) if entry.get("name") in __all__ else None
     try:
         settings = {
-            key: build(value, _parts(key)) if isinstance(value, str) and value.endswith(")") else value
+            key: _build(key, value) if isinstance(value, str) and value.endswith(")") else value
             for key, value in (entry.get("settings") or {}).items()
         }
         return kind(**settings) if isinstance(kind, type) and issubclass(kind, Algorithm) else None

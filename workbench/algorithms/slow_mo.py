@@ -1,44 +1,213 @@
-"""SlowMo: a slow momentum over local SGD, which is DiLoCo without Nesterov's momentum."""
+"""SlowMo: a slow momentum over the blocks of another algorithm."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields, make_dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, final
 
-from workbench.algorithms.diloco import DiLoCo
-from workbench.arguments import is_number
-from workbench.collectives import Collective, Native
+import torch
+from torch import Tensor
+
+from workbench.algorithms.gossip import average
+from workbench.algorithms.no_communication import NoCommunication
+from workbench.arguments import check_whole, is_number
 from workbench.errors import ConfigError
+from workbench.gradients import Layout
+from workbench.ops import EndStep, Program, ReadParameters, Request, State, WriteParameters
+from workbench.program import (
+    Algorithm,
+    Card,
+    Context,
+    Elasticity,
+    Replicas,
+    Requirements,
+    Restart,
+    fields_of,
+    replace_requests,
+)
 
 
-def SlowMo(  # noqa: N802 - the paper's name of a class with other settings
-    *, every: int = 12, slow_lr: float = 1.0, slow_momentum: float = 0.7, collective: Collective | None = None
-) -> DiLoCo:
-    """Every H steps, with the mean w of the ranks' parameters and their last common parameters a:
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowMo(Algorithm):
+    """Every H steps of an inner algorithm, with the mean w of the ranks' parameters, and a from which the H steps began:
 
         u <- beta u + (a - w) / lr,   a <- a - alpha lr u,   w_i <- a
 
-    With a constant learning rate this is `DiLoCo(outer_lr=alpha, outer_momentum=beta, nesterov=False)`, whose momentum
-    m is lr u. If a schedule changes the learning rate, m stays as it is, where the paper's lr u changes with it.
-    The local optimizer is any of torch's. Its own momentum stays with its rank.
+    The default inner algorithm communicates nothing: this is slow momentum over local SGD. With a constant learning rate
+    it is `DiLoCo(outer_lr=alpha, outer_momentum=beta, nesterov=False)`, which can also compress, and whose momentum m is
+    lr u. If a schedule changes the learning rate, m stays as it is, where the paper's lr u changes with it.
 
-    Args:
-        every: H, the paper's tau, number of local steps between two slow steps.
+    A block of H steps is a whole run of the inner algorithm: at its end gradients in flight are applied, and parameters
+    that differ are averaged. The next block begins from a without gradients in flight. Optimizer states and residuals
+    of error feedback stay. A run that ends within a block ends as the inner algorithm does.
+
+    Attributes:
+        every: H, the paper's tau, number of steps between two slow steps.
+        inner: algorithm that takes the H steps, such as d-psgd; not one with servers, or whose ranks do not wait.
         slow_lr: alpha, step size of the slow update; 1, without momentum, moves to the mean of the replicas.
         slow_momentum: beta, share of the last slow update that is added to the next one.
 
     Paper: wang2019slowmo, Alg. 1.
-
-    >>> SlowMo(slow_momentum=0.5)
-    DiLoCo(every=12, outer_lr=1.0, outer_momentum=0.5, nesterov=False, collective=Native())
     """
-    if not (is_number(slow_lr) and 0 < slow_lr < math.inf):
-        raise ConfigError(f"slow_lr={slow_lr!r}: give a finite number above 0")
-    if not (is_number(slow_momentum) and 0 <= slow_momentum < 1):
-        raise ConfigError(f"slow_momentum={slow_momentum!r}: give a number from 0 to below 1")
-    return DiLoCo(
-        every=every,
-        outer_lr=slow_lr,
-        outer_momentum=slow_momentum,
-        nesterov=False,
-        collective=Native() if collective is None else collective,
+
+    every: int = 12  # H
+    inner: Algorithm = NoCommunication()
+    slow_lr: float = 1.0  # alpha
+    slow_momentum: float = 0.7  # beta
+
+    card: ClassVar[Card] = Card(
+        paper="wang2019slowmo, Alg. 1",
+        staleness="0",
+        bytes_per_step="2 (p-1)/p n / H",
+        memory="2 parameter vectors, and 1 during a sum",
     )
+
+    def __post_init__(self) -> None:
+        check_whole("every", self.every, 1, "the number of steps between two slow steps, 1 or more")
+        if not (is_number(self.slow_lr) and 0 < self.slow_lr < math.inf):
+            raise ConfigError(f"slow_lr={self.slow_lr!r}: give a finite number above 0")
+        if not (is_number(self.slow_momentum) and 0 <= self.slow_momentum < 1):
+            raise ConfigError(f"slow_momentum={self.slow_momentum!r}: give a number from 0 to below 1")
+        if not isinstance(self.inner, Algorithm):
+            raise ConfigError(f"inner={self.inner!r}: give an algorithm, such as DPSGD()")
+        if isinstance(self.inner, SlowMo) or (self.inner.asynchronous and not self._is_alone):
+            raise ConfigError(
+                f"inner={self.inner}: a block ends with the mean of all ranks, so give an algorithm without servers "
+                "whose ranks take their steps together, such as DPSGD() or LocalSGD()"
+            )
+
+    @property
+    def _is_alone(self) -> bool:
+        """Return True if the inner algorithm communicates nothing. Then the mean at a block's end is taken here."""
+        return isinstance(self.inner, NoCommunication)
+
+    @property
+    def requires(self) -> Requirements:
+        inner = self.inner.requires
+        return replace(inner, state=_state_kind(inner.state))  # type: ignore[arg-type]  # classes are hashable
+
+    @property
+    def replicas(self) -> Replicas:
+        in_step = self.every == 1 or self.inner.replicas == Replicas.EVERY_STEP
+        return Replicas.EVERY_STEP if in_step else Replicas.AT_END
+
+    @property
+    def max_staleness(self) -> int | None:
+        return self.inner.max_staleness
+
+    @property
+    def restart(self) -> Restart:
+        return self.inner.restart
+
+    @property
+    def elasticity(self) -> Elasticity:
+        """The mean of the ranks that remain is the new anchor. The slow momentum starts again at 0."""
+        kind = self.inner.requires.state
+        keeps_gradients = kind is not None and kind.unused is not State.unused
+        can = self._is_alone or (self.inner.elasticity.shrinks and not keeps_gradients)
+        return Elasticity.SHRINKS if can else Elasticity.NONE
+
+    def check(self, num_ranks: int) -> None:
+        """Raise `ConfigError` unless the inner algorithm can run on that many ranks."""
+        self.inner.check(num_ranks)
+
+    def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
+        """Return the inner algorithm's bytes if its replicas are equal at all times; None if a block ends with a sum."""
+        in_step = self.inner.replicas == Replicas.EVERY_STEP
+        return self.inner.bytes_per_step(rank, num_ranks, layout) if in_step else None
+
+    def worker(self, ctx: Context) -> Program:
+        slow: _SlowMomentum = yield from _SlowMomentum.begin(self, ctx)
+        block = replace(ctx, resumed=None if ctx.resumed is None or ctx.resumed.between_blocks else ctx.resumed)
+        while True:
+            last: EndStep | None = yield from self._take_block(ctx, block, slow)
+            if self._is_alone:
+                yield from average()
+            if last is None:
+                return
+            yield from slow.step()
+            yield slow.end_step(last, None)
+            if ctx.is_last(last.step):
+                return
+            block = replace(ctx, first_step=last.step + 1, resumed=None)
+
+    def _take_block(self, ctx: Context, block: Context, slow: _SlowMomentum) -> Program:
+        """Run the inner algorithm to the end of the block, or of the run if that is earlier.
+
+        The answer is the `EndStep` of the block's last step, which is left out here: it follows the slow step. None: the
+        run has ended within the block.
+        """
+        end = (block.first_step // self.every + 1) * self.every
+        last: EndStep | None = None
+
+        def new(request: Request) -> Request | Program:
+            return end_step(request) if isinstance(request, EndStep) else request
+
+        def end_step(request: EndStep) -> Program:
+            nonlocal last
+            if request.step + 1 == end:
+                last = request
+                return
+            yield slow.end_step(request, request.state)
+            block.num_steps = _earlier(ctx.num_steps, end)
+
+        block.num_steps = _earlier(ctx.num_steps, end)
+        yield from replace_requests(self.inner.worker(block), new)
+        return last
+
+
+@final
+@dataclass(slots=True)
+class _SlowMomentum:
+    """The slow momentum of a rank: a local variable of its program.
+
+    Attributes:
+        algorithm: the settings.
+        anchor: a, (n,).
+        momentum: lr u, (n,).
+    """
+
+    algorithm: SlowMo
+    anchor: Tensor
+    momentum: Tensor
+
+    @classmethod
+    def begin(cls, algorithm: SlowMo, ctx: Context) -> Program:
+        """Begin with the rank's parameters, or in the resumed state."""
+        if ctx.resumed is not None:  # copied, because another run may read the same state
+            return cls(algorithm, ctx.resumed.slow_anchor.clone(), ctx.resumed.slow_momentum.clone())
+        anchor = yield ReadParameters()
+        return cls(algorithm, anchor, torch.zeros_like(anchor))
+
+    def step(self) -> Program:
+        """Take a slow step from the mean of the ranks, which all have as their parameters."""
+        mean = yield ReadParameters()
+        self.momentum.mul_(self.algorithm.slow_momentum).add_(self.anchor - mean)
+        self.anchor.sub_(self.momentum, alpha=self.algorithm.slow_lr)
+        yield WriteParameters(self.anchor)
+
+    def end_step(self, request: EndStep, inner: State | None) -> EndStep:
+        """The end of a step with this state and that of the inner algorithm; None: its next block begins without one."""
+        kind: Any = self.algorithm.requires.state
+        own = dict.fromkeys(_names(self.algorithm.inner.requires.state)) if inner is None else fields_of(inner)
+        slow = {"slow_anchor": self.anchor, "slow_momentum": self.momentum, "between_blocks": inner is None}
+        return replace(request, state=kind(**own, **slow))
+
+
+def _earlier(num_steps: int | None, end: int) -> int:
+    return end if num_steps is None else min(num_steps, end)
+
+
+def _names(kind: type[State] | None) -> list[str]:
+    return [] if kind is None else [item.name for item in fields(kind)]
+
+
+@cache
+def _state_kind(inner: type[State] | None) -> type[State]:
+    """The class of the state of both algorithms. Where the inner one has none, its fields are None."""
+    own = [("slow_anchor", Tensor), ("slow_momentum", Tensor), ("between_blocks", bool)]
+    name = f"SlowMo{'State' if inner is None else inner.__name__}"
+    return make_dataclass(name, own, bases=(State if inner is None else inner,), frozen=True, kw_only=True)

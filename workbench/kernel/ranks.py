@@ -16,7 +16,7 @@ from workbench.config import value_of
 from workbench.errors import ConfigError, LaunchError, WorkbenchError
 from workbench.kernel.cells import COMMANDS, INSTALLERS, Cell, parse_cell, parse_ranks
 from workbench.kernel.debugger import NotebookDebugger
-from workbench.kernel.execution import Execution, stuck_message
+from workbench.kernel.execution import Execution, RanksFailed, stuck_message
 from workbench.kernel.link import Link
 from workbench.kernel.magics import register_commands, unregister_commands
 from workbench.kernel.outputs import label
@@ -378,7 +378,7 @@ def _without_frames() -> Iterator[None]:
     try:
         yield
     except (WorkbenchError, KeyboardInterrupt) as error:
-        if not hasattr(error, "_render_traceback_"):
+        if not isinstance(error, RanksFailed):
             message = f"{type(error).__name__}: {error}" if isinstance(error, WorkbenchError) else "KeyboardInterrupt"
             shown: Any = error  # `error` is deleted at the end of the clause
             shown._render_traceback_ = lambda: [message, *getattr(shown, "__notes__", ())]
