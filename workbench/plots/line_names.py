@@ -12,6 +12,7 @@ from workbench.plots.style import PAGE_PIXELS, escape_text
 PLOT_PIXELS = 300  # height of a panel
 NAME_PIXELS, LETTER_PIXELS = 14, 6.5  # height of a line's name, and width of its letters
 MOST_SHARE = 0.45  # of the width, for names
+BACKGROUND = "rgba(255, 255, 255, 0.7)"  # of a name that a longer line crosses
 
 
 def name_line_ends(
@@ -50,6 +51,7 @@ def name_line_ends(
             showarrow=False,
             text=escape_text(name),
             font={"size": 11, "color": colors[name]},
+            bgcolor=BACKGROUND,
         )
 
 
