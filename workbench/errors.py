@@ -1,6 +1,7 @@
 """The errors that a caller can fix. Each message names the fix; the command line prints it and exits with status 2."""
 
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).parent)
@@ -13,14 +14,30 @@ class WorkbenchError(Exception):
     exit_code = 2
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows: the caller's own frames and the message, not the frames of this package."""
-        frames = [frame for frame in traceback.extract_tb(self.__traceback__) if not _is_hidden(frame.filename)]
-        lines = [line.rstrip("\n") for line in traceback.format_list(frames)]
-        return [*lines, f"{type(self).__name__}: {self}", *getattr(self, "__notes__", ())]
+        """Return what IPython shows of an error in a cell: the caller's own frames and the message.
+
+        The frames of this package are left out, those of a function of the caller's that failed in it are not. On a rank
+        it is the whole traceback.
+        """
+        if not any(_is_in(frame.filename, SHELLS) for frame in traceback.extract_tb(self.__traceback__)):
+            return "".join(traceback.format_exception(self)).splitlines()
+        cause = self.__cause__
+        lines = [*_frames(cause), *_message(cause), ""] if cause is not None and _frames(cause) else []
+        return [*lines, *_frames(self), *_message(self)]
 
 
-def _is_hidden(path: str) -> bool:
-    return path.startswith(PACKAGE) or any(part in SHELLS for part in Path(path).parts)
+def _frames(error: BaseException) -> list[str]:
+    found = traceback.extract_tb(error.__traceback__)
+    shown = [one for one in found if not (one.filename.startswith(PACKAGE) or _is_in(one.filename, SHELLS))]
+    return [line.rstrip("\n") for line in traceback.format_list(shown)]
+
+
+def _message(error: BaseException) -> list[str]:
+    return [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+
+
+def _is_in(path: str, packages: Collection[str]) -> bool:
+    return any(part in packages for part in Path(path).parts)
 
 
 class ConfigError(WorkbenchError, ValueError):

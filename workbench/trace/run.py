@@ -496,9 +496,13 @@ def _written(setting: str, value: str) -> str:
     ['', 'once:top-k+feedback']
     >>> [_written("topology", text) for text in ("Ring()", "RandomRegular(degree=4, seed=0)")]
     ['ring', 'RandomRegular(degree=4, seed=0)']
-    >>> [_written("inner", text) for text in ("mine", "LayerwiseSGD(lanes=1)")]
-    ['mine', '']
+    >>> [_written("mine", text) for text in ("twice", "Rule(power=1)")]
+    ['twice', '']
+    >>> _written("inner", "DPSGD(topology=Ring(), overlap=True)")
+    'DPSGD'
     """
+    if setting == "inner":
+        return value[:MAX_VALUE].partition("(")[0]
     if setting not in ("collective", "codec"):
         if re.fullmatch(r"\w+\(\)", value):
             return kebab(value[:-2])
