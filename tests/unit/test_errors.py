@@ -60,5 +60,5 @@ def test_outside_a_cell_the_whole_traceback_is_shown() -> None:
     except WorkbenchError as caught:
         caught.add_note("in mine.yaml")
         lines = "\n".join(caught._render_traceback_()).splitlines()
-    assert any("simulation" in line for line in lines)
+    assert any("simulate.py" in line for line in lines)
     assert lines[-1] == "in mine.yaml"
