@@ -1,10 +1,11 @@
 """The errors that a caller can fix. Each message names the fix; the command line prints it and exits with status 2."""
 
+import os
 import traceback
 from collections.abc import Collection
 from pathlib import Path
 
-PACKAGE = str(Path(__file__).parent)
+PACKAGE = f"{Path(__file__).parent}{os.sep}"
 SHELLS = ("IPython", "ipykernel")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from playwright.sync_api import Locator
 
@@ -15,6 +16,17 @@ def execute(lab: Lab, command: str, **arguments: str) -> None:
 
 def runs(lab: Lab) -> Locator:
     return lab.page.locator("#workbench-panel [data-run]")
+
+
+def begin_training(lab: Lab, name: str, cells: Sequence[str]) -> None:
+    """Open a new notebook beside the panel, and run its first cell, which starts two ranks, and its second, which trains."""
+    lab.server.write(name, *cells)
+    lab.open(name)
+    execute(lab, "workbench:show-runs")
+    lab.run_cell(0)
+    lab.until(lambda: lab.has_run(0), "two ranks")
+    lab.run_cell(1)
+    lab.until(lambda: status(lab) == "running" and steps(lab) > 0, "a training")
 
 
 def status(lab: Lab) -> str | None:

@@ -19,12 +19,12 @@ pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install
 
 from tests.browser.chromium import needs_browser
 from tests.browser.lab import Lab, browsing
-from tests.browser.panel import execute, runs, status, steps
+from tests.browser.panel import begin_training, execute, runs, status, steps
 from tests.browser.test_lab import BEGIN
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
 
-START, TRAIN, DETACH = range(3)
+DETACH = 2  # a cell's place
 CELLS = (
     BEGIN.strip(),
     "run = cluster.train(wb.PipeSGD(), problem, steps=1_000_000, evaluate_every=0);",
@@ -38,7 +38,7 @@ def test_a_training_is_shown_again_after_all_that_can_happen_to_the_page(tmp_pat
     needs_browser()
     with browsing(tmp_path / "lab", base_url="/user/ada/") as lab:
         assert "/user/ada/" in lab.server.url
-        a_training_begins(lab)
+        begin_training(lab, "lost.ipynb", CELLS)
         a_sleeping_laptop_wakes_up(lab)
         the_connection_is_cut(lab)
         lab = a_closed_tab_is_opened_again(lab)
@@ -47,16 +47,6 @@ def test_a_training_is_shown_again_after_all_that_can_happen_to_the_page(tmp_pat
         lab.until(lambda: lab.has_run(DETACH), "a cluster without an owner")
         jupyterlab_crashes(lab)
         a_killed_kernel_leaves_its_detached_cluster_to_attach_or_stop(lab)
-
-
-def a_training_begins(lab: Lab) -> None:
-    lab.server.write("lost.ipynb", *CELLS)
-    lab.open("lost.ipynb")
-    execute(lab, "workbench:show-runs")
-    lab.run_cell(START)
-    lab.until(lambda: lab.has_run(START), "two ranks")
-    lab.run_cell(TRAIN)
-    lab.until(lambda: status(lab) == "running" and steps(lab) > 0, "a training")
 
 
 def moves(lab: Lab, what: str) -> None:
@@ -186,7 +176,7 @@ def test_a_killed_kernel_takes_the_cluster_that_it_owns(tmp_path: Path) -> None:
     """Without `detach`: the panel says that no cluster is alive, and that the training was killed."""
     needs_browser()
     with browsing(tmp_path / "lab") as lab:
-        a_training_begins(lab)
+        begin_training(lab, "lost.ipynb", CELLS)
         kill_the_kernel(lab, "pass")
         lab.page.locator("#workbench-panel").get_by_text("No cluster is alive.").wait_for()
         runs(lab).first.get_by_text("its processes have ended without a report").wait_for()

@@ -18,12 +18,12 @@ from playwright.sync_api import Locator
 
 from tests.browser.chromium import needs_browser
 from tests.browser.lab import Lab, browsing
-from tests.browser.panel import execute, in_both_themes, runs, status
+from tests.browser.panel import begin_training, execute, in_both_themes, runs, status
 from tests.unit.lab_server import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(900)]
 
-START, TRAIN, DETACH = range(3)
+TRAIN, DETACH = 1, 2  # places of cells
 BEGIN = """
 import workbench as wb
 slow = wb.costs.stragglers.SlowMachines(factor_of={1: 2.0})
@@ -40,13 +40,7 @@ CELLS = (BEGIN.strip(), TRAINS.strip(), "name = cluster.detach()")
 def test_ranks_branches_and_clusters_that_change(tmp_path: Path) -> None:
     needs_browser()
     with browsing(tmp_path / "lab") as lab:
-        lab.server.write("ranks.ipynb", *CELLS)
-        lab.open("ranks.ipynb")
-        execute(lab, "workbench:show-runs")
-        lab.run_cell(START)
-        lab.until(lambda: lab.has_run(START), "two ranks")
-        lab.run_cell(TRAIN)
-        lab.until(lambda: status(lab) == "running", "a training")
+        begin_training(lab, "ranks.ipynb", CELLS)
         a_slow_rank_is_a_straggler(lab)
         a_stopped_rank_is_seen(lab)
         a_run_is_branched_from_a_checkpoint(lab)

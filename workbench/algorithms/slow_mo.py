@@ -46,7 +46,7 @@ class SlowMo(Algorithm):
 
     Attributes:
         every: H, the paper's tau, number of steps between two slow steps.
-        inner: algorithm that takes the H steps, such as d-psgd; not one with servers, or whose ranks do not wait.
+        inner: algorithm that takes the H steps, such as d-psgd; its ranks must wait for each other, so it has no servers.
         slow_lr: alpha, step size of the slow update; 1, without momentum, moves to the mean of the replicas.
         slow_momentum: beta, share of the last slow update that is added to the next one.
 
