@@ -94,7 +94,7 @@ def test_a_slow_rank_delays_the_others_if_they_wait_for_it(runtime: str) -> None
 @on_real_runtimes
 def test_the_record_says_that_compute_was_slept(runtime: str) -> None:
     run = train(runtime, 2, LayerwiseSGD(bucket_bytes=200.0, collective=Ring()), PROBLEM, HOW).run
-    assert run.slept and run.label == "Watched, compute (slept)"
+    assert run.slept and run.label == "Watched(inner=LayerwiseSGD), compute (slept)"
     assert "SlowMachines(factor_of=((1, 2.0),)" in run.info["settings"]["compute"]
     assert any(note.startswith("compute (slept): forward 20 ms, backward 40 ms") for note in run.info["notes"])
     for table in (
