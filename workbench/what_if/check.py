@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
+import torch
 
 from workbench.algorithms import SynchronousSGD
 from workbench.analysis.summary import step_seconds, time_to
@@ -16,7 +18,6 @@ from workbench.arguments import check_whole
 from workbench.calibration.effective import Cores, make_setting
 from workbench.calibration.from_run import calibrate
 from workbench.calibration.model import Calibration
-from workbench.calibration.predict import Prediction, predict_at
 from workbench.calibration.probe import probe_here, with_probe
 from workbench.clusters.cluster import Cluster
 from workbench.errors import ConfigError
@@ -27,6 +28,7 @@ from workbench.what_if.candidates import name_of
 from workbench.what_if.measure import CODECS
 from workbench.what_if.question import line_rate
 from workbench.what_if.results import Study, badness, plain_of
+from workbench.what_if.step_time import StepTime, step_time
 from workbench.what_if.trainings import EVALUATIONS, Trained
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 FEWEST_STEPS = 8
 PROBE_S = 120.0
+SLEPT_OPTIMIZER = partial(torch.optim.SGD, lr=1e-3)  # its update fits into the slept seconds of any other
 
 
 @final
@@ -94,8 +97,8 @@ class Check:
 COLUMNS = (
     Column("algorithm", "algorithm"),
     Column("predicted_s", "predicted step", seconds),
-    Column("low_s", "10 %", seconds),
-    Column("high_s", "90 %", seconds),
+    Column("low_s", "5 %", seconds),
+    Column("high_s", "95 %", seconds),
     Column("measured_s", "measured", seconds),
     Column("error", "error", percent),
     Column("inside", "inside", lambda inside: "yes" if inside else "no"),
@@ -114,6 +117,7 @@ def check(
     algorithms: Sequence[Algorithm] | None,
     network: str | float | None,
     to_target: bool,
+    slept: bool,
     steps: int,
     rounds: int,
     calibrated: Calibration | None,
@@ -123,6 +127,8 @@ def check(
     """See `Study.check`."""
     problem: Problem = study.problem_object
     ranks = cluster.num_ranks
+    if slept and to_target:
+        raise ConfigError("slept=True trains with one sample a step: leave to_target out")
     check_whole("rounds", rounds, 1)
     check_whole("steps", steps, FEWEST_STEPS)
     if ranks < 2:
@@ -135,24 +141,26 @@ def check(
         raise ConfigError("algorithms=: give at least one, and none twice")
     trained = {cell.name: cell.trained for cell in study.cells if cell.workers == ranks and cell.trained is not None}
     lengths = {name_of(one): _length(name_of(one), trained, study) for one in chosen if to_target}
-    brief = {"steps": steps, "evaluate_every": 0}
+    brief: dict[str, Any] = {"steps": steps, "evaluate_every": 0}
+    calibration = calibrated or study.calibration
+    if slept:
+        brief |= {"compute": calibration.compute(), "batch_size": 1, "optimizer": SLEPT_OPTIMIZER}
 
     def train(one: Algorithm, seed: int) -> Run:
         settings = {**study.settings, **lengths.get(name_of(one), brief), **_rate(name_of(one), trained), "seed": seed}
         return cluster.train(one, problem, **settings).wait(timeout_s).run
 
-    fitted = together and calibrated is None
+    fitted = together and calibrated is None and not slept
     report = _Progress(fitted + rounds * len(chosen), quiet)
-    calibration = calibrated or study.calibration
     if fitted:
         run = (
             cluster.train(SynchronousSGD(), problem, **{**study.settings, **brief, "seed": rounds}).wait(timeout_s).run
         )
         report("costs fitted to SynchronousSGD", run)
         calibration = _fit(cluster, problem, run, rate)
-    cores: Cores = float(num_cores()) if together else "own"
+    cores: Cores = float(num_cores()) if together and not slept else "own"
     setting = make_setting(calibration, ranks, None, rate, latency_s, cores)
-    predicted = {name_of(one): predict_at(calibration, one, setting) for one in chosen}
+    predicted = {name_of(one): step_time(calibration, one, setting) for one in chosen}
     runs: dict[str, list[Run]] = {name: [] for name in predicted}
     for number in range(rounds):
         for one in chosen[number % len(chosen) :] + chosen[: number % len(chosen)]:
@@ -165,6 +173,8 @@ def check(
     about = f"{ranks} ranks ({cluster.runtime}), {len(hosts)} host{'s' if len(hosts) > 1 else ''}, {setting.name}"
     if fitted:
         about += "; costs fitted to a run of SynchronousSGD on these ranks"
+    if slept:
+        about += "; compute (slept)"
     return Check(rows=tuple(rows), runs=runs, about=about)
 
 
@@ -196,7 +206,7 @@ def _fit(cluster: Cluster, problem: Problem, run: Run, rate: float | None) -> Ca
 
 
 def _row(
-    name: str, found: Prediction, runs: Sequence[Run], trained: Trained | None, study: Study, to_target: bool
+    name: str, found: StepTime, runs: Sequence[Run], trained: Trained | None, study: Study, to_target: bool
 ) -> dict[str, Any]:
     times = [float(np.mean(step_seconds(run))) for run in runs]
     measured = float(np.mean(times))

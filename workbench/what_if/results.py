@@ -20,6 +20,7 @@ from workbench.program import Algorithm
 from workbench.trace.run import Run
 from workbench.units import GBIT_PER_S
 from workbench.what_if.candidates import name_of
+from workbench.what_if.interval import LEVELS
 from workbench.what_if.recipe import Recipe
 from workbench.what_if.step_time import StepTime, saved_seconds, step_run, step_time
 from workbench.what_if.trainings import Trained
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from workbench.clusters.cluster import Cluster
     from workbench.what_if.check import Check
 
-LEVELS = (0.1, 0.9)  # of all intervals
+
 EQUAL_WITHIN = 1.02  # within this factor, the plainer algorithm is the answer
 OCTAVES = 4  # bandwidths from 1/16 to 16 times the network's
 SHOWN_STEPS, SHOWN_RANKS = 3, 3  # of a timeline, after the warm-up
@@ -79,7 +80,7 @@ class Cell:
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """10 % and 90 % quantiles of the seconds to the target, of the mean over seeds and of the prediction's error."""
+        """5 % and 95 % quantiles of the seconds to the target, of the mean over seeds and of the prediction's error."""
         if self.target_s is None or self.trained is None:
             return None
         values = [float(steps) for steps in self.trained.steps if steps is not None]
@@ -125,7 +126,7 @@ COLUMNS = (
     Column("network", "network"),
     Column("algorithm", "algorithm"),
     Column("step_s", "step", seconds),
-    Column("step_interval_s", "10 to 90 %", lambda interval: _interval(*interval)),
+    Column("step_interval_s", "5 to 95 %", lambda interval: _interval(*interval)),
     Column("speedup", "speed-up", "{:.2f}".format),
     Column("overlap", "overlap", percent),
     Column("recipe", "gradients"),
@@ -134,7 +135,7 @@ TARGET_COLUMNS = (
     Column("reached", "seeds at the target"),
     Column("steps", "steps", lambda value: f"{value:.0f}"),
     Column("target_s", "time to target", seconds),
-    Column("interval_s", "10 to 90 %", lambda interval: _interval(*interval)),
+    Column("interval_s", "5 to 95 %", lambda interval: _interval(*interval)),
 )
 
 
@@ -337,7 +338,7 @@ class Study:
     def _caption(self) -> str:
         goal = "" if self.target is None else f"; target: {_words(*self.target)}"
         return (
-            f"{self.problem}{goal}; predicted, intervals from 10 % to 90 %; speed-up of a step over plain "
+            f"{self.problem}{goal}; predicted, intervals from 5 % to 95 %; speed-up of a step over plain "
             "synchronous SGD"
         )
 
@@ -440,6 +441,7 @@ class Study:
         algorithms: Sequence[Algorithm] | None = None,
         network: str | float | None = None,
         to_target: bool = False,
+        slept: bool = False,
         steps: int = 24,
         rounds: int = 2,
         calibrated: Calibration | None = None,
@@ -451,7 +453,8 @@ class Study:
         The predictions are made before the trainings that they predict, and for the conditions of the cluster. On ranks
         that have separate machines the costs are those of the study. Ranks of this machine, also those on an emulated
         network, share its cores, which the study's hosts do not; so the costs are fitted to a run of synchronous SGD on
-        them, and the others are predicted.
+        them, and the others are predicted. With `slept=True` such ranks sleep for the study's seconds of compute, as if
+        each had a host, and the predictions are those of the study.
 
         Args:
             cluster: real ranks.
@@ -460,6 +463,8 @@ class Study:
             network: rate of the links ("1gbit"), if the cluster is not emulated: an emulated one has it.
             to_target: train until the study's target, and compare these times too. The study must have trained these
                 algorithms with as many workers.
+            slept: the ranks compute the gradient of one sample in a step, and sleep until the study's seconds are over
+                (slept compute). The ranks must be able to compute that in these seconds.
             steps: of each training, without `to_target`.
             rounds: trainings of each algorithm.
             calibrated: costs on the cluster, instead of these.
@@ -478,6 +483,7 @@ class Study:
             algorithms=algorithms,
             network=network,
             to_target=to_target,
+            slept=slept,
             steps=steps,
             rounds=rounds,
             calibrated=calibrated,
@@ -558,7 +564,7 @@ def _untrained(cells: Sequence[Cell], best: Cell, plain: Cell, wins: str) -> lis
 
 
 def ratio_of(plain: Cell, best: Cell) -> tuple[float, float, float]:
-    """Return how many times as fast `best` is, with the 10 % and 90 % quantiles: paired by seed, with both predictions' errors.
+    """Return how many times as fast `best` is, with the 5 % and 95 % quantiles: paired by seed, with both predictions' errors.
 
     Without known steps, it is the ratio of the times of a step.
     """

@@ -15,7 +15,6 @@ from workbench.analysis.summary import num_warm_up
 from workbench.calibration.effective import Setting
 from workbench.calibration.fixed_point import Scenario, simulated, simulated_by_formula, simulated_run
 from workbench.calibration.model import Calibration
-from workbench.calibration.model_error import band
 from workbench.calibration.predict import UNBOUND, predict_at
 from workbench.calibration.steady import (
     FEWEST_PERIODS,
@@ -31,10 +30,12 @@ from workbench.calibration.steady import (
 from workbench.costs import Compute, Network
 from workbench.program import Algorithm
 from workbench.trace.run import Run
+from workbench.what_if.interval import interval, missed_by
 
 STEPS = 24  # of a simulation, with its warm-up
 MESSAGES = 3000  # with more messages in a simulation, a closed form is used if there is one
 LEAST_SHARE = 0.1  # of the mean: where steps differ as much as asynchronous ones, quantiles say little
+LONGEST_HANDLING_S = 1e-3  # a longer latency of a message is one of the wire
 COSTS = ("compute", "wire", "latency", "stragglers")
 How = Literal["messages", "closed form"]
 Change = Callable[[Compute, Network], tuple[Compute, Network]]
@@ -47,7 +48,7 @@ class StepTime:
 
     Attributes:
         step_s: the mean.
-        low_s, high_s: 10 % and 90 % quantiles of the mean of a few steps (`calibration.model_error`).
+        low_s, high_s: 5 % and 95 % quantiles of the mean of a few steps (`what_if.interval`).
         overlap: hidden share of the communication; None without communication.
         how: "closed form": one worker's program, with each sum by a formula. "messages": every message is an event.
     """
@@ -65,15 +66,21 @@ def step_time(calibration: Calibration, algorithm: Algorithm, setting: Setting, 
     Raises:
         ConfigError: the algorithm cannot run on this number of workers.
     """
+    handled_s = handling_seconds(calibration, algorithm, setting)
+    missed = missed_by(servers=algorithm.requires.servers, shared_cores=setting.cores is not None)
     if setting.cores is not None:
         found = predict_at(calibration, algorithm, setting, draws=0, seed=seed)
-        low_s = max(found.low_s, LEAST_SHARE * found.step_s)
-        return StepTime(step_s=found.step_s, low_s=low_s, high_s=found.high_s, overlap=found.overlap, how="messages")
+        mean_s = found.step_s + handled_s
+        low_s, high_s = interval(mean_s, missed=missed)
+        low_s = max(min(low_s, found.low_s + handled_s), LEAST_SHARE * mean_s)
+        high_s = max(high_s, found.high_s + handled_s)
+        return StepTime(step_s=mean_s, low_s=low_s, high_s=high_s, overlap=found.overlap, how="messages")
     run, how = step_run(calibration, algorithm, setting, seed=seed)
     times = _times(run, algorithm)
-    mean_s = float(times.mean())
+    mean_s = float(times.mean()) + handled_s
     others = [_mean_s(calibration.drawn(draw), algorithm, setting, seed) for draw in calibration.draws[:4]]
-    low_s, high_s = band(mean_s, others if how == "closed form" else [], step_sd=float(times.std()) / mean_s)
+    spread = float(times.std()) / mean_s
+    low_s, high_s = interval(mean_s, others if how == "closed form" else [], step_sd=spread, missed=missed)
     if calibration.line.latency_limit_s is not None:  # messages of one size allow latencies up to this one
         largest = replace(calibration, line=calibration.line.with_largest_latency())
         limit = _mean_s(largest, algorithm, setting, seed) / mean_s
@@ -83,16 +90,28 @@ def step_time(calibration: Calibration, algorithm: Algorithm, setting: Setting, 
     return StepTime(step_s=mean_s, low_s=low_s, high_s=high_s, overlap=hidden, how=how)
 
 
+def handling_seconds(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
+    """Return the seconds of a step in which a rank handles the messages that it sends itself, one after another.
+
+    A simulated message has a latency, and many of them pass it at the same time. Real ones are handled by one
+    interpreter, which delays the rank's other work.
+    """
+    each_s = min(calibration.line.message_latency_s.value, LONGEST_HANDLING_S)
+    return each_s * messages_per_step(calibration, algorithm, setting) / period(algorithm) / setting.workers
+
+
 def saved_seconds(calibration: Calibration, algorithm: Algorithm, setting: Setting, seed: int = 0) -> dict[str, float]:
     """Return by how many seconds a step would be shorter if one cost were zero, for each of `COSTS`.
 
     The largest is what a step waits for most. For compute, the steps with and without it have no stragglers.
     """
     if setting.cores is not None:
-        return predict_at(calibration, algorithm, setting, draws=0, seed=seed).saved_s
+        saved = predict_at(calibration, algorithm, setting, draws=0, seed=seed).saved_s
+        return {**saved, "latency": saved["latency"] + handling_seconds(calibration, algorithm, setting)}
     mean_s = _mean_s(calibration, algorithm, setting, seed)
     without = {cost: _mean_s(calibration, algorithm, setting, seed, _without(cost, setting.workers)) for cost in COSTS}
     saved = {cost: mean_s - without[cost] for cost in ("wire", "latency", "stragglers")}
+    saved["latency"] += handling_seconds(calibration, algorithm, setting)
     return {
         cost: max(0.0, value)
         for cost, value in {"compute": without["stragglers"] - without["compute"], **saved}.items()
@@ -148,7 +167,7 @@ def _mean_s(
     calibration: Calibration, algorithm: Algorithm, setting: Setting, seed: int, change: Change | None = None
 ) -> float:
     run, _ = step_run(calibration, algorithm, setting, seed=seed, change=change)
-    return float(_times(run, algorithm).mean())
+    return float(_times(run, algorithm).mean()) + handling_seconds(calibration, algorithm, setting)
 
 
 def _times(run: Run, algorithm: Algorithm) -> np.ndarray[Any, np.dtype[np.float64]]:
