@@ -63,12 +63,12 @@ def study_check() -> go.Figure:
     return figure
 
 
-def main() -> None:
-    """Draw all figures."""
+def figures() -> dict[str, go.Figure]:
+    """Return all figures, by the name of their file."""
     late = Compute(forward_s=0.002, backward_s=0.004, update_s=0.0002, stragglers=(SlowMachines(factor_of={3: 1.8}),))
     sums = [wb.SynchronousSGD(), wb.LayerwiseSGD(bucket_bytes=16 * wb.units.KIB), wb.PipeSGD(width=2)]
     waits = [wb.SynchronousSGD(), wb.BackupSGD(backups=1), wb.AsyncSGD()]
-    figures = {
+    return {
         "overlap": wb.plots.timelines([simulated(one) for one in sums], WINDOW, ranks=[0, 1], links=False),
         "stragglers": wb.plots.timelines(
             [simulated(one, compute=late, network=FAST) for one in waits],
@@ -77,9 +77,12 @@ def main() -> None:
         ),
         "study-check": study_check(),
     }
-    for path in write_pictures(
-        {PICTURES / name: json.loads(figure.to_json()) for name, figure in figures.items()}
-    ).values():
+
+
+def main() -> None:
+    """Draw all figures."""
+    drawn = {PICTURES / name: json.loads(figure.to_json()) for name, figure in figures().items()}
+    for path in write_pictures(drawn).values():
         print(path)
 
 

@@ -287,7 +287,7 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
     if options.workers < 1:
         raise ConfigError(f"--workers {options.workers}: give 1 or more")
     workers = options.workers if here is None or options.runtime == "simulated" else world_here()[1]
-    _check_slow_ranks(options.stragglers, workers)
+    check_slow_ranks(options.stragglers, workers)
     given = parse_pairs(options.set, "--set")
     if "schedule" in given and not is_in_user_file(options.algorithm):
         raise ConfigError(
@@ -307,7 +307,7 @@ def resolve(options: argparse.Namespace) -> tuple[str | None, Any, Any, Any]:
     return here, algorithm, problem, settings
 
 
-def _check_slow_ranks(stragglers: Sequence[str], workers: int) -> None:
+def check_slow_ranks(stragglers: Sequence[str], workers: int) -> None:
     """Refuse a distribution that slows a rank which does not exist."""
     from workbench import costs
 

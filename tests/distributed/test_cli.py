@@ -89,6 +89,8 @@ def test_runs_show_and_export_find_what_train_left() -> None:
     assert "</html>" in page.read_text()
     workbench("timeline", "last", "--steps", "5-8", status=2)
     workbench("timeline", "last", "--ranks", "first", status=2)
+    refused = workbench("timeline", "last", "--ranks", "0,99", status=2)
+    assert "traces of ranks 0 to 63" in refused.stderr
 
 
 @pytest.mark.parametrize(

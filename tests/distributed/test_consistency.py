@@ -16,7 +16,7 @@ import torch
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
 from tests.laws.train import make_job, on_real_runtimes
-from workbench.algorithms import AsyncSGD, SynchronousSGD
+from workbench.algorithms import AsyncSGD, LocalSGD, SynchronousSGD
 from workbench.errors import RankMismatch
 from workbench.program import Algorithm
 from workbench.runtimes.rank import consistency
@@ -69,6 +69,27 @@ def test_other_data_on_one_rank_are_refused(runtime: str) -> None:
         assert "rank 2 differs from ranks 0 and 1: training data is " in str(outcome.error) and "same data" in str(
             outcome.error
         )
+
+
+def other_weights() -> torch.nn.Module:
+    """The usual model with other initial weights, as of an initialization that ignores the seed."""
+    model = tiny.mlp()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(1.0)
+    return model
+
+
+@pytest.mark.parametrize("algorithm", [SynchronousSGD(), LocalSGD(every=2)], ids=["synchronous", "local"])
+def test_averages_of_weights_begin_with_those_of_rank_0(algorithm: Algorithm) -> None:
+    evaluations = []
+    for build in (tiny.mlp, other_weights):
+        job = make_job("torch", P, algorithm, tiny.problem(), replace(HOW, ema_decay=0.9, evaluate_every=1))
+        problem = tiny.problem(build)
+        calls: list[Any] = [(run_rank, (replace(job, problem=problem) if rank == ODD else job,)) for rank in range(P)]
+        assert all(outcome.error is None for outcome in shared_pool("torch", P).outcomes(calls))
+        evaluations.append([row["test_loss"] for row in Run.load(job.folder).evaluations()])
+    assert len(evaluations[0]) == HOW.steps and evaluations[0] == evaluations[1]
 
 
 def test_what_changes_no_number_is_noted() -> None:

@@ -20,9 +20,7 @@ from workbench.problems.loading import Reading
 from workbench.settings import Settings
 from workbench.trace.run import Run
 
-datasets = pytest.importorskip(
-    "datasets", reason="a package of 30 MB that one test needs: pip install -c constraints.txt -e '.[datasets]'"
-)
+datasets = pytest.importorskip("datasets", reason="needs Hugging Face datasets: pip install 'sgd-workbench[datasets]'")
 
 INPUTS, TARGETS = tiny.data()
 HOW: dict[str, Any] = {"workers": 2, "steps": 8, "batch_size": 3, "evaluate_every": 4}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import importlib.util
 import json
 import re
@@ -214,6 +215,39 @@ def test_the_figures_of_how_it_works_are_those_of_their_script() -> None:
         assert path.read_text(encoding="utf-8") == draw(), f"{path}: python docs/draw_concepts.py"
         assert f"](../pictures/{name}.svg)" in page
     assert len(figures) == 5
+
+
+def test_the_timelines_of_the_concepts_are_those_of_their_script() -> None:
+    """Needs no browser: places and colours of bars and points are compared, and the words."""
+    pytest.importorskip("plotly", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
+    from plotly.colors import hex_to_rgb
+
+    figures = docs_module("draw_timelines").figures()
+    for name, figure in figures.items():
+        path = ROOT / "docs" / "pictures" / f"{name}.svg"
+        text, wrong = path.read_text(encoding="utf-8"), f"{path}: python docs/draw_timelines.py"
+        traces = sorted(figure.data, key=lambda trace: trace.yaxis or "y1")  # one panel after the other
+        words = {html.unescape(re.sub("<[^>]*>", "", word)) for word in re.findall("<text.*?</text>", text)}
+        assert words >= {trace.name for trace in traces}, wrong
+        bars = re.findall(r'd="M([\d.]+),[\d.]+V[\d.]+H([\d.]+)V[\d.]+Z" [^>]*fill: rgb\(([\d, ]+)\)', text)
+        drawn = [float(place) for *ends, _ in bars for place in ends]
+        of_bars = [trace for trace in traces if trace.type == "bar"]
+        places = [
+            place
+            for trace in of_bars
+            for begin, length in zip(trace.base, trace.x, strict=True)
+            for place in (begin, begin + length)
+        ]
+        colors = [", ".join(map(str, hex_to_rgb(trace.marker.color))) for trace in of_bars for _ in trace.x]
+        assert [color for *_, color in bars] == colors, wrong
+        if not bars:
+            drawn = [float(place) for place in re.findall(r'class="point" transform="translate\(([\d.]+),', text)]
+            places = [place for trace in traces for place in trace.x]
+            assert words >= {label for trace in traces for label in trace.y}, wrong
+        assert len(drawn) == len(places) > 20, wrong
+        scale = (max(drawn) - min(drawn)) / (max(places) - min(places))  # pixels for each unit of the axis
+        found = [(place - min(drawn)) / scale + min(places) for place in drawn]
+        assert found == pytest.approx(places, abs=0.05 / scale), wrong  # a twentieth of a pixel
 
 
 def test_the_reference_has_every_name_that_pages_import() -> None:

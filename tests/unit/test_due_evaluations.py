@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from workbench.errors import ConfigError
 from workbench.replica.local_training import LocalTraining
 from workbench.runtimes.rank.pending_evaluations import PendingEvaluations, evaluate_left, evaluated
 from workbench.settings import Settings
+from workbench.trace.processes import SILENT_S
 from workbench.trace.recorder import FileRecorder
 from workbench.trace.run import PENDING_FOLDER, Run
 from workbench.trace.store import new_run, update_run
@@ -87,6 +90,24 @@ def test_a_failed_run_keeps_what_was_evaluated_and_says_how_to_get_the_rest(tmp_
     found = [row for row in run.metrics[0] if "evaluation" in row]
     assert found == json.loads(json.dumps(right))
     assert [row["step"] for row in run.evaluations()] == [1, 2, 3, 4, 5]
+
+
+def test_a_lost_run_stays_lost_while_its_evaluations_are_made(tmp_path: Path) -> None:
+    folder, _ = begin(tmp_path, range(1, 4))
+    update_run(folder, process={"host": "another", "pid": 1})
+    damaged = folder / PENDING_FOLDER / "step-00000002.pt"
+    kept = damaged.read_bytes()
+    damaged.write_bytes(b"")
+    long_ago = time.time() - 2 * SILENT_S
+    for path in folder.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    with pytest.raises(EOFError):
+        evaluate_left(folder, AsyncSGD(), PROBLEM)
+    assert Run.load(folder).info["status"] == "lost"  # its evaluation of step 1 was made
+    damaged.write_bytes(kept)
+    assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 2
+    run = Run.load(folder)
+    assert run.info["status"] == "lost" and [row["step"] for row in run.evaluations()] == [1, 2, 3]
 
 
 def test_a_draft_of_a_killed_writer_is_no_evaluation(tmp_path: Path) -> None:

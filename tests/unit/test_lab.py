@@ -308,6 +308,24 @@ def test_only_rows_that_changed_are_read_and_sent_again(tmp_path: Path, monkeypa
         rows.find([tmp_path], "b")
 
 
+def test_a_name_of_two_runs_is_refused_and_a_renamed_folder_is_found(tmp_path: Path) -> None:
+    rows, stores = RunRows(), [tmp_path / "store", tmp_path / "copy"]
+    folder = write_run(stores[0], "a", created="2026-01-01T00:00:00+00:00")
+    stores[1].mkdir()
+    (stores[1] / "a").symlink_to(folder)
+    assert rows.find(stores, "a") in (folder, stores[1] / "a"), "one run, on two paths"
+    (stores[1] / "a").unlink()
+    for copy in (stores[1] / "a", stores[1] / "renamed"):  # both are listed as `a`
+        shutil.copytree(folder, copy)
+        rows.select(stores)
+        with pytest.raises(ValueError, match="2 runs have the name a: ") as refused:
+            rows.find(stores, "a")
+        assert str(folder) in str(refused.value) and str(copy) in str(refused.value)
+        assert rows.find([copy.parent], "a") == copy
+        shutil.rmtree(copy)
+    assert rows.find(stores, "a") == folder
+
+
 def written_again(folder: Path, **changes: Any) -> None:
     """Change entries of a run's `run.json`."""
     (folder / "run.json").write_text(json.dumps({**json.loads((folder / "run.json").read_text()), **changes}))

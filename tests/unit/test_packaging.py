@@ -34,15 +34,12 @@ CONDA_NAMES = {
 }
 
 
-APART = {"all", "datasets"}  # extras that are not in `all`; one test needs `datasets`, and skips without it
-
-
-def declared(without: frozenset[str] | set[str] = frozenset({"all"})) -> dict[str, Requirement]:
+def declared() -> dict[str, Requirement]:
     """Every dependency of pyproject.toml, extras included, by name."""
     extras = PROJECT["optional-dependencies"]
     lines = [
         *PROJECT["dependencies"],
-        *(line for name, lines in extras.items() if name not in without for line in lines),
+        *(line for name, lines in extras.items() if name != "all" for line in lines),
     ]
     return {requirement.name: requirement for requirement in map(Requirement, lines)}
 
@@ -62,7 +59,7 @@ def test_environment_yml_is_in_step_with_pyproject() -> None:
     }
     assert str(conda.pop("python").specifier) == PROJECT["requires-python"]
     conda.pop("pip")
-    ours = {CONDA_NAMES.get(name, name): str(requirement.specifier) for name, requirement in declared(APART).items()}
+    ours = {CONDA_NAMES.get(name, name): str(requirement.specifier) for name, requirement in declared().items()}
     assert {name: str(requirement.specifier) for name, requirement in conda.items()} == ours
 
 
@@ -89,7 +86,7 @@ def test_constraints_pin_every_dependency_within_its_range() -> None:
 def test_all_is_every_extra() -> None:
     (everything,) = PROJECT["optional-dependencies"]["all"]
     assert Requirement(everything).name == PROJECT["name"]
-    assert Requirement(everything).extras == set(PROJECT["optional-dependencies"]) - APART
+    assert Requirement(everything).extras == set(PROJECT["optional-dependencies"]) - {"all"}
 
 
 def test_version_and_licence_are_the_same_everywhere() -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -447,8 +448,12 @@ def test_bad_ranges_name_what_there_is() -> None:
     run = make_run(num_steps=10)
     with pytest.raises(ConfigError, match=r"steps 0 to 9; ask for some of those, such as slice\(0, 10\)"):
         plots.timeline(run, steps=slice(20, 25))
-    with pytest.raises(ConfigError, match="traces of ranks 0 to 1"):
-        plots.timeline(run, ranks=[7])
+    for ranks in ([7], [0, 7], []):  # one without a trace is not left out silently
+        with pytest.raises(ConfigError, match=r"traces of ranks 0 to 1; ask for some"):
+            plots.timeline(run, ranks=ranks)
+    left = replace(run, traces={0: run.traces[0], 5: run.traces[1]})
+    with pytest.raises(ConfigError, match=r"ranks=\[0, 1\].* has traces of ranks 0, 5"):
+        plots.timeline(left, ranks=[0, 1])
     with pytest.raises(ConfigError, match="has no trace"):
         plots.timeline(empty_run())
     with pytest.raises(ConfigError, match="at least one"):

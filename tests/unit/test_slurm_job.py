@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from tests.waiting import within
+from workbench.clusters.local import spawn
 from workbench.clusters.slurm import batch_job as slurm_job
 from workbench.clusters.supervision.reaper import AT_END, run_last
 from workbench.runtimes.control.job import JOB_VARIABLE, RECORD_NAME, STOP_NAME, job_stops, record_run
@@ -71,6 +73,29 @@ def test_a_job_that_is_ended_leaves_nothing(tmp_path: Path, no_process_left: Non
         assert within(20, (tmp_path / "runs").exists)
         process.send_signal(sign)
         process.communicate(timeout=20)
+
+
+def test_ranks_have_the_time_to_save_that_their_launcher_gives_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = f"trap 'until test -e {tmp_path}/late; do sleep 0.01; done; touch {tmp_path}/saved; exit 0' TERM"
+    waits = f"{saves}; touch {tmp_path}/runs; while true; do sleep 0.01; done"
+    ended = object.__new__(slurm_job.Job)  # without its signal handlers
+    with subprocess.Popen(["sh", "-c", waits], start_new_session=True) as ranks:
+        assert within(20, (tmp_path / "runs").exists)
+        passed_s = 0.0
+
+        def sleep(seconds: float) -> None:
+            nonlocal passed_s
+            passed_s += seconds
+            if passed_s >= spawn.GRACE_S and not (tmp_path / "late").exists():
+                (tmp_path / "late").touch()
+                ranks.wait(20)
+
+        monkeypatch.setattr(slurm_job, "time", SimpleNamespace(monotonic=lambda: passed_s, sleep=sleep))
+        ended.processes = [ranks]
+        ended.close()
+    assert (tmp_path / "saved").exists() and ranks.returncode == 0
 
 
 def test_the_warning_becomes_a_stop_word_of_the_training_that_runs(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from workbench.calibration.model import Calibration
 from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
 from workbench.calibration.predict import predict_at
 from workbench.calibration.recommend import recommend
+from workbench.cli.main import main
 from workbench.codecs import ErrorFeedback, Linear8, Sign, TopK
 from workbench.collectives import Native, Once, PowerSGD, Ring
 from workbench.errors import ConfigError
@@ -690,6 +691,18 @@ def test_a_target_needs_test_data() -> None:
         ask(problem=problem)
     found = ask(problem=problem, target=None)
     assert "without test data" in found.answer
+
+
+def test_stragglers_on_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("workbench.what_if.study", lambda _problem, **words: given.update(words) or "the answer")
+    words = ["study", "--problem", "digits-softmax", "--workers", "4,16"]
+    assert main([*words, "--stragglers", "lognormal:0.3", "--stragglers", "slow-machines:9=4"]) == 0
+    assert given["stragglers"] == [costs.Lognormal(sigma=0.3), costs.SlowMachines(factor_of=((9, 4),))]
+    assert main(words) == 0 and given["stragglers"] == []
+    for name, said in (("slow-machines:16=4", "there is no rank 16"), ("lognormla", "did you mean lognormal")):
+        assert main([*words, "--stragglers", name]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_command_line(tmp_path: Path) -> None:

@@ -403,10 +403,12 @@ def test_the_poll_after_the_end_reads_all_that_is_left(tmp_path: Path, monkeypat
     for step in range(50):
         recorder.metrics(row(step))
     recorder.close()
-    follower = Follower(folder)
+    follower, bounded = Follower(folder), Follower(folder, most_rows=2)
     assert 0 < len(follower.poll().metrics[0]) < 50, "a part at a time while it trains"
+    assert len(bounded.poll().metrics[0]) == 2
     update_run(folder, status="finished")
     assert follower.poll().metrics == Run.load(folder).metrics
+    assert bounded.poll().metrics == {0: follower.poll().metrics[0][-2:]}, "its memory does not grow with the run"
 
 
 def test_following_a_run_sees_what_a_reader_sees(tmp_path: Path) -> None:

@@ -49,6 +49,14 @@ def add_study_options(study: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, help="samples of a worker in a step; the problem's by default")
     add("--lr", type=float, help="learning rate of exact gradients; the optimizer's by default")
     add("--search", type=int, default=0, help="trainings that search each learning rate (needs Optuna); 0 by default")
+    add(
+        "--stragglers",
+        action="append",
+        default=[],
+        metavar="DISTRIBUTION",
+        help="workers that are slower, such as lognormal:0.3 (at random), or slow-machines:3=4 (rank 3 takes 4 times as "
+        "long), if costs are measured here; several are multiplied",
+    )
     add("--threads", type=int, help="compute threads of a worker, if costs are measured here")
     add("--name", help="keep the study in the folder study-NAME of the run store; the same name continues it")
     add("--json", action="store_true", help="print one JSON object for each algorithm, number of workers and network")
@@ -56,22 +64,26 @@ def add_study_options(study: argparse.ArgumentParser) -> None:
 
 
 def _study(options: argparse.Namespace) -> int:
-    from workbench import problems
+    from workbench import costs, problems
+    from workbench.run_spec import check_slow_ranks
     from workbench.what_if import study
 
     algorithms = [_algorithm(text) for text in options.algorithm] or None
     calibrated: Any = options.calibrated[0] if len(options.calibrated) == 1 else options.calibrated or None
+    workers = _wholes(options.workers)
+    check_slow_ranks(options.stragglers, max(workers, default=1))
     found = study(
         problems.get(options.problem, **parse_pairs(options.option, "--option")),
         algorithms=algorithms,
         calibrated=calibrated,
         networks=[name.strip() for name in options.network.split(",") if name.strip()],
-        workers=_wholes(options.workers),
+        workers=workers,
         target=_target(options.target),
         seeds=options.seeds,
         minutes=options.minutes,
         batch_size=options.batch_size,
         search=options.search,
+        stragglers=[costs.stragglers.get(text) for text in options.stragglers],
         threads=options.threads,
         name=options.name,
         quiet=is_quiet(),

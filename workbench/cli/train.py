@@ -15,6 +15,7 @@ from workbench.errors import ConfigError
 from workbench.logs import LOG, is_quiet
 from workbench.run_spec import add_train_options, report, resolve, run_simulated
 
+NEWEST_ROWS = 2  # that the progress line needs of each rank: the last one may be an evaluation
 EXAMPLES = """
   workbench train pipe-sgd --problem digits-mlp --workers 2 --epochs 5 --width 2
   workbench train pipe-sgd --problem mine.py:problem --workers 4 --checkpoint-every 100
@@ -154,12 +155,12 @@ def _progress(folder: Path, options: argparse.Namespace) -> Iterator[Callable[[]
     from workbench.progress import progress_line
     from workbench.trace.follow import Follower
 
-    follower, shown, line = Follower(folder), not options.json and not is_quiet(), None
+    follower, shown, line = Follower(folder, most_rows=NEWEST_ROWS), not options.json and not is_quiet(), None
 
     def show() -> None:
         nonlocal line
         run = follower.poll() if shown else None
-        rows = [row for rows in run.metrics.values() for row in rows[-2:] if "evaluation" not in row] if run else []
+        rows = [row for rows in run.metrics.values() for row in rows if "evaluation" not in row] if run else []
         if run is None or not rows:
             return
         last = max(rows, key=lambda row: row["step"])

@@ -92,18 +92,28 @@ class RunRows:
             }
 
     def find(self, roots: Iterable[Path], name: str) -> Path:
-        """Return the folder of a run by its exact name.
+        """Return the folder of a run by its exact name: that of its folder, or of its row, if its folder was renamed.
 
         Raises:
-            ValueError: it cannot be the name of a run.
+            ValueError: it cannot be the name of a run, or several runs have it, such as a run and a copy of its folder.
             RunNotFound: no store has it.
         """
         if not NAME.fullmatch(name) or name.startswith("."):
             raise ValueError(f"{name!r} cannot be the name of a run")
-        for root in roots:
-            if (root / name / "run.json").is_file():
-                return root / name
-        raise RunNotFound(f"there is no run {name}: it was removed, or it is in another run store")
+        roots = list(roots)
+        found = [root / name for root in roots]
+        with self._lock:
+            renamed = [folder for folder, cached in self._cached.items() if cached.row["run"] == name]
+        found += [folder for folder in renamed if folder.parent in roots]
+        found = list({folder.resolve(): folder for folder in found if (folder / "run.json").is_file()}.values())
+        if len(found) > 1:
+            raise ValueError(
+                f"{len(found)} runs have the name {name}: {' and '.join(map(str, found))}. Move one of them out of the run "
+                "stores that the panel shows, or open it by its folder: wb.open_run(folder)"
+            )
+        if not found:
+            raise RunNotFound(f"there is no run {name}: it was removed, or it is in another run store")
+        return found[0]
 
     def one(self, folder: Path, max_points: int) -> dict[str, Any]:
         """Return the row of a run with its curves, its failed ranks, its notes, and the steps of an epoch, if known.

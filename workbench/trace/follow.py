@@ -20,12 +20,15 @@ POLL_S = 5.0  # seconds between checks that the run's processes are alive
 class Follower:
     """Reads the metrics of a running training. Each `poll` reads only new lines. Any thread may call it.
 
+    A row takes about 450 bytes of memory: 0.45 GB for each rank of a run of a million steps, as with `Run.load`.
+
     Args:
         folder: the run's folder.
+        most_rows: keep only this number of each rank's newest rows; None: all rows.
     """
 
-    def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path | str, *, most_rows: int | None = None) -> None:
+        self.folder, self._most_rows = Path(folder), most_rows
         self._offsets: dict[int, int] = {}
         self._rows: dict[int, list[dict[str, Any]]] = {}
         self._lock = Lock()
@@ -59,5 +62,8 @@ class Follower:
         """Add the next rows of a rank. Return whether there was a complete line."""
         before = self._offsets.get(rank, 0)
         rows, self._offsets[rank] = next_metrics_rows(path, before)
-        self._rows.setdefault(rank, []).extend(rows)
+        kept = self._rows.setdefault(rank, [])
+        kept.extend(rows)
+        if self._most_rows is not None:
+            del kept[: -self._most_rows]
         return self._offsets[rank] > before

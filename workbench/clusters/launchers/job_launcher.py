@@ -27,7 +27,7 @@ from workbench.clusters.supervision.reaper import AT_END, run_last
 
 SCRIPT = batch_job.__file__
 SPEC, LOG = "job.json", "job.log"
-GONE_S = 8.0  # how long a cancelled job may take to end
+GONE_S = batch_job.GRACE_S + 3.0  # how long a cancelled job may take to end
 
 
 class _InJob(HasTraits):

@@ -37,7 +37,7 @@ from typing import Any
 
 JOB_NUMBERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")  # the last is SGE's
 POLL_S = 0.25
-GRACE_S = 5.0
+GRACE_S = 15.0  # after SIGTERM: `workbench train` gives its ranks 10 s; Slurm's own limit (KillWait) is 30 s by default
 REQUEUE_S = 60.0  # limit for `scontrol requeue`
 MISSED = 12  # consecutive failed checks of a shared folder before it counts as removed
 CONTROLLER_S = 60.0
@@ -137,7 +137,7 @@ class Job:
             if any(process.poll() is not None for process in self.processes):
                 break  # the controller has ended
             time.sleep(POLL_S)
-        return ranks.wait(GRACE_S) if ranks.poll() is not None else 1
+        return 1 if (status := ranks.poll()) is None else status
 
     def close(self) -> None:
         """End all processes."""

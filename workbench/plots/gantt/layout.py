@@ -144,19 +144,19 @@ def panel(
 
 
 def shown_ranks(run: Run, ranks: Sequence[int] | None) -> list[int]:
-    """Return the ranks to show that have a trace; None: all.
+    """Return the ranks to show; None: all that have a trace.
 
     Raises:
-        ConfigError: none of them has; the message says which have.
+        ConfigError: one of them has no trace; the message says which have.
     """
     available = run.spans.ranks
     if not available:
         raise ConfigError(f"run {run.id} has no trace: was it made with trace_steps=0?")
-    shown = [rank for rank in (available if ranks is None else ranks) if rank in available]
-    if not shown:
-        raise ConfigError(
-            f"ranks={list(ranks or ())}: run {run.id} has traces of ranks {available[0]} to {available[-1]}"
-        )
+    shown = list(available if ranks is None else ranks)
+    if not shown or not set(shown) <= set(available):
+        first, last = available[0], available[-1]
+        named = f"{first} to {last}" if len(available) == last - first + 1 else ", ".join(map(str, available))
+        raise ConfigError(f"ranks={shown}: run {run.id} has traces of ranks {named}; ask for some of those")
     return shown
 
 

@@ -323,6 +323,8 @@ def _train(
         )
         differing = check_consistency(known, transport, interpreter)
         share_tensors(replica.shared_tensors(), transport, interpreter)
+        if replica.average is not None:  # it began with this rank's own initial weights, which rank 0's have replaced
+            replica.average.load([param.detach() for param in replica.parameters])
         check_lanes(job.algorithm, settings.progress)
         transport.open_lanes(job.algorithm.requires.num_lanes)
         ctx = Context(rank, num_workers, num_steps=worker.num_steps, layout=replica.layout, seed=settings.seed)

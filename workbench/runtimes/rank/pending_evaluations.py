@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
@@ -100,7 +101,9 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
     shapes, recorded = model_info(worker.replica.layout)["shapes"], (info.get("model") or {}).get("shapes")
     if recorded is not None and shapes != recorded:
         raise ConfigError(f"{folder.name} trained a {problem.name} of other sizes: give the problem with its options")
-    num_made, file = 0, open_append(folder / metrics_name(0))
+    metrics = folder / metrics_name(0)
+    changed = {path: os.stat(path) for path in (metrics, folder / PENDING_FOLDER) if path.exists()}
+    num_made, file = 0, open_append(metrics)
     try:
         for row, snapshot in PendingEvaluations(folder).take():
             if row["step"] in made:  # the run was killed after writing the row
@@ -109,6 +112,9 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
             num_made += 1
     finally:
         os.close(file)
+        for path, before in changed.items():  # a lost run's newest change is its last sign of life: keep that time
+            with suppress(FileNotFoundError):
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     return num_made
 
 
