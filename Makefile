@@ -125,7 +125,7 @@ predictions: $(INSTALLED) ## predicted and measured step times on an emulated ne
 	$(BIN)/python -m tests.benchmarks.predictions run
 
 .PHONY: study-check
-study-check: $(INSTALLED) ## what wb.study predicts for two models, against real ranks on an emulated network (root; 10 minutes of a quiet machine)
+study-check: $(INSTALLED) ## what wb.study predicts for two models, against real ranks on an emulated network (root; 12 minutes of a quiet machine)
 	$(BIN)/python -m tests.benchmarks.study_check
 
 .PHONY: backups

@@ -63,8 +63,8 @@ PICTURES = {  # of notebooks without a paper: name -> a picture, what one sees, 
     ),
     "03-how-much-would-it-help": (
         "study-check.svg",
-        "Twelve rows, each with a predicted step time, its interval, and the measured time; six of these are longer",
-        "Predicted and measured step times of two models on 2 and 4 hosts, on the emulated network of the record.",
+        "A row for each of twelve algorithms and two models: a predicted step time, its interval, and the measured time",
+        "Predicted step times of two models on 2 hosts, and those of real ranks with slept compute on an emulated network.",
     ),
 }
 MOCKED = ["accelerate", "lightning", "transformers"]  # libraries of the adapters: the reference is built without them

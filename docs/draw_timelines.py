@@ -39,15 +39,15 @@ def simulated(algorithm: Algorithm, *, compute: Compute = COMPUTE, network: Netw
 
 
 def study_check() -> go.Figure:
-    """Draw predicted and measured seconds of the steps that were not used to fit the costs."""
-    rows = [row for row in json.loads(STUDY.read_text(encoding="utf-8"))["rows"] if not row["fitted"]]
-    names = [f"{row['model'].upper()}, {row['hosts']} hosts: {row['algorithm']}" for row in rows]
+    """Draw a study's predictions, and the measured seconds of ranks with slept compute."""
+    rows = [row for row in json.loads(STUDY.read_text(encoding="utf-8"))["rows"] if row["slept"]]
+    names = [f"{row['model'].upper()}: {row['algorithm']}" for row in rows]
     predicted = [row["predicted_s"] for row in rows]
     above, below = (
         [abs(row[end] - value) for row, value in zip(rows, predicted, strict=True)] for end in ("high_s", "low_s")
     )
     error = {"type": "data", "array": above, "arrayminus": below, "thickness": 2}
-    figure = go.Figure(layout={"template": TEMPLATE, "height": 480, "margin": {"l": 260}})
+    figure = go.Figure(layout={"template": TEMPLATE, "height": 640, "margin": {"l": 260}})
     figure.add_scatter(
         x=predicted, y=names, error_x=error, mode="markers", name="predicted, with its interval", marker={"color": BLUE}
     )

@@ -35,8 +35,11 @@ def test_predictions_stand_beside_measurements(
     )
     with wb.Cluster(2, quiet=True) as cluster:
         found = study.check(cluster, to_target=True, rounds=1)
+        slept = study.check(cluster, slept=True, steps=8, rounds=1, quiet=True)
         with pytest.raises(ConfigError, match="to_target"):
             study.check(cluster, algorithms=[wb.DeAR()], to_target=True)
+        with pytest.raises(ConfigError, match="leave to_target out"):
+            study.check(cluster, slept=True, to_target=True)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("check: ")]
     total = 1 + len(found.rows)  # the run to which costs are fitted, and one round
     assert said[0] == f"check: {total} trainings"
@@ -52,6 +55,15 @@ def test_predictions_stand_beside_measurements(
         assert row["inside"] == (row["low_s"] <= row["measured_s"] <= row["high_s"])
         assert row["target_measured_s"] is None or row["target_measured_s"] > 0
     assert f"{found.worst:.0%}" in str(found)
+    predicted = {cell.name: cell.time.step_s for cell in study.cells}
+    for row in slept.rows:
+        assert row["predicted_s"] == pytest.approx(
+            predicted[row["algorithm"]], rel=0.2
+        )  # the loopback has its own rate
+        assert not row["fitted"]
+        (run,) = slept.runs[row["algorithm"]]
+        assert run.slept
+    assert "compute (slept)" in str(slept) and "compute (slept)" not in str(found)
     assert [row["algorithm"] for row in found.rows if row["fitted"]] == ["SynchronousSGD"]
     outside = [row["algorithm"] for row in found.rows if not row["inside"] and not row["fitted"]]
     assert all(name in found.verdict for name in outside)

@@ -37,7 +37,7 @@ from workbench.what_if.recipe import one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study, ratio_of
 from workbench.what_if.run_study import by_workers
 from workbench.what_if.saved import Saved
-from workbench.what_if.step_time import StepTime, saved_seconds, step_time
+from workbench.what_if.step_time import StepTime, handling_seconds, saved_seconds, step_time
 from workbench.what_if.trainings import Trained, Trainings
 
 
@@ -64,9 +64,9 @@ def calibration(
 
 
 def test_the_interval_contains_every_latency_that_messages_of_one_size_allow() -> None:
-    """Of messages of 1 MB only their time is known, and most of it may be latency, or none."""
+    """Of messages of one size only their time is known: all of it may be latency, or none."""
     plain = calibration()
-    vague = replace(plain, line=replace(plain.line, message_bytes=1e6, latency_limit_s=9e-3))
+    vague = replace(plain, line=replace(plain.line, message_bytes=1e6, latency_limit_s=3e-2))
     setting = make_setting(vague, 4, None, 125e6, None, "own")
     known, found = (step_time(each, wb.SynchronousSGD(), setting) for each in (plain, vague))
     truth = step_time(replace(vague, line=vague.line.with_largest_latency()), wb.SynchronousSGD(), setting)
@@ -129,6 +129,32 @@ def test_a_closed_form_with_a_codec_is_near_the_simulation_of_all_messages(codec
     found = step_time(costs_, algorithm, setting)
     assert found.how == "closed form"
     assert found.step_s == pytest.approx(predict_at(costs_, algorithm, setting, draws=0).step_s, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "messages"),
+    [
+        (wb.SynchronousSGD(), 0),
+        (wb.SynchronousSGD(collective=Ring()), 6),
+        (wb.SynchronousSGD(collective=Ring(codec=Linear8(), chunks=4)), 24),
+        (wb.LocalSGD(every=8, collective=Ring()), 0.75),
+    ],
+    ids=str,
+)
+def test_a_rank_handles_its_messages_one_after_another(algorithm: wb.Algorithm, messages: float) -> None:
+    """Each takes the measured time of a message, or a millisecond if that is shorter: a longer latency is of the wire."""
+    found = {}
+    for cores in ("own", 4.0):
+        for latency_s in (0.0, 4e-4, 5e-2):
+            costs_ = calibration()
+            costs_ = replace(costs_, line=replace(costs_.line, message_latency_s=Estimate(latency_s)))
+            setting = make_setting(costs_, 4, None, 125e6, None, cores)
+            handled_s = messages * min(latency_s, 1e-3)
+            assert handling_seconds(costs_, algorithm, setting) == pytest.approx(handled_s)
+            simulated_s = predict_at(costs_, algorithm, setting, draws=0).step_s
+            found[latency_s] = step_time(costs_, algorithm, setting)
+            assert found[latency_s].step_s == pytest.approx(simulated_s + handled_s, rel=0.03)
+            assert saved_seconds(costs_, algorithm, setting)["latency"] >= handled_s
 
 
 def test_what_binds_a_step() -> None:
