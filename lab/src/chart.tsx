@@ -4,6 +4,7 @@ import * as React from 'react';
 
 import { complain } from './actions';
 import { csv, download, png, svg } from './files';
+import { digits } from './format';
 
 export interface Line {
   name: string;
@@ -264,7 +265,7 @@ export function Chart(props: {
       <div className="wb-Chart-readout" aria-hidden="true">
         {marked.map(({ line, index }) => (
           <span key={line.name}>
-            {line.name} {format(line.y[index]!)} at {short(line.x[index], xHigh - xLow)}
+            {line.name} {(props.format ?? digits)(line.y[index]!)} at {short(line.x[index], xHigh - xLow)} {props.xTitle}
           </span>
         ))}
       </div>

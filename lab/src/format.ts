@@ -79,8 +79,8 @@ export function interval(values: number[]): Interval {
     return { mean, half: null };
   }
   const variance = values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (n - 1);
-  const quantile = T95[n - 2] ?? 1.96 + 2.37 / (n - 1);
-  return { mean, half: quantile * Math.sqrt(variance / n) };
+  const half = (T95[n - 2] ?? 1.96 + 2.37 / (n - 1)) * Math.sqrt(variance / n);
+  return { mean, half: half > 1e-12 * Math.abs(mean) ? half : 0 }; // equal values have a mean that is rounded
 }
 
 /** Digits of a number next to its uncertainty, which has two: "0.1234 ± 0.0056". */

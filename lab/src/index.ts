@@ -57,6 +57,7 @@ namespace CommandIDs {
   export const heal = 'workbench:heal-cluster';
 }
 
+const MAX_OTHERS = 10; // runs that a menu offers to compare with
 const OPEN_LABELS: Record<string, string> = { run: 'Curves', timeline: 'Timeline' };
 
 const plugin: JupyterFrontEndPlugin<void> = {
@@ -90,11 +91,21 @@ const plugin: JupyterFrontEndPlugin<void> = {
       runMenu: (run, below) => {
         const { run: name, folder, runtime } = run;
         const trains = ['mpi', 'torch'].includes(runtime ?? '');
+        const others = (model.runs ?? []).filter(one => one.run !== name && one.problem === run.problem).slice(0, MAX_OTHERS);
         openMenu(commands, below, [
           { command: CommandIDs.open, args: { kind: 'run', name } },
           { command: CommandIDs.ranks, args: { kind: 'runs', name } },
           { command: CommandIDs.open, args: { kind: 'timeline', name } },
-          { command: CommandIDs.compareWith, args: { folder } },
+          {
+            label: 'Compare with',
+            items: [
+              ...others.map(one => ({
+                command: CommandIDs.compare,
+                args: { names: [name, one.run], label: `${one.label} · ${one.run}` }
+              })),
+              { command: CommandIDs.compareWith, args: { folder } }
+            ]
+          },
           ...(trains ? [CommandIDs.restart, CommandIDs.branch].map(command => ({ command, args: { name } })) : [])
         ]);
       },
@@ -158,11 +169,11 @@ const plugin: JupyterFrontEndPlugin<void> = {
       execute: args => open(`ranks-${args.kind === 'clusters' ? 'clusters' : 'runs'}`, String(args.name))
     });
     commands.addCommand(CommandIDs.compare, {
-      label: 'Compare Runs',
+      label: args => String(args.label ?? 'Compare Runs'),
       execute: args => compare(args.names as string[])
     });
     commands.addCommand(CommandIDs.compareWith, {
-      label: 'Compare with…',
+      label: 'Others, in the Run Table…',
       execute: args => (open('table', '') as RunTable).add(String(args.folder))
     });
     const insert = (code: string, path?: string) => insertCode(app, notebooks, code, path);

@@ -1,4 +1,4 @@
-// All runs as a table: sorted, filtered, grouped over seeds, with chosen columns. Only the rows in view are in the page.
+// All runs as a table: sorted, filtered, grouped, with chosen columns. Only the rows in view are in the page.
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import { IStateDB } from '@jupyterlab/statedb';
@@ -11,23 +11,28 @@ import { csv, download } from './files';
 import { count, plural } from './format';
 import { MAX_MS } from './model';
 import { Dot, Trouble } from './panel';
-import { groupRows, resultKeys, runRows, TableRow, unfolded } from './runGroups';
+import { algorithmRows, groupRows, resultKeys, runRows, TableRow, unfolded } from './runGroups';
 import { Sort, sorted, SortHead } from './sorting';
-import { shown, shownInterval, title } from './values';
+import { shown, title } from './values';
 
 const ROW_PX = 26;
 const EXTRA_ROWS = 12;
+const FOLD_PX = 12;
 const BOX_PX = 30;
+const FIRST_SHARE = 0.5; // of the width, for the column that does not scroll
 const STATE_KEY = 'sgd-workbench-table:columns'; // in no tracker's namespace: a restorer removes unknown keys there
-const BASE = ['status', 'label', 'problem', 'workers', 'steps', 'accuracy', 'loss', 'train_loss', 'seconds', 'created', 'run'];
+const BASE = ['label', 'status', 'problem', 'workers', 'steps', 'accuracy', 'loss', 'train_loss', 'seconds', 'created', 'run'];
 const MAX_DIFFERING = 6; // settings that are shown because they differ
 const HIDDEN = new Set(['curve', 'cell', 'group', 'metrics']);
 const RESULTS = new Set([...BASE, 'error', 'folder', 'left_s', 'num_steps', 'samples', 'bytes_sent', 'algorithm', 'sweep', 'runtime']);
 
+type Groups = 'none' | 'seeds' | 'algorithms';
+const GROUPS: [Groups, string][] = [['none', 'none'], ['seeds', 'seeds'], ['algorithms', 'algorithms']];
+
 interface Kept {
   columns: string[] | null;
   sort: Sort;
-  grouped: boolean; // runs that differ only in their seed are a group
+  groups: Groups;
 }
 
 const contents = new WeakMap<Run, string>(); // a row that changed is another object
@@ -70,7 +75,7 @@ export class RunTable extends ReactWidget {
   private error = '';
   private loaded = false;
   private chosen: ReadonlySet<string> = new Set(); // folders of the runs to compare
-  private kept: Kept = { columns: null, sort: { key: 'created', descending: true }, grouped: false };
+  private kept: Kept = { columns: null, sort: { key: 'created', descending: true }, groups: 'none' };
   private poll: Poll;
   private disconnect: () => void;
 
@@ -111,7 +116,8 @@ export class RunTable extends ReactWidget {
     const kept: any = await this.state?.fetch(STATE_KEY).catch(() => null);
     if (kept?.sort?.key) {
       const columns = Array.isArray(kept.columns) ? kept.columns : null;
-      this.kept = { columns, sort: kept.sort, grouped: Boolean(kept.grouped) };
+      const groups = GROUPS.some(([name]) => name === kept.groups) ? kept.groups : 'none';
+      this.kept = { columns, sort: kept.sort, groups };
     }
     await this.poll.start();
   }
@@ -179,10 +185,14 @@ export class RunTable extends ReactWidget {
   }
 }
 
-/** What a cell shows: of a group, the mean of its finished runs with its interval. */
 function cellText(row: TableRow, key: string): string {
-  const found = row.intervals[key];
-  return found ? shownInterval(key, found) : shown(key, row.run[key]);
+  return row.texts[key] ?? shown(key, row.run[key]);
+}
+
+/** About how many letters wide a cell is, with its dot or its fold. */
+function spaceOf(row: TableRow, key: string): number {
+  const more = key === 'status' ? 3 : key === 'label' ? 3 * row.level : 0;
+  return cellText(row, key).length * (row.kind === 'algorithm' ? 1.15 : 1) + more; // bold
 }
 
 const Cell = React.memo(function Cell(props: {
@@ -195,7 +205,7 @@ const Cell = React.memo(function Cell(props: {
   const text = cellText(row, name);
   return (
     <td title={text} data-number={typeof row.run[name] === 'number' || undefined}>
-      {name === 'status' && row.kind !== 'group' && <Dot state={row.run.status} />}
+      {name === 'status' && row.kind === 'run' && <Dot state={row.run.status} />}
       {name !== 'label' ? (
         text
       ) : (
@@ -203,10 +213,11 @@ const Cell = React.memo(function Cell(props: {
           type="button"
           className="wb-Link"
           tabIndex={-1}
-          aria-expanded={row.kind === 'group' ? props.open : undefined}
+          aria-expanded={row.below.length ? props.open : undefined}
+          style={{ paddingLeft: FOLD_PX * (row.level - 1) }}
           onClick={() => props.act(row)}
         >
-          {row.kind !== 'run' && <span className="wb-Fold">{row.kind === 'member' ? '' : props.open ? '▾' : '▸'}</span>}
+          {row.below.length > 0 && <span className="wb-Fold">{props.open ? '▾' : '▸'}</span>}
           {text}
         </button>
       )}
@@ -227,17 +238,17 @@ function View(props: {
   const { runs, kept, chosen, setChosen } = props;
   const [text, setText] = React.useState('');
   const [top, setTop] = React.useState(0);
-  const [height, setHeight] = React.useState(600);
+  const [size, setSize] = React.useState({ width: 1000, height: 600 });
   const [choosing, setChoosing] = React.useState(false);
   const [active, setActive] = React.useState(0);
-  const [open, setOpen] = React.useState<ReadonlySet<string>>(new Set());
+  const [turned, setTurned] = React.useState<ReadonlySet<string>>(new Set()); // rows that were unfolded; algorithms that were folded
   const box = React.useRef<HTMLDivElement>(null);
   React.useLayoutEffect(() => {
     const element = box.current;
     if (!element) {
       return;
     }
-    const observer = new ResizeObserver(() => setHeight(element.clientHeight));
+    const observer = new ResizeObserver(() => setSize({ width: element.clientWidth, height: element.clientHeight }));
     observer.observe(element);
     return () => observer.disconnect();
   }, []);
@@ -253,19 +264,24 @@ function View(props: {
   );
   const found = React.useMemo(() => filtered(runs, text), [runs, text]);
   const results = React.useMemo(() => resultKeys(runs), [runs]);
-  const folded = React.useMemo(
-    () => sorted(kept.grouped ? groupRows(found, results) : runRows(found), kept.sort, (row, key) => row.run[key]),
-    [found, results, kept.grouped, kept.sort]
-  );
-  const rows = React.useMemo(() => unfolded(folded, open), [folded, open]);
+  const folded = React.useMemo(() => {
+    const level = kept.groups === 'algorithms' ? 2 : 1;
+    const inOrder = sorted(found, kept.sort, (run, key) => run[key]);
+    const rows = kept.groups === 'none' ? runRows(inOrder) : groupRows(inOrder, results, level);
+    const sortedRows = sorted(rows, kept.sort, (row, key) => row.run[key]);
+    return level === 1 ? sortedRows : algorithmRows(sortedRows, results);
+  }, [found, results, kept.groups, kept.sort]);
+  const isOpen = (row: TableRow) => turned.has(row.key) !== (row.kind === 'algorithm');
+  const rows = React.useMemo(() => unfolded(folded, isOpen), [folded, turned]);
   const compared = React.useMemo(() => runs.filter(row => chosen.has(row.folder)).map(row => row.run), [runs, chosen]);
   const widths = React.useMemo(
     () =>
       columns.map(key => {
-        const sample = folded.slice(0, 300).map(row => cellText(row, key).length + (key === 'status' || key === 'label' ? 3 : 0));
-        return Math.min(340, 26 + 7 * Math.max(title(key).length + 1, ...sample));
+        const sample = unfolded(folded, () => true).slice(0, 300).map(row => spaceOf(row, key));
+        const wanted = Math.min(340, 26 + 7 * Math.max(title(key).length + 1, ...sample));
+        return key === columns[0] ? Math.min(wanted, FIRST_SHARE * size.width) : wanted;
       }),
-    [columns, folded]
+    [columns, folded, size.width]
   );
   const choose = (row: TableRow) => {
     const next = new Set(chosen);
@@ -273,21 +289,21 @@ function View(props: {
     row.members.forEach(one => (all ? next.delete(one.folder) : next.add(one.folder)));
     setChosen(next);
   };
-  const unfold = (row: TableRow) => {
-    const next = new Set(open);
+  const turn = (row: TableRow) => {
+    const next = new Set(turned);
     next.delete(row.key) || next.add(row.key);
-    setOpen(next);
+    setTurned(next);
   };
-  const act = (row: TableRow) => (row.kind === 'group' ? unfold(row) : props.openRun(row.run.run));
+  const act = (row: TableRow) => (row.kind === 'run' ? props.openRun(row.run.run) : turn(row));
   const first = Math.max(0, Math.floor(top / ROW_PX) - EXTRA_ROWS);
-  const last = Math.min(rows.length, Math.ceil((top + height) / ROW_PX) + EXTRA_ROWS);
+  const last = Math.min(rows.length, Math.ceil((top + size.height) / ROW_PX) + EXTRA_ROWS);
   const sortBy = (key: string) => {
     const number = runs.some(row => typeof row[key] === 'number');
     const descending = kept.sort.key === key ? !kept.sort.descending : number && key !== 'loss' && key !== 'train_loss';
     props.keep({ ...kept, sort: { key, descending } });
   };
   const move = (event: React.KeyboardEvent) => {
-    const page = Math.max(1, Math.floor(height / ROW_PX) - 2);
+    const page = Math.max(1, Math.floor(size.height / ROW_PX) - 2);
     const steps: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -rows.length, End: rows.length };
     if (event.target !== event.currentTarget) {
       return; // of a button or a box in the table
@@ -333,7 +349,8 @@ function View(props: {
         <span className="wb-Quiet" role="status">
           {found.length === runs.length ? '' : `${count(found.length)} of `}
           {plural(runs.length, 'run')}
-          {kept.grouped ? ` in ${plural(folded.length, 'row')}` : ''}
+          {kept.groups === 'seeds' ? ` in ${plural(folded.length, 'row')}` : ''}
+          {kept.groups === 'algorithms' ? ` of ${plural(folded.length, 'algorithm')}` : ''}
           {live ? `, ${live} live` : ''}
         </span>
         <span className="wb-Spacer" />
@@ -351,15 +368,19 @@ function View(props: {
             Choose none
           </button>
         )}
-        <button
-          type="button"
-          className="wb-Toggle"
-          aria-pressed={kept.grouped}
-          title="Runs that differ only in their seed become a group, with means and 95 % intervals over its finished runs"
-          onClick={() => props.keep({ ...kept, grouped: !kept.grouped })}
+        <label
+          className="wb-Quiet"
+          title="Seeds: means of finished runs that differ only in their seed, with 95 % intervals. Algorithms: a heading above these, with the lowest and the highest value"
         >
-          Group seeds
-        </button>
+          groups{' '}
+          <select value={kept.groups} onChange={event => props.keep({ ...kept, groups: event.target.value as Groups })}>
+            {GROUPS.map(([name, text]) => (
+              <option key={name} value={name}>
+                {text}
+              </option>
+            ))}
+          </select>
+        </label>
         <button type="button" className="wb-Button" aria-expanded={choosing} onClick={() => setChoosing(!choosing)}>
           Columns
         </button>
@@ -406,7 +427,7 @@ function View(props: {
         onScroll={event => setTop(event.currentTarget.scrollTop)}
         onKeyDown={move}
       >
-        <table className="wb-Table" aria-rowcount={rows.length + 1} style={{ width: widths.reduce((a, b) => a + b, BOX_PX) }}>
+        <table className="wb-Table wb-Runs" aria-rowcount={rows.length + 1} style={{ width: widths.reduce((a, b) => a + b, BOX_PX) }}>
           <colgroup>
             <col style={{ width: BOX_PX }} />
             {columns.map((key, index) => (
@@ -428,9 +449,10 @@ function View(props: {
                 key={row.key}
                 aria-rowindex={first + index + 2}
                 aria-selected={first + index === active}
-                aria-level={row.kind === 'member' ? 2 : undefined}
-                data-run={row.kind === 'group' ? undefined : row.run.run}
+                aria-level={row.level}
+                data-run={row.run.run || undefined}
                 data-group={row.kind === 'group' ? row.members.length : undefined}
+                data-algorithm={row.kind === 'algorithm' ? row.run.label : undefined}
                 onClick={() => setActive(first + index)}
                 onDoubleClick={() => act(row)}
               >
@@ -438,13 +460,13 @@ function View(props: {
                   <input
                     type="checkbox"
                     tabIndex={-1}
-                    aria-label={`Choose ${row.kind === 'group' ? row.run.label : row.run.run}`}
+                    aria-label={`Choose ${row.run.run || row.run.label}`}
                     checked={row.members.every(one => chosen.has(one.folder))}
                     onChange={() => choose(row)}
                   />
                 </td>
                 {columns.map(key => (
-                  <Cell key={key} name={key} row={row} open={open.has(row.key)} act={act} />
+                  <Cell key={key} name={key} row={row} open={isOpen(row)} act={act} />
                 ))}
               </tr>
             ))}

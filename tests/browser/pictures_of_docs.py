@@ -124,7 +124,7 @@ def comparison(lab: Lab) -> None:
     execute(lab, "application:toggle-left-area")
     execute(lab, "workbench:run-table")
     lab.page.get_by_role("searchbox", name="Filter the runs").fill("gossip")
-    lab.page.get_by_role("button", name="Group seeds").click()
+    lab.page.get_by_label("groups").select_option("seeds")
     groups = lab.page.locator(".wb-Table tr[data-group]")
     lab.until(lambda: groups.count() == 2, "two groups")
     for row in range(2):

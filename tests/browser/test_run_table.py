@@ -18,12 +18,14 @@ from tests.browser.chromium import needs_browser
 from tests.browser.lab import Lab, artefacts, browsing
 from tests.browser.panel import execute, in_both_themes, runs
 from tests.unit.lab_server import write_run
+from workbench.bench.spans import write_trace
+from workbench.trace.store import update_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_MADE = 500
 NUM_SEEDS = 9  # runs that differ in their seed, and in their learning rate
-NUM_ALL = NUM_MADE + NUM_SEEDS
+NUM_ALL = NUM_MADE + NUM_SEEDS + 1  # with one that has a trace
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 **(failed if number % 100 == 0 else {}),
             )
         write_seeds(shown)
+        update_run(write_trace(shown.server.runs, num_ranks=2, num_steps=10), created=begin.isoformat())
         yield shown
 
 
@@ -132,7 +135,7 @@ def test_runs_that_differ_only_in_their_seed_are_grouped_and_compared(store: Lab
     table = lab.page.locator(".wb-Table")
     lab.page.get_by_role("searchbox", name="Filter the runs").fill("gossip")
     lab.page.get_by_text(f"{NUM_SEEDS} of ").wait_for()
-    lab.page.get_by_role("button", name="Group seeds").click()
+    lab.page.get_by_label("groups").select_option("seeds")
     groups = table.locator("tr[data-group]")
     lab.until(lambda: groups.count() == 2, "two groups")
     assert sorted(str(groups.nth(row).get_attribute("data-group")) for row in range(2)) == ["4", "5"]
@@ -169,7 +172,7 @@ def test_runs_that_differ_only_in_their_seed_are_grouped_and_compared(store: Lab
     lab.page.locator(".lm-TabBar-tab", has_text=f"Compare {NUM_SEEDS} runs").click()  # its pane, after a reload
     lab.page.locator("path.wb-Chart-band").first.wait_for()
     execute(lab, "workbench:run-table")
-    lab.page.get_by_role("button", name="Group seeds").click()  # JupyterLab keeps it
+    lab.page.get_by_label("groups").select_option("none")  # JupyterLab keeps it
     lab.until(lambda: groups.count() == 0, "runs again")
     assert lab.errors == []
 
@@ -218,15 +221,138 @@ def the_panes_follow_the_theme(lab: Lab) -> None:
     lab.until(lambda: brightness("color") < 150 < 450 < brightness("backgroundColor"), "dark text on a light page")
 
 
+def test_an_algorithm_is_a_heading_with_what_differs_and_no_mean(store: Lab) -> None:
+    """Its runs differ in more than their seed: the heading has the lowest and the highest of what is below it."""
+    lab = store
+    lab.open()
+    execute(lab, "workbench:run-table")
+    table = lab.page.locator(".wb-Table")
+    lab.page.get_by_label("groups").select_option("algorithms")
+    lab.page.get_by_text(f"{NUM_ALL} runs of 4 algorithms").wait_for()
+    headings = table.locator("tr[data-algorithm]")
+    table.get_by_role("button", name="accuracy").click()
+    lab.until(lambda: headings.first.get_attribute("data-algorithm") == "GossipSGD", "that of the best row first")
+    assert table.locator("tr[data-group]").count() > 10, "unfolded at first"
+    assert "e-1" not in table.inner_text(), "equal values have no interval"
+    in_both_themes(lab, "run-table-algorithms")
+    table.get_by_role("button", name="accuracy").click()
+    lab.until(lambda: headings.first.get_attribute("data-algorithm") != "GossipSGD", "the other way")
+    lab.page.get_by_role("searchbox", name="Filter the runs").fill("gossip")
+    lab.page.get_by_text(f"{NUM_SEEDS} of {NUM_ALL} runs").wait_for()
+    text = headings.inner_text()
+    assert "±" not in text
+    for words in ("8 finished, 1 failed", "0.1 to 0.2", "5 seeds", "93.0 %", "0.0664 to 0.0687"):
+        assert words in text
+    levels = table.locator("tbody tr").evaluate_all("rows => rows.map(row => row.getAttribute('aria-level'))")
+    assert levels == ["1", "2", "2"]
+    headings.get_by_role("button", name="GossipSGD").click()
+    lab.until(lambda: table.locator("tbody tr").count() == 1, "a folded algorithm")
+    headings.get_by_role("checkbox").check()
+    lab.page.get_by_role("button", name=f"Compare {NUM_SEEDS}").wait_for()
+    lab.page.get_by_label("groups").select_option("none")
+    assert lab.errors == []
+
+
+def test_the_table_can_be_read_in_a_side_bar(store: Lab) -> None:
+    """340 px: boxes and algorithms stay in view, and all other columns scroll below them."""
+    lab = store
+    lab.open()
+    execute(lab, "workbench:run-table")
+    table = lab.page.locator(".wb-Table")
+    table.locator("tr[data-run]").first.wait_for()
+    lab.page.evaluate(
+        """() => {
+            const { shell } = window.jupyterapp;
+            shell.add([...shell.widgets('main')].find(pane => pane.id === 'workbench-table-'), 'right');
+            shell.activateById('workbench-table-');
+            shell._hsplitPanel.setRelativeSizes([0, window.innerWidth - 400, 340]);
+        }"""
+    )
+    box = lab.page.locator(".wb-TableBox")
+    lab.until(lambda: 300 < place(box)["width"] < 380, "a narrow table")
+    lab.until(lambda: place(table.locator("th").nth(1))["width"] < 0.6 * place(box)["width"], "a narrow first column")
+    name = table.locator("tr[data-run]").first.locator("td").nth(1)
+    before, last = place(name), table.locator("th").last
+    box.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    lab.until(lambda: end(last) <= end(box) + 1, "the last column")
+    assert place(name)["x"] == before["x"], "the name stays"
+    for button in lab.page.locator(".wb-TablePane .wb-Bar :is(button, select, input)").all():
+        assert end(button) <= end(box) + 1
+    in_both_themes(lab, "run-table-narrow")
+    assert lab.errors == []
+
+
+def place(found: Locator) -> dict[str, float]:
+    box = found.bounding_box()
+    assert box is not None
+    return {**box}
+
+
+def end(found: Locator) -> float:
+    """Its right edge."""
+    box = place(found)
+    return box["x"] + box["width"]
+
+
 def test_a_run_of_the_panel_is_compared(store: Lab) -> None:
+    """With one of the newest by its menu; with any others by the run table."""
     lab = store
     lab.open()
     execute(lab, "workbench:show-runs")
-    for row in range(2):
+    menus, compared = lab.page.locator(".lm-Menu"), lab.page.locator(".wb-Run:visible path.wb-Chart-line")
+
+    def compare_with(row: int, name: str) -> None:
         runs(lab).nth(row).get_by_role("button", name="More for").click()
-        lab.page.locator(".lm-Menu").get_by_text("Compare with").click()
+        menus.get_by_text("Compare with").click()
+        menus.last.get_by_text(name).click()
+
+    other = str(runs(lab).nth(1).get_attribute("data-run"))
+    compare_with(0, other)
+    compared.first.wait_for()
+    lab.page.locator(".lm-TabBar-tab", has_text="Compare 2 runs").wait_for()
+    for row in range(2):
+        compare_with(row, "Others, in the Run Table")
     lab.page.get_by_role("button", name="Compare 2", exact=True).click()
-    lab.page.locator(".wb-Run:visible path.wb-Chart-line").first.wait_for()
+    compared.first.wait_for()
+    assert lab.errors == []
+
+
+def test_panes_say_what_is_under_the_pointer(store: Lab) -> None:
+    """Curves their value and place; a timeline kind, rank, time, step, bucket, bytes and peer."""
+    lab = store
+    lab.open()
+    (name,) = (path.name for path in lab.server.runs.glob("*layerwisesgd*"))
+    execute(lab, "workbench:open", kind="run", name=name)
+    pane = lab.page.locator(".wb-Run:visible")
+    pane.locator(".wb-Chart > svg").first.hover()
+    lab.until(lambda: re.search(r"training 0\.\d+ at \d steps", pane.inner_text()), "value and step")
+    pane.get_by_role("button", name="seconds").click()
+    pane.locator(".wb-Chart > svg").first.hover()
+    lab.until(lambda: "seconds of training" in pane.locator(".wb-Chart-readout").first.inner_text(), "the other axis")
+    curve = pane.locator("path.wb-Chart-line").first
+    rough = curve.get_attribute("d")
+    pane.get_by_label("smoothing").select_option("30 %")
+    lab.until(lambda: curve.get_attribute("d") != rough, "a smoothed curve")
+    lab.picture("run-pointed")
+    execute(lab, "workbench:open", kind="timeline", name=name)
+    canvas, tip = lab.page.locator(".wb-Timeline canvas"), lab.page.locator(".wb-Timeline-tip")
+    lab.until(lambda: canvas.count() and place(canvas)["height"] > 100, "rows")
+    corner = place(canvas)
+
+    def told() -> str:
+        """What is said of the places on a line through each row, up to a message."""
+        for y in range(60, int(corner["height"]), 8):
+            for x in range(130, int(corner["width"]), 15):
+                lab.page.mouse.move(corner["x"] + x, corner["y"] + y)
+                if tip.is_visible() and "peer" in (text := tip.inner_text()):
+                    return text
+        return ""
+
+    words = lab.until(told, "a message under the pointer")
+    assert re.fullmatch(
+        r"(send|recv|receive) on rank \d, [\d.]+ .?s\nstep \d, bucket \d\n[\d.]+ k?B, peer rank \d", words
+    )
+    in_both_themes(lab, "timeline-pointed")
     assert lab.errors == []
 
 

@@ -219,8 +219,11 @@ def test_ranks_checkpoints_and_a_comparison_are_answered(served: Served) -> None
     assert f"resume={str(folder) + '@2'!r})" in code["branch"] and f"resume={str(folder)!r})" in code["continue"]
     (series,) = served.ask("compare?run=seed-0&run=seed-1")[1]["series"]
     assert (series["runs"], len(series["curves"]["train_loss"]["low"])) == (["seed-0", "seed-1"], 3)
-    groups = {row["run"]: row["group"] for row in served.ask("runs")[1]["runs"]}
+    rows = served.ask("runs")[1]
+    groups = {row["run"]: row["group"] for row in rows["runs"]}
     assert groups["seed-0"] == groups["seed-1"]
+    status, later = served.ask(f"runs?after={rows['version']}")
+    assert (status, later["runs"]) == (200, []), "nothing has changed since then"
 
 
 def traced(source: Path, folder: Path, num_steps: int, **info: Any) -> None:

@@ -554,6 +554,28 @@ def test_a_view_says_that_the_folder_of_its_run_was_removed(tmp_path: Path) -> N
     assert len(view.static().data[0].x) == 5, "and can be drawn"
 
 
+def test_a_view_of_a_lost_run_ends_and_says_how_to_follow_it_again(tmp_path: Path) -> None:
+    """Its processes are on another machine; nobody can say whether they are alive."""
+    writer = Writer(tmp_path, process={"host": "another"}).steps(5)
+    writer.close()
+    for path in writer.folder.iterdir():
+        os.utime(path, (1e9, 1e9))
+    follower = Follower(writer.folder)
+    view = plots.LiveCurves(x="steps")
+    view._handle, view._header = figure, first = Display(), Display()
+    threads = [view.follow(lambda: [follower.poll()]), plots.LiveTimeline(writer.folder).follow()]
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    words = html.unescape(str(first.sent[-1]))
+    assert "<b>lost</b>" in words and "has not changed for ten minutes" in words
+    assert f'wb.plots.watch(wb.open_run("{writer.folder.name}"))' in words
+    assert list(figure.sent[-1]) == [PLOTLY], "a figure stays"
+    update_run(writer.folder, status="finished")  # it wrote again
+    view.settle()
+    assert "<b>finished</b>" in str(first.sent[-1]) and "view has ended" not in str(first.sent[-1])
+
+
 def test_the_timeline_of_a_killed_run_ends(tmp_path: Path) -> None:
     """Its `run.json` says for ever that it runs."""
     writer = Writer(tmp_path).steps(5)

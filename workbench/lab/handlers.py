@@ -50,6 +50,7 @@ from workbench.trace.store import runs_root
 
 MAX_POINTS = 2000
 MAX_COMPARED = 200
+MAX_VERSION = 2**53 - 1  # of the rows: the largest whole number that is exact in JavaScript
 
 T = TypeVar("T")
 D = TypeVar("D", int, None)
@@ -278,7 +279,7 @@ class Runs(Handler):
     @authorized
     async def get(self) -> None:
         """Answer the rows: see `RunRows.select`."""
-        limit, after = self.whole("limit", None, 1, 10**6), self.whole("after", 0, 0, 10**15)
+        limit, after = self.whole("limit", None, 1, 10**6), self.whole("after", 0, 0, MAX_VERSION)
         curves = self.get_query_argument("curves", "0") == "1"
         stores = await self.stores()
         await self.answer(lambda: self.state.rows.select(stores, limit=limit, after=after, curves=curves))

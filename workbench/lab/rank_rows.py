@@ -24,7 +24,7 @@ from workbench.runtimes.liveness.failure_detector import read_heartbeat
 from workbench.runtimes.liveness.watchdog import describe_place
 from workbench.trace.files.text import open_file, parse_json
 from workbench.trace.kinds import COMPUTE_KINDS
-from workbench.trace.processes import ENDED, with_true_status
+from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.read import parse_lines
 from workbench.trace.recorder import metrics_name, trace_name
 from workbench.trace.row_checks import is_metrics_row, is_span
@@ -58,7 +58,7 @@ class RankRows:
             RunNotFound: there is no such run.
         """
         info = with_true_status(folder, read_info(folder))
-        over = info.get("status") in (*ENDED, "lost")
+        over = info.get("status") in OVER
         rows = [_row_of_rank(folder, rank, over=over) for rank in range(int(info.get("num_workers") or 0))]
         _mark_stragglers(rows, live=info.get("status") == "running")
         return {"ranks": rows, "run": folder.name, "status": info.get("status")}
@@ -70,7 +70,7 @@ class RankRows:
         if entry.record.get("run"):
             with suppress(RunNotFound):
                 found = self.of_run(Path(entry.record["run"]))
-        training = found["status"] not in (None, "lost", *ENDED)
+        training = found["status"] not in (None, *OVER)
         rows = []
         for rank, process in enumerate(ranks):
             trained = found["ranks"][rank] if rank < len(found["ranks"]) else {}

@@ -18,7 +18,7 @@ from workbench.lab.compare_runs import differences, group_of, merged, series_of
 from workbench.lab.live_curve import LiveCurve
 from workbench.trace.index import state_of
 from workbench.trace.info import NAME
-from workbench.trace.processes import ENDED, with_true_status
+from workbench.trace.processes import ENDED, OVER, with_true_status
 from workbench.trace.read import metrics_paths, read_failures
 from workbench.trace.recorder import metrics_name
 from workbench.trace.run import Run
@@ -46,7 +46,7 @@ class _CachedRow:
     @property
     def is_fresh(self) -> bool:
         """Whether the row is right while its `state` does not change."""
-        if self.row["status"] not in (*ENDED, "lost") or "train_loss" not in self.row:
+        if self.row["status"] not in OVER or "train_loss" not in self.row:
             return False
         return self.recorded_end or time.monotonic() - self.checked_s < RECHECK_S
 

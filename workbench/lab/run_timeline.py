@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any, final
 
 from workbench.errors import ConfigError
-from workbench.trace.processes import ENDED, with_true_status
+from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 from workbench.trace.tail import TAIL_BYTES, read_tail
@@ -47,7 +47,7 @@ class RunTimelines:
             return payload(runs, steps, critical=critical, max_spans=MAX_SPANS).content
 
     def _has_ended(self, folder: Path) -> bool:
-        return folder in self._kept or with_true_status(folder, read_info(folder)).get("status") in (*ENDED, "lost")
+        return folder in self._kept or with_true_status(folder, read_info(folder)).get("status") in OVER
 
     def _newest(self, folder: Path) -> dict[str, Any]:
         from workbench.plots.trace_viewer.newest import MAX_TAIL_BYTES, newest_steps

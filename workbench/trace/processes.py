@@ -26,6 +26,7 @@ from workbench.trace.files.text import open_file, parse_json
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # identifies this start of the machine, on Linux
 SAME_START_S = 1.0  # start times of two processes with the same number differ by more
 ENDED = ("finished", "failed", "stopped", "killed")  # statuses of a run without processes
+OVER = (*ENDED, "lost")  # nothing more is expected; a lost run may write again
 YOUNG_S = 10.0  # a folder that changed more recently is in use: ranks write every second
 # What readers write into a run's folder (`workbench timeline`, `export` and `calibrate`): it is no sign of life.
 OF_READERS = re.compile(r"\.?(timeline\.html|trace\.json|calibration\.json|chakra\.\d+\.et)(\..+)?")

@@ -20,7 +20,7 @@ from workbench.naming import kebab
 from workbench.trace.chakra import export_chakra
 from workbench.trace.chrome import export_chrome
 from workbench.trace.kinds import SLEPT_LANE
-from workbench.trace.processes import ENDED, with_true_status
+from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.read import Trace, align, read_events, read_failures, read_metrics, read_trace, trace_paths
 from workbench.trace.recorder import FileRecorder, MemoryRecorder
 from workbench.trace.spans import Spans
@@ -100,7 +100,7 @@ class Run(Views):
         folder = Path(folder)
         info = with_true_status(folder, read_info(folder))
         left = sum(1 for _ in (folder / PENDING_FOLDER).glob("step-*.pt"))
-        if left and info.get("status") in (*ENDED, "lost"):
+        if left and info.get("status") in OVER:
             info = {**info, "notes": [*(info.get("notes") or ()), evaluations_left(left, folder.name)]}
         metrics, damaged = read_metrics(folder)
         return cls(info=info, metrics=metrics, folder=folder, damaged_metrics=damaged)

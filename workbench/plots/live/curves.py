@@ -18,15 +18,15 @@ from workbench.errors import ConfigError
 from workbench.plots.lines import convergence
 from workbench.plots.live.axes import AxisControls
 from workbench.plots.live.buttons import Action, RunButtons, answer_while_busy, error_line, without_null_tooltips
-from workbench.plots.live.header import header
+from workbench.plots.live.header import header, no_longer_followed
 from workbench.plots.live.moving_figure import VIEW_CLASS, MovingFigure
 from workbench.plots.live.pace import PollTimer, pause_after
 from workbench.plots.live.still import as_of, picture, still
 from workbench.plots.renderer import as_data
 from workbench.trace.follow import Follower
+from workbench.trace.processes import ENDED, OVER
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run, as_runs
-from workbench.trace.store import ENDED
 from workbench.trace.views import XAxis
 
 HEADER_S = 1.0  # between two versions of the HTML, which a notebook keeps
@@ -136,7 +136,7 @@ class LiveCurves:
             return True
 
     def follow(self, poll: Callable[[], Sequence[Run]]) -> Thread:
-        """Poll the runs five times a second in a separate thread until all have ended, then call `finish`."""
+        """Poll the runs five times a second in a separate thread until all have ended or are lost, then call `finish`."""
         self._poll = poll
         thread = Thread(target=self._follow, args=(poll,), name="workbench-live", daemon=True)
         thread.start()
@@ -147,7 +147,7 @@ class LiveCurves:
             while not self._ended.is_set():
                 runs = poll()
                 self.update(runs)
-                if runs and all(run.info.get("status") in ENDED for run in runs):
+                if runs and all(run.info.get("status") in OVER for run in runs):
                     return
                 self._timer.wait(self._pause_s)
         except Exception as error:  # noqa: BLE001 - a thread has no caller that could handle it: the view shows it
@@ -162,7 +162,7 @@ class LiveCurves:
         under papermill, output that a thread sends for a finished cell is lost.
         """
         runs = self._poll() if self._poll is not None else self._runs
-        if all(run.info.get("status") in ENDED for run in runs):
+        if all(run.info.get("status") in OVER for run in runs):
             with self._lock:
                 if self._ended.is_set():
                     self._problem = ""  # the update has worked
@@ -203,7 +203,7 @@ class LiveCurves:
     def _as_html(self) -> str:
         """What a saved notebook keeps: the header; and a picture, unless a plain figure follows."""
         if self._ended.is_set():
-            return header(self._runs)
+            return header(self._runs) + no_longer_followed(self._runs)
         return still(f"{header(self._runs)}{picture(self._figure)}{as_of()}")
 
     def _show_header(self) -> None:

@@ -33,6 +33,15 @@ def header(runs: Sequence[Run]) -> str:
     return "".join(f'<div style="font-size: 13px; line-height: 1.5"{name}>{line}</div>' for line, name in lines)
 
 
+def no_longer_followed(runs: Sequence[Run]) -> str:
+    """Return a sentence for a view that has ended though runs are lost: they may write again. Empty if none is."""
+    lost = [f'wb.open_run("{run.id}")' for run in runs if run.info.get("status") == "lost"]
+    if not lost:
+        return ""
+    call = escape(f"wb.plots.watch({', '.join(lost)})")
+    return f"<div>This view has ended. If the run writes again, <code>{call}</code> follows it.</div>"
+
+
 def _line(label: str, run: Run) -> str:
     status = str(run.info.get("status", "starting"))
     colour = COLOURS.get(status, OTHER)

@@ -22,7 +22,7 @@ from workbench.plots.renderer import as_data
 from workbench.plots.trace_viewer.newest import MAX_TAIL_BYTES, newest_steps
 from workbench.plots.trace_viewer.payload import payload
 from workbench.plots.trace_viewer.widget import MovingViewer
-from workbench.trace.processes import ENDED, with_true_status
+from workbench.trace.processes import OVER, with_true_status
 from workbench.trace.run import Run
 from workbench.trace.store import read_info
 from workbench.trace.tail import TAIL_BYTES, read_tail
@@ -167,7 +167,7 @@ class LiveTimeline:
 
     def _over(self) -> bool:
         try:
-            return with_true_status(self.folder, read_info(self.folder)).get("status") in ENDED
+            return with_true_status(self.folder, read_info(self.folder)).get("status") in OVER
         except RunNotFound:
             return True
 

@@ -1,4 +1,4 @@
-"use strict";(self.rspackChunksgd_workbench=self.rspackChunksgd_workbench||[]).push([[931],{475(o,r,e){var t=e(601),a=e.n(t),i=e(314),n=(e.n(i))()(a());n.push([o.id,`.wb-Panel .wb-SectionBox {
+"use strict";(self.rspackChunksgd_workbench=self.rspackChunksgd_workbench||[]).push([[931],{475(r,o,e){var t=e(601),a=e.n(t),i=e(314),n=(e.n(i))()(a());n.push([r.id,`.wb-Panel .wb-SectionBox {
   display: flex;
   flex-direction: column;
   overflow: hidden;
@@ -459,8 +459,8 @@
   flex: 0 0 auto;
   flex-wrap: wrap;
   align-items: center;
-  gap: 8px 10px;
-  padding: 8px 12px;
+  gap: 8px 6px;
+  padding: 8px 10px;
 }
 
 .wb-Filter {
@@ -543,11 +543,16 @@
   height: 26px;
 }
 
-.wb-Table tbody tr:hover {
+.wb-Runs tbody tr {
+  background: var(--jp-layout-color1);
+}
+
+.wb-Table tbody tr:hover,
+.wb-Runs tbody tr[data-algorithm] {
   background: var(--jp-layout-color2);
 }
 
-.wb-TableBox:focus tr[aria-selected='true'] {
+.wb-TableBox:focus tbody tr[aria-selected='true'] {
   background: var(--jp-layout-color3);
 }
 
@@ -593,8 +598,43 @@
   padding: 0 10px;
 }
 
-.wb-Table tr[data-group] .wb-Link {
+.wb-Table tr[data-group] .wb-Link,
+.wb-Table tr[data-algorithm] {
   font-weight: 600;
+}
+
+.wb-Runs td .wb-Link {
+  display: block;
+  max-width: 100%;
+  overflow: hidden;
+  text-overflow: ellipsis;
+}
+
+/* the boxes and the first column stay when the others scroll */
+.wb-Runs tr > :nth-child(1),
+.wb-Runs tr > :nth-child(2) {
+  position: sticky;
+  left: 0;
+  z-index: 1;
+  background: inherit;
+}
+
+.wb-Runs tr > :nth-child(2) {
+  left: 30px;
+  border-right: var(--jp-border-width) solid var(--jp-border-color2);
+}
+
+.wb-Runs thead tr {
+  background: var(--jp-layout-color2);
+}
+
+.wb-Runs thead th {
+  z-index: 2;
+}
+
+.wb-Runs thead tr > :nth-child(1),
+.wb-Runs thead tr > :nth-child(2) {
+  z-index: 3;
 }
 
 .wb-Table .wb-Choice {
@@ -610,7 +650,7 @@
 
 .wb-Fold {
   display: inline-block;
-  width: 16px;
+  width: 14px;
 }
 
 .wb-Ranks {
@@ -685,4 +725,4 @@
 .wb-TimelinePane [hidden] {
   display: none;
 }
-`,""]),e.d(r,{},{A:n})},314(o){o.exports=function(o){var r=[];return r.toString=function(){return this.map(function(r){var e="",t=void 0!==r[5];return r[4]&&(e+="@supports (".concat(r[4],") {")),r[2]&&(e+="@media ".concat(r[2]," {")),t&&(e+="@layer".concat(r[5].length>0?" ".concat(r[5]):""," {")),e+=o(r),t&&(e+="}"),r[2]&&(e+="}"),r[4]&&(e+="}"),e}).join("")},r.i=function(o,e,t,a,i){"string"==typeof o&&(o=[[null,o,void 0]]);var n={};if(t)for(var l=0;l<this.length;l++){var p=this[l][0];null!=p&&(n[p]=!0)}for(var d=0;d<o.length;d++){var s=[].concat(o[d]);t&&n[s[0]]||(void 0!==i&&(void 0===s[5]||(s[1]="@layer".concat(s[5].length>0?" ".concat(s[5]):""," {").concat(s[1],"}")),s[5]=i),e&&(s[2]&&(s[1]="@media ".concat(s[2]," {").concat(s[1],"}")),s[2]=e),a&&(s[4]?(s[1]="@supports (".concat(s[4],") {").concat(s[1],"}"),s[4]=a):s[4]="".concat(a)),r.push(s))}},r}},601(o){o.exports=function(o){return o[1]}},966(o,r,e){e.r(r);var t=e(72),a=e.n(t),i=e(825),n=e.n(i),l=e(659),p=e.n(l),d=e(56),s=e.n(d),c=e(540),b=e.n(c),u=e(113),w=e.n(u),f=e(475),x={};x.styleTagTransform=w(),x.setAttributes=s(),x.insert=p().bind(null,"head"),x.domAPI=n(),x.insertStyleElement=b(),a()(f.A,x);let v=f.A&&f.A.locals?f.A.locals:void 0;e.d(r,{},{default:v})},72(o){var r=[];function e(o){for(var e=-1,t=0;t<r.length;t++)if(r[t].identifier===o){e=t;break}return e}function t(o,t){for(var a={},i=[],n=0;n<o.length;n++){var l=o[n],p=t.base?l[0]+t.base:l[0],d=a[p]||0,s="".concat(p," ").concat(d);a[p]=d+1;var c=e(s),b={css:l[1],media:l[2],sourceMap:l[3],supports:l[4],layer:l[5]};if(-1!==c)r[c].references++,r[c].updater(b);else{var u=function(o,r){var e=r.domAPI(r);return e.update(o),function(r){r?(r.css!==o.css||r.media!==o.media||r.sourceMap!==o.sourceMap||r.supports!==o.supports||r.layer!==o.layer)&&e.update(o=r):e.remove()}}(b,t);t.byIndex=n,r.splice(n,0,{identifier:s,updater:u,references:1})}i.push(s)}return i}o.exports=function(o,a){var i=t(o=o||[],a=a||{});return function(o){o=o||[];for(var n=0;n<i.length;n++){var l=e(i[n]);r[l].references--}for(var p=t(o,a),d=0;d<i.length;d++){var s=e(i[d]);0===r[s].references&&(r[s].updater(),r.splice(s,1))}i=p}}},659(o){var r={};o.exports=function(o,e){var t=function(o){if(void 0===r[o]){var e=document.querySelector(o);if(window.HTMLIFrameElement&&e instanceof window.HTMLIFrameElement)try{e=e.contentDocument.head}catch(o){e=null}r[o]=e}return r[o]}(o);if(!t)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");t.appendChild(e)}},540(o){o.exports=function(o){var r=document.createElement("style");return o.setAttributes(r,o.attributes),o.insert(r,o.options),r}},56(o,r,e){o.exports=function(o){var r=e.nc;r&&o.setAttribute("nonce",r)}},825(o){o.exports=function(o){if("u"<typeof document)return{update:function(){},remove:function(){}};var r=o.insertStyleElement(o);return{update:function(e){var t,a,i;t="",e.supports&&(t+="@supports (".concat(e.supports,") {")),e.media&&(t+="@media ".concat(e.media," {")),(a=void 0!==e.layer)&&(t+="@layer".concat(e.layer.length>0?" ".concat(e.layer):""," {")),t+=e.css,a&&(t+="}"),e.media&&(t+="}"),e.supports&&(t+="}"),(i=e.sourceMap)&&"u">typeof btoa&&(t+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(i))))," */")),o.styleTagTransform(t,r,o.options)},remove:function(){var o;null===(o=r).parentNode||o.parentNode.removeChild(o)}}}},113(o){o.exports=function(o,r){if(r.styleSheet)r.styleSheet.cssText=o;else{for(;r.firstChild;)r.removeChild(r.firstChild);r.appendChild(document.createTextNode(o))}}}}]);
+`,""]),e.d(o,{},{A:n})},314(r){r.exports=function(r){var o=[];return o.toString=function(){return this.map(function(o){var e="",t=void 0!==o[5];return o[4]&&(e+="@supports (".concat(o[4],") {")),o[2]&&(e+="@media ".concat(o[2]," {")),t&&(e+="@layer".concat(o[5].length>0?" ".concat(o[5]):""," {")),e+=r(o),t&&(e+="}"),o[2]&&(e+="}"),o[4]&&(e+="}"),e}).join("")},o.i=function(r,e,t,a,i){"string"==typeof r&&(r=[[null,r,void 0]]);var n={};if(t)for(var l=0;l<this.length;l++){var p=this[l][0];null!=p&&(n[p]=!0)}for(var d=0;d<r.length;d++){var s=[].concat(r[d]);t&&n[s[0]]||(void 0!==i&&(void 0===s[5]||(s[1]="@layer".concat(s[5].length>0?" ".concat(s[5]):""," {").concat(s[1],"}")),s[5]=i),e&&(s[2]&&(s[1]="@media ".concat(s[2]," {").concat(s[1],"}")),s[2]=e),a&&(s[4]?(s[1]="@supports (".concat(s[4],") {").concat(s[1],"}"),s[4]=a):s[4]="".concat(a)),o.push(s))}},o}},601(r){r.exports=function(r){return r[1]}},966(r,o,e){e.r(o);var t=e(72),a=e.n(t),i=e(825),n=e.n(i),l=e(659),p=e.n(l),d=e(56),s=e.n(d),b=e(540),c=e.n(b),u=e(113),w=e.n(u),f=e(475),h={};h.styleTagTransform=w(),h.setAttributes=s(),h.insert=p().bind(null,"head"),h.domAPI=n(),h.insertStyleElement=c(),a()(f.A,h);let x=f.A&&f.A.locals?f.A.locals:void 0;e.d(o,{},{default:x})},72(r){var o=[];function e(r){for(var e=-1,t=0;t<o.length;t++)if(o[t].identifier===r){e=t;break}return e}function t(r,t){for(var a={},i=[],n=0;n<r.length;n++){var l=r[n],p=t.base?l[0]+t.base:l[0],d=a[p]||0,s="".concat(p," ").concat(d);a[p]=d+1;var b=e(s),c={css:l[1],media:l[2],sourceMap:l[3],supports:l[4],layer:l[5]};if(-1!==b)o[b].references++,o[b].updater(c);else{var u=function(r,o){var e=o.domAPI(o);return e.update(r),function(o){o?(o.css!==r.css||o.media!==r.media||o.sourceMap!==r.sourceMap||o.supports!==r.supports||o.layer!==r.layer)&&e.update(r=o):e.remove()}}(c,t);t.byIndex=n,o.splice(n,0,{identifier:s,updater:u,references:1})}i.push(s)}return i}r.exports=function(r,a){var i=t(r=r||[],a=a||{});return function(r){r=r||[];for(var n=0;n<i.length;n++){var l=e(i[n]);o[l].references--}for(var p=t(r,a),d=0;d<i.length;d++){var s=e(i[d]);0===o[s].references&&(o[s].updater(),o.splice(s,1))}i=p}}},659(r){var o={};r.exports=function(r,e){var t=function(r){if(void 0===o[r]){var e=document.querySelector(r);if(window.HTMLIFrameElement&&e instanceof window.HTMLIFrameElement)try{e=e.contentDocument.head}catch(r){e=null}o[r]=e}return o[r]}(r);if(!t)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");t.appendChild(e)}},540(r){r.exports=function(r){var o=document.createElement("style");return r.setAttributes(o,r.attributes),r.insert(o,r.options),o}},56(r,o,e){r.exports=function(r){var o=e.nc;o&&r.setAttribute("nonce",o)}},825(r){r.exports=function(r){if("u"<typeof document)return{update:function(){},remove:function(){}};var o=r.insertStyleElement(r);return{update:function(e){var t,a,i;t="",e.supports&&(t+="@supports (".concat(e.supports,") {")),e.media&&(t+="@media ".concat(e.media," {")),(a=void 0!==e.layer)&&(t+="@layer".concat(e.layer.length>0?" ".concat(e.layer):""," {")),t+=e.css,a&&(t+="}"),e.media&&(t+="}"),e.supports&&(t+="}"),(i=e.sourceMap)&&"u">typeof btoa&&(t+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(i))))," */")),r.styleTagTransform(t,o,r.options)},remove:function(){var r;null===(r=o).parentNode||r.parentNode.removeChild(r)}}}},113(r){r.exports=function(r,o){if(o.styleSheet)o.styleSheet.cssText=r;else{for(;o.firstChild;)o.removeChild(o.firstChild);o.appendChild(document.createTextNode(r))}}}}]);
