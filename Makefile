@@ -47,7 +47,7 @@ demo: $(INSTALLED) ## three algorithms on four MPI engines from a notebook; prin
 .PHONY: test
 test: $(INSTALLED) $(MPICH) ## every test that this machine can run (a selection: TESTS='tests/unit -k ring'; fewer processes: WORKERS=2; the order of an earlier run: SEED=123)
 	$(BIN)/python -m compileall -q workbench tests  # for hundreds of processes, even if PYTHONDONTWRITEBYTECODE is set
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(TESTS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) $(if $(SEED),--randomly-seed $(SEED)) $(or $(TESTS),--durations 20)
 
 $(NEWEST)/.installed: pyproject.toml constraints.txt constraints-newest.txt
 	@$(PYTHON_NEWEST) -c 'import venv, ensurepip' || { echo 'Install Python 3.13, or name another one: make test-newest PYTHON_NEWEST=python3.11' >&2; exit 1; }

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -141,7 +141,7 @@ class Definitions:
         """
         lines = []
         for owner, before in self._known.items():
-            if _differ(vars(owner), before):
+            if _differ([*vars(owner).values()], [*before.values()]):  # takes less time than dictionaries do
                 lines += _replaced(owner, before)
                 self._known[owner] = dict(vars(owner))
         if len(sys.modules) != self._num_imported:
@@ -245,7 +245,7 @@ def _of_torch(value: Any) -> bool:
     return isinstance(value, FunctionType) and value.__module__.partition(".")[0] == "torch"
 
 
-def _differ(now: Mapping[str, Any], before: dict[str, Any]) -> bool:
+def _differ(now: list[Any], before: list[Any]) -> bool:
     try:
         return now != before
     except Exception:  # noqa: BLE001 - a value of which it cannot be said whether it is another, as a tensor

@@ -43,12 +43,20 @@ ALONE_UNIT, NETWORKS_UNIT = "alone", "tests/distributed/ on emulated networks"
 
 # Files of a minute or more: a worker that began one as the last would be alone with it.
 LONG = (
+    "tests/notebooks/test_docs_code.py",
+    "tests/browser/test_panel_ranks.py",
     "tests/distributed/test_rejoin.py",
+    "tests/notebooks/test_study.py",
     "tests/distributed/test_killed.py",
+    "tests/notebooks/test_reproduce.py",
     "tests/distributed/test_cluster.py",
+    "tests/browser/test_panel.py",
     "tests/distributed/test_cluster_life.py",
+    "tests/browser/test_lab.py",
     "tests/distributed/test_checkpoints.py",
+    "tests/browser/test_live_views.py",
     "tests/distributed/test_ddp_hooks.py",
+    "tests/browser/test_panel_lost.py",
 )
 
 # The longest unit comes first. Every second worker begins at the other end, where waiting is least: they meet at short
@@ -57,10 +65,10 @@ ORDER = (
     NETWORKS_UNIT,
     *LONG,
     "tests/distributed/",
-    "workbench/",
-    "tests/unit/",
     "tests/notebooks/",
     "tests/browser/",
+    "workbench/",
+    "tests/unit/",
     "tests/laws/",
 )
 
