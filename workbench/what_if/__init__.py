@@ -3,7 +3,8 @@
 - `run_study` holds it: it measures, times, trains and keeps to its minutes (`budget`).
 - `question` checks its arguments.
 - `measure` takes the costs from what the user gives, or measures compute and messages on this machine.
-- `candidates` are the default algorithms. `step_time` is the time of a step of one of them, from cost models.
+- `candidates` are the default algorithms. `step_time` is the time of a step of one of them, from cost models,
+  with an `interval` from earlier errors.
 - `recipe` is what changes an algorithm's numerical results; `trainings` trains each recipe with real gradients.
 - `results` is `Study`: tables, figures, the answer. `check` compares it with trainings on real ranks.
 - `saved` keeps a study in a folder, so that it can be continued.
