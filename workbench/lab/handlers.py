@@ -113,7 +113,7 @@ class State:
 
 
 class Handler(APIHandler):
-    """Shared parts. Polling does not count as activity, so that a hub can end an idle server."""
+    """Shared parts. Polling does not count as the server's activity, so that it can end when it is idle."""
 
     auth_resource = "workbench"
     _track_activity = False
@@ -278,7 +278,7 @@ class Runs(Handler):
     @authorized
     async def get(self) -> None:
         """Answer the rows: see `RunRows.select`."""
-        limit, after = self.whole("limit", None, 1, 10**6), self.whole("after", 0, 0, 10**15)
+        limit, after = self.whole("limit", None, 1, 10**6), self.whole("after", 0, 0, 2**53)
         curves = self.get_query_argument("curves", "0") == "1"
         stores = await self.stores()
         await self.answer(lambda: self.state.rows.select(stores, limit=limit, after=after, curves=curves))
