@@ -63,6 +63,7 @@ class Hub(Server):
         config.write_text("\n".join(lines))
         self._public = public
         super().__init__(folder, [sys.executable, "-m", "jupyterhub", "--config", str(config)])
+        self.start()
         self.token = ""  # a browser that has logged in has cookies
 
     def address(self) -> str | None:

@@ -112,7 +112,6 @@ class Server(ABC):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self._command = command
         self._environment = environment
-        self.start()
 
     def start(self, *options: str) -> None:
         """Start it, with more options of its command, and wait for its address."""
@@ -205,8 +204,9 @@ class JupyterServer(Server):
     """
 
     def __init__(self, folder: Path, base_url: str = "/", app: str = "jupyterlab", *, forked: bool = False) -> None:
-        options = ["--no-browser", "--ip=127.0.0.1", "--port=0", f"--ServerApp.base_url={base_url}", *SHOWN]
+        options = ["--no-browser", "--ip=127.0.0.1", f"--ServerApp.base_url={base_url}", *SHOWN]
         super().__init__(folder, [sys.executable, "-m", app, *options], forked=forked)
+        self.start("--port=0")
 
     def address(self) -> str | None:
         for path in self.runtime.glob("jpserver-*.json"):
