@@ -125,6 +125,7 @@ export function isSteerable(run: Run): boolean {
 }
 
 export const OFFLINE = 'No connection to the Jupyter server. The panel tries again until it answers.';
+const LOGGED_OUT = 'You are logged out of the Jupyter server: reload this page.';
 
 /** Call `refresh` when the machine has woken up or is online again: a poll that failed waits before its next try. */
 export function onReconnect(refresh: () => void): () => void {
@@ -213,7 +214,12 @@ export class Api {
     try {
       content = JSON.parse(text);
     } catch {
-      // an answer of a proxy, say; the status tells
+      if (response.ok) {
+        throw new Error(LOGGED_OUT); // a proxy's page to log in
+      } // else the status tells
+    }
+    if (response.status === 403 && /^Forbidden$|xsrf/i.test(content.message)) {
+      throw new Error(LOGGED_OUT); // JupyterHub restarted the server, for example
     }
     if (!response.ok) {
       const missing = response.status === 404 && !content.message?.includes(' ');

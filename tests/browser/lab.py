@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, final
@@ -32,6 +33,7 @@ SLOW = (  # errors of other extensions in a browser that was slow
     "[anywidget] Failed to initialize model",  # live figures do not mind
     "Cannot read properties of undefined (reading 'schema')",  # Notebook: shortcuts whose settings are not loaded yet
 )
+SHOWN = ("--allow-root", "--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly")
 QUIET = {  # Lab asks its users, over the network, whether they want news
     "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
     # Cells out of sight are there, too
@@ -59,24 +61,24 @@ def artefacts() -> Path:
     return folder
 
 
-@final
-class Server:
-    """A JupyterLab server: started here, ended by `stop`, and with it all that its kernels started.
+class Server(ABC):
+    """A server on loopback that shows JupyterLab: started here, ended by `stop`, and with it all that its kernels started.
 
     Args:
         folder: of its own; its notebooks are in `folder / "notebooks"`, its run store in `folder / "runs"`.
-        base_url: the path below which it answers, as behind the proxy of JupyterHub.
-        app: the module of the page: jupyterlab or notebook.
+        command: starts it.
         forked: its kernels and their engines are forked from a process that has imported torch.
     """
 
-    def __init__(self, folder: Path, base_url: str = "/", app: str = "jupyterlab", *, forked: bool = False) -> None:
+    url: str
+
+    def __init__(self, folder: Path, command: Sequence[str], *, forked: bool = False) -> None:
         self.notebooks, self.runs = folder / "notebooks", folder / "runs"
         self.notebooks.mkdir(parents=True)
         self.token = secrets.token_hex(16)
         self._mark = secrets.token_hex(16)
         self._log = (folder / "server.log").open("w")
-        self._runtime = folder / "runtime"
+        self.runtime = folder / "runtime"
         settings = folder / "settings"
         for name, content in QUIET.items():
             path = settings / name
@@ -97,7 +99,7 @@ class Server:
             "JUPYTER_CONFIG_DIR": folder / "config",
             "JUPYTER_DATA_DIR": folder / "data",
             "JUPYTER_PATH": folder / "data",  # before the kernels that are installed in this environment
-            "JUPYTER_RUNTIME_DIR": self._runtime,
+            "JUPYTER_RUNTIME_DIR": self.runtime,
             "JUPYTERLAB_SETTINGS_DIR": settings,
             "JUPYTERLAB_WORKSPACES_DIR": folder / "workspaces",
             "IPYTHONDIR": folder / "ipython",
@@ -108,51 +110,36 @@ class Server:
         environment = {**os.environ, **{name: str(path) for name, path in own.items()}}
         environment |= {"JUPYTER_TOKEN": self.token, "WORKBENCH_TEST_MARK": self._mark, "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        options = [
-            "--no-browser",
-            "--ip=127.0.0.1",
-            "--allow-root",
-            "--expose-app-in-browser",
-            "--LabApp.extension_manager=readonly",
-            f"--ServerApp.base_url={base_url}",
-        ]
-        self._command = [sys.executable, "-m", app, *options]
+        self._command = command
         self._environment = environment
-        self._start()
 
-    def _start(self, port: int = 0) -> None:
+    def start(self, *options: str) -> None:
+        """Start it, with more options of its command, and wait for its address."""
         self._process = subprocess.Popen(
-            [*self._command, f"--port={port}"],
+            [*self._command, *options],
             cwd=self.notebooks,
             env=self._environment,
             stdout=self._log,
             stderr=self._log,
         )
         try:
-            self.url = eventually(self._address, "the server's address", START_S)
+            self.url = eventually(self._its_address, "the server's address", START_S)
         except BaseException:
             self.stop()
             raise
 
-    def restart(self, pause_s: float) -> None:
-        """Kill the server, as a crash does, and start it again at the same address."""
-        port = urlsplit(self.url).port or 0
+    def _its_address(self) -> str | None:
+        assert self._process.poll() is None, f"the server ended: see {self._log.name}"
+        return self.address()
+
+    @abstractmethod
+    def address(self) -> str | None:
+        """Where it answers; None before it does."""
+
+    def kill(self) -> None:
+        """End it as a crash does."""
         self._process.kill()
         self._process.wait()
-        for path in self._runtime.glob("jpserver-*"):
-            path.unlink()
-        time.sleep(pause_s)
-        self._start(port)
-
-    def _address(self) -> str | None:
-        assert self._process.poll() is None, f"JupyterLab ended: see {self._log.name}"
-        for path in self._runtime.glob("jpserver-*.json"):
-            with suppress(ValueError, ConnectionRefusedError):  # the file is half written, or nobody listens yet
-                url: str = json.loads(path.read_text())["url"]
-                address = urlsplit(url)
-                socket.create_connection((address.hostname, address.port), timeout=START_S).close()
-                return url
-        return None
 
     def ask(self, path: str, method: str = "GET") -> bytes:
         """The server's answer to a request of its own interface."""
@@ -203,6 +190,41 @@ class Server:
                     yield process
             except psutil.Error:  # gone meanwhile, or another user's
                 continue
+
+
+@final
+class JupyterServer(Server):
+    """A Jupyter server.
+
+    Args:
+        folder: of its own.
+        base_url: the path below which it answers, as behind a proxy.
+        app: the module of the page: jupyterlab or notebook.
+        forked: as for `Server`.
+    """
+
+    def __init__(self, folder: Path, base_url: str = "/", app: str = "jupyterlab", *, forked: bool = False) -> None:
+        options = ["--no-browser", "--ip=127.0.0.1", f"--ServerApp.base_url={base_url}", *SHOWN]
+        super().__init__(folder, [sys.executable, "-m", app, *options], forked=forked)
+        self.start("--port=0")
+
+    def address(self) -> str | None:
+        for path in self.runtime.glob("jpserver-*.json"):
+            with suppress(ValueError, ConnectionRefusedError):  # the file is half written, or nobody listens yet
+                url: str = json.loads(path.read_text())["url"]
+                address = urlsplit(url)
+                socket.create_connection((address.hostname, address.port), timeout=START_S).close()
+                return url
+        return None
+
+    def restart(self, pause_s: float) -> None:
+        """Kill the server, and start it again at the same address."""
+        port = urlsplit(self.url).port
+        self.kill()
+        for path in self.runtime.glob("jpserver-*"):
+            path.unlink()
+        time.sleep(pause_s)
+        self.start(f"--port={port}")
 
 
 @final
@@ -322,13 +344,15 @@ class Lab:
 
 
 @contextmanager
-def browsing(folder: Path, **how: Any) -> Iterator[Lab]:
+def browsing(folder: Path, kind: Callable[..., Server] = JupyterServer, **how: Any) -> Iterator[Lab]:
     """A server and a page of a browser that shows it; both end with the block, and nothing may be left of the server.
 
     Args:
-        how: more arguments of `Server`.
+        folder: the server's.
+        kind: makes the server.
+        how: more arguments of `kind`.
     """
-    server = Server(folder, **how)
+    server = kind(folder, **how)
     left: list[str] = []
     try:
         with sync_playwright() as playwright:

@@ -18,7 +18,7 @@ pytest.importorskip("playwright", reason="needs Playwright: pip install 'sgd-wor
 pytest.importorskip("jupyterlab", reason="needs the notebooks extra: pip install 'sgd-workbench[notebooks]'")
 
 from tests.browser.chromium import needs_browser
-from tests.browser.lab import Lab, browsing
+from tests.browser.lab import JupyterServer, Lab, browsing
 from tests.browser.panel import begin_training, execute, runs, status, steps
 from tests.browser.test_lab import BEGIN
 
@@ -41,6 +41,7 @@ def test_a_training_is_shown_again_after_all_that_can_happen_to_the_page(tmp_pat
         begin_training(lab, "lost.ipynb", CELLS)
         a_sleeping_laptop_wakes_up(lab)
         the_connection_is_cut(lab)
+        a_proxy_asks_to_log_in_again(lab)
         lab = a_closed_tab_is_opened_again(lab)
         a_second_browser_steers_the_same_run(lab)
         lab.run_cell(DETACH)
@@ -83,6 +84,17 @@ def the_connection_is_cut(lab: Lab) -> None:
     moves(lab, "steps after the cut")
 
 
+def a_proxy_asks_to_log_in_again(lab: Lab) -> None:
+    """It answers each request with its own page, as if all were well."""
+    ours = "**/workbench/api/**"
+    lab.page.route(ours, lambda route: route.fulfill(body="<html>Log in</html>", content_type="text/html"))
+    notice = lab.page.locator("#workbench-panel").get_by_text("You are logged out of the Jupyter server").first
+    notice.wait_for()
+    assert runs(lab).count() == 1, "what was read stays"
+    lab.page.unroute(ours)
+    notice.wait_for(state="detached")
+
+
 def a_closed_tab_is_opened_again(lab: Lab) -> Lab:
     context, before = lab.page.context, steps(lab)
     lab.page.wait_for_timeout(1500)  # Lab saves its layout a second after a change
@@ -116,6 +128,7 @@ def a_second_browser_steers_the_same_run(lab: Lab) -> None:
 def jupyterlab_crashes(lab: Lab) -> None:
     """The page stays open; the server is killed and starts again at the same address."""
     before = steps(lab)
+    assert isinstance(lab.server, JupyterServer)
     lab.server.restart(pause_s=SLEEP_S)
     panel = lab.page.locator("#workbench-panel")
     panel.get_by_text(NO_CONNECTION).first.wait_for(state="detached")

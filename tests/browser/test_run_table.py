@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import statistics
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -92,6 +94,22 @@ def test_the_run_table_sorts_filters_and_exports_many_runs(store: Lab) -> None:
     lab.page.locator(".wb-Run:visible").get_by_text("a bad batch").wait_for()
     lab.picture("run-failed")
     assert lab.errors == []
+
+
+def test_a_run_that_changes_is_shown_again_and_one_that_is_removed_is_not(store: Lab) -> None:
+    lab = store
+    lab.open()
+    execute(lab, "workbench:run-table")
+    lab.page.get_by_role("searchbox", name="Filter the runs").fill("late-run")
+    folder = write_run(lab.server.runs, "late-run", created="2026-05-01T00:00:00+00:00")
+    row = lab.page.locator('.wb-Table tr[data-run="late-run"]')
+    row.get_by_text("finished").wait_for()
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, "status": "failed", "error": "a bad batch"}))
+    row.get_by_text("failed").wait_for()
+    shutil.rmtree(folder)
+    row.wait_for(state="detached")
+    assert lab.page.locator(".wb-Pane .wb-Trouble").count() == 0
 
 
 def test_columns_are_chosen_and_kept(store: Lab) -> None:

@@ -110,7 +110,7 @@ def test_it_answers_below_the_base_url_only(served: Served) -> None:
 
 
 def test_polling_is_no_activity(served: Served) -> None:
-    """A hub ends servers without activity, and the panel polls while it is shown."""
+    """A server may end without activity, and the panel polls while it is shown."""
 
     def last() -> str:
         with urllib.request.urlopen(f"{served.url}api/status?token={TOKEN}", timeout=30) as answer:
@@ -199,6 +199,13 @@ def test_a_run_is_answered_with_its_curves_and_code(served: Served) -> None:
     status, code = served.ask("runs/one/code")
     assert status == 200 and set(code) == {"open", "repeat"}
     assert repr(str(served.runs / "one")) in code["open"]
+
+
+def test_the_server_accepts_the_version_that_it_gave(served: Served) -> None:
+    write_run(served.runs, "first", created=CREATED)
+    version = served.ask("runs")[1]["version"]
+    status, answer = served.ask(f"runs?after={version}")
+    assert (status, answer.get("runs")) == (200, []), answer
 
 
 def test_ranks_checkpoints_and_a_comparison_are_answered(served: Served) -> None:
