@@ -258,7 +258,7 @@ class Lab:
         """Wait until the kernel is idle, and Lab shows it."""
         self.page.wait_for_function(
             """() => {
-                const session = window.jupyterapp.shell.currentWidget?.sessionContext;
+                const session = window.jupyterapp?.shell.currentWidget?.sessionContext;
                 return session && session.isReady && session.session?.kernel?.status === 'idle';
             }"""
         )
