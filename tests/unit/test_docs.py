@@ -183,6 +183,9 @@ def measured(name: str) -> Any:
 def test_accuracies_on_the_front_page_are_those_of_the_records() -> None:
     first, second = measured("predictions"), measured("predictions-second")
     errors = [f"{100 * one[which]:.1f} %" for one in (first, second) for which in ("error_median", "error_worst")]
+    study = [row for row in measured("study")["rows"] if not row["fitted"]]
+    asleep, sharing = (sorted(abs(row["error"]) for row in study if row["slept"] == slept) for slept in (True, False))
+    missed = [f"{100 * each[at]:.0f} %" for each in (asleep, sharing) for at in (len(each) // 2, -1)]
     best = "layer-wise, its best bucket size", "torch DDP, its best"
     steps = [row for row in measured("bench-step")["rows"] if (row["what"], row["over"]) == best]
     ratios = [row["ratio"] for row in steps]
@@ -191,6 +194,10 @@ def test_accuracies_on_the_front_page_are_those_of_the_records() -> None:
     front = (ROOT / "README.md").read_text(encoding="utf-8")
     for words in (
         f"{len(first['rows'])} cases | median {errors[0]}, largest {errors[1]}; on another day {errors[2]} and {errors[3]} |",
+        (
+            f"{len(study)} cases | ranks that sleep for the compute: median {missed[0]}, largest {missed[1]}; "
+            f"ranks that share cores: {missed[2]} and {missed[3]} |"
+        ),
         f"| {min(ratios):.2f} to {max(ratios):.2f} on three models, 2 and 4 ranks |",
         f"| {sum(found)} of {len(found)}; the other changes no result |",
     ):
