@@ -204,7 +204,13 @@ class JupyterServer(Server):
     """
 
     def __init__(self, folder: Path, base_url: str = "/", app: str = "jupyterlab", *, forked: bool = False) -> None:
-        options = ["--no-browser", "--ip=127.0.0.1", f"--ServerApp.base_url={base_url}", *SHOWN]
+        options = [
+            "--no-browser",
+            "--ip=127.0.0.1",
+            f"--ServerApp.base_url={base_url}",
+            "--expose-app-in-browser",
+            *SHOWN,
+        ]
         super().__init__(folder, [sys.executable, "-m", app, *options], forked=forked)
         self.start("--port=0")
 
@@ -258,7 +264,7 @@ class Lab:
         """Wait until the kernel is idle, and Lab shows it."""
         self.page.wait_for_function(
             """() => {
-                const session = window.jupyterapp?.shell.currentWidget?.sessionContext;
+                const session = window.jupyterapp.shell.currentWidget?.sessionContext;
                 return session && session.isReady && session.session?.kernel?.status === 'idle';
             }"""
         )

@@ -35,7 +35,7 @@ def test_predictions_stand_beside_measurements(
     )
     with wb.Cluster(2, quiet=True) as cluster:
         found = study.check(cluster, to_target=True, rounds=1)
-        slept = study.check(cluster, slept=True, steps=8, rounds=1, quiet=True)
+        slept = study.check(cluster, slept=True, network="1gbit", steps=8, rounds=1, quiet=True)
         with pytest.raises(ConfigError, match="to_target"):
             study.check(cluster, algorithms=[wb.DeAR()], to_target=True)
         with pytest.raises(ConfigError, match="leave to_target out"):
