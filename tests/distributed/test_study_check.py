@@ -57,9 +57,7 @@ def test_predictions_stand_beside_measurements(
     assert f"{found.worst:.0%}" in str(found)
     predicted = {cell.name: cell.time.step_s for cell in study.cells}
     for row in slept.rows:
-        assert row["predicted_s"] == pytest.approx(
-            predicted[row["algorithm"]], rel=0.2
-        )  # the loopback has its own rate
+        assert row["predicted_s"] == pytest.approx(predicted[row["algorithm"]], rel=1e-6), "as the study says"
         assert not row["fitted"]
         (run,) = slept.runs[row["algorithm"]]
         assert run.slept

@@ -78,3 +78,13 @@ def test_the_page_of_records_says_how_wrong_they_are() -> None:
     how = RECORD["how"]
     said = f"{how['inside']} of {how['rows']} measurements are inside their intervals, and the largest error is {how['worst']:.0%}"
     assert said.replace("%", " %") in " ".join((ROOT / "records" / "README.md").read_text().split())
+
+
+def test_the_guide_has_the_numbers_of_the_record() -> None:
+    guide = (ROOT / "docs" / "how-to" / "study.md").read_text()
+    for words, slept in (("2 hosts, slept compute", True), ("2 and 4 hosts, shared cores", False)):
+        rows = [row for row in RECORD["rows"] if row["slept"] == slept and not row["fitted"]]
+        errors = {name: sorted(abs(row["error"]) for row in rows if row["model"] == name) for name in ("vit", "gpt")}
+        vit, gpt = (f"{100 * each[len(each) // 2]:.0f} %" for each in errors.values())
+        inside = sum(row["inside"] for row in rows)
+        assert f"| {words} | {vit} and {gpt} | {inside} of {len(rows)} |" in guide
