@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import sys
+import sysconfig
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from tests.leftovers import Definitions
 
 os.environ["WORKBENCH_CONFIG"] = os.devnull  # the user's defaults do not count in tests
+# `python` in a test's command is this environment's. Some machines have no other one, and on others it lacks the package.
+os.environ["PATH"] = os.pathsep.join(
+    dict.fromkeys([sysconfig.get_path("scripts"), *os.environ.get("PATH", os.defpath).split(os.pathsep)])
+)
 
 # Jupyter's library for schemas would build a grammar with it, for a second of a core; our files have no such addresses.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
