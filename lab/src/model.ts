@@ -8,7 +8,8 @@ import { complain } from './actions';
 
 const LIVE_MS = 1000;
 const IDLE_MS = 4000;
-const PENDING_MS = 400;
+const PENDING_MS = 400; // while curves of ended runs are read
+const ASKED_MS = 150; // while a command has not taken effect
 const WAIT_MS = 60000; // a step may be long; then the buttons can be used again
 const OLDER_MS = 2000; // how much older than the panel's a row of a pane may be
 export const MAX_MS = 10000; // between two tries of a poll that fails
@@ -90,7 +91,7 @@ export class PanelModel {
       this.error = '';
       this.asked.forEach((asked, name) => Date.now() > asked.untilMs && this.asked.delete(name));
       const live = this.runs.some(isLive);
-      const interval = this.asked.size || runs.pending ? PENDING_MS : live ? LIVE_MS : IDLE_MS;
+      const interval = this.asked.size ? ASKED_MS : runs.pending ? PENDING_MS : live ? LIVE_MS : IDLE_MS;
       if (interval !== this.poll.frequency.interval) {
         this.poll.frequency = { interval, backoff: true, max: MAX_MS };
       }

@@ -542,7 +542,10 @@ def test_a_sum_that_was_held_up_is_no_latency() -> None:
 def test_servers_replies_that_meet_are_between_fair_shares_and_turns() -> None:
     """Four replies at once: the band holds both, and of a simulated network, which has turns, only these are said."""
     real = replace(
-        fitted(), origin=replace(fitted().origin, runtime="torch"), pace=replace(fitted().pace, stragglers=())
+        fitted(),
+        origin=replace(fitted().origin, runtime="torch"),
+        pace=replace(fitted().pace, stragglers=()),
+        line=replace(fitted().line, message_latency_s=Estimate(0.0)),  # so handling takes no time
     )
     simulated = replace(real, origin=replace(real.origin, runtime="simulated"))
     algorithm = wb.BackupSGD(backups=0)

@@ -21,10 +21,13 @@ import workbench as wb
 from tests.forked import forked
 from workbench import costs, theory
 from workbench.calibration.effective import make_setting
+from workbench.calibration.fixed_point import Scenario, simulated
+from workbench.calibration.handling import handling_seconds
 from workbench.calibration.model import Calibration
 from workbench.calibration.parts import Estimate, Host, Line, Origin, Pace, Shapes
-from workbench.calibration.predict import predict_at
+from workbench.calibration.predict import predict_at, step_s
 from workbench.calibration.recommend import recommend
+from workbench.calibration.steady import steady_steps
 from workbench.cli.main import main
 from workbench.codecs import ErrorFeedback, Linear8, Sign, TopK
 from workbench.collectives import Native, Once, PowerSGD, Ring
@@ -37,7 +40,7 @@ from workbench.what_if.recipe import one_worker_stands_for_all, recipe_of
 from workbench.what_if.results import Cell, Study, ratio_of
 from workbench.what_if.run_study import by_workers
 from workbench.what_if.saved import Saved
-from workbench.what_if.step_time import StepTime, handling_seconds, saved_seconds, step_time
+from workbench.what_if.step_time import StepTime, saved_seconds, step_time
 from workbench.what_if.trainings import Trained, Trainings
 
 
@@ -143,7 +146,6 @@ def test_a_closed_form_with_a_codec_is_near_the_simulation_of_all_messages(codec
 )
 def test_a_rank_handles_its_messages_one_after_another(algorithm: wb.Algorithm, messages: float) -> None:
     """Each takes the measured time of a message, or a millisecond if that is shorter: a longer latency is of the wire."""
-    found = {}
     for cores in ("own", 4.0):
         for latency_s in (0.0, 4e-4, 5e-2):
             costs_ = calibration()
@@ -151,10 +153,17 @@ def test_a_rank_handles_its_messages_one_after_another(algorithm: wb.Algorithm, 
             setting = make_setting(costs_, 4, None, 125e6, None, cores)
             handled_s = messages * min(latency_s, 1e-3)
             assert handling_seconds(costs_, algorithm, setting) == pytest.approx(handled_s)
-            simulated_s = predict_at(costs_, algorithm, setting, draws=0).step_s
-            found[latency_s] = step_time(costs_, algorithm, setting)
-            assert found[latency_s].step_s == pytest.approx(simulated_s + handled_s, rel=0.03)
+            steps = steady_steps(algorithm, 8)
+            scenario = Scenario(calibration=costs_, algorithm=algorithm, setting=setting, steps=steps, seed=0)
+            expected = pytest.approx(simulated(scenario).step_s + handled_s, rel=0.03)
+            predicted = predict_at(costs_, algorithm, setting, draws=0)
+            assert predicted.step_s == expected
+            assert step_s(costs_, algorithm, setting, steps, seed=0) == expected
+            assert step_time(costs_, algorithm, setting).step_s == expected
+            assert predicted.saved_s["latency"] >= handled_s
             assert saved_seconds(costs_, algorithm, setting)["latency"] >= handled_s
+            of_simulated = replace(costs_, origin=replace(costs_.origin, runtime="simulated"))
+            assert handling_seconds(of_simulated, algorithm, setting) == 0
 
 
 def test_what_binds_a_step() -> None:

@@ -5,8 +5,8 @@
 - The fit: `fit`, and `straggler_fit` for the distribution of stragglers.
 - The result: `model` (`Calibration`), its `parts`, and `record` (JSON and back).
 - Predictions: `predict`, by simulation under given conditions (`effective`) with shared cores (`cores`,
-  `fixed_point`). `steady` says how many steps are simulated, and which of them are timed. `model_error` is the error of
-  predictions, as measured later.
+  `fixed_point`). `steady` says how many steps are simulated, and which of them are timed. `handling` is the time of a
+  rank for its messages, and `model_error` the error of predictions, as measured later.
 - Recommendations: `recommend`, from `candidates` and their `convergence`.
 
 Imports `analysis`, `algorithms`, `runtimes` and what lies below. Used by `plots`, `papers` and `cli`. Begin with

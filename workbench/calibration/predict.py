@@ -23,6 +23,7 @@ from workbench.calibration.effective import (
     sends_messages,
 )
 from workbench.calibration.fixed_point import Scenario, Simulated, midmean, simulated, simulated_run
+from workbench.calibration.handling import handling_seconds
 from workbench.calibration.model import Calibration
 from workbench.calibration.model_error import band
 from workbench.calibration.steady import (
@@ -162,7 +163,8 @@ def predict(
     """Predict the time of a step, with an error band and the cost that bounds the step.
 
     The algorithm runs on simulated workers, timing only. If ranks share cores, all work on cores is slowed until the
-    cores suffice (`calibration.cores`). The band combines the calibration's uncertainty (other draws), the variation of
+    cores suffice (`calibration.cores`). The time in which a rank handles its own messages is added
+    (`calibration.handling`). The band combines the calibration's uncertainty (other draws), the variation of
     steps and the model's own error (`calibration.model_error`).
 
     Args:
@@ -206,7 +208,7 @@ def predict_at(
     heavy = events * steps > MAX_SIMULATED_MESSAGES  # then other draws are scaled, not simulated
     scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=steps, seed=seed)
     found = simulated(scenario)
-    mean_s = found.step_s
+    mean_s, handled_s = found.step_s, handling_seconds(calibration, algorithm, setting)
     saved = _saved_s(scenario, found)
     if heavy and draws:
         drawn = [
@@ -223,17 +225,18 @@ def predict_at(
     if calibration.line.latency_limit_s is not None:
         largest = replace(calibration, line=calibration.line.with_largest_latency())
         limit = simulated(replace(scenario, calibration=largest), found.slow).step_s / mean_s
+    other_s = _with_other_cores(replace(scenario, steps=least_steps))
     return Prediction(
         algorithm=found.run.label,
         setting=setting,
-        step_s=mean_s,
-        usual_s=mean_s / float(found.times.mean()) * midmean(found.times),
-        low_s=low * min(1.0, limit, *found.orders),
-        high_s=high * max(1.0, limit, *found.orders),
-        saved_s=saved,
+        step_s=mean_s + handled_s,
+        usual_s=mean_s / float(found.times.mean()) * midmean(found.times) + handled_s,
+        low_s=low * min(1.0, limit, *found.orders) + handled_s,
+        high_s=high * max(1.0, limit, *found.orders) + handled_s,
+        saved_s={**saved, "latency": saved["latency"] + handled_s},
         overlap=_hidden(found.run),
         cores=describe_cores(calibration, setting),
-        other_step_s=_with_other_cores(replace(scenario, steps=least_steps)),
+        other_step_s=None if other_s is None else other_s + handled_s,
     )
 
 
@@ -302,7 +305,7 @@ def step_s(calibration: Calibration, algorithm: Algorithm, setting: Setting, ste
     """Return the mean seconds of a step."""
     steps = affordable_steps(calibration, algorithm, setting, steps)
     scenario = Scenario(calibration=calibration, algorithm=algorithm, setting=setting, steps=steps, seed=seed)
-    return simulated(scenario).step_s
+    return simulated(scenario).step_s + handling_seconds(calibration, algorithm, setting)
 
 
 def _without(what: str, scenario: Scenario, slow: Slowness | None) -> float:

@@ -14,6 +14,7 @@ from workbench.analysis.overlap import overlap
 from workbench.analysis.summary import num_warm_up
 from workbench.calibration.effective import Setting
 from workbench.calibration.fixed_point import Scenario, simulated, simulated_by_formula, simulated_run
+from workbench.calibration.handling import handling_seconds
 from workbench.calibration.model import Calibration
 from workbench.calibration.predict import UNBOUND, predict_at
 from workbench.calibration.steady import (
@@ -35,7 +36,6 @@ from workbench.what_if.interval import interval, missed_by
 STEPS = 24  # of a simulation, with its warm-up
 MESSAGES = 3000  # with more messages in a simulation, a closed form is used if there is one
 LEAST_SHARE = 0.1  # of the mean: where steps differ as much as asynchronous ones, quantiles say little
-LONGEST_HANDLING_S = 1e-3  # a longer latency of a message is one of the wire
 COSTS = ("compute", "wire", "latency", "stragglers")
 How = Literal["messages", "closed form"]
 Change = Callable[[Compute, Network], tuple[Compute, Network]]
@@ -66,18 +66,16 @@ def step_time(calibration: Calibration, algorithm: Algorithm, setting: Setting, 
     Raises:
         ConfigError: the algorithm cannot run on this number of workers.
     """
-    handled_s = handling_seconds(calibration, algorithm, setting)
     missed = missed_by(servers=algorithm.requires.servers, shared_cores=setting.cores is not None)
     if setting.cores is not None:
         found = predict_at(calibration, algorithm, setting, draws=0, seed=seed)
-        mean_s = found.step_s + handled_s
-        low_s, high_s = interval(mean_s, missed=missed)
-        low_s = max(min(low_s, found.low_s + handled_s), LEAST_SHARE * mean_s)
-        high_s = max(high_s, found.high_s + handled_s)
-        return StepTime(step_s=mean_s, low_s=low_s, high_s=high_s, overlap=found.overlap, how="messages")
+        low_s, high_s = interval(found.step_s, missed=missed)
+        low_s = max(min(low_s, found.low_s), LEAST_SHARE * found.step_s)
+        high_s = max(high_s, found.high_s)
+        return StepTime(step_s=found.step_s, low_s=low_s, high_s=high_s, overlap=found.overlap, how="messages")
     run, how = step_run(calibration, algorithm, setting, seed=seed)
     times = _times(run, algorithm)
-    mean_s = float(times.mean()) + handled_s
+    mean_s = float(times.mean()) + handling_seconds(calibration, algorithm, setting)
     others = [_mean_s(calibration.drawn(draw), algorithm, setting, seed) for draw in calibration.draws[:4]]
     spread = float(times.std()) / mean_s
     low_s, high_s = interval(mean_s, others if how == "closed form" else [], step_sd=spread, missed=missed)
@@ -90,24 +88,13 @@ def step_time(calibration: Calibration, algorithm: Algorithm, setting: Setting, 
     return StepTime(step_s=mean_s, low_s=low_s, high_s=high_s, overlap=hidden, how=how)
 
 
-def handling_seconds(calibration: Calibration, algorithm: Algorithm, setting: Setting) -> float:
-    """Return the seconds of a step in which a rank handles the messages that it sends itself, one after another.
-
-    A simulated message has a latency, and many of them pass it at the same time. Real ones are handled by one
-    interpreter, which delays the rank's other work.
-    """
-    each_s = min(calibration.line.message_latency_s.value, LONGEST_HANDLING_S)
-    return each_s * messages_per_step(calibration, algorithm, setting) / period(algorithm) / setting.workers
-
-
 def saved_seconds(calibration: Calibration, algorithm: Algorithm, setting: Setting, seed: int = 0) -> dict[str, float]:
     """Return by how many seconds a step would be shorter if one cost were zero, for each of `COSTS`.
 
     The largest is what a step waits for most. For compute, the steps with and without it have no stragglers.
     """
     if setting.cores is not None:
-        saved = predict_at(calibration, algorithm, setting, draws=0, seed=seed).saved_s
-        return {**saved, "latency": saved["latency"] + handling_seconds(calibration, algorithm, setting)}
+        return predict_at(calibration, algorithm, setting, draws=0, seed=seed).saved_s
     mean_s = _mean_s(calibration, algorithm, setting, seed)
     without = {cost: _mean_s(calibration, algorithm, setting, seed, _without(cost, setting.workers)) for cost in COSTS}
     saved = {cost: mean_s - without[cost] for cost in ("wire", "latency", "stragglers")}

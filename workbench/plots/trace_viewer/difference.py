@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from workbench.analysis.overlap import Overlap, overlap
 from workbench.analysis.table import Column, Table, seconds
@@ -103,6 +102,8 @@ def _by_step(found: Overlap, part: str) -> Floats:
 
 def _interval(first: Floats, second: Floats) -> tuple[float | None, float | None]:
     """Return Welch's interval of the difference of two means; None for fewer than two values."""
+    from scipy.special import stdtrit  # not above: every live view imports this module, and must not wait for SciPy
+
     if min(len(first), len(second)) < 2:
         return None, None
     errors = [float(values.var(ddof=1)) / len(values) for values in (first, second)]
@@ -112,5 +113,5 @@ def _interval(first: Floats, second: Floats) -> tuple[float | None, float | None
     freedom = total**2 / sum(
         error**2 / (len(values) - 1) for error, values in zip(errors, (first, second), strict=True)
     )
-    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * total**0.5
+    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * total**0.5
     return difference - half, difference + half

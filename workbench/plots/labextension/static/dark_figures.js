@@ -1,4 +1,4 @@
-// The colours of finished figures in a dark theme of JupyterLab. An extension without a build: one style sheet.
+// The colours of finished figures in a dark theme of JupyterLab, and the library of live ones. An extension without a build.
 //
 // A finished figure is Plotly's data, which a notebook stores with the colours of plots/style.py. JupyterLab draws it
 // with Plotly's own extension. So this changes only what the page shows: a rule for each neutral colour of style.py.
@@ -20,7 +20,21 @@ function addStyle() {
   document.head.appendChild(style);
 }
 
-const plugin = { id: "sgd-workbench-figures:plugin", autoStart: true, activate: addStyle };
+// The library of live figures (plots/live/moving_figure.js) is read before the first one, when the page has nothing to do.
+function preload() {
+  const { fullLabextensionsUrl } = JSON.parse(document.getElementById("jupyter-config-data").textContent);
+  const link = document.createElement("link");
+  link.rel = "modulepreload";
+  link.href = new URL(`${fullLabextensionsUrl}/sgd-workbench-figures/static/plotly-basic.js`, location.href);
+  document.head.appendChild(link);
+}
+
+function activate() {
+  addStyle();
+  (globalThis.requestIdleCallback ?? setTimeout)(preload);
+}
+
+const plugin = { id: "sgd-workbench-figures:plugin", autoStart: true, activate };
 (globalThis._JUPYTERLAB ??= {})["sgd-workbench-figures"] = {
   init: () => {},
   get: async () => () => ({ __esModule: true, default: plugin }),
