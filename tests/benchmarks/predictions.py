@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.predictions run [FOLDER]     # 15 to 20 minutes; continues after an interruption
     python -m tests.benchmarks.predictions record [FOLDER]  # writes records/predictions.json and prints its table
-    python -m tests.benchmarks.predictions repredict        # predicts again from the record's calibrations; keeps the measured rows
+    python -m tests.benchmarks.predictions repredict        # predicts again from both records' calibrations; keeps the measured rows
 
 Per model only one synchronous run of two hosts at one rate, and messages of some sizes there, are fitted. All
 predictions are written to the folder before anything else is measured. Then other rates, four hosts and other
@@ -39,7 +39,7 @@ from workbench.program import Algorithm
 from workbench.trace.run import Run
 
 HERE = Path(__file__).parents[2]
-RECORD = HERE / "records" / "predictions.json"
+RECORD, SECOND = (HERE / "records" / f"{name}.json" for name in ("predictions", "predictions-second"))
 FOLDER = Path("runs") / "predictions"
 CORES = 2
 CALIBRATED_AT = (2, "200mbit")
@@ -320,9 +320,9 @@ def record(folder: Path) -> None:
     )
 
 
-def repredict() -> None:
-    """Predict the record's rows again from its calibrations; `error_before` is the error of the earlier prediction."""
-    recorded = json.loads(RECORD.read_text())
+def repredict(path: Path) -> None:
+    """Predict a record's rows again from its calibrations; `error_before` is the error of the earlier prediction."""
+    recorded = json.loads(path.read_text())
     known = {
         name: without_hold_up(Calibration.from_record(record)) for name, record in recorded["calibrations"].items()
     }
@@ -336,10 +336,10 @@ def repredict() -> None:
     if others:
         rows = [{"error_before": row["error"], **row} for row in rows]
     kept = {name: recorded["how"][name] for name in ("seen", "measured_again") if name in recorded["how"]}
-    write(rows, recorded["calibrations"], {**kept, **({"seen": SEEN} if others else {})})
+    write(rows, recorded["calibrations"], {**kept, **({"seen": SEEN} if others else {})}, path)
 
 
-def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], more: dict[str, Any]) -> None:
+def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], more: dict[str, Any], path: Path = RECORD) -> None:
     """Write the record and print its table.
 
     Args:
@@ -368,10 +368,10 @@ def write(rows: list[dict[str, Any]], calibrations: dict[str, Any], more: dict[s
         "calibrations": calibrations,
         "rows": rows,
     }
-    RECORD.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1) + "\n")
     print(Table(rows, COLUMNS))
     middle, worst = percent(statistics.median(errors)), percent(errors[-1])
-    print(f"{len(errors)} predictions: error {middle} at the median, {worst} at worst; {RECORD}")
+    print(f"{len(errors)} predictions: error {middle} at the median, {worst} at worst; {path}")
 
 
 def _key(row: dict[str, Any]) -> str:
@@ -413,6 +413,7 @@ if __name__ == "__main__":
         case "record":
             record(place)
         case "repredict":
-            repredict()
+            repredict(RECORD)
+            repredict(SECOND)
         case _:
             raise SystemExit(__doc__)

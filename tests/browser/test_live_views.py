@@ -15,7 +15,7 @@ from tests.browser.lab import BROWSER, Lab, browsing
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(600)]
 
-START, FAIL, FAILED, STATIC, COMPARE, LIVE, STOP = range(7)
+START, FAIL, FAILED, STATIC, COMPARE, LIVE, AGAIN, REMOVED, STOP = range(9)
 PLOTLY = "application/vnd.plotly.v1+json"
 BEGIN = """
 import time
@@ -51,6 +51,8 @@ CELLS = (
     SIMULATE.strip(),
     "wb.compare(runs)",
     "run = cluster.train(wb.PipeSGD(), replace(digits, loss=slow), epochs=100_000)\nrun",
+    "run",
+    "print('removed:', [view._curves.was_removed for view in run._views if hasattr(view, '_curves')])",
     "run.stop().wait();",
 )
 
@@ -170,6 +172,11 @@ def test_switches_and_what_is_kept_of_a_run_that_trains(lab: Lab) -> None:
     kept = ["".join(output["text/html"]) for output in lab.save()[LIVE] if "text/html" in output]
     assert all("workbench-still" in html and "data:image/svg+xml;base64," in html for html in kept)
     assert "<b>running</b>" in kept[0] and "timeline" in kept[1]
+    for _ in range(2):  # the second one removes the view of the first
+        lab.run_cell(AGAIN)
+        lab.until(lambda: lab.reach(AGAIN), "curves")
+    lab.run_cell(REMOVED)
+    lab.until(lambda: has_output(lab, REMOVED, "removed: [False, True, False]"), "a kernel that knows what is shown")
     survives_a_reload_and_a_restart(lab)
 
 

@@ -397,6 +397,24 @@ def test_a_change_of_state_is_drawn_at_once_and_a_button_makes_the_view_look_oft
     assert not thread.is_alive() and looks < 10
 
 
+def test_a_view_that_no_page_shows_draws_only_a_change_of_state(tmp_path: Path) -> None:
+    """A cell that is run again leaves the view that it showed before: both would draw, and take a core from the ranks."""
+    writer = Writer(tmp_path, num_steps=400).steps(20)
+    view = plots.LiveCurves(x="steps")
+
+    def draws() -> bool:
+        view._drawn_s = 0.0  # long ago
+        writer.steps(1)
+        return view.update([Run.load(writer.folder)])
+
+    assert draws() and draws(), "also without a browser, as under papermill"
+    for shown, drawn in ((1, True), (1, True), (-1, True), (-1, False), (1, True), (-1, False)):
+        view._curves.widget._answer(None, {"shown": shown}, [])
+        assert draws() == drawn
+    writer.end()
+    assert draws(), "a change of state"
+
+
 def test_the_first_curve_is_drawn_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "pause_after", lambda *_: 60.0)  # a crowded machine
     writer = Writer(tmp_path).steps(1)

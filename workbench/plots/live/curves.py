@@ -114,7 +114,8 @@ class LiveCurves:
     def update(self, runs: Sequence[Run], *, force: bool = False) -> bool:
         """Show the runs as they are, unless the last drawing was less than `pause_s` ago. Return whether it drew.
 
-        A change of a run's state is shown at once, and so is the first curve.
+        A change of a run's state is shown at once, and so is the first curve. Nothing else is drawn while no page shows
+        the view.
         """
         with self._lock:
             if self._ended.is_set():
@@ -125,7 +126,7 @@ class LiveCurves:
             if seen != self._seen:
                 self._seen, force = seen, True
                 self._timer.poll_as_usual()
-            if time.monotonic() - self._drawn_s < self._pause_s and not force:
+            if not force and (self._curves.was_removed or time.monotonic() - self._drawn_s < self._pause_s):
                 return False
             begin_s = time.thread_time()
             self._redraw()

@@ -113,7 +113,10 @@ async function render({ model, el }) {
   source.on("change:value", draw);
   fit.observe(el);
   draw();
+  const tell = (shown) => source.comm_live !== false && model.send({ shown }); // how many places show the figure
+  tell(1);
   return () => {
+    tell(-1);
     source.off("change:value", draw);
     source.off("comm_live_update", showState);
     fit.disconnect();

@@ -33,6 +33,11 @@ class MovingFigure:
         self.widget = PlotlyState(source=self._source.model_id)
         answer_while_busy(self.widget)
 
+    @property
+    def was_removed(self) -> bool:
+        """Whether every page that showed the figure has removed it: its cell was run again, or its notebook closed."""
+        return self.widget.was_removed
+
     def draw(self, figure: go.Figure) -> None:
         """Show this figure. The user's zoom stays."""
         self.figure = figure
@@ -53,6 +58,7 @@ class PlotlyState(anywidget.AnyWidget):
 
     Attributes:
         source: id of the label's model.
+        was_removed: see `MovingFigure.was_removed`.
     """
 
     _esm = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
@@ -60,8 +66,13 @@ class PlotlyState(anywidget.AnyWidget):
 
     def __init__(self, **traits: Any) -> None:
         super().__init__(**traits)
+        self._num_shown = 0  # places on pages; a page that is reloaded does not say that it had one
+        self.was_removed = False
         self.on_msg(self._answer)
 
     def _answer(self, _: Any, content: dict[str, Any], _buffers: Any) -> None:
         if content.get("want") == "plotly":
             self.send({"plotly": True}, buffers=[plotly_js().encode()])
+        if "shown" in content:
+            self._num_shown += content["shown"]
+            self.was_removed = self._num_shown <= 0
