@@ -8,8 +8,9 @@ import { complain } from './actions';
 
 const LIVE_MS = 1000;
 const IDLE_MS = 4000;
-const PENDING_MS = 400; // while curves of ended runs are read
-const ASKED_MS = 150; // while a command has not taken effect
+const PENDING_MS = 400; // while curves of ended runs are read, or a command has not taken effect
+const ASKED_MS = 150; // in the first seconds after a command: most take effect then
+const SOON_MS = 2000;
 const WAIT_MS = 60000; // a step may be long; then the buttons can be used again
 const OLDER_MS = 2000; // how much older than the panel's a row of a pane may be
 export const MAX_MS = 10000; // between two tries of a poll that fails
@@ -24,6 +25,7 @@ export class PanelModel {
   /** Whether something shows the model; set by the panel. */
   visible = false;
   private asked = new Map<string, { command: Command; status: string; untilMs: number }>();
+  private askedMs = 0; // when the last command was given
   private signal = new Signal<this, void>(this);
   private poll: Poll;
 
@@ -67,6 +69,7 @@ export class PanelModel {
 
   /** Give a command to a run. It takes effect at the end of a step. */
   async steer(run: Run, command: Command): Promise<void> {
+    this.askedMs = Date.now();
     this.asked.set(run.run, { command, status: run.status, untilMs: Date.now() + WAIT_MS });
     this.signal.emit();
     try {
@@ -91,7 +94,9 @@ export class PanelModel {
       this.error = '';
       this.asked.forEach((asked, name) => Date.now() > asked.untilMs && this.asked.delete(name));
       const live = this.runs.some(isLive);
-      const interval = this.asked.size ? ASKED_MS : runs.pending ? PENDING_MS : live ? LIVE_MS : IDLE_MS;
+      const soon = Date.now() < this.askedMs + SOON_MS;
+      const pending = this.asked.size || runs.pending;
+      const interval = soon ? ASKED_MS : pending ? PENDING_MS : live ? LIVE_MS : IDLE_MS;
       if (interval !== this.poll.frequency.interval) {
         this.poll.frequency = { interval, backoff: true, max: MAX_MS };
       }
