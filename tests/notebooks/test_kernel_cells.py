@@ -183,6 +183,18 @@ def test_one_rank_that_does_not_end_is_interrupted(notebook: Notebook, code: str
     assert notebook.cell("print('free')")[0] == "[0-1] free\n"
 
 
+def test_an_interrupt_between_a_cell_s_end_and_its_reply_loses_no_reply(notebook: Notebook) -> None:
+    code = (
+        "import os, signal, threading, time\ndef interrupts():\n    ended.wait()\n    for _ in range(200):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(0.0005)\n"
+        "ended = threading.Event()\nthread = threading.Thread(target=interrupts)\nthread.start()\n"
+        "get_ipython().events.register('post_execute', ended.set)"
+    )
+    assert notebook.cell(code)[1] == ""
+    time.sleep(1)  # until the last interrupt, which would end another cell
+    assert notebook.cell("thread.join(); get_ipython().events.unregister('post_execute', ended.set)")[1] == ""
+
+
 # ---------------------------------------------------------------- the debugger
 
 
@@ -271,6 +283,21 @@ def test_a_rank_that_has_stopped_is_interrupted_and_stops_again(notebook: Notebo
         assert ended(notebook) == "error"
     assert notebook.debug("disconnect")["success"]
     assert notebook.cell("print('free')")[0] == "[0-1] free\n"
+
+
+def test_cells_are_traced_only_while_the_debugger_is_on(notebook: Notebook) -> None:
+    cell = "%%rank 0\nimport sys\nprint('traced' if sys.gettrace() else 'free')"
+    failing = (
+        "%%rank 0\nimport sys\nclass Failure(Exception):\n    def __str__(self):\n"
+        "        return 'traced' if sys.gettrace() else 'free'\nraise Failure"
+    )
+    assert notebook.cell("%debug_rank 0")[1] == ""
+    stopping(notebook, 3)
+    assert notebook.cell(cell)[0] == "[0] traced\n"
+    assert notebook.cell(failing)[1].endswith("Failure: free")
+    assert notebook.cell(cell)[0] == "[0] traced\n"
+    assert notebook.debug("disconnect")["success"]
+    assert notebook.cell(cell)[0] == "[0] free\n"
 
 
 @pytest.mark.usefixtures("no_process_left")

@@ -24,9 +24,14 @@ class FakeRanks:
         self.requests: list[dict[str, Any]] = []
         self.failing: set[int] = set()
         self.slow: set[int] = set()
+        self.traced: set[int] = set()
 
     async def start(self, rank: int, timeout_s: float) -> str:
+        self.traced.add(rank)
         return f"/rank-{rank}/"
+
+    def stop(self, rank: int) -> None:
+        self.traced.discard(rank)
 
     async def request(self, rank: int, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         if rank in self.failing:
@@ -184,6 +189,7 @@ def test_a_rank_that_could_not_be_left_in_time_is_left_before_it_is_debugged_aga
         session.ranks.take()
         await session.debugger.update()
         asked = session.ranks.take()
+        assert session.ranks.traced == {0, 1}
         assert [command for rank, command in asked if rank == 1][:3] == ["disconnect", "initialize", "attach"]
         assert [command for rank, command in asked if rank == 0][:2] == ["initialize", "attach"]
         await session.debugger.release()
@@ -212,6 +218,7 @@ def test_a_rank_that_does_not_answer_is_an_answer_and_no_hang() -> None:
         answer = await session.ask("stackTrace", threadId=1)
         assert not answer["success"] and "TimeoutError" in answer["message"]
         assert (await session.ask("disconnect"))["success"] and not session.debugger.started
+        assert not session.ranks.traced
         session.stop(1)
         assert session.told() == [], "of a rank that is left"
 

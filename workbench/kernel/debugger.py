@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,13 +14,10 @@ from ipykernel.compiler import get_file_name, get_tmp_directory, get_tmp_hash_se
 
 from workbench.errors import LaunchError
 from workbench.kernel.link import Link
-from workbench.kernel.on_rank import start_debugger
+from workbench.kernel.on_rank import start_debugger, stop_debugger
 
 REQUEST_S = 15.0  # limit for an answer of a rank's debugger
 RELEASE_S = 5.0  # limit for leaving a rank before an interrupt; a rank of a busy machine took more than 0.5
-CONTINUE_S = 0.5  # how long leaving waits for the news that the rank continues
-LEAVE_S = 0.05  # how long a rank that continues is still in the debugger's code
-POLL_S = 0.02
 START_S = 60.0  # limit for the start of a rank's debugger
 MAIN_THREAD = 1  # debugpy's number for it
 STEPS = frozenset({"next", "stepIn", "stepOut"})
@@ -38,6 +34,9 @@ class DebuggedRanks(Protocol):
 
     async def start(self, rank: int, timeout_s: float) -> str:
         """Start debugpy on a rank that runs no cell. Return the prefix of the names of its cells."""
+
+    def stop(self, rank: int) -> None:
+        """Let the rank's cells run without debugpy's trace as soon as it runs no cell."""
 
     async def request(self, rank: int, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Return the rank's answer to a request."""
@@ -125,7 +124,7 @@ class RanksDebugger:
         self._prefixes[rank] = await self._ranks.start(rank, START_S)
         try:
             if rank in self._not_left:
-                await self._leave(rank)
+                await self._end_session(rank)
                 self._not_left.discard(rank)
             await self._ask(rank, self._request("initialize", {"clientID": "workbench", "adapterID": ""}))
             await self._ask(rank, self._request("attach", {}))
@@ -138,7 +137,7 @@ class RanksDebugger:
     async def release(self) -> None:
         """Leave the ranks before they are interrupted; `update` attaches again. Those that have stopped continue.
 
-        An interrupt inside the debugger's own code would be lost, or would end the tracing of the rank's thread.
+        A rank that has stopped is inside the debugger's own code, where an interrupt waits for its end.
         """
         self._steps = None
         ranks = list(self._prefixes)
@@ -157,10 +156,6 @@ class RanksDebugger:
                 await self._ask(rank, self._request(command, arguments))
         if rank in self._stopped:
             await self._ask(rank, self._request("continue", {"threadId": MAIN_THREAD}))
-            deadline = time.monotonic() + CONTINUE_S
-            while rank in self._stopped and time.monotonic() < deadline:  # its own event follows when it runs
-                await asyncio.sleep(POLL_S)
-            await asyncio.sleep(LEAVE_S)
         await self._leave(rank)
 
     def returned(self, rank: int) -> None:
@@ -170,6 +165,11 @@ class RanksDebugger:
             self._show_next()
 
     async def _leave(self, rank: int) -> None:
+        assert self._ranks is not None
+        self._ranks.stop(rank)
+        await self._end_session(rank)
+
+    async def _end_session(self, rank: int) -> None:
         await self._ask(rank, self._request("disconnect", {"restart": False, "terminateDebuggee": False}))
 
     async def _ask(self, rank: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class RanksDebugger:
     async def _disconnect(self, request: dict[str, Any]) -> dict[str, Any]:
         for rank in list(self._prefixes):
             try:
-                await self._ask(rank, {**request, "command": "disconnect"})
+                await self._leave(rank)
             except TimeoutError:
                 self._not_left.add(rank)
         self._prefixes.clear()
@@ -402,6 +402,10 @@ class LinkedRanks:
     async def start(self, rank: int, timeout_s: float) -> str:
         """See `DebuggedRanks`."""
         return str(await self.link.call(rank, start_debugger, timeout_s))
+
+    def stop(self, rank: int) -> None:
+        """See `DebuggedRanks`."""
+        self.link.send_call(rank, stop_debugger)
 
     async def request(self, rank: int, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """See `DebuggedRanks`."""

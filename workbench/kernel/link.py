@@ -41,7 +41,11 @@ class Link:
         Raises:
             TimeoutError: the rank does not return.
         """
-        return await asyncio.wait_for(asyncio.wrap_future(self._client[rank].apply_async(function)), timeout_s)
+        return await asyncio.wait_for(asyncio.wrap_future(self.send_call(rank, function)), timeout_s)
+
+    def send_call(self, rank: int, function: Callable[[], Any]) -> Any:
+        """Call a function on a rank before its next cell. Return the result's future at once."""
+        return self._client[rank].apply_async(function)
 
     def answer(self, rank: int, number: int, answer: dict[str, Any]) -> None:
         """Answer a question of a rank."""

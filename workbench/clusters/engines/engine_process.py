@@ -95,6 +95,9 @@ def main() -> None:
     """Become an engine."""
     from ipyparallel.engine import app
 
+    from workbench.clusters.engines.kernel import EngineKernel
+
+    app.Kernel = EngineKernel
     if sys.platform == "linux":
         app.start_nanny = fork_nanny()
     faulthandler.enable()
