@@ -165,7 +165,8 @@ class RankLink:
     def _show_traceback_untraced(self, *args: Any, **options: Any) -> None:
         """As IPython's; with the debugger's trace of IPython's own code it took seconds on a busy machine."""
         if not self._traced:
-            return self._show_traceback(*args, **options)
+            self._show_traceback(*args, **options)
+            return
         import debugpy
 
         debugpy.trace_this_thread(False)
