@@ -212,6 +212,9 @@ def test_comments_and_layout_are_no_code(other: str, same: bool) -> None:
     ("code", "parameters", "has", "lacks"),
     [
         ("wb.StaleSGD()", {}, "algorithms/stale.py", "algorithms/partial.py"),
+        ('LayerwiseSGD(bucket_bytes="auto")', {}, "algorithms/bucket_plans.py", "algorithms/partial.py"),
+        ("LayerwiseSGD(bucket_bytes=size)", {"size": "auto"}, "algorithms/bucket_plans.py", "algorithms/partial.py"),
+        ("LayerwiseSGD(bucket_bytes=0)", {}, "algorithms/layerwise.py", "algorithms/bucket_plans.py"),
         ("wb.algorithms.get(name)", {"name": "partial-all-reduce"}, "algorithms/partial.py", "algorithms/stale.py"),
         ("wb.StreamingDiLoCo()", {}, "algorithms/outer_optimizer.py", "algorithms/stale.py"),
         (

@@ -46,6 +46,8 @@ ALTERNATIVES: Mapping[str, tuple[str, ...]] = {
     "codecs": ("base", "feedback", "groups", "linear", "truncate"),
     "collectives": ("algorithm", "auto", "base", "linear", "memory", "wire"),
 }
+# A module that is imported by one that always counts, but runs only for a setting -> the text of that setting.
+FOR_SETTING = {"bucket_plans": re.compile(r"""["']auto["']""")}
 IN_LOOPS = {"Trainer": "runtimes/user_loop/trainer.py", "ddp_hook": "runtimes/user_loop/ddp_hook.py"}
 RULES = ("papers/verdicts.py",)  # verdicts follow from the numbers
 STUDIES = "papers/studies/"
@@ -159,7 +161,7 @@ def _named_modules(text: str) -> set[str]:
             path = f"{folder}/{name}.py"
             if path not in found:
                 found.add(path)
-                open_ += imports[name]
+                open_ += [one for one in imports[name] if one not in FOR_SETTING or FOR_SETTING[one].search(text)]
     return found
 
 
