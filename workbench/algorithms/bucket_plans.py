@@ -28,8 +28,10 @@ PLANS: tuple[tuple[float, ...], ...] = (
     tuple(number / 16 for number in range(1, 17)),
 )
 UNDECIDED = -1
-ROUNDS = 4  # of one step with each plan; the first one does not count
-TRIAL_STEPS = ROUNDS * len(PLANS)
+# The trial: how many plans are left, and rounds of one step with each. A step takes 10 % more or less by chance, so the
+# best ones are tried more often.
+STAGES = ((len(PLANS), 4), (3, 4), (2, 8))
+TRIAL_STEPS = sum(plans * rounds for plans, rounds in STAGES)
 
 
 @final
@@ -89,7 +91,7 @@ def planned_step(step: int, ends: Sequence[int], collective: Collective, *, sing
 
 @final
 class PlanTrial:
-    """Takes steps by plans: tries all plans in turn, and chooses the one with the least median step time, averaged over ranks."""
+    """Takes steps by plans, and drops the plans with the largest median step time, averaged over ranks, until one is left."""
 
     def __init__(self, ctx: Context, collective: Collective, *, singly: bool) -> None:
         assert ctx.layout is not None
@@ -97,13 +99,15 @@ class PlanTrial:
         on_gpu = ctx.layout.device.type == "cuda"
         self._device = ctx.layout.device if on_gpu else torch.device("cpu")  # where the library can sum a few numbers
         self.plans = [ends_of(ctx.layout, shares) for shares in PLANS]
-        self._seconds: list[list[float]] = [[] for _ in self.plans]
-        self._taken = 0
+        self._seconds: list[list[float]] = [[] for _ in self.plans]  # of each plan; the first step does not count
+        self._left = list(range(len(self.plans)))
+        self._order = [plan for _ in range(STAGES[0][1]) for plan in self._left]  # plans of the next steps
+        self._stage = 0
 
     @property
     def over(self) -> bool:
-        """Return True if each plan was tried often enough."""
-        return self._taken == TRIAL_STEPS
+        """Return True if the last stage has ended."""
+        return not self._order
 
     def step(self, step: int, plan: int) -> Program:
         """Take one step with a plan."""
@@ -111,14 +115,22 @@ class PlanTrial:
 
     def timed_step(self, step: int) -> Program:
         """Take one step with the next plan, and note its time."""
-        position = self._taken % len(self.plans)
+        plan = self._order.pop(0)
         begin_s = yield Now()
-        yield from self.step(step, position)
-        self._seconds[position].append((yield Now()) - begin_s)
-        self._taken += 1
+        yield from self.step(step, plan)
+        self._seconds[plan].append((yield Now()) - begin_s)
+        if not self._order and self._stage + 1 < len(STAGES):
+            self._stage += 1
+            kept, rounds = STAGES[self._stage]
+            self._left = sorted((yield from self._ranked())[:kept])
+            self._order = [plan for _ in range(rounds) for plan in self._left]
 
     def choose(self) -> Program:
         """Return the position of the fastest plan, the same one on all ranks."""
-        usual = [median(seconds[1:]) for seconds in self._seconds]
-        totals = yield AllReduce(torch.tensor(usual, dtype=torch.float64, device=self._device))
-        return min(range(len(usual)), key=totals.tolist().__getitem__)
+        return (yield from self._ranked())[0]
+
+    def _ranked(self) -> Program:
+        """Return the plans that are left, the fastest first, in the same order on all ranks."""
+        usual = [median(self._seconds[plan][1:]) for plan in self._left]
+        totals = (yield AllReduce(torch.tensor(usual, dtype=torch.float64, device=self._device))).tolist()
+        return [plan for _, plan in sorted(zip(totals, self._left, strict=True))]

@@ -49,10 +49,10 @@ class LayerwiseSGD(CollectiveAlgorithm):
     is SynchronousSGD. `lanes` all-reduces run at the same time, bucket b on lane b mod `lanes`. With
     `order="priority"` each bucket has its own lane, and the bucket that forward needs first sends first.
 
-    With `bucket_bytes="auto"` the first 24 steps try six plans, from one sum after backward to sixteen on two lanes, in
-    turn. The later steps use the one with the least median step time. Checkpoints hold the choice. All plans add the
-    same numbers. On two ranks each sum has two terms, so results do not depend on the plan. On more ranks the library
-    may add in another order, so results may differ by rounding.
+    With `bucket_bytes="auto"` the first 52 steps try six plans, from one sum after backward to sixteen on two lanes, in
+    turn, the fastest ones most often. The later steps use the one with the least median step time. Checkpoints hold the
+    choice. All plans add the same numbers. On two ranks each sum has two terms, so results do not depend on the plan.
+    On more ranks the library may add in another order, so results may differ by rounding.
 
     Attributes:
         bucket_bytes: size of a message, in bytes; 0: one for each parameter tensor; none: one for all; auto: measured
