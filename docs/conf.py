@@ -1,10 +1,12 @@
 """Settings of Sphinx. `python docs/build.py` makes the site."""
 
+from functools import cache
 from importlib.metadata import version as version_of
 from typing import Any
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from sphinx.addnodes import toctree
 
 project = "workbench"
 author = "The workbench authors"
@@ -41,6 +43,40 @@ def setup(app: Any) -> None:
     """Let formulas be MathML, which browsers draw without a script and without a network."""
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("autodoc-process-docstring", _escape)
+    app.connect("html-page-context", _use_titles, priority=400)  # before the theme, which draws the tree of all pages
+
+
+def _use_titles(app: Any, _page: str, _template: str, context: dict[str, Any], _doctree: Any) -> None:
+    """Let the tree of all pages, which shows titles only, be made of titles: Sphinx copies all headings for each page."""
+    drawn = context.get("toctree")
+    if drawn is None:
+        return
+
+    def draw(**options: Any) -> Any:
+        if not options.get("titles_only"):
+            return drawn(**options)
+        all_headings, app.env.tocs = app.env.tocs, _titles_of(app.env)
+        try:
+            return drawn(**options)
+        finally:
+            app.env.tocs = all_headings
+
+    context["toctree"] = draw
+
+
+@cache
+def _titles_of(env: Any) -> dict[str, nodes.bullet_list]:
+    """The table of contents of each page, without its headings. Trees of further pages stay."""
+    titles = {page: contents.deepcopy() for page, contents in env.tocs.items()}
+    for contents in titles.values():
+        for item in contents.children:
+            if len(item.children) > 1:
+                trees = list(item.findall(toctree))
+                if trees:
+                    item[1][:] = trees
+                else:
+                    item.pop(1)
+    return titles
 
 
 def _escape(_app: Any, _what: str, _name: str, _value: Any, _options: Any, lines: list[str]) -> None:

@@ -143,6 +143,7 @@ def test_without_a_notebook_code_goes_into_a_new_one(store: Lab) -> None:
     cell = lab.page.locator(".jp-NotebookPanel .jp-CodeCell .cm-content")
     lab.until(lambda: cell.count() and "wb.Cluster(4)" in cell.first.inner_text(), "a notebook with the code")
     assert cell.first.inner_text().split() == ["import", "workbench", "as", "wb", "cluster", "=", "wb.Cluster(4)"]
+    lab.idle()  # a server waits for a kernel that starts, half a minute at its end
     assert lab.errors == []
 
 

@@ -13,7 +13,7 @@ from workbench.experiments.notebooks import run_notebook, tagged_text
 pytestmark = [pytest.mark.notebooks, pytest.mark.mpi, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SMALL = {
-    "minutes": 0.4,
+    "minutes": 0.25,
     "width": 32,
     "depth": 1,
     "gpt_width": 32,
