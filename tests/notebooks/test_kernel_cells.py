@@ -185,8 +185,8 @@ def test_one_rank_that_does_not_end_is_interrupted(notebook: Notebook, code: str
 
 def test_an_interrupt_between_a_cell_s_end_and_its_reply_loses_no_reply(notebook: Notebook) -> None:
     code = (
-        "import os, signal, threading, time\ndef interrupts():\n    ended.wait()\n    for _ in range(200):\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(0.0005)\n"
+        "import os, signal, threading, time\ndef interrupts():\n    ended.wait()\n    for _ in range(50):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(0.001)\n"
         "ended = threading.Event()\nthread = threading.Thread(target=interrupts)\nthread.start()\n"
         "get_ipython().events.register('post_execute', ended.set)"
     )

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from ipyparallel.engine.kernel import IPythonParallelKernel
 
-BOUND_S = 1.0  # how long an interrupt waits for code of the user; longer than it takes to prepare a cell or its reply
+BOUND_S = 2.0  # how long an interrupt waits for code of the user; longer than it takes to prepare a cell or its reply
 RETRY_S = 0.01
 DEBUGGER = f"{os.sep}debugpy{os.sep}"  # in the paths of its files
 
@@ -30,6 +30,7 @@ class EngineKernel(IPythonParallelKernel):  # type: ignore[misc]  # ipyparallel 
         """Begin a request. ipykernel calls it on the main thread."""
         self._request_over = threading.Event()
         self._interrupted_s: float | None = None
+        self._again_s = 0.0  # before then, the interrupts that wait are tried again
         self.saved_sigint_handler = signal.signal(signal.SIGINT, self._interrupt)
 
     def post_handler_hook(self) -> None:
@@ -41,14 +42,17 @@ class EngineKernel(IPythonParallelKernel):  # type: ignore[misc]  # ipyparallel 
         now = time.monotonic()
         self._interrupted_s = now if self._interrupted_s is None else self._interrupted_s
         if now < self._interrupted_s + BOUND_S and not runs_code_of(self.shell.user_ns, frame):
-            waiting = threading.Thread(target=self._interrupt_again, args=(self._request_over,), daemon=True)
-            waiting.start()
+            if now >= self._again_s:  # one retry for all interrupts that wait
+                self._again_s = now + RETRY_S
+                waiting = threading.Thread(target=self._interrupt_again, args=(self._request_over,), daemon=True)
+                waiting.start()
             return
         self._interrupted_s = None
         raise KeyboardInterrupt
 
     def _interrupt_again(self, request_over: threading.Event) -> None:
         if not request_over.wait(RETRY_S):
+            self._again_s = 0.0
             os.kill(os.getpid(), signal.SIGINT)
 
 
