@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,13 +102,50 @@ def test_a_lost_run_stays_lost_while_its_evaluations_are_made(tmp_path: Path) ->
     long_ago = time.time() - 2 * SILENT_S
     for path in folder.iterdir():
         os.utime(path, (long_ago, long_ago))
-    with pytest.raises(EOFError):
+    with pytest.raises(ConfigError, match=r"step-00000002\.pt is damaged"):
         evaluate_left(folder, AsyncSGD(), PROBLEM)
     assert Run.load(folder).info["status"] == "lost"  # its evaluation of step 1 was made
     damaged.write_bytes(kept)
     assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 2
     run = Run.load(folder)
     assert run.info["status"] == "lost" and [row["step"] for row in run.evaluations()] == [1, 2, 3]
+
+
+def nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def text(path: Path) -> None:
+    path.write_text("no zip file")
+
+
+def half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def no_row(path: Path) -> None:
+    torch.save({"format": 1}, path)
+
+
+def a_list(path: Path) -> None:
+    torch.save([1, 2], path)
+
+
+def a_row_without_a_step(path: Path) -> None:
+    torch.save({"row": {}, "snapshot": None}, path)
+
+
+@pytest.mark.parametrize("damage", [nothing, text, half, no_row, a_list, a_row_without_a_step])
+def test_a_damaged_file_is_named_and_the_others_are_kept(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    folder, _ = begin(tmp_path, range(1, 4))
+    update_run(folder, status="killed")
+    path = folder / PENDING_FOLDER / "step-00000002.pt"
+    damage(path)
+    with pytest.raises(ConfigError, match=r"step-00000002\.pt is damaged.* remove the file"):
+        evaluate_left(folder, AsyncSGD(), PROBLEM)
+    path.unlink()
+    assert evaluate_left(folder, AsyncSGD(), PROBLEM) == 1
+    assert [row["step"] for row in Run.load(folder).evaluations()] == [1, 3]
 
 
 def test_a_draft_of_a_killed_writer_is_no_evaluation(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, final
 
 import torch
@@ -56,15 +57,29 @@ class PendingEvaluations:
         return max((int(path.stem.removeprefix("step-")) for path in self._folder.glob("step-*.pt")), default=-1)
 
     def take(self) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Yield row and snapshot of each. A file is removed when the next one is requested, so that none is lost."""
+        """Yield row and snapshot of each. A file is removed when the next one is requested, so that none is lost.
+
+        Raises:
+            ConfigError: a file is damaged.
+        """
         for path in sorted(self._folder.glob("step-*.pt")):
-            kept = torch.load(path, map_location="cpu", weights_only=True)
-            yield kept["row"], kept["snapshot"]
+            yield _read(path)
             path.unlink()
         if self._folder.is_dir() and not any(self._folder.glob("step-*.pt")):
             for rest in self._folder.iterdir():  # temporary files of a killed writer
                 rest.unlink()
             self._folder.rmdir()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Any]:
+    """Return row and snapshot of a pending evaluation."""
+    try:
+        kept = torch.load(path, map_location="cpu", weights_only=True)
+        return {**kept["row"], "step": int(kept["row"]["step"])}, kept["snapshot"]
+    except (EOFError, KeyError, TypeError, ValueError, RuntimeError, UnpicklingError) as error:
+        raise ConfigError(
+            f"{path} is damaged, so the parameters of that step are lost: remove the file, then `workbench evaluate` makes the others"
+        ) from error
 
 
 def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) -> int:
@@ -78,7 +93,7 @@ def evaluate_left(folder: Path | str, algorithm: Algorithm, problem: Problem) ->
         How many were made.
 
     Raises:
-        ConfigError: the algorithm or problem is not that of the run, or the run has not ended.
+        ConfigError: the algorithm or problem is not that of the run, the run has not ended, or a stored evaluation is damaged.
     """
     folder = Path(folder)
     run = Run.load(folder)
