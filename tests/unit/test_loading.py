@@ -27,11 +27,28 @@ from torch.utils.data import (
 
 import workbench as wb
 from workbench.errors import ConfigError
+from workbench.problems import loading
 from workbench.problems.base import Sampler
 from workbench.problems.loading import ENDLESS, Reading, length_of, source_of
 
 NUMBERS = torch.arange(20)
 few_cores = pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # than loader processes
+
+
+@pytest.fixture(autouse=True)
+def loader_processes_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Closes the readers of streams, which refer to themselves: garbage collection waits five seconds for each of their processes."""
+    made: list[loading._ReadsStream] = []
+    begin = loading._ReadsStream.__init__
+
+    def noted(reader: loading._ReadsStream, *given: Any) -> None:
+        begin(reader, *given)
+        made.append(reader)
+
+    monkeypatch.setattr(loading._ReadsStream, "__init__", noted)
+    yield
+    for reader in made:
+        reader.close()
 
 
 def noise() -> float:
