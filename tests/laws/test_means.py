@@ -97,7 +97,7 @@ def averages_parameters(algorithm: Algorithm) -> bool:
         algorithm.check(3)
     except ConfigError:
         return False
-    return any(update.local for update in run(algorithm, 3, steps=6).ranks[0].applied)  # each worker of pytest asks
+    return any(update.local for update in run(algorithm, 3, steps=4).ranks[0].applied)  # each worker of pytest asks
 
 
 def held_to_it() -> list[Algorithm]:
