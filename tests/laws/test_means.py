@@ -12,7 +12,7 @@ All minima x_i[t] differ in every coordinate, on every rank and in every step.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import pytest
 import torch
@@ -54,6 +54,7 @@ ROUNDING = 1e-12
 COLLECTIVES = (Native(), Linear(), Ring(), Ring(chunks=2), Tree(), HalvingDoubling(), Hierarchical(group=2))
 
 
+@cache
 def minimum(rank: int, step: int) -> Tensor:
     """x_i[t], a number for every coordinate, rank and step."""
     return torch.randn(len(START), generator=torch.Generator().manual_seed(1000 * rank + step), dtype=torch.float64)
@@ -63,13 +64,14 @@ def pulled(rank: int, step: int, parameters: Tensor) -> Tensor:
     return CURVATURE * (parameters - minimum(rank, step))
 
 
+@lru_cache(maxsize=4)  # two laws look at the same run
 def run(
     algorithm: Algorithm, num_ranks: int, *, equal: bool = False, shuffle: int | None = None, steps: int = STEPS
 ) -> ReferenceRuntime:
     """On ranks with gradients of their own; or, `equal`, each with the mean of all."""
 
     def mean(rank: int, step: int, parameters: Tensor) -> Tensor:
-        return torch.stack([pulled(one, step, parameters) for one in range(num_ranks)]).mean(0)
+        return CURVATURE * (parameters - torch.stack([minimum(one, step) for one in range(num_ranks)]).mean(0))
 
     return ReferenceRuntime(
         algorithm, num_ranks, mean if equal else pulled, sizes=SIZES, lr=LR, start=START, shuffle=shuffle
@@ -95,7 +97,7 @@ def averages_parameters(algorithm: Algorithm) -> bool:
         algorithm.check(3)
     except ConfigError:
         return False
-    return any(update.local for update in run(algorithm, 3, steps=6).ranks[0].applied)  # each worker of pytest asks
+    return any(update.local for update in run(algorithm, 3, steps=4).ranks[0].applied)  # each worker of pytest asks
 
 
 def held_to_it() -> list[Algorithm]:

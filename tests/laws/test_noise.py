@@ -64,10 +64,13 @@ def algorithms(collective: Collective) -> list[Algorithm]:
     return found
 
 
+PLACES = torch.arange(1, sum(SIZES) + 1, dtype=torch.float64)
+GRADIENTS = [torch.sin(PLACES) + 0.3 * (rank + 1) * torch.cos(3 * PLACES) for rank in range(RANKS)]
+
+
 def constant(rank: int, step: int, parameters: Tensor) -> Tensor:
     """The same at every step; ranks and coordinates differ."""
-    places = torch.arange(1, parameters.numel() + 1, dtype=parameters.dtype)
-    return torch.sin(places) + 0.3 * (rank + 1) * torch.cos(3 * places)
+    return GRADIENTS[rank]
 
 
 def errors(algorithm: Algorithm) -> list[float]:

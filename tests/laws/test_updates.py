@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache, partial
 
 import pytest
@@ -10,19 +11,21 @@ from torch import Tensor
 
 from tests.distributed.pool import shared_pool
 from tests.laws import tiny
+from tests.laws.covering import covering
 from tests.laws.reference import ddp, serial
 from tests.laws.sentences import assert_equal_ranks
-from tests.laws.train import REAL, RUNTIMES, assert_same, by_turns, on_all_runtimes, train
+from tests.laws.train import REAL, RUNTIMES, Trained, assert_same, by_turns, on_all_runtimes, train
 from tests.laws.variants import ignores_time, in_step, name_of, representatives, variants
 from workbench.algorithms import ApplyOrder, DeAR, DelayedSGD, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective, Linear, Native
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm, Replicas, settings_of
 from workbench.settings import Settings
 
 # The sum of a few float64 numbers, taken in another order, differs by some 1e-16; a dozen tame steps keep it under
 # this.
 ROUNDING = 1e-12
 OPTIMIZERS = pytest.mark.parametrize("optimizer", [tiny.sgd, tiny.momentum, tiny.adam], ids=["sgd", "momentum", "adam"])
+SIZES = (0, 100, 200, None)  # of buckets, in bytes
 EQUAL = [item for item in variants() if item.replicas != Replicas.NEVER]
 LOSSY = [item for item in variants() if getattr(getattr(item, "collective", None), "lossy", False)]
 EXACT = [
@@ -36,22 +39,38 @@ SYNCHRONOUS = [item for item in EXACT if item.max_staleness == 0]
 settings = partial(Settings, steps=8, batch_size=3, timeout_s=30)
 
 
-def check_equal(algorithm: Algorithm, runtime: str) -> None:
-    """Bit-identical after every step, or after the end on the ranks that compute."""
-    trained = train(runtime, 3, algorithm, tiny.problem(), settings(optimizer=tiny.momentum, seed=1))
-    for rank in range(algorithm.roles(3).num_computing):
+@cache
+def real_runs() -> list[tuple[Algorithm, str]]:
+    """Each variant in step on a real runtime; each algorithm, and each setting of it that is not a number, on both."""
+
+    def parts(row: tuple[Algorithm, str]) -> list[Hashable]:
+        algorithm, runtime = row
+        words = {
+            name: value for name, value in settings_of(algorithm).items() if not isinstance(value, float | int | None)
+        }
+        of_both = [(), *words.items()]
+        return [algorithm, *((type(algorithm), runtime, repr(part)) for part in of_both)]
+
+    return covering([(algorithm, runtime) for algorithm in in_step(variants()) for runtime in REAL], parts)
+
+
+def check_equal(algorithm: Algorithm, trained: Trained, num_ranks: int = 3) -> None:
+    """Bit-identical after every step, or after the end on the ranks that compute. All ranks have the same error of a codec."""
+    num_computing = algorithm.roles(num_ranks).num_computing
+    for rank in range(num_computing):
         if algorithm.replicas == Replicas.EVERY_STEP:
             law = f"{name_of(algorithm)}: replicas are equal after every step, rank {rank} beside rank 0"
             assert_same(trained.parameters[rank], trained.parameters[0], 0, law)
-    ends = [trained.parameters[rank][-1] for rank in range(algorithm.roles(3).num_computing)]
-    assert_equal_ranks(f"{name_of(algorithm)}: replicas are equal at the end", ends, "at the end")
+    if algorithm.replicas != Replicas.NEVER:
+        ends = [trained.parameters[rank][-1] for rank in range(num_computing)]
+        assert_equal_ranks(f"{name_of(algorithm)}: replicas are equal at the end", ends, "at the end")
     assert not torch.equal(trained.final, trained.parameters[0][0]), "nothing was learned"
 
 
-@by_turns([item for item in EQUAL if item in representatives() or item in LOSSY], turn=0)
+@by_turns([item for item in representatives() if item in EQUAL and item.asynchronous], turn=0)
 def test_real_replicas_are_equal_when_they_should_be(algorithm: Algorithm, runtime: str) -> None:
-    """All ranks have the same error of a codec. Simulated replicas: `test_replicas.py`."""
-    check_equal(algorithm, runtime)
+    """Asynchronous ones. The others: `test_every_runtime_takes_the_same_steps`. Simulated replicas: `test_replicas.py`."""
+    check_equal(algorithm, train(runtime, 3, algorithm, tiny.problem(), settings(optimizer=tiny.momentum, seed=1)))
 
 
 def test_replicas_that_never_meet_go_apart() -> None:
@@ -64,22 +83,28 @@ def test_replicas_that_never_meet_go_apart() -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("algorithm", in_step(variants()), ids=name_of)
 def test_every_runtime_takes_the_same_steps(algorithm: Algorithm) -> None:
-    """Simulated workers, gloo and MPI; dropout and a schedule included. Only what looks at no clock.
+    """Simulated workers, gloo and MPI; dropout and a schedule included. What looks at the time has equal replicas.
 
-    Two ranks, too, of one variant of each algorithm: on gloo or on MPI, in turn.
+    Each variant is on one real runtime. Each algorithm, and each of its settings that is not a number, is on both:
+    numbers change what is computed, and not what is sent how. Two ranks, too, of one variant of each algorithm, with
+    the other optimizer.
     """
+    problem = tiny.problem(tiny.dropout_mlp)
+    adam, momentum = (settings(optimizer=each, schedule=tiny.step_lr, seed=2) for each in (tiny.adam, tiny.momentum))
+    rows = [(3, [runtime for one, runtime in real_runs() if one == algorithm])]
     if not ignores_time(algorithm):
+        check_equal(algorithm, train(rows[0][1][0], 3, algorithm, problem, momentum))
         return
-    problem, how = tiny.problem(tiny.dropout_mlp), settings(optimizer=tiny.adam, schedule=tiny.step_lr, seed=2)
-    rows = [(3, REAL)]
     if algorithm in representatives():
         rows += [(2, REAL[representatives().index(algorithm) % 2 :][:1])]
     for num_ranks, runtimes in rows:
-        reference = train("simulated", num_ranks, algorithm, problem, how)
         for runtime in runtimes:
+            how = adam if (runtime == "torch") == (num_ranks == 2) else momentum  # Adam hides a wrong factor
+            reference = train("simulated", num_ranks, algorithm, problem, how)
             found = train(runtime, num_ranks, algorithm, problem, how)
             law = f"{name_of(algorithm)}: {runtime} takes the steps of the simulator, rank 0 of {num_ranks}"
             assert_same(found.parameters[0], reference.parameters[0], ROUNDING, law)
+            check_equal(algorithm, found, num_ranks)
             for rank in range(num_ranks):
                 ours, theirs = found.rows(rank), reference.rows(rank)
                 for name in ("step", "samples", "num_samples", "staleness", "lr"):
@@ -127,11 +152,13 @@ def test_synchronous_is_ddp(optimizer: object) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("order", ApplyOrder)
-@pytest.mark.parametrize("bucket_bytes", [0, 100, 200, None])
+@pytest.mark.parametrize("bucket_bytes", SIZES)
 def test_layerwise_is_synchronous_to_the_last_bit_where_sums_are_in_rank_order(
     bucket_bytes: float | None, order: ApplyOrder
 ) -> None:
-    for runtime, collective in (("simulated", Native()), ("torch", Linear()), ("mpi", Linear())):
+    """Each order and each size of buckets on both real runtimes, in turn."""
+    real = REAL[(list(ApplyOrder).index(order) + SIZES.index(bucket_bytes)) % 2]
+    for runtime, collective in (("simulated", Native()), (real, Linear())):
         layerwise = LayerwiseSGD(bucket_bytes=bucket_bytes, apply=order, collective=collective)
         found = train(runtime, 3, layerwise, tiny.problem(), settings(optimizer=tiny.momentum))
         assert_same(found.parameters[0], synchronous(runtime, collective), 0)

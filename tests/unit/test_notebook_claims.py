@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 
 import nbformat
 import pytest
 
 from workbench import resources
 from workbench.experiments.notebook_catalogue import parameters_of
+from workbench.papers import claims
 from workbench.papers.check import cell_tags, check_papers
-from workbench.papers.claims import SIZES, read_claims
+from workbench.papers.claims import SIZES
 from workbench.papers.plan import claimed_notebooks, keys_with_claims, plan
 from workbench.papers.sizes import values_at
 
 pytestmark = pytest.mark.notebooks
 
+read_claims = cache(claims.read_claims)  # each notebook's test asks
 ROWS = {"daily2016leveraging": ("P1", 4), "chen2016revisiting": ("P2", 9), "li2018pipesgd": ("P3", 5)}
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
@@ -254,6 +255,7 @@ def _list_of(text: str | None, name: str) -> Sequence[Mapping[str, Any]]:
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 
+@lru_cache(maxsize=1024)  # a version is compared with the one before and with the one after
 def _mapping(text: str) -> Mapping[str, Any]:
     return parse_yaml(text, "an old version")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,12 @@ def blobs(folder: Path, names: Iterable[str]) -> dict[str, str]:
         done = subprocess.run(command, input=asked.encode(), capture_output=True, timeout=GIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    found, rest = {}, done.stdout
-    while rest:
-        head, _newline, rest = rest.partition(b"\n")
-        name, *about = head.decode().split(" ")
+    found, output = {}, BytesIO(done.stdout)  # a slice of the rest for each blob would copy the rest each time
+    while head := output.readline():
+        name, *about = head.decode().split()
         if len(about) == 2:  # else "missing"
-            size = int(about[1])
-            found[name], rest = rest[:size].decode(errors="replace"), rest[size + 1 :]
+            found[name] = output.read(int(about[1])).decode(errors="replace")
+            output.readline()
     return found
 
 
