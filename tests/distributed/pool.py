@@ -267,18 +267,21 @@ class ForkServer:
     Args:
         compiler: it has imported torch's compiler, too, which takes another second of a core.
         begin: starts it: `subprocess.Popen`, or another with its options.
+        code: run first, such as imports.
 
     Attributes:
         python: the program of stand-ins: see `forked`.
     """
 
-    def __init__(self, compiler: bool = False, begin: Callable[..., subprocess.Popen[Any]] = subprocess.Popen) -> None:
+    def __init__(
+        self, compiler: bool = False, begin: Callable[..., subprocess.Popen[Any]] = subprocess.Popen, code: str = ""
+    ) -> None:
         ours, theirs = Pipe()
         self._folder = tempfile.mkdtemp(prefix="fork_server-")
         self.python, address = str(Path(self._folder, "python")), str(Path(self._folder, "socket"))
         write_stand_in(Path(self.python), address)
-        code = "import sys; from tests.distributed.ranks import serve_forks; serve_forks(*map(int, sys.argv[1:]))"
-        code = f"import torch._dynamo; {code}" if compiler else code
+        code += "\nimport sys; from tests.distributed.ranks import serve_forks; serve_forks(*map(int, sys.argv[1:]))"
+        code = f"import torch._dynamo\n{code}" if compiler else code
         env = our_environment(dict(os.environ))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
