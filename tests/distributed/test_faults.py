@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.distributed.pool import shared_pool
 from tests.distributed.ranks import Outcome
 from tests.laws import tiny
-from tests.laws.train import MPI, make_job, train
+from tests.laws.train import MPI, by_turns, make_job, train
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch, Stalled
