@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import cloudpickle
+import psutil
 
 from tests.distributed.ranks import GRACE_S, START_S, WHERE_ARE_YOU, Health, Outcome, health
 from tests.forked import write_stand_in
@@ -214,7 +215,7 @@ class RankPool:
         """End all ranks, those that hang as well, and return what they had printed by then."""
         self.hang_up()
         deadline = time.monotonic() + GRACE_S
-        while not all(map(_is_gone, self.pids)) and time.monotonic() < deadline:
+        while not all(map(_has_ended, self.pids)) and time.monotonic() < deadline:
             time.sleep(0.01)
         for pid in self.pids:
             if not _is_gone(pid):
@@ -238,6 +239,14 @@ def _is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def _has_ended(pid: int) -> bool:
+    """Or is stopped, and will not end by itself."""
+    try:
+        return _is_gone(pid) or psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return True
 
 
 def start_mpi(

@@ -45,6 +45,11 @@ def ids(algorithm: Algorithm) -> str:
     return f"{type(algorithm).__name__}-{type(settings_of(algorithm)['collective']).__name__}"
 
 
+def on_one_runtime(turn: int) -> pytest.MarkDecorator:
+    """Each algorithm on one runtime; an exception ends it on both."""
+    return pytest.mark.parametrize(*by_turns(ALGORITHMS, turn).args, indirect=["runtime"])
+
+
 @pytest.fixture(params=["torch", MPI])
 def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
     """A runtime, on whose same processes a run must succeed after the fault."""
@@ -119,7 +124,7 @@ def test_an_interrupt_of_one_rank(runtime: str) -> None:
     check_record(job, "KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=ids)
+@on_one_runtime(0)
 def test_a_loss_that_is_no_number(algorithm: Algorithm, runtime: str) -> None:
     """The rank that sees it first says which step, and what to change; the others that it was that rank."""
     found, job = outcomes(runtime, algorithm, tiny.problem(partial(NaNAt, 4)))
@@ -166,7 +171,7 @@ def test_different_settings_and_data(runtime: str) -> None:
             assert word in str(outcome.error)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=ids)
+@on_one_runtime(1)
 def test_stopped_by_hand_all_ranks_stop_at_the_same_step(algorithm: Algorithm, runtime: str) -> None:
     """A command is appended to a file that rank 0 reads; the others learn of it with the gradients, K - 1 steps later."""
     problem = tiny.problem(partial(StopsAt, 5))
