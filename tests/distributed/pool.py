@@ -41,9 +41,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 LOOK_S = 20.0  # for ranks to say how they are; what still runs in them is a fault of its own
 
-# More than these, and ranks are ended. Torch's cost a fork, and groups have threads that wake a hundred times a second;
+# More than these, and ranks are ended. Torch's cost some forks, and groups have threads that wake a hundred times a second;
 # MPI's cost seconds.
-MAX_GROUPS = {"torch": 0, "mpi": 60}
+MAX_GROUPS = {"torch": 12, "mpi": 60}
 MAX_BYTES = 1200 << 20
 
 peak_bytes = 0  # the most memory that a rank of any pool had

@@ -146,6 +146,13 @@ def rejoins(job: Job, rank: int) -> torch.Tensor:
     return and_weights(rejoin, job, rank)
 
 
+def rejoins_slowly(job: Job, rank: int) -> torch.Tensor:
+    """Steps are long to the end."""
+    until_left(job, rank)
+    SlowUntil.makes_it_at = None
+    return and_weights(rejoin, job, rank)
+
+
 def until_left(job: Job, rank: int) -> None:
     """In the process that is to join: wait until its place is free."""
     SlowUntil.makes_it_at = 2
