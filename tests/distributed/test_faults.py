@@ -231,7 +231,7 @@ def come(job: Job, comes: bool) -> None:
 
 def test_a_rank_that_is_too_slow(runtime: str) -> None:
     """In the middle of a run: what is waited for is named, and so is the setting to change."""
-    found, _ = outcomes(runtime, SynchronousSGD(), tiny.problem(partial(SleepsAt, 3, 4.0)), replace(HOW, timeout_s=1.5))
+    found, _ = outcomes(runtime, SynchronousSGD(), tiny.problem(partial(SleepsAt, 3, 3.0)), replace(HOW, timeout_s=1.5))
     for rank in (0, 2):
         assert isinstance(found[rank].error, Stalled | PeerFailed), found[rank].error
         assert "the all-reduce of step 2" in str(found[rank].error)
