@@ -60,14 +60,31 @@ class Slow(tiny.FailsAt):
 
 
 class Late(Slow):
-    """The MLP, which takes so long on odd ranks that its gradients wait for rounds.
+    """The MLP, which takes so long on odd ranks that its gradients wait for rounds."""
 
-    Args:
-        times: how much longer than usual all take.
+    def __init__(self) -> None:
+        super().__init__(0.03 if rank_here() % 2 else 0.005)
+
+
+class SlowUntil(Slow):
+    """The MLP, which is slow until a file exists, and then takes a twentieth: nobody waits for the rest of the run.
+
+    Attributes:
+        makes_it_at: in this process: the number of the step in which it makes the file.
     """
 
-    def __init__(self, times: float = 1.0) -> None:
-        super().__init__(times * (0.03 if rank_here() % 2 else 0.005))
+    makes_it_at: ClassVar[int | None] = None
+
+    def __init__(self, seconds: float, path: Path) -> None:
+        super().__init__(seconds)
+        self.usual_s, self.path = seconds, path
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.count == self.makes_it_at:
+            self.path.touch()
+        if self.training and self.path.exists():
+            self.seconds = self.usual_s / 20
+        return super().forward(x)
 
 
 @final

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 import cloudpickle
+import psutil
 
 from tests.distributed.ranks import GRACE_S, START_S, WHERE_ARE_YOU, Health, Outcome, health
 from tests.forked import write_stand_in
@@ -40,9 +41,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 LOOK_S = 20.0  # for ranks to say how they are; what still runs in them is a fault of its own
 
-# More than these, and ranks are ended. Torch's cost a fork, and groups have threads that wake a hundred times a second;
+# More than these, and ranks are ended. Torch's cost some forks, and groups have threads that wake a hundred times a second;
 # MPI's cost seconds.
-MAX_GROUPS = {"torch": 0, "mpi": 60}
+MAX_GROUPS = {"torch": 12, "mpi": 60}
 MAX_BYTES = 1200 << 20
 
 peak_bytes = 0  # the most memory that a rank of any pool had
@@ -214,7 +215,7 @@ class RankPool:
         """End all ranks, those that hang as well, and return what they had printed by then."""
         self.hang_up()
         deadline = time.monotonic() + GRACE_S
-        while not all(map(_is_gone, self.pids)) and time.monotonic() < deadline:
+        while not all(map(_has_ended, self.pids)) and time.monotonic() < deadline:
             time.sleep(0.01)
         for pid in self.pids:
             if not _is_gone(pid):
@@ -238,6 +239,14 @@ def _is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def _has_ended(pid: int) -> bool:
+    """Or is stopped, and will not end by itself."""
+    try:
+        return _is_gone(pid) or psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return True
 
 
 def start_mpi(
@@ -267,18 +276,21 @@ class ForkServer:
     Args:
         compiler: it has imported torch's compiler, too, which takes another second of a core.
         begin: starts it: `subprocess.Popen`, or another with its options.
+        code: run first, such as imports.
 
     Attributes:
         python: the program of stand-ins: see `forked`.
     """
 
-    def __init__(self, compiler: bool = False, begin: Callable[..., subprocess.Popen[Any]] = subprocess.Popen) -> None:
+    def __init__(
+        self, compiler: bool = False, begin: Callable[..., subprocess.Popen[Any]] = subprocess.Popen, code: str = ""
+    ) -> None:
         ours, theirs = Pipe()
         self._folder = tempfile.mkdtemp(prefix="fork_server-")
         self.python, address = str(Path(self._folder, "python")), str(Path(self._folder, "socket"))
         write_stand_in(Path(self.python), address)
-        code = "import sys; from tests.distributed.ranks import serve_forks; serve_forks(*map(int, sys.argv[1:]))"
-        code = f"import torch._dynamo; {code}" if compiler else code
+        code += "\nimport sys; from tests.distributed.ranks import serve_forks; serve_forks(*map(int, sys.argv[1:]))"
+        code = f"import torch._dynamo\n{code}" if compiler else code
         env = our_environment(dict(os.environ))
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)

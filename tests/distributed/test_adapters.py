@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.distributed.pool import ROOT, fork_server, our_environment
+from tests.distributed.pool import ROOT, ForkServer, our_environment
 from workbench.adapters.hooks import register_hook_on
 from workbench.errors import ConfigError
 
@@ -29,21 +31,44 @@ LIBRARIES = [
     for name, package in PACKAGES.items()
 ]
 RAW_BYTES = 3984.0  # of the sums of one epoch without a codec
+Found = Callable[[str], list[dict[str, Any]]]
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+# The libraries need seconds of a core: each process of this file has them from the start.
+IMPORTS = """
+from contextlib import suppress
+from workbench.problems.torchvision_door import torchvision
+torchvision()  # these libraries import it, also one whose operators do not load
+with suppress(ImportError):
+    from transformers import BertForSequenceClassification, Trainer
+with suppress(ImportError):
+    import accelerate
+with suppress(ImportError):
+    import lightning
+"""
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Library -> what each rank found; made at the first request."""
-    return {}
+def python() -> Iterator[str]:
+    """The program of processes that have imported the libraries."""
+
+    def begin(*command: Any, env: dict[str, str], **more: Any) -> subprocess.Popen[Any]:
+        return subprocess.Popen(*command, env=env | OFFLINE, **more)
+
+    with closing(ForkServer(compiler=True, begin=begin, code=IMPORTS)) as server:
+        yield server.python
 
 
-def found(library: str, results: dict[str, list[dict[str, Any]]], folder: Path) -> list[dict[str, Any]]:
-    if library not in results:
-        python = fork_server(compiler=True).python
+@pytest.fixture(scope="module")
+def found(python: str, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """A function: library -> what each rank found; made at the first call."""
+
+    @cache
+    def found(library: str) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp(library)
         command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
         done = subprocess.run(
             [*command, python, "-m", "tests.distributed.adapted", library, str(folder)],
-            env=our_environment({"HOME": str(folder), "HF_HUB_OFFLINE": "1", "PATH": ""}),
+            env=our_environment({"HOME": str(folder), "PATH": "", **OFFLINE}),
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -51,8 +76,9 @@ def found(library: str, results: dict[str, list[dict[str, Any]]], folder: Path) 
             check=False,
         )
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
-        results[library] = [json.loads((folder / f"{library}-{rank}.json").read_text()) for rank in range(2)]
-    return results[library]
+        return [json.loads((folder / f"{library}-{rank}.json").read_text()) for rank in range(2)]
+
+    return found
 
 
 def assert_near(found: list[float], expected: list[float], atol: float = 1e-14) -> None:
@@ -64,16 +90,14 @@ def assert_near(found: list[float], expected: list[float], atol: float = 1e-14) 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_hook_averages_as_the_librarys_own_ddp_and_a_codec_sends_less(
-    library: str, results: dict[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    for rank in found(library, results, tmp_path):
+def test_a_hook_averages_as_the_librarys_own_ddp_and_a_codec_sends_less(library: str, found: Found) -> None:
+    for rank in found(library):
         assert_near(rank["hook"][0], rank["plain"][0])
         assert_near(rank["ring"][0], rank.get("plain accumulated", rank["plain"])[0])
         assert (rank["plain"][1], rank["hook"][1], rank["codec"][1]) == (0.0, RAW_BYTES, RAW_BYTES / 4)
         error = torch.tensor(rank["codec"][0]) - torch.tensor(rank["plain"][0])
         assert 1e-6 < float(error.abs().max()) < 1e-2, "16 of 64 bits"
-        assert rank["codec"][0] == results[library][0]["codec"][0], "equal on all ranks"
+        assert rank["codec"][0] == found(library)[0]["codec"][0], "equal on all ranks"
         if library == "huggingface":  # a model of its own, of float32, with accumulation, trained twice
             assert_near(rank["bert hook"][0], rank["bert plain"][0], atol=1e-6)
             assert rank["bert hook"][1] > 0
@@ -82,10 +106,8 @@ def test_a_hook_averages_as_the_librarys_own_ddp_and_a_codec_sends_less(
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_whole_algorithms_train_as_in_a_plain_loop(
-    library: str, results: dict[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    for rank in found(library, results, tmp_path):
+def test_whole_algorithms_train_as_in_a_plain_loop(library: str, found: Found) -> None:
+    for rank in found(library):
         for adapted, by_hand in rank["whole"].values():
             assert_near(adapted, by_hand)
         plain = rank["plain"][0]
@@ -101,10 +123,8 @@ def test_whole_algorithms_train_as_in_a_plain_loop(
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("library", [LIBRARIES[2]])
-def test_validation_and_checkpoints_of_lightning_have_what_the_end_would_leave(
-    library: str, results: dict[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    for rank in found(library, results, tmp_path):
+def test_validation_and_checkpoints_of_lightning_have_what_the_end_would_leave(library: str, found: Found) -> None:
+    for rank in found(library):
         for seen in rank["validated"].values():
             assert seen["in validation"] == seen["kept"] == seen["one epoch"]
             assert seen["training"], "the model trains in training mode"
@@ -120,10 +140,8 @@ def test_validation_and_checkpoints_of_lightning_have_what_the_end_would_leave(
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("library", [LIBRARIES[1]])
-def test_evaluation_and_checkpoints_of_hugging_face_have_what_the_end_would_leave(
-    library: str, results: dict[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    for rank in found(library, results, tmp_path):
+def test_evaluation_and_checkpoints_of_hugging_face_have_what_the_end_would_leave(library: str, found: Found) -> None:
+    for rank in found(library):
         for seen in rank["validated"].values():
             assert seen["in evaluation"] == seen["kept"] == seen["one epoch"]
             assert seen["training"], "the model trains in training mode"
@@ -141,16 +159,13 @@ def test_evaluation_and_checkpoints_of_hugging_face_have_what_the_end_would_leav
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_examples_of_the_docstrings(library: str) -> None:
+def test_examples_of_the_docstrings(library: str, python: str) -> None:
     """In a process of their own, because these libraries set variables of the environment."""
     code = (
         "import doctest, importlib\n"
-        "from workbench.problems.torchvision_door import torchvision\n"
-        "torchvision()\n"  # these libraries import it, also one whose operators do not load
         f"outcome = doctest.testmod(importlib.import_module('workbench.adapters.{library}'))\n"
         "assert outcome.attempted and not outcome.failed, outcome"
     )
-    python = fork_server(compiler=True).python
     subprocess.run([python, "-c", code], cwd=ROOT, env=our_environment(dict(os.environ)), check=True, timeout=100)
 
 
@@ -194,9 +209,7 @@ def test_a_model_of_several_ranks_that_is_not_wrapped_is_refused(monkeypatch: py
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("library", [LIBRARIES[1]])
-def test_an_error_on_one_rank_ends_the_training_of_hugging_face_on_all(
-    library: str, results: dict[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    other, own = (rank["failed"] for rank in found(library, results, tmp_path))
+def test_an_error_on_one_rank_ends_the_training_of_hugging_face_on_all(library: str, found: Found) -> None:
+    other, own = (rank["failed"] for rank in found(library))
     assert own == "ValueError: this batch cannot be used; the optimizer takes steps again: True"
     assert "rank 1" in other and other.endswith("True"), other

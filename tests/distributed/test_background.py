@@ -130,14 +130,14 @@ def test_a_servers_error_is_heard_at_once_and_by_its_own_name(runtime: str) -> N
 
 @on_real_runtimes
 def test_nobody_waits_for_rank_0_to_evaluate_an_asynchronous_run(runtime: str) -> None:
-    """Ten evaluations of half a second each, and ranks that wait two seconds for each other."""
-    how = settings(steps=10, evaluate_every=1, timeout_s=2.0)
+    """Six evaluations of half a second each, and ranks that wait two seconds for each other."""
+    how = settings(steps=6, evaluate_every=1, timeout_s=2.0)
     problem = tiny.problem()
     job = make_job(runtime, 2, AsyncSGD(), replace(problem, correct=slowly(problem.correct)), how)
     run_on_ranks(run_job, job, 2)
     run = Run.load(job.folder)
     assert run.info["status"] == "finished"
-    assert len(run.evaluations()) == 10
+    assert len(run.evaluations()) == 6
 
 
 def slowly(correct: Any) -> Any:

@@ -585,7 +585,9 @@ def test_kill_9_of_all_and_resume_is_unbroken(
 ) -> None:
     """The command and its ranks are killed during the run. The same command with --resume ends as an unbroken run."""
     same = ["--runtime", runtime, "--option", "dtype=float64", "--evaluate-every", "0", "--checkpoint-every", "5"]
-    process = subprocess.Popen([*COMMAND, "train", "pipe-sgd", "--steps", "1000000", *same], stdout=subprocess.DEVNULL)
+    slow = ["--compute", "backward_s=0.04"]  # few steps, which an unbroken run must then take again
+    begin = [*COMMAND, "train", "pipe-sgd", "--steps", "1000000", *same, *slow]
+    process = subprocess.Popen(begin, stdout=subprocess.DEVNULL)
     processes.append(process)
     deadline = time.monotonic() + 90
     while not any(len(complete_checkpoints(path.parent)) >= 2 for path in runs.glob("*/run.json")):

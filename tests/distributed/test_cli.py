@@ -126,10 +126,10 @@ def test_progress_of_real_ranks_has_the_number_of_steps_and_the_loss(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workbench.progress.LINE_S", 0.0)
-    arguments = ("train", "pipe-sgd", "--runtime", "torch", "--steps", "400", "--evaluate-every", "0")
+    arguments = ("train", "pipe-sgd", "--runtime", "torch", "--steps", "60", "--evaluate-every", "0")
     lines = workbench(*arguments).stderr.splitlines()
-    steps = [re.fullmatch(r"(\d+) of 400 steps after [\d:]+, [\d:?]+ left(, loss \d.*)?", line) for line in lines]
-    assert all(steps) and lines[-1].startswith("400 of 400 steps ") and "loss" in lines[-1], lines
+    steps = [re.fullmatch(r"(\d+) of 60 steps after [\d:]+, [\d:?]+ left(, loss \d.*)?", line) for line in lines]
+    assert all(steps) and lines[-1].startswith("60 of 60 steps ") and "loss" in lines[-1], lines
     assert workbench(*arguments, "--quiet").stderr == ""
 
 

@@ -30,7 +30,7 @@ def on_rank(store: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("runtime", ["torch", "mpi"])
 def test_same_parameters_and_times_of_all(runtime: str, tmp_path: Path) -> None:
-    first, second = shared_pool(runtime, 2).run(partial(on_rank, str(tmp_path / "store")))  # type: ignore[arg-type]
+    first, second = shared_pool(runtime, 2, compiler=True).run(partial(on_rank, str(tmp_path / "store")))  # type: ignore[arg-type]
     assert first["left"]
     assert first["seconds"] == second["seconds"]
     assert set(first["seconds"]) == {DDP, HOOKED, *OURS}
@@ -40,7 +40,7 @@ def test_same_parameters_and_times_of_all(runtime: str, tmp_path: Path) -> None:
 
 
 def test_probe_in_a_world_that_is_there() -> None:
-    first, second = shared_pool("torch", 2).run(probe_here)
+    first, second = shared_pool("torch", 2, compiler=True).run(probe_here)
     assert first.num_workers == 2
     assert [size for size, _ in first.sums] == [size for size, _ in second.sums]
     assert min(seconds for _, seconds in first.sums) > 0

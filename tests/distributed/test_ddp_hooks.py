@@ -45,6 +45,8 @@ from workbench.collectives import (
 from workbench.errors import ConfigError
 from workbench.ops import Local, Program
 from workbench.runtimes.execution.tasks import TaskHandle
+from workbench.runtimes.liveness import failure_detector
+from workbench.runtimes.transport import torch_distributed
 from workbench.runtimes.user_loop.ddp_hook import ddp_hook
 
 SMALL_MB = 0.0003  # cuts the tiny model's six tensors into two buckets, otherwise before and after the first step
@@ -137,7 +139,12 @@ LOSSY = [
 
 
 def train_with_each(collectives: list[Collective], steps: int) -> list[list[Tensor]]:
-    return [in_ddp(ddp_hook(collective=collective), steps=steps) for collective in collectives]
+    found = []
+    for collective in collectives:
+        state, hook = ddp_hook(collective=collective)
+        found.append(in_ddp((state, hook), steps=steps))
+        state.close()  # gloo's threads wake a hundred times a second
+    return found
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -154,8 +161,7 @@ def test_lossless_collectives_train_as_plain_ddp(num_ranks: int) -> None:
 
 
 def test_replicas_stay_equal_to_the_bit_with_every_codec_and_the_loss_falls() -> None:
-    steps = 16
-    per_rank = shared_pool("torch", 3, compiler=True).run(train_with_each, LOSSY, steps)
+    per_rank = shared_pool("torch", 3, compiler=True).run(train_with_each, LOSSY, STEPS)
     x, y = tiny.data(40)
 
     def loss(parameters: Tensor) -> float:
@@ -166,7 +172,7 @@ def test_replicas_stay_equal_to_the_bit_with_every_codec_and_the_loss_falls() ->
     for position, collective in enumerate(LOSSY):
         same_on_all([found[position] for found in per_rank])
         trajectory = per_rank[0][position]
-        assert loss(trajectory[-1]) < 0.8 * loss(flat(mlp())), collective
+        assert loss(trajectory[-1]) < 0.93 * loss(flat(mlp())), collective  # 0.96 with a third of the updates
 
 
 def test_a_model_of_16_bit_parameters_is_summed_as_ddp_does_or_in_float32() -> None:
@@ -442,7 +448,7 @@ def test_a_run_of_several_buckets_resumes_bit_identically() -> None:
     def run() -> list[list[Tensor]]:
         return [[stopped_and_resumed(one, stop) for stop in (None, 4, STEPS - 1)] for one in REMEMBERING]
 
-    for per_rank in shared_pool("torch", 3, compiler=True).run(run):
+    for per_rank in shared_pool("torch", 2, compiler=True).run(run):
         for collective, (whole, *resumed) in zip(REMEMBERING, per_rank, strict=True):
             for found in resumed:
                 assert torch.equal(found, whole), f"{collective}: {relative_error(found, whole):.1e} off"
@@ -542,8 +548,10 @@ def test_a_rank_that_has_ended_is_named_with_the_fix() -> None:
         for _ in range(2):
             assert words_of(backward, gradient) == "nothing was raised"
         if dist.get_rank() == 1:
+            torch_distributed.CLOSE_S = 0.0  # nobody comes
             state.close()
             die()
+        failure_detector.DIAGNOSIS_S = 0.5  # there is nothing to find
         return words_of(backward, gradient)
 
     with contextlib.closing(RankPool("torch", 2, compiler=True)) as pool:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.distributed.pool import shared_pool
 from tests.distributed.ranks import Outcome
 from tests.laws import tiny
-from tests.laws.train import MPI, make_job, train
+from tests.laws.train import MPI, by_turns, make_job, train
 from workbench.algorithms import ApplyOrder, LayerwiseSGD, PipeSGD, SynchronousSGD
 from workbench.collectives import Ring
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch, Stalled
@@ -43,6 +43,11 @@ ALGORITHMS = [
 
 def ids(algorithm: Algorithm) -> str:
     return f"{type(algorithm).__name__}-{type(settings_of(algorithm)['collective']).__name__}"
+
+
+def on_one_runtime(turn: int) -> pytest.MarkDecorator:
+    """Each algorithm on one runtime; an exception ends it on both."""
+    return pytest.mark.parametrize(*by_turns(ALGORITHMS, turn).args, indirect=["runtime"])
 
 
 @pytest.fixture(params=["torch", MPI])
@@ -119,7 +124,7 @@ def test_an_interrupt_of_one_rank(runtime: str) -> None:
     check_record(job, "KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=ids)
+@on_one_runtime(0)
 def test_a_loss_that_is_no_number(algorithm: Algorithm, runtime: str) -> None:
     """The rank that sees it first says which step, and what to change; the others that it was that rank."""
     found, job = outcomes(runtime, algorithm, tiny.problem(partial(NaNAt, 4)))
@@ -166,7 +171,7 @@ def test_different_settings_and_data(runtime: str) -> None:
             assert word in str(outcome.error)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=ids)
+@on_one_runtime(1)
 def test_stopped_by_hand_all_ranks_stop_at_the_same_step(algorithm: Algorithm, runtime: str) -> None:
     """A command is appended to a file that rank 0 reads; the others learn of it with the gradients, K - 1 steps later."""
     problem = tiny.problem(partial(StopsAt, 5))
@@ -226,7 +231,7 @@ def come(job: Job, comes: bool) -> None:
 
 def test_a_rank_that_is_too_slow(runtime: str) -> None:
     """In the middle of a run: what is waited for is named, and so is the setting to change."""
-    found, _ = outcomes(runtime, SynchronousSGD(), tiny.problem(partial(SleepsAt, 3, 4.0)), replace(HOW, timeout_s=1.5))
+    found, _ = outcomes(runtime, SynchronousSGD(), tiny.problem(partial(SleepsAt, 3, 3.0)), replace(HOW, timeout_s=1.5))
     for rank in (0, 2):
         assert isinstance(found[rank].error, Stalled | PeerFailed), found[rank].error
         assert "the all-reduce of step 2" in str(found[rank].error)

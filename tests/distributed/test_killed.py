@@ -250,7 +250,7 @@ def test_the_command_line_names_the_rank_and_the_signal(runtime: str, runs: Path
 
 
 # Few long steps: what follows a kill needs time.
-STEPS, LONG_STEPS = 80, ("--steps", "80", "--compute", "backward_s=0.025", "--evaluate-every", "0")
+STEPS, LONG_STEPS = 20, ("--steps", "20", "--compute", "backward_s=0.1", "--evaluate-every", "0")
 SHRINK = ("--on-failure", "shrink")
 GOING_ON: list[Any] = [
     ("torch", "async-sgd"),

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.pool import ROOT, our_environment
+from tests.forked import forked
 
 # case/algorithm -> what rank 0 says and its status, what rank 1 says and its status
 MORE = (
@@ -86,7 +87,7 @@ def test_rank_of_mpi_that_waits_in_finalize_for_another_ends_and_ends_the_job(
         "transport.announce_failure('it failed'); print('said', flush=True)\n"
         "time.sleep(600 * transport.rank)"
     )
-    command, env = mpiexec_command(find_mpi(), 2, [sys.executable, "-c", code])
+    command, env = mpiexec_command(find_mpi(), 2, forked("-c", code))
     done = subprocess.run(
         command, env=our_environment(env), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

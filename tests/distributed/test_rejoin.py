@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.killing import DiesAt, Late, Slow, outcomes, rank_here
+from tests.distributed.killing import DiesAt, Slow, SlowUntil, outcomes, rank_here
 from tests.distributed.pool import RankPool
 from tests.distributed.ranks import Outcome
 from tests.distributed.test_survivors import AT_STEP
@@ -60,9 +60,9 @@ from workbench.trace.run import Run
 from workbench.trace.store import read_info
 
 NUM_RANKS, VICTIM = 3, 1
-STEP_S = 0.05  # few long steps: what another process needs to join is time
-HOW = Settings(steps=100, batch_size=2, timeout_s=20, evaluate_every=0, trace_steps=0)
-SOON_STEPS = 40
+STEP_S = 0.08  # few long steps: what another process needs to join is time
+HOW = Settings(steps=50, batch_size=2, timeout_s=20, evaluate_every=0, trace_steps=0)
+SOON_STEPS = 30
 SOON = replace(HOW, steps=SOON_STEPS)
 
 
@@ -84,6 +84,19 @@ def dies_at_the_door(job: Job, rank: int) -> None:
     rejoin(job, rank)
 
 
+def late() -> float:
+    return 0.2 if rank_here() % 2 else 0.035
+
+
+def came_path(job: Job) -> Path:
+    """The file which says that the steps need not be long any more."""
+    return Path(job.folder) / "came"
+
+
+def at_pace(pace: Callable[[], float], path: Path) -> SlowUntil:
+    return SlowUntil(pace(), path)
+
+
 def with_another(
     algorithm: Algorithm,
     comes: Any,
@@ -93,19 +106,21 @@ def with_another(
     before: Any = None,
     data: Any = None,
     num_ranks: int = NUM_RANKS,
-    model: Any = None,
+    pace: Callable[[], float] | None = None,
 ) -> tuple[dict[int, Outcome], Outcome, Run]:
     """The outcomes of the first ranks and of the one that joined later; and the record.
 
     Args:
         before: what yet another process did, up to its end, before the one that joined.
         data: what they train on; None: the tiny data.
-        model: what they train; None: a slow model.
+        pace: seconds of a rank's steps until another process has come; None: equal on all, or late on odd ranks for a
+            quorum.
     """
-    slow = partial(Late, 4.0) if isinstance(algorithm, PartialAllReduce) else partial(Slow, STEP_S)
-    problem = tiny.problem(tiny.Remembered(model or slow))
-    problem = problem if data is None else replace(problem, train=data)
+    pace = pace or (late if isinstance(algorithm, PartialAllReduce) else lambda: STEP_S)
+    problem = tiny.problem() if data is None else replace(tiny.problem(), train=data)
     job = make_job("torch", num_ranks, algorithm, problem, how)
+    problem = replace(problem, model=tiny.Remembered(partial(at_pace, pace, came_path(job))))
+    job = replace(job, problem=problem)
     dying = replace(job, problem=replace(problem, model=partial(DiesAt, AT_STEP)))
     found: dict[int, Outcome] = {}
     calls: list[Any] = [
@@ -119,6 +134,7 @@ def with_another(
     try:
         *_, came = (pool.outcomes([(does, (job, victim))], may_die=True)[0] for pool, does in later)
     finally:
+        came_path(job).touch()
         for pool, _ in later:
             pool.close()
         those.join(70)
@@ -130,13 +146,22 @@ def rejoins(job: Job, rank: int) -> torch.Tensor:
     return and_weights(rejoin, job, rank)
 
 
+def rejoins_slowly(job: Job, rank: int) -> torch.Tensor:
+    """Steps are long to the end."""
+    until_left(job, rank)
+    SlowUntil.makes_it_at = None
+    return and_weights(rejoin, job, rank)
+
+
 def until_left(job: Job, rank: int) -> None:
+    """In the process that is to join: wait until its place is free."""
+    SlowUntil.makes_it_at = 2
     assert within(30, (Path(job.folder) / "members" / left_name(rank, 0)).exists)
 
 
 @pytest.mark.parametrize("algorithm", [AsyncSGD(), BackupSGD(backups=1), NoCommunication()], ids=str)
 def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
-    found, came, run = with_another(algorithm, rejoins, replace(SOON, checkpoint_every=15))
+    found, came, run = with_another(algorithm, rejoins, replace(SOON, checkpoint_every=12))
     assert set(found) == {0, 2}
     for outcome in [*found.values(), came]:
         assert outcome.error is None, outcome.trace
@@ -167,7 +192,7 @@ def test_another_process_takes_the_place(algorithm: Algorithm) -> None:
     assert not (Path(str(run.folder)) / "members").exists()
 
 
-STEPS_OF_FEWER = replace(HOW, steps=50, on_failure="shrink", optimizer=tiny.momentum, checkpoint_every=20)
+STEPS_OF_FEWER = replace(HOW, steps=30, on_failure="shrink", optimizer=tiny.momentum, checkpoint_every=12)
 
 
 def expected(first_of_two: int, first_of_three: int) -> torch.Tensor:
@@ -230,25 +255,23 @@ def test_those_that_went_on_as_fewer_are_as_many_again(algorithm: Algorithm, vic
         assert steps[-1] == (how.steps or 0) - 1
         assert rank != victim or {*range(more, how.steps or 0)} <= set(steps), "it takes all steps from there on"
     assert all(torch.equal(outcome.value, came.value) for outcome in found.values()), "all end with the same parameters"
-    assert complete_checkpoints(Path(str(run.folder)))[0].num_ranks == (NUM_RANKS if more <= 40 else NUM_RANKS - 1)
+    assert complete_checkpoints(Path(str(run.folder)))[0].num_ranks == (NUM_RANKS if more <= 24 else NUM_RANKS - 1)
     assert not (Path(str(run.folder)) / "members").exists()
     if isinstance(algorithm, SynchronousSGD) and isinstance(algorithm.collective, Native | Ring):
         assert torch.allclose(came.value, expected(fewer, more), rtol=1e-11, atol=1e-13)
 
 
-class Uneven(Slow):
-    """The MLP, which is slower on rank 3."""
-
-    def __init__(self) -> None:
-        super().__init__(0.05 if rank_here() == 3 else 0.03)
+def uneven() -> float:
+    return 0.1 if rank_here() == 3 else 0.06
 
 
 OWN_PACE = replace(
     HOW,
+    steps=60,
     on_failure="shrink",
     optimizer=tiny.momentum,
     schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.95),
-    checkpoint_every=90,
+    checkpoint_every=55,
 )
 
 
@@ -266,7 +289,7 @@ def sets_lr_and_comes(job: Job, rank: int) -> torch.Tensor:
 @pytest.mark.parametrize("victim", [1, 2, 0], ids=["one that asks", "one that answers", "rank 0"])
 def test_ranks_at_their_own_pace_admit_a_process_at_the_step_of_the_furthest(victim: int) -> None:
     """In a ring of four, ranks 0 and 2 answer, 1 and 3 ask. No step and no sample is left out or taken twice."""
-    found, came, run = with_another(ADPSGD(), sets_lr_and_comes, OWN_PACE, victim, num_ranks=4, model=Uneven)
+    found, came, run = with_another(ADPSGD(), sets_lr_and_comes, OWN_PACE, victim, num_ranks=4, pace=uneven)
     others = [rank for rank in range(4) if rank != victim]
     assert list(found) == others
     for outcome in [*found.values(), came]:
@@ -290,16 +313,20 @@ def test_ranks_at_their_own_pace_admit_a_process_at_the_step_of_the_furthest(vic
         assert total - at_step[others[0]][step - 1]["samples"] == sum(row["num_samples"] for row in here)
     assert all(at_step[victim][step]["lr"] == at_step[others[0]][step]["lr"] for step in range(more, num_steps))
     newest = complete_checkpoints(Path(str(run.folder)))[0]
-    assert (newest.step, newest.num_ranks) == (89, 4)
+    assert (newest.step, newest.num_ranks) == (54, 4)
 
 
-def joins_and(act: Callable[[], None], job: Job, rank: int) -> torch.Tensor:
-    """Join, and call `act` as soon as the record says so."""
+def joins_and(act: Callable[[], None], done: Callable[[Any], Any], job: Job, rank: int) -> torch.Tensor:
+    """Join, and call `act` as soon as the record says so; steps are long until its effect is `done`, by the record."""
     until_left(job, rank)
+    SlowUntil.makes_it_at = None
+    folder = Path(job.folder)
 
     def wait_and_act() -> None:
-        assert within(30, lambda: read_info(Path(job.folder)).get("joined"))
+        assert within(30, lambda: read_info(folder).get("joined"))
         act()
+        assert within(30, lambda: done(read_info(folder)))
+        came_path(job).touch()
 
     acting = threading.Thread(target=wait_and_act)
     acting.start()
@@ -318,11 +345,11 @@ def comes_and_kills(job: Job, rank: int) -> torch.Tensor:
         assert within(30, lambda: len(Run.load(folder).metrics[3]) > at + 2)
         os.kill((read_heartbeat(folder, 3) or {})["pid"], signal.SIGKILL)
 
-    return joins_and(kill, job, rank)
+    return joins_and(kill, lambda info: len(info["shrunk"]) == 2, job, rank)
 
 
 def test_ranks_at_their_own_pace_shrink_again_after_an_admission() -> None:
-    found, came, run = with_another(ADPSGD(), comes_and_kills, OWN_PACE, num_ranks=4, model=Uneven)
+    found, came, run = with_another(ADPSGD(), comes_and_kills, OWN_PACE, num_ranks=4, pace=uneven)
     assert list(found) == [0, 2]
     for outcome in [*found.values(), came]:
         assert outcome.error is None, outcome.trace
@@ -386,7 +413,12 @@ def test_who_is_told_to_ask_again_does(algorithm: Algorithm, monkeypatch: pytest
 
 def comes_and_steers(job: Job, rank: int) -> torch.Tensor:
     """Join, and then write a command."""
-    return joins_and(lambda: write_command(Path(job.folder), {"set": {"lr": 0.01}}), job, rank)
+    return joins_and(
+        lambda: write_command(Path(job.folder), {"set": {"lr": 0.01}}),
+        lambda info: len(info["steering"]) == 2,
+        job,
+        rank,
+    )
 
 
 def test_what_was_said_before_it_came_stays_said() -> None:
@@ -399,7 +431,7 @@ def test_what_was_said_before_it_came_stays_said() -> None:
 
 
 def test_one_comes_after_one_that_was_killed_at_the_door() -> None:
-    how = replace(STEPS_OF_FEWER, steps=100)
+    how = replace(STEPS_OF_FEWER, steps=50)
     found, came, run = with_another(SynchronousSGD(), rejoins, how, before=dies_at_the_door)
     for outcome in [*found.values(), came]:
         assert outcome.error is None, outcome.trace
@@ -433,6 +465,7 @@ def test_it_has_the_others_learning_rate_and_meets_them_no_more_than_they_did() 
     """
     how = replace(
         STEPS_OF_FEWER,
+        steps=50,
         schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.9),
         checkpoint_every=None,
     )

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.killing import DiesAt, Late, outcomes
+from tests.distributed.killing import DiesAt, Late, outcomes, rank_here
 from tests.distributed.test_survivors import AT_STEP, HOW, NUM_RANKS
 from tests.laws import reference, tiny
-from tests.laws.train import Wrapper, make_job
+from tests.laws.train import Wrapper, by_turns, make_job
 from tests.waiting import within
 from workbench.algorithms import (
     ADPSGD,
@@ -242,25 +242,43 @@ def train_weighed(job: Job) -> tuple[dict[str, dict[int, float]], list[int]]:
     return _weighed, _dealt
 
 
+ROUNDS, BEFORE_DEATH = 40, 10
+
+
+class LateAndCounted(Late):
+    """The MLP, late on odd ranks; a file says that rank 0 has taken some steps."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.count == BEFORE_DEATH and rank_here() == 0:
+            self.path.touch()
+        return super().forward(x)
+
+
 class DiesAtFirst(tiny.FailsAt):
     """The MLP, whose process is killed in its first minibatch, when the others have taken some steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(None, 0)
+        self.path = path
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            time.sleep(0.5)
+            within(30, self.path.exists)
             os.kill(os.getpid(), signal.SIGKILL)
         return super().forward(x)
 
 
 @pytest.mark.parametrize("quorum", ["solo", "majority"])
-def test_those_who_remain_of_a_quorum_lose_no_gradient(quorum: Any) -> None:
+def test_those_who_remain_of_a_quorum_lose_no_gradient(quorum: Any, tmp_path: Path) -> None:
     """Rank 2 never has one: every sample that the others compute is in one round, also in the round that its death broke."""
-    how = replace(LONGER, steps=150, optimizer=tiny.sgd, checkpoint_every=None)
-    job = make_job("torch", 4, Weighed(inner=PartialAllReduce(quorum=quorum)), tiny.problem(Late), how)
-    dying = replace(job, problem=tiny.problem(DiesAtFirst))
+    how, path = replace(LONGER, steps=ROUNDS, optimizer=tiny.sgd, checkpoint_every=None), tmp_path / "on the way"
+    problem = tiny.problem(partial(LateAndCounted, path))
+    job = make_job("torch", 4, Weighed(inner=PartialAllReduce(quorum=quorum)), problem, how)
+    dying = replace(job, problem=tiny.problem(partial(DiesAtFirst, path)))
     found = outcomes([(train_weighed, (dying if rank == 2 else job,)) for rank in range(4)])
     assert set(found) == {0, 1, 3}
     for outcome in found.values():
@@ -302,14 +320,13 @@ def dies_measuring(job: Job) -> None:
     run_rank(job)
 
 
-def test_a_second_death_while_links_are_measured_costs_no_gradient() -> None:
+def test_a_second_death_while_links_are_measured_costs_no_gradient(tmp_path: Path) -> None:
     """Neither of the killed ranks has given one."""
-    how = replace(LONGER, steps=150, optimizer=tiny.sgd, checkpoint_every=None)
+    how, path = replace(LONGER, steps=ROUNDS, optimizer=tiny.sgd, checkpoint_every=None), tmp_path / "on the way"
+    problem = tiny.problem(partial(LateAndCounted, path))
     measured = Auto(candidates=(Ring(codec=Truncate16()),))  # with a codec it never takes the library's own sum
-    job = make_job(
-        "torch", 4, Weighed(inner=PartialAllReduce(quorum="solo", collective=measured)), tiny.problem(Late), how
-    )
-    first = replace(job, problem=tiny.problem(DiesAtFirst))
+    job = make_job("torch", 4, Weighed(inner=PartialAllReduce(quorum="solo", collective=measured)), problem, how)
+    first = replace(job, problem=tiny.problem(partial(DiesAtFirst, path)))
     second = replace(
         job, problem=tiny.problem(partial(WaitsForADeath, str(Path(job.folder) / FOLDER / left_name(2, 0))))
     )
@@ -340,9 +357,7 @@ def test_a_quorum_of_all_ends_as_the_synchronous_algorithm() -> None:
     assert "shrunk" not in run.info
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize(
-    "algorithm",
+@by_turns(
     [
         LocalSGD(every=4, after=6),
         StreamingDiLoCo(every=4, fragments=2, delay=1),
@@ -357,9 +372,10 @@ def test_a_quorum_of_all_ends_as_the_synchronous_algorithm() -> None:
         FedAvg(every=4, fraction=0.6),
         FedProx(every=4, fraction=0.6),
     ],
-    ids=str,
+    0,
 )
 def test_ranks_that_step_alone_go_on_from_their_mean(algorithm: Algorithm, runtime: RuntimeName) -> None:
+    """Sums, mixed sums and messages are on both runtimes; what an algorithm keeps is no runtime's."""
     found, run = train(algorithm, 1, runtime=runtime)
     one, other = found[0], found[2]
     assert [row["ranks"] for row in run.info["shrunk"]] == [[0, 2]]

@@ -169,8 +169,8 @@ def test_a_process_that_takes_a_place_sleeps_as_the_one_before() -> None:
     """Its forward, too, which takes `STEP_S` by itself."""
     stragglers = (SlowMachines(factor_of={joining.VICTIM: 1.5}),)
     compute = Compute(forward_s=joining.STEP_S, backward_s=0.02, stragglers=stragglers)
-    how = replace(joining.HOW, steps=50, trace_steps=None, compute=compute)
-    found, came, run = joining.with_another(BackupSGD(backups=1), joining.rejoins, how)
+    how = replace(joining.HOW, steps=30, trace_steps=None, compute=compute)
+    found, came, run = joining.with_another(BackupSGD(backups=1), joining.rejoins_slowly, how)
     for outcome in [*found.values(), came]:
         assert outcome.error is None, outcome.trace
     first = run.info["joined"][0]["step"]

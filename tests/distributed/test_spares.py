@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.killing import DiesAt, Slow, outcomes
+from tests.distributed.killing import DiesAt, SlowUntil, outcomes
 from tests.distributed.ranks import Outcome
-from tests.distributed.test_rejoin import NUM_RANKS, STEP_S, STEPS_OF_FEWER, and_weights, expected
+from tests.distributed.test_rejoin import NUM_RANKS, STEP_S, STEPS_OF_FEWER, and_weights, at_pace, came_path, expected
 from tests.distributed.test_survivors import AT_STEP
 from tests.laws import tiny
 from tests.laws.train import make_job
@@ -41,11 +41,15 @@ def trains(job: Job) -> Tensor:
     return and_weights(run_rank, job)
 
 
+def pace() -> float:
+    return STEP_S
+
+
 def stands_by(job: Job) -> Tensor | None:
     """Parameters at the run's end; None if the process was not needed."""
     from workbench.runtimes.rank.spare import stand_by
 
-    tiny.Remembered.last = None
+    tiny.Remembered.last, SlowUntil.makes_it_at = None, 2
     stand_by(job)
     return None if tiny.Remembered.last is None else and_weights(int)
 
@@ -58,8 +62,9 @@ def with_spares(
     Args:
         dies_again: the first spare process is killed when it has taken `AT_STEP` steps.
     """
-    problem = tiny.problem(tiny.Remembered(partial(Slow, STEP_S)))
-    job = make_job("mpi", NUM_RANKS, algorithm, problem, STEPS_OF_FEWER)
+    job = make_job("mpi", NUM_RANKS, algorithm, tiny.problem(), STEPS_OF_FEWER)
+    problem = replace(job.problem, model=tiny.Remembered(partial(at_pace, pace, came_path(job))))
+    job = replace(job, problem=problem)
     dying = replace(job, problem=replace(problem, model=partial(DiesAt, AT_STEP)))
     calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
         (in_world, (len(spares), trains, dying if rank in victims else job)) for rank in range(NUM_RANKS)
@@ -99,11 +104,13 @@ def test_a_spare_process_takes_the_place(algorithm: Algorithm, victim: int) -> N
         assert torch.allclose(found[0].value, expected(fewer, more), rtol=1e-11, atol=1e-13)
 
 
-def dies_at_the_door(moment: str, job: Job) -> None:
+def dies_at_the_door(moment: str, job: Job, *, is_last: bool = False) -> None:
     """Stand by, and be killed before the others wait for this process, or when they have agreed to meet it."""
     from workbench.runtimes.elastic import mpi_admission
 
     def die(*_: Any) -> Any:
+        if is_last:
+            came_path(job).touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
     if moment == "before":
@@ -123,7 +130,7 @@ def test_the_next_one_comes_after_one_that_was_killed_at_the_door(moment: str) -
 
 
 def test_the_others_continue_without_one_that_was_killed_at_the_door() -> None:
-    found, run = with_spares(SynchronousSGD(), {1}, [partial(dies_at_the_door, "agreed")])
+    found, run = with_spares(SynchronousSGD(), {1}, [partial(dies_at_the_door, "agreed", is_last=True)])
     check_equal(found, {0, 2})
     assert run.info["status"] == "finished" and "joined" not in run.info
 
