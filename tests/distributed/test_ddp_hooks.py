@@ -161,7 +161,8 @@ def test_lossless_collectives_train_as_plain_ddp(num_ranks: int) -> None:
 
 
 def test_replicas_stay_equal_to_the_bit_with_every_codec_and_the_loss_falls() -> None:
-    per_rank = shared_pool("torch", 3, compiler=True).run(train_with_each, LOSSY, STEPS)
+    steps = 16
+    per_rank = shared_pool("torch", 3, compiler=True).run(train_with_each, LOSSY, steps)
     x, y = tiny.data(40)
 
     def loss(parameters: Tensor) -> float:
@@ -172,7 +173,7 @@ def test_replicas_stay_equal_to_the_bit_with_every_codec_and_the_loss_falls() ->
     for position, collective in enumerate(LOSSY):
         same_on_all([found[position] for found in per_rank])
         trajectory = per_rank[0][position]
-        assert loss(trajectory[-1]) < 0.93 * loss(flat(mlp())), collective  # 0.96 with a third of the updates
+        assert loss(trajectory[-1]) < 0.8 * loss(flat(mlp())), collective
 
 
 def test_a_model_of_16_bit_parameters_is_summed_as_ddp_does_or_in_float32() -> None:
