@@ -114,7 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     if os.environ.get("CI"):
         for item in items:
-            if item.path.parent.name in ("browser", "distributed", "notebooks"):
+            if item.path.parent.name in ("browser", "distributed", "laws", "notebooks"):
                 item.add_marker(pytest.mark.flaky(reruns=1))
 
 
