@@ -19,6 +19,8 @@ TESTS ?=
 SEED ?=
 # Number of processes that run tests: three on two cores, because tests often wait. A selection of tests runs in one.
 WORKERS ?= $(if $(strip $(TESTS)),0,$(shell test "$$(getconf _NPROCESSORS_ONLN)" -ge 2 && echo 3 || echo 0))
+# The quick tests hardly wait.
+QUICK_WORKERS = $(if $(filter 0,$(WORKERS)),0,2)
 
 .PHONY: help
 help: ## show this list
@@ -80,8 +82,8 @@ check: $(INSTALLED) ## before a commit: style, layers, types and the quick tests
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
-	@echo '$(BIN)/mypy & $(BIN)/python -m pytest -q --numprocesses 0 @tests/quick.txt'
-	@$(BIN)/mypy & types=$$!; failed=0; $(BIN)/python -m pytest -q --numprocesses 0 @tests/quick.txt || failed=$$?; \
+	@echo '$(BIN)/mypy & $(BIN)/python -m pytest -q --numprocesses $(QUICK_WORKERS) @tests/quick.txt'
+	@$(BIN)/mypy & types=$$!; failed=0; $(BIN)/python -m pytest -q --numprocesses $(QUICK_WORKERS) @tests/quick.txt || failed=$$?; \
 	  wait $$types || failed=$$?; exit $$failed
 
 .PHONY: lint
