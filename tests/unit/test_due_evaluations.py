@@ -148,6 +148,17 @@ def test_a_damaged_file_is_named_and_the_others_are_kept(tmp_path: Path, damage:
     assert [row["step"] for row in Run.load(folder).evaluations()] == [1, 3]
 
 
+def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    """Nobody is told to remove it."""
+    folder, _ = begin(tmp_path, range(1, 3))
+    update_run(folder, status="killed")
+    path = folder / PENDING_FOLDER / "step-00000001.pt"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        evaluate_left(folder, AsyncSGD(), PROBLEM)
+
+
 def test_a_draft_of_a_killed_writer_is_no_evaluation(tmp_path: Path) -> None:
     folder, _ = begin(tmp_path, range(1, 3))
     update_run(folder, status="killed")

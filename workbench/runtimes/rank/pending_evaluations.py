@@ -75,6 +75,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Any]:
     try:
         kept = torch.load(path, map_location="cpu", weights_only=True)
         return {**kept["row"], "step": int(kept["row"]["step"])}, kept["snapshot"]
+    except (OSError, MemoryError):  # the file may be sound
+        raise
     except Exception as error:  # a damaged file can raise nearly any exception
         raise ConfigError(
             f"{path} is damaged, so the parameters of that step are lost: remove the file, then `workbench evaluate` makes the others"
