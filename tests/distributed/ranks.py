@@ -251,10 +251,16 @@ def _perform(message: bytes) -> bytes:
 def _leave_with_parent() -> None:
     """End this process when the one that started it is gone, even if the main thread is busy."""
     parent = os.getppid()
+    running = threading.Event()
 
     def watch() -> None:
+        time.sleep(0.001)
+        running.set()
         while os.getppid() == parent:
             time.sleep(0.5)
         os._exit(1)
 
+    # A fork while this thread looks up a C function for its first call would leave glibc's mark of that on a thread of
+    # the child, and `dlclose` in the child would wait for the mark to go, for ever.
     threading.Thread(target=watch, daemon=True).start()
+    running.wait()

@@ -8,6 +8,7 @@ import signal
 import threading
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,16 @@ def test_an_interrupt_goes_to_the_ranks_that_have_not_come_back(runs: Path) -> N
 
 
 # ---------------------------------------------------------------- how a rank waits, and is interrupted
+
+
+def test_a_pause_is_short_next_to_the_wait_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(transport.time, "sleep", pauses.append)
+    deadline = Deadline("a message", lambda: None, None)
+    for _ in range(5000):
+        deadline.pause()
+    assert pauses == sorted(pauses) and pauses[0] <= 1e-4 and pauses[-1] >= 1e-3, "a long wait takes little of a core"
+    assert all(pause <= max(1e-4, 0.02 * waited) for pause, waited in zip(pauses[1:], accumulate(pauses), strict=False))
 
 
 def test_time_that_a_run_is_held_is_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -37,7 +39,7 @@ from workbench.trace import (
 )
 from workbench.trace.follow import Follower
 from workbench.trace.read import parse_lines
-from workbench.trace.recorder import metrics_name, trace_name
+from workbench.trace.recorder import Rows, metrics_name, trace_name, watched_rows
 from workbench.trace.rows import sublanes
 from workbench.trace.store import FORMAT, RESERVE_NAME, read_info, write_info
 from workbench.trace.weights import WEIGHTS, read_weights, write_weights
@@ -250,6 +252,44 @@ def test_a_record_is_never_written_over(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- curves
+
+
+def test_rows_in_memory_are_those_that_were_given():
+    given = [row(0), row(1, dropped=True), {"step": 2, "sources": [1], "staleness": [0, 2], "dropped": []}, {"step": 3}]
+    seen: list[dict[str, Any]] = []
+    with watched_rows(seen.append):
+        recorder = MemoryRecorder()
+    for one in given:
+        recorder.rows.append(one)
+    assert list(recorder.rows) == given == seen and recorder.rows == given and len(recorder.rows) == 4
+    assert recorder.rows[2] == given[2] and recorder.rows[-1] == given[3] and recorder.rows[1:3] == given[1:3]
+    assert [one["step"] for one in reversed(recorder.rows[:2])] == [1, 0] and str(recorder.rows) == str(given)
+    assert recorder.rows != given[:3] and recorder.rows != "rows"
+    recorder.rows[0]["loss"] = 7.0
+    assert recorder.rows[0] == given[0], "a row that is read is a copy"
+    run = Run.from_memory(INFO, [recorder])
+    recorder.rows.append(row(2))
+    assert run.metrics == {0: given} and run.rows()[0][0]["loss"] == 1.0, "it does not grow with its recorder"
+    assert cloudpickle.loads(cloudpickle.dumps(run)).metrics == run.metrics
+
+
+def test_a_row_of_metrics_can_be_completed_after_it_was_recorded():
+    recorder, late = MemoryRecorder(), row(0, bytes_sent=0)
+    recorder.metrics(late)
+    late["bytes_sent"] = 5
+    assert recorder.rows[0]["bytes_sent"] == 5
+
+
+def test_rows_in_memory_take_half_of_the_bytes_of_dictionaries():
+    def kept(rows: Any) -> int:
+        tracemalloc.start()
+        for _ in range(1000):
+            rows.append(dict.fromkeys(row(0), 0))
+        size = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        return size
+
+    assert kept(Rows()) < 0.5 * kept([])
 
 
 def two_ranks() -> list[MemoryRecorder]:

@@ -101,9 +101,9 @@ class Notifier:
         return stops
 
 
-def _before(rows: list[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+def _before(rows: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
     """The first rows, up to the first one of this step or a later one."""
     for place, row in enumerate(rows):
         if row["step"] >= step:
-            return rows[:place]
-    return rows
+            return list(rows[:place])
+    return list(rows)

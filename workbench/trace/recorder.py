@@ -7,13 +7,13 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
 from pathlib import Path
 from threading import Lock
-from typing import Any, final
+from typing import Any, final, overload
 
 from workbench.trace.files.append import append, cannot_write, create, open_append
 from workbench.trace.kinds import CODES
@@ -95,17 +95,80 @@ def watched_rows(watch: Callable[[dict[str, Any]], None]) -> Iterator[None]:
         _WATCH.reset(token)
 
 
-@final
-class _WatchedRows(list[dict[str, Any]]):
-    """Rows that are shown to a function when they are appended."""
+_KEYS: dict[tuple[str, ...], tuple[str, ...]] = {}  # keys of rows -> the one object that all rows with these keys hold
 
-    def __init__(self, watch: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__()
+
+@final
+class Rows(Sequence[dict[str, Any]]):
+    """Rows in memory. Those that are appended take half of the bytes of dictionaries: rows with equal keys hold them once.
+
+    Reading such a row makes a new dictionary: what a reader changes in it is not kept. Its tuples come back as lists,
+    as from a file.
+
+    Args:
+        watch: called with each row that comes.
+
+    >>> rows = Rows()
+    >>> rows.append({"step": 0, "loss": 2.5})
+    >>> rows[-1]["loss"], rows
+    (2.5, [{'step': 0, 'loss': 2.5}])
+    """
+
+    __slots__ = ("_items", "_watch")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, watch: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self._items: list[dict[str, Any] | tuple[Any, ...]] = []  # a tuple: the row's keys, then its values
         self._watch = watch
 
     def append(self, row: dict[str, Any]) -> None:
-        super().append(row)
-        self._watch(row)
+        keys = tuple(row)
+        values = [tuple(value) if type(value) is list else value for value in row.values()]  # smaller; () takes nothing
+        self._items.append((_KEYS.setdefault(keys, keys), *values))
+        if self._watch is not None:
+            self._watch(row)
+
+    def append_open(self, row: dict[str, Any]) -> None:
+        """Append the dictionary itself, which its writer may complete later."""
+        self._items.append(row)
+        if self._watch is not None:
+            self._watch(row)
+
+    def copy(self) -> Rows:
+        """Return the same rows, without the function that watches."""
+        copied = Rows()
+        copied._items = list(self._items)
+        return copied
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Rows | list) else NotImplemented
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(_as_dict, self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [_as_dict(item) for item in self._items[index]]
+        return _as_dict(self._items[index])
+
+
+def _as_dict(item: dict[str, Any] | tuple[Any, ...]) -> dict[str, Any]:
+    if isinstance(item, dict):
+        return item
+    keys, *values = item
+    return {key: list(value) if type(value) is tuple else value for key, value in zip(keys, values, strict=True)}
 
 
 @final
@@ -121,11 +184,10 @@ class MemoryRecorder(Recorder):
     def __init__(self, rank: int = 0, trace_steps: int | None = None) -> None:
         self.rank = rank
         self._traced = inf if trace_steps is None else trace_steps
-        watch = _WATCH.get(None)
-        self.rows: list[dict[str, Any]] = [] if watch is None else _WatchedRows(watch)
+        self.rows = Rows(_WATCH.get(None))
         self.spans: list[SpanRow] = []
         self.clocks: list[tuple[float, float]] = []
-        self.events: list[dict[str, Any]] = []
+        self.events = Rows()
 
     def span(
         self,
@@ -142,7 +204,7 @@ class MemoryRecorder(Recorder):
             self.spans.append((kind, lane, start_s, end_s, step, bucket, num_bytes, peer))
 
     def metrics(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
+        self.rows.append_open(row)
 
     def event(self, row: dict[str, Any]) -> None:
         self.events.append(row)

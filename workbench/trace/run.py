@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -81,11 +81,11 @@ class Run(Views):
     """
 
     info: dict[str, Any]
-    metrics: dict[int, list[dict[str, Any]]]
+    metrics: Mapping[int, Sequence[dict[str, Any]]]
     folder: Path | None = None
     traces: dict[int, Trace] | None = None
     damaged_metrics: tuple[str, ...] = ()
-    recorded_events: dict[int, list[dict[str, Any]]] | None = None
+    recorded_events: Mapping[int, Sequence[dict[str, Any]]] | None = None
     weights: dict[str, dict[str, Any]] | None = None
 
     @classmethod
@@ -114,8 +114,8 @@ class Run(Views):
     ) -> Run:
         """Make a run from its ranks' recorders, and its trained weights."""
         traces = {item.rank: Trace({"rank": item.rank}, tuple(item.spans), tuple(item.clocks)) for item in recorders}
-        metrics = {item.rank: list(item.rows) for item in recorders}
-        events = {item.rank: list(item.events) for item in recorders if item.events}
+        metrics = {item.rank: item.rows.copy() for item in recorders}
+        events = {item.rank: item.events.copy() for item in recorders if item.events}
         return cls(
             info={"format": FORMAT, **info}, metrics=metrics, traces=traces, recorded_events=events, weights=weights
         )
@@ -253,7 +253,7 @@ class Run(Views):
     def events(self) -> dict[int, list[dict[str, Any]]]:
         """rank -> its events: server updates, and answers that depend on timing (see `runtimes.simulator.replay`)."""
         if self.folder is None:
-            return self.recorded_events or {}
+            return {rank: list(rows) for rank, rows in (self.recorded_events or {}).items()}
         return read_events(self.folder)
 
     def updates(self) -> list[dict[str, Any]]:

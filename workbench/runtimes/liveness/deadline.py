@@ -101,8 +101,9 @@ class Deadline:
         if self._pauses <= self._spins:
             os.sched_yield()
             return
-        time.sleep(5e-5 if self._pauses < self._spins + 1000 else 5e-4)
-        if self._pauses % 64 == 0 or self._pauses > 2000:
+        polls = self._pauses - self._spins
+        time.sleep(5e-5 if polls < 1000 else 5e-4 if polls < 1200 else 2e-3)
+        if polls % 64 == 0 or polls >= 1200:
             self.check()
 
 
