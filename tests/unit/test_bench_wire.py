@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from workbench.bench.operating_point import batch_on_line
+from workbench.bench.operating_point import MOST, batch_on_line, fitted
 from workbench.bench.paired import alternate
 from workbench.bench.records import facts_of, write_record
 from workbench.bench.rows import Row, compare, table_of
@@ -85,6 +85,24 @@ def test_a_batch_is_fitted_to_the_time_that_its_step_should_take() -> None:
     """2 ms and 0.1 ms a sample; a step never has less than a sample."""
     line = {32: 0.002 + 32e-4, 256: 0.002 + 256e-4}
     assert [batch_on_line(line, seconds) for seconds in (0.002 + 100e-4, 0.067, 0.001)] == [100, 650, 1]
+
+
+@pytest.mark.parametrize("power", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize("seconds", [0.012, 0.03, 0.2])
+def test_the_batch_is_corrected_where_the_line_bends(power: float, seconds: float) -> None:
+    timed: list[int] = []
+
+    def step_s(samples: int) -> float:
+        timed.append(samples)
+        return 0.01 + 1e-4 * samples**power
+
+    found = fitted(step_s, seconds)
+    assert found in timed and len(timed) <= 6, "its time is known"
+    assert step_s(found) == pytest.approx(seconds, rel=0.06) or found == MOST
+
+
+def test_where_every_step_takes_longer_the_batch_has_one_sample() -> None:
+    assert fitted(lambda samples: 0.05 + 1e-4 * samples, 0.02) == 1
 
 
 def test_the_chosen_buckets_are_compared_with_ddp_and_with_the_sweep() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from workbench.bench.ranks import Ranks, bind, world
 from workbench.bench.wire_cases import MEGABYTES, RATE
@@ -11,8 +12,9 @@ from workbench.clusters.emulated.rates import parse_rate
 from workbench.collectives import native_bytes
 from workbench.runtimes.rank.main import RuntimeName
 
-FEW, MANY = 32, 256  # samples of the two batches that are timed
-STEPS, WARM = 5, 2
+FEW, MANY, MOST = 32, 256, 4096  # samples of the first two batches that are timed; those that the problem has
+STEPS, WARM = 9, 2
+NEAR, MOST_CORRECTIONS = 0.05, 4  # the line bends where batches are small: time the batch that it gives, and correct it
 
 
 def batch_of(there: Ranks, ratio: float) -> int:
@@ -21,7 +23,7 @@ def batch_of(there: Ranks, ratio: float) -> int:
 
 
 def fitting_batch(runtime: RuntimeName, folder: str, ratio: float) -> int:
-    """On each rank: time steps with two batch sizes on all ranks at once, and draw a line through them."""
+    """On each rank: time steps with two batch sizes on all ranks at once, draw a line through them, and correct it."""
     import torch
 
     from workbench import problems
@@ -49,9 +51,30 @@ def fitting_batch(runtime: RuntimeName, folder: str, ratio: float) -> int:
 
     gradient_bytes = sum(parameter.nbytes for parameter in model.parameters())
     wire_s = native_bytes(transport.num_workers, gradient_bytes) / (parse_rate(RATE) / 8 * PAYLOAD)
-    found = batch_on_line({FEW: step_s(FEW), MANY: step_s(MANY)}, wire_s / ratio)
+    found = fitted(step_s, wire_s / ratio)
     transport.close()
     return found
+
+
+def fitted(step_s: Callable[[int], float], seconds: float) -> int:
+    """Return the number of samples whose step takes `seconds`, or nearly; 1 if every step takes longer.
+
+    >>> fitted(lambda samples: 0.004 + 0.001 * samples**0.5, 0.010)
+    39
+    """
+    times = {FEW: step_s(FEW), MANY: step_s(MANY)}
+    for _ in range(MOST_CORRECTIONS):
+        ordered = sorted(times, key=lambda samples: times[samples])
+        place = sum(times[samples] < seconds for samples in ordered)  # the two around it, or the two next to it
+        place = min(max(place, 1), len(ordered) - 1)
+        few, many = sorted(ordered[place - 1 : place + 1])
+        found = min(batch_on_line({few: times[few], many: times[many]}, seconds), MOST)
+        if found in times:
+            break
+        times[found] = step_s(found)
+        if abs(times[found] / seconds - 1) < NEAR:
+            break
+    return min(times, key=lambda samples: abs(times[samples] - seconds))
 
 
 def batch_on_line(step_s: dict[int, float], seconds: float) -> int:
