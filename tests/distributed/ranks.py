@@ -260,7 +260,7 @@ def _leave_with_parent() -> None:
             time.sleep(0.5)
         os._exit(1)
 
-    # A fork while this thread looks up a C function for its first call would leave glibc's mark of that on a thread of
-    # the child, and `dlclose` in the child would wait for the mark to go, for ever.
+    # glibc marks a thread while it looks up a C function for its first call. A fork at that moment copies the mark, and
+    # `dlclose` in the child waits until it is gone: it hangs. So this thread makes its first calls before any fork.
     threading.Thread(target=watch, daemon=True).start()
     running.wait()

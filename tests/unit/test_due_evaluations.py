@@ -149,7 +149,7 @@ def test_a_damaged_file_is_named_and_the_others_are_kept(tmp_path: Path, damage:
 
 
 def test_a_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
-    """Nobody is told to remove it."""
+    """The error does not say to remove the file."""
     folder, _ = begin(tmp_path, range(1, 3))
     update_run(folder, status="killed")
     path = folder / PENDING_FOLDER / "step-00000001.pt"

@@ -12,7 +12,8 @@ from workbench.clusters.emulated.rates import parse_rate
 from workbench.collectives import native_bytes
 from workbench.runtimes.rank.main import RuntimeName
 
-FEW, MANY, MOST = 32, 256, 4096  # samples of the first two batches that are timed; those that the problem has
+FEW, MANY = 32, 256  # samples of the first two batches that are timed
+MOST = 4096  # samples that the problem has
 STEPS, WARM = 9, 2
 NEAR, MOST_CORRECTIONS = 0.05, 4  # the line bends where batches are small: time the batch that it gives, and correct it
 
