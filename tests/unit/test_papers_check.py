@@ -314,7 +314,7 @@ def test_a_headline_that_is_not_measured_says_so(share: Path, capsys: pytest.Cap
         (lambda told: told.update(parameters={"size": "smoke"}), "other parameters"),
     ],
 )
-def test_a_stale_headline_fails_and_other_stale_records_are_named(
+def test_stale_records_are_named_and_no_problem(
     share: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[dict[str, Any]], object], reason: str
 ) -> None:
     told = json.loads((share / RECORD).read_text())
@@ -329,8 +329,7 @@ def test_a_stale_headline_fails_and_other_stale_records_are_named(
     edit(share / CLAIMS, "kind: numeric", "kind: numeric\n    headline: true")
     update_pages()
     assert check_papers().problems == []
-    assert main(["papers", "check"]) == 1
-    assert f"headline {CLAIM} is stale ({reason}): measure it again" in capsys.readouterr().out
+    assert main(["papers", "check"]) == 0, "a stale headline is no problem either"
 
 
 def test_amendments_are_logged_from_git(share: Path) -> None:

@@ -34,14 +34,12 @@ class Result:
         problems: a line for each problem of claims, notebooks, records, amendments and pages.
         notes: what could not be checked.
         stale: the stale records. They are not problems, because every change of the code makes some records stale.
-        stale_headlines: the headlines whose record is stale. A published page must have none.
         num_claims, num_records: numbers of claims and records.
     """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
-    stale_headlines: list[str] = field(default_factory=list)
     num_claims: int = 0
     num_records: int = 0
 
@@ -178,19 +176,14 @@ def _check_amendments(root: Path, key: str, result: Result) -> None:
 
 
 def _find_stale(result: Result) -> None:
-    """Name the stale records, and the headlines among their claims."""
+    """Name the stale records."""
     named: set[Path] = set()
     for paper in read_papers():
         for row in paper.rows:
             reason = stale_reason(row.record) if row.record else ""
-            if row.record is None or not reason:
-                continue
-            about = f"{paper.key}/records/{row.record.path.name}: {reason}"
-            if row.record.path not in named:
+            if row.record is not None and reason and row.record.path not in named:
                 named.add(row.record.path)
-                result.stale.append(about)
-            if row.claim.headline:
-                result.stale_headlines.append(f"headline {row.claim.name} is stale ({reason}): measure it again")
+                result.stale.append(f"{paper.key}/records/{row.record.path.name}: {reason}")
 
 
 def _check_pages(root: Path, recorded: set[str], result: Result) -> None:
