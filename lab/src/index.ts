@@ -6,6 +6,7 @@ import { DocumentRegistry } from '@jupyterlab/docregistry';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IStateDB } from '@jupyterlab/statedb';
 import { LabIcon } from '@jupyterlab/ui-components';
+import { IMessageHandler, Message, MessageLoop } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
 import {
@@ -55,6 +56,15 @@ namespace CommandIDs {
   export const branch = 'workbench:branch-run';
   export const scale = 'workbench:scale-cluster';
   export const heal = 'workbench:heal-cluster';
+}
+
+/** A closed widget is only detached, and the tracker would return it in place of a new one. */
+function disposeOnClose(pane: IMessageHandler, message: Message): boolean {
+  if (message.type !== 'close-request') {
+    return true;
+  }
+  (pane as Pane).dispose();
+  return false;
 }
 
 const MAX_OTHERS = 10; // runs that a menu offers to compare with
@@ -135,6 +145,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
         pane = makers[kind](name);
         pane.id = id;
         pane.args = { kind, name };
+        MessageLoop.installMessageHook(pane, disposeOnClose);
         const other = tracker.find(one => one.isAttached);
         const notebook = notebooks?.currentWidget === shell.currentWidget ? shell.currentWidget : null;
         const place: DocumentRegistry.IOpenOptions = other

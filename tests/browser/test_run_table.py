@@ -112,6 +112,31 @@ def test_a_run_that_changes_is_shown_again_and_one_that_is_removed_is_not(store:
     assert lab.page.locator(".wb-Pane .wb-Trouble").count() == 0
 
 
+def test_a_closed_pane_opens_again(store: Lab) -> None:
+    """Every kind of pane; a closed one asks the server for nothing more."""
+    lab = store
+    lab.open()
+    (traced,) = (path.name for path in lab.server.runs.glob("*layerwisesgd*"))
+    compared = json.dumps([traced, "made-0001"])
+    for kind, name in (
+        ("table", ""),
+        ("run", traced),
+        ("timeline", traced),
+        ("ranks-runs", traced),
+        ("compare", compared),
+    ):
+        pane = lab.page.locator(f"[id='workbench-{kind}-{name}']")
+        for _ in range(2):
+            execute(lab, "workbench:open", kind=kind, name=name)
+            pane.wait_for(state="visible")
+            lab.page.locator(".lm-TabBar-tab.lm-mod-current .lm-TabBar-tabCloseIcon").last.click()
+            pane.wait_for(state="detached")
+    asked: list[str] = []
+    lab.page.on("request", lambda request: asked.append(request.url) if traced in request.url else None)
+    lab.page.wait_for_timeout(2500)
+    assert lab.errors == [] and asked == []
+
+
 def test_columns_are_chosen_and_kept(store: Lab) -> None:
     lab = store
     lab.open()
