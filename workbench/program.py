@@ -114,6 +114,15 @@ class Replicas(StrEnum):
     NEVER = "never"
 
 
+class Update(StrEnum):
+    """What the optimizer steps with: what a setting of the update, such as `clip_norm`, acts on."""
+
+    MEAN = "the mean gradient"  # of the ranks in the sum
+    OWN = "each rank's own gradient"  # or its estimate of the mean, which other ranks do not have
+    SERVED = "the gradients of a server"  # in updates that no worker sees
+    DIRECTION = "a direction"  # its length is no gradient's: a vote of signs, an adaptive sum
+
+
 class Elasticity(StrEnum):
     """How a run continues when a rank's process ends."""
 
@@ -243,6 +252,11 @@ class Algorithm(ABC):
         return Replicas.EVERY_STEP
 
     @property
+    def update(self) -> Update:
+        """What the optimizer steps with."""
+        return Update.SERVED if self.requires.servers else Update.MEAN
+
+    @property
     def max_staleness(self) -> int | None:
         """The most updates between the parameters of a gradient and those that it is applied to; None: no bound."""
         return 0
@@ -294,6 +308,24 @@ def can_lose(algorithm: Algorithm, rank: int, num_ranks: int) -> bool:
     roles = algorithm.roles(num_ranks)
     spare = rank > 0 and rank in roles.computing and rank not in roles.serving
     return spare and algorithm.elasticity == Elasticity.LOSES_WORKERS
+
+
+def clipping_refusal(algorithm: Algorithm) -> str | None:
+    """Return why no rank can clip the gradient of an update, and the fix; None if it can."""
+    name = type(algorithm).__name__
+    match algorithm.update:
+        case Update.SERVED:
+            return (
+                f"only a server of {name} has the mean gradient of an update: set the algorithm's own clip_norm if it "
+                "has one"
+            )
+        case Update.DIRECTION:
+            return (
+                f"{name} steps with a direction, whose length is no gradient's, so clipping would shorten every step: "
+                "leave it out, or clip each rank's own gradient with on_bad_gradient='clip' and max_grad_norm"
+            )
+        case _:
+            return None
 
 
 def settings_of(algorithm: Algorithm) -> dict[str, Any]:

@@ -65,7 +65,9 @@ class Settings:
         optimizer: parameters -> `torch.optim` optimizer; None: the problem's.
         lr: overrides the optimizer's learning rate in every parameter group.
         schedule: optimizer -> `torch.optim.lr_scheduler`; it advances after each update.
-        clip_norm: global norm to which the mean gradient is clipped before each update.
+        clip_norm: global norm to which the gradient of each update is clipped: the mean gradient, or in local steps the
+            rank's own. Refused if no rank has one (servers), or if it is a direction (`SignSGD`): see
+            `program.Update`.
         ema_decay: evaluate an exponential moving average of the parameters with this decay for each update (0.9999,
             for example); None: no average.
         num_micro: micro-batches in a step; their gradients accumulate before they are sent.

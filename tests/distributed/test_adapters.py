@@ -151,8 +151,8 @@ def test_evaluation_and_checkpoints_of_hugging_face_have_what_the_end_would_leav
         words = {case: text.partition("takes the step itself: ")[2] for case, text in rank["refused"].items()}
         assert words == {
             "accumulation": "use gradient_accumulation_steps=1 and larger batches, or add_hook",
-            "clipping": "only a server has the mean gradient: use max_grad_norm=0, and the algorithm's own clip_norm if it "
-            "has one",
+            "clipping": "use max_grad_norm=0, because only a server of AsyncSGD has the mean gradient of an update: set the "
+            "algorithm's own clip_norm if it has one",
             "dedicated": "all ranks train here: use dedicated=False",
         }
 

@@ -19,7 +19,7 @@ from tests.laws.variants import name_of
 from workbench.costs import Compute, Lognormal, Network
 from workbench.ops import EndStep, Program, ReadParameters
 from workbench.problems.base import Problem
-from workbench.program import Algorithm, Context, Elasticity, Replicas, Requirements, Restart, Roles
+from workbench.program import Algorithm, Context, Elasticity, Replicas, Requirements, Restart, Roles, Update
 from workbench.replica.local_training import run_info
 from workbench.runtimes.rank.main import Job, run_rank
 from workbench.runtimes.simulator.simulation import Simulation
@@ -75,6 +75,10 @@ class Wrapper(Algorithm):
     @property
     def replicas(self) -> Replicas:
         return self.inner.replicas
+
+    @property
+    def update(self) -> Update:
+        return self.inner.update
 
     @property
     def asynchronous(self) -> bool:

@@ -132,7 +132,7 @@ def test_settings_are_sent_as_differences_and_set_exactly() -> None:
 def test_options_that_need_the_mean_gradient_are_refused(options: dict[str, Any]) -> None:
     one = model()
     (name,) = options
-    with pytest.raises(ConfigError, match=f"{name} needs the mean gradient of an update, which only a server"):
+    with pytest.raises(ConfigError, match=f"{name}=.*only a server of"):
         Trainer(one, torch.optim.SGD(one.parameters(), lr=0.1), SoftsyncSGD(), **options)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from workbench.adapters.hooks import check_whole_model, register_hook_on
 from workbench.errors import ConfigError
-from workbench.program import Algorithm
+from workbench.program import Algorithm, clipping_refusal
 from workbench.runtimes.user_loop.ddp_hook import DDPHook
 from workbench.runtimes.user_loop.trainer import Trainer
 
@@ -136,11 +136,8 @@ class AlgorithmTrainer(transformers.Trainer):
             fix = "turn DeepSpeed and FSDP off: each rank has the whole model"
         elif getattr(self._algorithm, "dedicated", False):
             fix = "all ranks train here: use dedicated=False"
-        elif self._algorithm.requires.servers and self.args.max_grad_norm:
-            fix = (
-                "only a server has the mean gradient: use max_grad_norm=0, and the algorithm's own clip_norm if "
-                "it has one"
-            )
+        elif self.args.max_grad_norm and (refusal := clipping_refusal(self._algorithm)):
+            fix = f"use max_grad_norm=0, because {refusal}"
         if fix:
             raise ConfigError(f"AlgorithmTrainer({self._algorithm}) takes the step itself: {fix}")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workbench.gradients import WEIGHT, Gradient, Layout
 from workbench.ops import Apply, Backward, EndStep, Local, Program, Recv, Send, Start, Wait
-from workbench.program import Algorithm, Card, Context
+from workbench.program import Algorithm, Card, Context, Update
 
 TAG = 900  # tags from 900 on are those of algorithms
 
@@ -39,6 +39,10 @@ class AdasumSGD(Algorithm):
         bytes_per_step="lg(p) n",
         memory="1 gradient, while receiving",
     )
+
+    @property
+    def update(self) -> Update:
+        return Update.DIRECTION
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float:
         paired = _power_of_two(num_ranks)

@@ -17,7 +17,7 @@ from workbench.collectives import Once
 from workbench.errors import ConfigError
 from workbench.gradients import WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, Local, PackParameters, Program, State
-from workbench.program import Algorithm, Card, Context, Requirements
+from workbench.program import Algorithm, Card, Context, Requirements, Update
 
 MAX_CHUNK = 2**15  # positions are sent as int16
 
@@ -119,6 +119,10 @@ class DeMo(Algorithm):
             raise ConfigError(f"top_k={self.top_k}: give at most chunk={self.chunk}, the number of components")
         if not (is_number(self.decay) and 0 <= self.decay <= 1):
             raise ConfigError(f"decay={self.decay!r}: give a number from 0 to 1")
+
+    @property
+    def update(self) -> Update:
+        return Update.DIRECTION if self.sign else Update.MEAN
 
     @property
     def requires(self) -> Requirements:

@@ -24,7 +24,7 @@ from workbench.ops import (
     State,
     UnpackParameters,
 )
-from workbench.program import Buckets, Card, Context, Elasticity, Replicas, Requirements
+from workbench.program import Buckets, Card, Context, Elasticity, Replicas, Requirements, Update
 from workbench.rng import generator
 
 
@@ -92,6 +92,10 @@ class FedAvg(CollectiveAlgorithm):
     @property
     def requires(self) -> Requirements:
         return Requirements(buckets=Buckets(count=1), state=FedAvgState, link=self.collective.needs_link)
+
+    @property
+    def update(self) -> Update:
+        return Update.OWN
 
     @property
     def replicas(self) -> Replicas:

@@ -21,7 +21,7 @@ from torch import Tensor
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
 from workbench.ops import AllReduce, Local, PackParameters, Program, Recv, Send, Start, Ticket, UnpackParameters, Wait
-from workbench.program import Algorithm, Context, Elasticity, Replicas
+from workbench.program import Algorithm, Context, Elasticity, Replicas, Update
 from workbench.topologies import Graph, check_graph
 
 TAG = 900  # tags of a collective's hops are below
@@ -49,6 +49,10 @@ class GossipAlgorithm(Algorithm, ABC):
                 f"{type(self).__name__} would not find the mean: use StochasticGradientPush, or a graph in which every "
                 "rank receives from as many ranks as it sends to"
             )
+
+    @property
+    def update(self) -> Update:
+        return Update.OWN
 
     @property
     def replicas(self) -> Replicas:

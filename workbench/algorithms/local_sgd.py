@@ -11,7 +11,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, UnpackParameters
-from workbench.program import Card, Context, Elasticity, Replicas
+from workbench.program import Card, Context, Elasticity, Replicas, Update
 
 
 @final
@@ -55,6 +55,10 @@ class LocalSGD(CollectiveAlgorithm):
                 "outer_momentum=0.0, "
                 f"nesterov=False, collective={self.collective}); otherwise use {self.collective.exact}"
             )
+
+    @property
+    def update(self) -> Update:
+        return Update.OWN
 
     @property
     def replicas(self) -> Replicas:

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 from workbench.gradients import Layout
 from workbench.ops import Apply, Backward, EndStep, Program
-from workbench.program import Algorithm, Card, Context, Elasticity, Replicas
+from workbench.program import Algorithm, Card, Context, Elasticity, Replicas, Update
 
 
 @final
@@ -25,6 +25,10 @@ class NoCommunication(Algorithm):
     card: ClassVar[Card] = Card(
         paper="daily2016leveraging, section 5", staleness="0", bytes_per_step="0", memory="none"
     )
+
+    @property
+    def update(self) -> Update:
+        return Update.OWN
 
     @property
     def replicas(self) -> Replicas:

@@ -21,7 +21,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, PackParameters, Program, State, Ticket, UnpackParameters
-from workbench.program import Context, Elasticity
+from workbench.program import Context, Elasticity, Update
 
 CLASS_OF = MappingProxyType(
     {"fragments": "StreamingDiLoCo", "delay": "StreamingDiLoCo", "mix": "StreamingDiLoCo", "eager": "EagerDiLoCo"}
@@ -60,6 +60,10 @@ class OuterAlgorithm(CollectiveAlgorithm, ABC):
             raise ConfigError(f"outer_lr={self.outer_lr!r}: give a number above 0")
         if not (is_number(self.outer_momentum) and 0 <= self.outer_momentum < 1):
             raise ConfigError(f"outer_momentum={self.outer_momentum!r}: give a number from 0 to below 1")
+
+    @property
+    def update(self) -> Update:
+        return Update.OWN
 
     @property
     def elasticity(self) -> Elasticity:

@@ -15,7 +15,7 @@ from workbench.collectives import Once
 from workbench.errors import ConfigError
 from workbench.gradients import WEIGHT, Gradient, Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, State
-from workbench.program import Algorithm, Card, Context, Requirements
+from workbench.program import Algorithm, Card, Context, Requirements, Update
 
 BITS = 2
 NOT_A_NUMBER = 3  # the symbols of a vote: 0, 1, 2 for -1, 0, 1
@@ -94,6 +94,10 @@ class SignSGD(Algorithm):
     def __post_init__(self) -> None:
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             raise ConfigError(f"momentum={self.momentum!r}: give a number from 0 to below 1")
+
+    @property
+    def update(self) -> Update:
+        return Update.DIRECTION
 
     @property
     def requires(self) -> Requirements:

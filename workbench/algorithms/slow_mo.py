@@ -24,6 +24,7 @@ from workbench.program import (
     Replicas,
     Requirements,
     Restart,
+    Update,
     fields_of,
     replace_requests,
 )
@@ -88,6 +89,10 @@ class SlowMo(Algorithm):
     def requires(self) -> Requirements:
         inner = self.inner.requires
         return replace(inner, state=_state_kind(inner.state))  # type: ignore[arg-type]  # classes are hashable
+
+    @property
+    def update(self) -> Update:
+        return self.inner.update
 
     @property
     def replicas(self) -> Replicas:

@@ -16,7 +16,7 @@ from workbench.collectives.algorithm import CollectiveAlgorithm
 from workbench.errors import ConfigError
 from workbench.gradients import CONTROL, Gradient, Layout
 from workbench.ops import AllReduce, Apply, Backward, EndStep, PackParameters, Program, UnpackParameters
-from workbench.program import Card, Context, Elasticity, Replicas
+from workbench.program import Card, Context, Elasticity, Replicas, Update
 from workbench.rng import generator
 
 
@@ -58,6 +58,10 @@ class SPARTA(CollectiveAlgorithm):
             raise ConfigError(
                 f"SPARTA averages parameters, and {self.collective} loses part of the sum: use {self.collective.exact}"
             )
+
+    @property
+    def update(self) -> Update:
+        return Update.OWN
 
     @property
     def replicas(self) -> Replicas:

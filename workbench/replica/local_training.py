@@ -15,7 +15,7 @@ from workbench.machine import num_cores
 from workbench.problems.base import Problem, Sampler, accuracy
 from workbench.problems.loading import ENDLESS, Batch, IndexedSource, Reader, Reading, Source, to_device
 from workbench.problems.metrics import Measurement
-from workbench.program import Algorithm, Replicas, defaults_of, settings_of
+from workbench.program import Algorithm, Replicas, clipping_refusal, defaults_of, settings_of
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
 from workbench.replica.optimizer_step import uncompiled
@@ -288,7 +288,7 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
     model = model.to(device)
     named = trainable(model)
     build_layout(named)  # its errors are clearer than the optimizer's
-    _check_servers(algorithm, settings)
+    _check_update(algorithm, settings)
 
     def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         with uncompiled():
@@ -322,13 +322,11 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
     return replica
 
 
-def _check_servers(algorithm: Algorithm, settings: Settings) -> None:
-    """Refuse settings that an algorithm with servers does not support."""
-    if algorithm.requires.servers and settings.clip_norm is not None:
-        raise ConfigError(
-            "clip_norm clips the mean gradient, which no rank of this algorithm sees: set the algorithm's own "
-            "clip_norm if it has one"
-        )
+def _check_update(algorithm: Algorithm, settings: Settings) -> None:
+    """Raise `ConfigError` for a setting that does not fit what the algorithm updates with, or where."""
+    refusal = clipping_refusal(algorithm)
+    if settings.clip_norm is not None and refusal:
+        raise ConfigError(f"clip_norm={settings.clip_norm}: {refusal}")
     split = getattr(algorithm, "shards", 1) > 1 or getattr(algorithm, "dedicated", False)
     if algorithm.requires.servers and settings.ema_decay is not None and split:
         raise ConfigError(

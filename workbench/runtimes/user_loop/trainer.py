@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
 from workbench.ops import EndStep
-from workbench.program import LOOP_ENDED, Algorithm, Context, Replicas, complete, lower
+from workbench.program import LOOP_ENDED, Algorithm, Context, Replicas, Update, clipping_refusal, complete, lower
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard, GradientReport, entries_of
 from workbench.replica.replica import Replica, evaluation_mode
@@ -76,7 +76,7 @@ class Trainer:
     Args:
         model, optimizer: your model, on this rank's device, and an optimizer over its parameters.
         algorithm: the algorithm, such as `PipeSGD(width=2)`.
-        clip_norm: global norm to clip the mean gradient to before an update.
+        clip_norm: global norm to clip the mean gradient to before an update; in local steps the rank's own.
         precision: "fp32", "bf16" or "fp16": autocast around the closure.
         progress: how communication makes progress while you compute (see `runtimes.execution.progress`).
         record: write metrics and trace to a run folder, which `finish` returns as a `Run`.
@@ -86,9 +86,9 @@ class Trainer:
             with a warning. "clip" scales it to `max_grad_norm`, and leaves it out if it is not finite. "ignore" does
             not check, which saves a pass over the gradient.
         max_grad_norm: the largest global norm of a rank's gradient that is accepted; None for any.
-        keep_gradients: after a step each parameter's `.grad` is the mean gradient of its last update (clipped, if you
-            clip), and `grad_norm` is measured. It costs a copy of the gradient. `clip_norm=math.inf` measures the norm
-            alone.
+        keep_gradients: after a step each parameter's `.grad` is what its last update used: the mean gradient (clipped,
+            if you clip), a rank's own in local steps, a vote of `SignSGD`. And `grad_norm` is measured. It costs a
+            copy of the gradient. `clip_norm=math.inf` measures the norm alone.
         compute: seconds of forward, backward and update of every step, as in `Settings(compute=...)`: the rank sleeps
             for them, whatever its number of samples.
         compute_seed: the seed of the stragglers of `compute`.
@@ -129,8 +129,7 @@ class Trainer:
         if progress not in PROGRESS:
             raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
         self._served = algorithm.requires.servers
-        if self._served:
-            _check_served(algorithm, clip_norm, keep_gradients)
+        _check_update(algorithm, clip_norm, keep_gradients)
         self._transport = transport_here(timeout_s)
         self.rank, self.num_workers = self._transport.rank, self._transport.num_workers
         self._recorder: Recorder = NullRecorder()
@@ -661,13 +660,15 @@ def serve(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: Algorit
     return Trainer(model, optimizer, algorithm, **options)._serve()
 
 
-def _check_served(algorithm: Algorithm, clip_norm: float | None, keep_gradients: bool) -> None:
-    """Raise `ConfigError` for options that need the mean gradient, which only a server has."""
-    name = "clip_norm" if clip_norm is not None else "keep_gradients" if keep_gradients else ""
-    if name:
-        fix = "set the algorithm's own clip_norm if it has one" if name == "clip_norm" else "leave it out"
+def _check_update(algorithm: Algorithm, clip_norm: float | None, keep_gradients: bool) -> None:
+    """Raise `ConfigError` for options that do not fit what the algorithm updates with."""
+    refusal = clipping_refusal(algorithm)
+    if clip_norm is not None and refusal:
+        raise ConfigError(f"clip_norm={clip_norm}: {refusal}")
+    if keep_gradients and algorithm.update == Update.SERVED:
         raise ConfigError(
-            f"{name} needs the mean gradient of an update, which only a server of {type(algorithm).__name__} has: {fix}"
+            f"keep_gradients=True: only a server of {type(algorithm).__name__} has the mean gradient of an update: "
+            "leave it out"
         )
 
 
