@@ -270,6 +270,15 @@ class Algorithm(ABC):
         return self.requires.servers
 
     @property
+    def depends_on_timing(self) -> bool:
+        """Return True if the numbers depend on how long steps and messages take, not only on the data and the seed.
+
+        Otherwise any timing gives the same numbers, and a resumed run is bit-identical. (Servers that sum in order of
+        arrival may differ by rounding.)
+        """
+        return self.requires.servers or self.restart == Restart.FROM_PARAMETERS
+
+    @property
     def symmetric(self) -> bool:
         """Return True if all ranks make the same requests, with any timing and values, and use only sums of gradients.
 

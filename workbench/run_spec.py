@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from workbench.errors import ConfigError
 from workbench.logs import LOG
 from workbench.naming import call_checked, json_line, parse_pairs, unknown
-from workbench.user_file import is_in_user_file
+from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 if TYPE_CHECKING:
     from workbench.trace.run import Run
@@ -66,7 +66,7 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     )
 
     add = train.add_argument_group("optimizer").add_argument
-    add("--optimizer", help="a class of torch.optim, such as AdamW")
+    add("--optimizer", help="a class of torch.optim, such as AdamW; file.py:Class for your own")
     add(
         "--optimizer-set",
         action="append",
@@ -415,6 +415,9 @@ def _optimizer(options: argparse.Namespace) -> Any:
 def optimizer_of(name: str, arguments: Sequence[str] = (), option: str = "--optimizer-set") -> Any:
     """Return a factory of an optimizer: a class of `torch.optim` with arguments, each as "momentum=0.9".
 
+    Args:
+        name: of the class, or `file.py:name` for your own class, or a function from parameters to an optimizer.
+
     Raises:
         ConfigError: the class or an argument is not known.
     """
@@ -422,11 +425,32 @@ def optimizer_of(name: str, arguments: Sequence[str] = (), option: str = "--opti
 
     from workbench.replica.optimizer_step import uncompiled
 
-    make = _class_in(torch.optim, "optimizer", name, torch.optim.Optimizer)
+    if is_in_user_file(name):
+        make = _optimizer_of_file(name)
+    else:
+        make = _class_in(torch.optim, "optimizer", name, torch.optim.Optimizer)
     given = parse_pairs(arguments, option)
     with uncompiled():  # a wrong argument raises here, once, and not on every rank
-        call_checked(make.__name__, make, {"params": [torch.nn.Parameter(torch.zeros(1, 1))], **given})
+        call_checked(make.__name__, partial(make, [torch.nn.Parameter(torch.zeros(1, 1))]), given)
     return partial(make, **given)
+
+
+def _optimizer_of_file(name: str) -> Any:
+    """Return an optimizer's class, or a function that makes one, from a user's file."""
+    import torch
+
+    def fits(value: Any) -> bool:
+        return callable(value) and is_defined_in_user_file(value)
+
+    make = load(name, "optimizer", fits)
+    if isinstance(make, torch.optim.Optimizer):
+        raise ConfigError(
+            f"{name} is a {type(make).__name__}: name the class, and give its arguments by --optimizer-set"
+        )
+    if not callable(make) or (isinstance(make, type) and not issubclass(make, torch.optim.Optimizer)):
+        what = f"the class {make.__name__}" if isinstance(make, type) else f"a {type(make).__name__}"
+        raise ConfigError(f"{name} is {what}: name a class that derives from torch.optim.Optimizer")
+    return make
 
 
 def schedule_of(name: str, arguments: Sequence[str] = ()) -> Any:

@@ -24,7 +24,7 @@ from tests.distributed.pool import RankPool, shared_pool
 from tests.distributed.test_served_loops import train_own_loop
 from tests.laws import poison, tiny
 from tests.laws.train import by_turns, train
-from tests.laws.variants import ignores_time, name_of, representatives
+from tests.laws.variants import name_of, representatives
 from workbench.algorithms import (
     BMUF,
     DPSGD,
@@ -188,7 +188,7 @@ def test_every_algorithm_takes_the_steps_of_its_run(algorithm: Algorithm) -> Non
     run = train("simulated", 2, algorithm, tiny.problem(), how)
     found = shared_pool("torch", 2, compiler=True).run(train_own_loop, algorithm, how)
     for rank, ours in enumerate(found):
-        if ignores_time(algorithm, 2):
+        if not algorithm.depends_on_timing:
             torch.testing.assert_close(ours, run.parameters[rank][-1], rtol=1e-12, atol=1e-14)
             continue
         assert ours.isfinite().all() and not torch.equal(ours, run.parameters[rank][0])

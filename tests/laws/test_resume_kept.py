@@ -20,8 +20,6 @@ from tests.laws.sentences import assert_near, assert_same_rows
 from tests.laws.train import COMPUTE, NETWORK, by_turns, on_real_runtimes, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import (
-    ADPSGD,
-    AdaptiveDelaySGD,
     AsyncSGD,
     BackupSGD,
     NoCommunication,
@@ -52,18 +50,8 @@ HOW = {
 REAL = [*representatives(), PipeSGD(width=3), SynchronousSGD(collective=Once(codec=ErrorFeedback(codec=TopK(k=5))))]
 
 
-def ignores_order(algorithm: Algorithm) -> bool:
-    """Whether its numbers do not depend on the order of messages and on durations; with servers, up to rounding."""
-    if isinstance(algorithm, AdaptiveDelaySGD):
-        return algorithm.max_delay == 0
-    if isinstance(algorithm, PartialAllReduce):
-        return algorithm.quorum == Quorum.ALL
-    everybody = isinstance(algorithm, BackupSGD) and algorithm.backups == 0 and algorithm.timeout_s is None
-    return not (algorithm.requires.servers or isinstance(algorithm, ADPSGD)) or everybody
-
-
 EQUAL = [
-    *(item for item in REAL if ignores_order(item) and not item.requires.servers),
+    *(item for item in REAL if not (item.depends_on_timing or item.requires.servers)),
     PartialAllReduce(quorum=Quorum.ALL),
 ]
 
@@ -95,12 +83,12 @@ def test_going_on_from_any_checkpoint_is_unbroken(algorithm: Algorithm) -> None:
     problem, how = HOW["momentum"]
     unbroken = simulate(algorithm, problem, how)
     assert sorted(unbroken.checkpoints.kept) == [2, 5]
-    if ignores_order(algorithm):
+    if not algorithm.depends_on_timing:
         without = simulate(algorithm, problem, replace(how, checkpoint_every=None))
         assert_same_end(UNCHANGED, without, unbroken, 1e-15 if algorithm.requires.servers else 0.0)
     for kept in unbroken.checkpoints.kept.values():
         again = simulate(algorithm, problem, how, kept)
-        if ignores_order(algorithm) or algorithm.asynchronous:
+        if algorithm.asynchronous or not algorithm.depends_on_timing:
             assert_same_end(UNBROKEN, again, unbroken)
             for ours, theirs in zip(again.workers, unbroken.workers, strict=True):
                 rows = [row for row in theirs.recorder.rows if "loss" in row]

@@ -15,7 +15,7 @@ from tests.laws.covering import covering
 from tests.laws.reference import ddp, serial
 from tests.laws.sentences import assert_equal_ranks
 from tests.laws.train import REAL, RUNTIMES, Trained, assert_same, by_turns, on_all_runtimes, train
-from tests.laws.variants import ignores_time, in_step, name_of, representatives, variants
+from tests.laws.variants import in_step, name_of, representatives, variants
 from workbench.algorithms import ApplyOrder, DeAR, DelayedSGD, LayerwiseSGD, PartialAllReduce, PipeSGD, SynchronousSGD
 from workbench.collectives import Collective, Linear, Native
 from workbench.program import Algorithm, Replicas, settings_of
@@ -92,7 +92,7 @@ def test_every_runtime_takes_the_same_steps(algorithm: Algorithm) -> None:
     problem = tiny.problem(tiny.dropout_mlp)
     adam, momentum = (settings(optimizer=each, schedule=tiny.step_lr, seed=2) for each in (tiny.adam, tiny.momentum))
     rows = [(3, [runtime for one, runtime in real_runs() if one == algorithm])]
-    if not ignores_time(algorithm):
+    if algorithm.depends_on_timing:
         check_equal(algorithm, train(rows[0][1][0], 3, algorithm, problem, momentum))
         return
     if algorithm in representatives():

@@ -85,6 +85,10 @@ class Wrapper(Algorithm):
         return self.inner.asynchronous
 
     @property
+    def depends_on_timing(self) -> bool:
+        return self.inner.depends_on_timing
+
+    @property
     def requires(self) -> Requirements:
         return self.inner.requires
 

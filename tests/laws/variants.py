@@ -12,8 +12,6 @@ import pkgutil
 from collections.abc import Iterable
 from functools import cache
 
-import torch
-
 import workbench.algorithms
 from workbench.algorithms import (
     ADPSGD,
@@ -228,31 +226,6 @@ def runs_on(algorithm: Algorithm, num_ranks: int) -> bool:
 def in_step(algorithms: Iterable[Algorithm]) -> list[Algorithm]:
     """Algorithms whose ranks take their steps together."""
     return [item for item in algorithms if not item.asynchronous]
-
-
-@cache
-def ignores_time(algorithm: Algorithm, num_ranks: int = 3) -> bool:
-    """Whether its numbers do not depend on durations: then they are equal on every runtime, and after a resume.
-
-    Found by trying: the same run on a fast network, and on a slow one with workers that are late. If that does not
-    show it, the laws fail: the numbers of the runtimes then differ.
-    """
-    from tests.laws import tiny
-    from workbench.costs import Compute, Lognormal, Network
-    from workbench.runtimes.simulator.simulation import Simulation
-    from workbench.settings import Settings
-
-    ends = []
-    for latency_s, jitter in ((1e-6, 0.0), (0.1, 1.5)):
-        network, compute = (
-            Network(latency_s=latency_s, bandwidth_bytes_per_s=1e6),
-            Compute(forward_s=0.3, backward_s=0.7, stragglers=(Lognormal(sigma=jitter),)),
-        )
-        how = Settings(steps=7, batch_size=3, optimizer=tiny.momentum, evaluate_every=0)
-        simulation = Simulation(algorithm, tiny.problem(test=None), how, num_ranks, network=network, compute=compute)
-        simulation.run()
-        ends.append(simulation.workers[0].trained.read_parameters())
-    return all(torch.equal(end, ends[0]) for end in ends)
 
 
 def name_of(algorithm: Algorithm) -> str:

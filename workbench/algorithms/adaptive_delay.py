@@ -93,6 +93,11 @@ class AdaptiveDelaySGD(CollectiveAlgorithm):
     def max_staleness(self) -> int:
         return self.max_delay
 
+    @property
+    def depends_on_timing(self) -> bool:
+        """The delay follows measured times."""
+        return self.max_delay > 0
+
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> None:
         """Return None: every `adapt_every` steps the measured times are sent too."""
 

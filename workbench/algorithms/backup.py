@@ -55,8 +55,12 @@ class BackupSGD(FirstGradients):
                 f"backups={self.backups} of {workers} workers leave no gradient to wait for: use at most {workers - 1}"
             )
 
+    @property
+    def depends_on_timing(self) -> bool:
+        return self.backups > 0 or self.timeout_s is not None
+
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
-        if self.backups != 0 or self.timeout_s is not None:
+        if self.depends_on_timing:
             return None  # a straggler takes fewer steps
         return ServerAlgorithm.bytes_per_step(self, rank, num_ranks, layout)
 

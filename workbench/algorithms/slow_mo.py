@@ -104,6 +104,10 @@ class SlowMo(Algorithm):
         return self.inner.max_staleness
 
     @property
+    def depends_on_timing(self) -> bool:
+        return self.inner.depends_on_timing
+
+    @property
     def restart(self) -> Restart:
         return self.inner.restart
 

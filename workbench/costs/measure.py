@@ -20,7 +20,7 @@ from workbench.errors import ConfigError
 from workbench.problems.base import Problem
 from workbench.problems.loading import Batch, to_device
 from workbench.replica.backward import Hooks, MicroBatch
-from workbench.replica.optimizer_step import uncompiled
+from workbench.replica.optimizer_step import build_optimizer
 from workbench.replica.replica import Replica, compute_threads
 from workbench.settings import OptimizerFactory
 
@@ -133,9 +133,7 @@ class _Bench:
         if device is not None:
             self.model = self.model.to(device)
         parameters = [param for param in self.model.parameters() if param.requires_grad]
-        with uncompiled():
-            made = (optimizer or problem.optimizer)(parameters)
-        self.replica = Replica(self.model, made)
+        self.replica = Replica(self.model, build_optimizer(optimizer or problem.optimizer, parameters))
         self.device = self.replica.layout.device
         self._source = problem.train_source()
         self._num_steps = 0

@@ -18,7 +18,7 @@ from workbench.problems.metrics import Measurement
 from workbench.program import Algorithm, Replicas, clipping_refusal, defaults_of, settings_of
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
-from workbench.replica.optimizer_step import uncompiled
+from workbench.replica.optimizer_step import build_optimizer
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.replica.server_copy import ServerCopy
 from workbench.replica.trained import state_of
@@ -291,13 +291,7 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
     _check_update(algorithm, settings)
 
     def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        with uncompiled():
-            optimizer = (settings.optimizer or problem.optimizer)(parameters)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                "optimizer= takes a function from parameters to a torch.optim optimizer, such as "
-                "functools.partial(torch.optim.SGD, lr=0.1)"
-            )
+        optimizer = build_optimizer(settings.optimizer or problem.optimizer, parameters)
         if settings.lr is not None:
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from workbench.errors import ConfigError
 from workbench.gradients import Layout
-from workbench.settings import ScheduleFactory
+from workbench.settings import OptimizerFactory, ScheduleFactory
 
 _NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict")  # methods that torch excludes from its compiler
 _DISABLED_ATTRIBUTE = "__dynamo_disable"  # attribute in which torch notes the replacement
@@ -44,6 +44,28 @@ def uncompiled() -> Iterator[None]:
         for function in marked:
             with suppress(AttributeError):
                 delattr(function, _DISABLED_ATTRIBUTE)
+
+
+def build_optimizer(make: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer of these parameters.
+
+    Raises:
+        ConfigError: it refuses them, as `torch.optim.Muon` refuses biases, or `make` returns something else.
+    """
+    try:
+        with uncompiled():
+            optimizer = make(parameters)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the optimizer cannot be made for this model ({type(error).__name__}: {error}): choose another one, or give "
+            "a function from parameters to an optimizer that treats such parameters otherwise"
+        ) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            "optimizer= takes a function from parameters to a torch.optim optimizer, such as "
+            "functools.partial(torch.optim.SGD, lr=0.1)"
+        )
+    return optimizer
 
 
 def _uncompiled_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any] | None:

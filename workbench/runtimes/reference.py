@@ -9,8 +9,13 @@ It is strict where the other runtimes are fast:
 - A gradient that was applied or discarded becomes NaN.
 - After a reduce-scatter, the blocks of other ranks are NaN.
 
-Each program has its own virtual clock, so a test can compute `Now` and the order of events by hand. With `shuffle`, the
-next program to run is drawn at random. No result of an algorithm may depend on that order.
+Each program has its own virtual clock, so a test can compute `Now`, time-outs and the order of events by hand. The
+program with the earliest clock continues. `WaitAny` takes the ticket that is done first on these clocks; a ticket that
+is done at the time-out counts. With `shuffle`, the next program to run is drawn at random, and a `WaitAny` whose
+tickets are not done may time out at once. No result of an algorithm may depend on that order, unless it declares
+`depends_on_timing`.
+
+No rank ever leaves, so no receive is answered `PeerLeft`, and nobody asks a server to stop.
 
 `ReferenceRuntime.run` is the loop. `_try` answers one request. `_start` and `_communicate` handle background work and
 messages.
@@ -69,7 +74,10 @@ class Applied:
 @final
 @dataclass
 class Rank:
-    """One rank's parameters and optimizer state, and what happened on it."""
+    """One rank's parameters and optimizer state, and what happened on it.
+
+    `server` is the same of the copy that a server on this rank updates; None before its first use.
+    """
 
     parameters: Tensor  # (n,), in order of registration
     velocity: Tensor
@@ -83,6 +91,14 @@ class Rank:
     out: set[int] = field(default_factory=set)  # ids of the buffers of gradients that are not yet consumed
     discarded: int = 0
     alive: list[Any] = field(default_factory=list)
+    server: Rank | None = None
+
+    def copy_of_server(self) -> Rank:
+        """Return the server's copy, which begins as a copy of the replica."""
+        if self.server is None:
+            velocity = torch.zeros_like(self.velocity)
+            self.server = Rank(self.parameters.clone(), velocity, self.layout, [0] * len(self.updates))
+        return self.server
 
     def offsets(self, bucket: int | None) -> Tensor:
         """Return the positions of a bucket's parameters in `parameters`, in the order of its slots."""
@@ -103,12 +119,15 @@ class Rank:
 class Process:
     """A program and its clock."""
 
-    def __init__(self, rank: int, program: Program, key: int, now: float, ticket: Ticket | None) -> None:
+    def __init__(
+        self, rank: int, program: Program, key: int, now: float, ticket: Ticket | None, priority: int = 0
+    ) -> None:
         self.rank = rank
         self.programs = [program]  # the last one runs; its result answers the request of the one before it
         self.key = key  # messages match within one key: each sub-program has its own tags
         self.now = now
         self.ticket = ticket  # None for the program of the rank itself
+        self.priority = priority  # of programs with equal clocks, the one with the lowest number continues
         self.request: Request | None = None
         self.answer: Any = None
         self.error: Exception | None = None  # of the request, in place of an answer
@@ -116,6 +135,22 @@ class Process:
         self.blocked = False  # waits for a message, or for the other ranks of a collective
         self.num_native = 0
         self.num_started = 0  # background work so far: the next key
+
+    @property
+    def wakes_at(self) -> float | None:
+        """The time at which a waiting `WaitAny` ends, as far as is known; None if that is not known."""
+        if self.ready or not isinstance(self.request, ops.WaitAny):
+            return None
+        times = [max(self.now, ticket.runtime or 0.0) for ticket in self.request.tickets if ticket.done]
+        if self.request.timeout_s is not None:
+            times.append(self.now + self.request.timeout_s)
+        return min(times, default=None)
+
+    @property
+    def turn(self) -> tuple[float, bool, int]:
+        """The order in which programs continue: at one time, those that may complete a ticket first."""
+        wakes_at = self.wakes_at
+        return (self.now if wakes_at is None else wakes_at, wakes_at is not None, self.priority)
 
 
 @final
@@ -208,11 +243,14 @@ class ReferenceRuntime:
                     except Exception as error:  # noqa: BLE001 - raised in the program, which may handle it
                         self._refuse(process, error, process.now)
             self._deliver()
-            able = [process for process in self.processes if process.ready]
+            able = [process for process in self.processes if process.ready or process.wakes_at is not None]
             if able:
-                self._resume(
-                    min(able, key=lambda process: process.now) if self.random is None else self.random.choice(able)
+                chosen = (
+                    min(able, key=lambda process: process.turn) if self.random is None else self.random.choice(able)
                 )
+                if not chosen.ready:
+                    self._end_wait(chosen)
+                self._resume(chosen)
             elif self.errors:
                 raise self.errors[0]
             elif self.processes and any(process.ticket is None for process in self.processes):
@@ -246,6 +284,18 @@ class ReferenceRuntime:
         self.processes.remove(process)
         if process.ticket is not None:
             self._finish(process.ticket, answer, process.now)
+
+    def _end_wait(self, process: Process) -> None:
+        """Answer a `WaitAny`: with the first ticket that is done by then, or with None at the time-out."""
+        assert isinstance(process.request, ops.WaitAny) and process.wakes_at is not None
+        process.now = process.wakes_at
+        for position, ticket in enumerate(process.request.tickets):
+            if ticket.done and (ticket.runtime or 0.0) <= process.now:
+                try:
+                    process.answer = position, self._value_of(ticket)
+                except Exception as error:  # noqa: BLE001 - raised in the program, which may handle it
+                    process.error = error
+                return
 
     def _refuse(self, process: Process, error: Exception, now: float) -> None:
         """Raise an error of a request in the program that asked."""
@@ -300,16 +350,13 @@ class ReferenceRuntime:
                     return
                 process.now, answer = max(process.now, ticket.runtime or 0.0), self._value_of(ticket)
             case ops.WaitAny(tickets):
-                found = [position for position, ticket in enumerate(tickets) if ticket.done]
-                if not found:
-                    return
-                process.now, answer = (
-                    max(process.now, tickets[found[0]].runtime or 0.0),
-                    (found[0], self._value_of(tickets[found[0]])),
-                )
+                if not tickets:
+                    raise ValueError("WaitAny of no tickets never returns: give at least one")
+                return  # `run` ends it in its turn
             case ops.Apply(gradient):
                 process.now += costs.apply
                 self._apply(here, request, gradient)
+                answer = False if request.server_copy else None
             case ops.Discard(gradient):
                 assert not gradient.flat.isnan().any(), "discarded a gradient that was already consumed"
                 here.out.discard(id(gradient.flat))
@@ -319,8 +366,8 @@ class ReferenceRuntime:
                 answer = here.parameters.clone()
             case ops.WriteParameters(value):
                 here.parameters.copy_(value)
-            case ops.PackParameters(bucket):
-                answer = replace(self._pack(here, bucket), step=request.step)
+            case ops.PackParameters(bucket, server_copy, step):
+                answer = replace(self._pack(here.copy_of_server() if server_copy else here, bucket), step=step)
             case ops.UnpackParameters(value):
                 for piece, _ in value.slices():
                     weight = value.tail(piece.index)[WEIGHT]
@@ -383,16 +430,17 @@ class ReferenceRuntime:
 
     def _apply(self, here: Rank, request: ops.Apply, gradient: Gradient) -> None:
         assert not gradient.flat.isnan().any(), "applied a gradient that was already consumed, or that has not arrived"
+        updated = here.copy_of_server() if request.server_copy else here
         owner = gradient if gradient.owner is None else gradient.owner
-        staleness = max(here.updates[piece.index] for piece, _ in gradient.slices()) - gradient.version
+        staleness = max(updated.updates[piece.index] for piece, _ in gradient.slices()) - gradient.version
         for piece, _ in gradient.slices():
             weight = float(gradient.tail(piece.index)[WEIGHT])
             if gradient.tail(piece.index)[USED:].any():  # otherwise no parameter moves
                 where = here.offsets(piece.index)
                 mean = torch.cat([gradient.view(slot).reshape(-1) for slot in piece.slots]) / weight
-                here.velocity[where] = self.momentum * here.velocity[where] + mean
-                here.parameters[where] -= self.lr * request.lr_scale * here.velocity[where]
-            here.updates[piece.index] += 1
+                updated.velocity[where] = self.momentum * updated.velocity[where] + mean
+                updated.parameters[where] -= self.lr * request.lr_scale * updated.velocity[where]
+            updated.updates[piece.index] += 1
         gradient.flat.fill_(torch.nan)
         if owner.flat.isnan().all():
             here.out.discard(id(owner.flat))
@@ -402,7 +450,7 @@ class ReferenceRuntime:
                 gradient.version,
                 staleness,
                 gradient.bucket,
-                here.parameters.clone(),
+                updated.parameters.clone(),
                 weight,
                 request.local,
                 request.of,
@@ -434,7 +482,8 @@ class ReferenceRuntime:
             return ticket
         assert process.ticket is None, f"a sub-program cannot start {type(work).__name__} in the background"
         program = perform(work) if isinstance(work, Request) else work
-        child = Process(process.rank, program, process.key if request.shares_tags else ticket.key, process.now, ticket)
+        key = process.key if request.shares_tags else ticket.key
+        child = Process(process.rank, program, key, process.now, ticket, request.priority)
         lane = deque() if request.lane == ops.FREE else self.lanes[process.rank, request.lane]
         lane.append(child)
         if len(lane) == 1:
