@@ -25,6 +25,7 @@ MESSAGES = {
     "stop_requested": "calls stop_requested()",
     LEFT_EARLY: "has ended without finish()",
 }
+AFTER_THE_LOOP = "What an algorithm does after its loop begins when all ranks have called finish(), unless it declares `asynchronous`"
 FIXES = {
     LEFT_EARLY: "leave the `with` block, or call finish(), on every rank after the same number of steps",
     "save": "call save() on every rank after the same step, and not under `if rank == 0`",
@@ -33,7 +34,7 @@ FIXES = {
     "stop_requested": "call stop_requested() on every rank after the same step, and not under `if rank == 0`",
     "finish": (
         "give every rank the same number of batches (DistributedSampler(drop_last=True)), or call step(None) on a rank "
-        "that has no more"
+        f"that has no more. {AFTER_THE_LOOP}"
     ),
 }
 
@@ -96,7 +97,8 @@ class MonitoredBarrier:
             return same
         rank, text = other
         what, _, steps = text.partition(" ")
-        if self._in_step and not own and steps and int(steps) >= self.steps:  # that rank is only ahead
+        ahead = bool(steps) and int(steps) >= self.steps if self._in_step else what != LEFT_EARLY
+        if ahead and not own:
             return same
         here, _, steps_here = own.partition(" ")
         mine = _format_arrival(here, steps_here) if own else f"has begun {_count(self.steps)}"

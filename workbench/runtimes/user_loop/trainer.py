@@ -128,6 +128,7 @@ class Trainer:
         check_guard(on_bad_gradient, max_grad_norm)
         if progress not in PROGRESS:
             raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
+        self._algorithm = algorithm
         self._served = algorithm.requires.servers
         _check_update(algorithm, clip_norm, keep_gradients)
         self._transport = transport_here(timeout_s)
@@ -179,7 +180,7 @@ class Trainer:
         self._ctx = Context(self.rank, self.num_workers, layout=self.replica.layout)
         if algorithm.requires.link:
             self._ctx.link = measure_link(self._transport, self._deadline, self.replica.layout.message_bytes)
-        self._algorithm, self._program = algorithm, lower(self._ctx, algorithm.worker(self._ctx))
+        self._program = lower(self._ctx, algorithm.worker(self._ctx))
         self._writer = LoopCheckpoints(algorithm, self._interpreter, self._ctx)
         self._interpreter.clock.origin_s = time.perf_counter()
 
@@ -203,7 +204,7 @@ class Trainer:
             detector=self._detector,
         )
         self._deadline = made.clock.deadline
-        self._barrier = MonitoredBarrier(self._transport, in_step=not self._served)
+        self._barrier = MonitoredBarrier(self._transport, in_step=not self._algorithm.asynchronous)
         made.clock.watch = self._barrier.num_arrived
         self._process_end = ProcessEnd(self._transport, made, self._detector, self._barrier)
         self._collected = weakref.finalize(self, self._process_end.collected)
@@ -422,19 +423,28 @@ class Trainer:
         """Apply gradients in flight and release the model.
 
         Returns the run if it was recorded. A second call returns the same. Every rank must call it, after the same
-        step; with servers, after any step, and it waits for the other ranks as long as `timeout_s`. Afterwards the
-        model's buffers (BatchNorm's statistics) are rank 0's on all ranks.
+        step; with servers and other asynchronous algorithms, after any step, and it waits for the other ranks as long as
+        `timeout_s`. What a program does after its loop begins when all ranks have called it; in an asynchronous
+        algorithm, when this rank has. Afterwards the model's buffers (BatchNorm's statistics) are rank 0's on all ranks.
         """
         if self._finished:
             return None if self._folder is None else Run.load(self._folder)
         self._check_usable()
         self._finished = True
         with translated_errors(self._fail):
-            self._wait_for_all("finish", counted=self._algorithm.replicas != Replicas.NEVER)
-            if not self._served:
-                self._ctx.num_steps = LOOP_ENDED
-                self._interpreter.advance(self._program)
+            alone = self._algorithm.asynchronous and not self._served
+            if alone:  # other ranks may wait for what this program does after its loop
+                self._end_program()
+            self._wait_for_all("finish", counted=not alone and self._algorithm.replicas != Replicas.NEVER)
+            if not (alone or self._served):
+                self._end_program()
         return self._end_run()
+
+    def _end_program(self) -> None:
+        """Run the program to its end: what it does after its loop."""
+        self._ctx.num_steps = LOOP_ENDED
+        end = self._interpreter.advance(self._program)
+        assert end is None, "the program goes on after its end"
 
     def _end_run(self) -> Run | None:
         """Release the model after all programs have ended, and return the run if it was recorded."""
@@ -510,9 +520,7 @@ class Trainer:
         """
         if not self._serves:
             self._begin_servers()
-        self._ctx.num_steps = LOOP_ENDED
-        end = self._interpreter.advance(self._program)
-        assert end is None, "the program goes on after its end"
+        self._end_program()
         self._end = EndStep(self._end.step, self._ctx.resumed)
         texts = self._transport.gather_texts(json.dumps(call), self._deadline("all ranks to make the same call"))
         return _same_call([json.loads(text) for text in texts])
