@@ -128,6 +128,13 @@ def add_train_options(train: argparse.ArgumentParser) -> None:
     )
     add("--keep-checkpoints", type=int, default=2, metavar="N", help="keep the newest N checkpoints; 2 by default")
     add(
+        "--check-replicas",
+        type=int,
+        default=argparse.SUPPRESS,
+        metavar="N",
+        help="compare the ranks' parameters after 1, 2, 4, ... N steps, then every N steps (default 1024); 0: never",
+    )
+    add(
         "--resume",
         metavar="RUN",
         help="continue from the newest checkpoint of a run that stopped or crashed; RUN@200: from that after 200 steps",
@@ -348,13 +355,11 @@ def _settings(options: argparse.Namespace) -> Any:
 
     if options.epochs is None and options.steps is None:
         options.epochs = 5
-    plain = (
-        "epochs steps batch_size lr clip_norm ema_decay num_micro precision compile evaluate_every seed threads "
-        "trace_steps progress"
-    )
+    plain = "epochs steps batch_size lr clip_norm ema_decay num_micro precision compile evaluate_every seed threads progress"
     safe = "on_failure on_bad_gradient max_grad_norm divergence_ratio checkpoint_every keep_checkpoints"
     names = [*plain.split(), *safe.split()]
-    values = {name: getattr(options, name) for name in names if name != "trace_steps" or hasattr(options, name)}
+    values = {name: getattr(options, name) for name in names}
+    values |= {name: vars(options)[name] for name in ("trace_steps", "check_replicas") if name in options}
     if options.lr == TUNED:
         del values["lr"]
     compute = compute_of(options.compute, options.stragglers, measured=options.runtime == "simulated")

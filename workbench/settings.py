@@ -21,6 +21,8 @@ ScheduleFactory = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRS
 
 
 TRACE_STEPS = 2_000  # default number of traced steps; `Settings.trace_steps` says how many bytes these take
+CHECK_REPLICAS = 1_024  # default number of steps between comparisons of replicas
+CHECK_REPLICAS_MEANS = "the steps between comparisons of replicas, 1 for each step, 0 for none"
 BAD_GRADIENT = ("stop", "skip", "clip", "ignore")
 PROGRESS = ("auto", "blocking", "tests", "thread", "library")
 
@@ -102,6 +104,9 @@ class Settings:
             the gradient and sleep for the rest of these seconds, so that many ranks can share few cores. At the same
             seed, the stragglers are those of a simulation. Stragglers that depend on the clock also advance during
             evaluations and pauses. None: ranks do not sleep.
+        check_replicas: compare the parameters of all ranks after 1, 2, 4, 8, ... steps up to this number, then each time
+            this number of steps has passed, and at the end, if the algorithm keeps them equal. Ranks that differ by
+            more than rounding end the run. 1: after each step. 0: never.
         callbacks: objects that are called after each step and evaluation: see `workbench.callbacks`.
     """
 
@@ -129,6 +134,7 @@ class Settings:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
     compute: ComputeTimes | None = None
+    check_replicas: int = CHECK_REPLICAS
     callbacks: Sequence[Any] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -157,6 +163,7 @@ class Settings:
         if self.evaluate_every is not None:
             steps = "the steps between evaluations, 0 for the end only, None for once an epoch"
             check_whole("evaluate_every", self.evaluate_every, 0, steps)
+        check_whole("check_replicas", self.check_replicas, 0, CHECK_REPLICAS_MEANS)
         if self.progress not in PROGRESS:
             raise ConfigError(f"progress={self.progress!r}: choose one of {', '.join(PROGRESS)}")
         if self.on_failure not in ("stop", "shrink"):

@@ -20,6 +20,7 @@ DEFAULTS: dict[str, Any] = {
     "progress": "auto",
     "on_failure": "stop",
     "keep_checkpoints": 2,
+    "check_replicas": 1_024,
 }
 OBJECTS = ("optimizer", "schedule", "compute")  # a record has only their description
 IMPORT = "import workbench as wb"

@@ -68,12 +68,13 @@ def _sum_of(replica: dict[str, Any], parameters: Collection[str]) -> int:
         *(replica[name] for name in REPLICATED),
     ]
     for leaf in leaves(tree):
-        for value in _sums(leaf) if isinstance(leaf, Tensor) else (zlib.crc32(leaf),):
+        for value in byte_sums(leaf) if isinstance(leaf, Tensor) else (zlib.crc32(leaf),):
             total = (total * 1_000_003 + value) % 2**63
     return total
 
 
-def _sums(tensor: Tensor) -> tuple[int, int]:
+def byte_sums(tensor: Tensor) -> tuple[int, int]:
+    """Return two sums of a tensor's memory, computed on its device. Equal values have equal sums."""
     octets = as_bytes(tensor)
     whole = octets.numel() // 8 * 8
     if octets.storage_offset() % 8:

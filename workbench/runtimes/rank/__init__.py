@@ -8,6 +8,7 @@
 - `spare`: a spare process of an MPI run waits for such a place.
 - `callback_thread`: calls the callbacks of a run on rank 0.
 - `consistency`, `fingerprint`: what must be equal on all ranks, compared before the first step.
+- `replica_check`: compares replicas during the run.
 
 May import everything in `runtimes` but `simulator` and `user_loop`. Begin with `main`.
 """

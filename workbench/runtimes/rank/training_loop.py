@@ -56,6 +56,7 @@ from workbench.runtimes.liveness.membership import require_all
 from workbench.runtimes.rank.async_evaluations import AsyncEvaluations
 from workbench.runtimes.rank.callback_thread import CallbackThread
 from workbench.runtimes.rank.consistency import share_tensors
+from workbench.runtimes.rank.replica_check import ReplicaCheck
 from workbench.runtimes.transport.base import Deadline, offset_to_rank0
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.trace.recorder import Recorder
@@ -101,6 +102,7 @@ class TrainingLoop:
         self._generation: Generation
         self._end = EndStep(-1)  # end of the last step that this rank has finished
         self._paused_s = 0.0  # of evaluations
+        self._replica_check = ReplicaCheck(worker.replica, interpreter, worker.settings.check_replicas)
         self._pending: tuple[tuple[Any, ...], Any] | None = None  # a step's row, and the event of its loss
 
     def run(self, ctx: Context, at: list[int], late: JoinState | None = None) -> dict[str, Any]:
@@ -121,6 +123,8 @@ class TrainingLoop:
         interpreter.context = ctx
         stopped = self._take_steps(ctx, at, late)
         last = self._end.step
+        if not stopped:
+            self._paused_s += self._replica_check.end_run(self._algorithm, last + 1)
         if self._evaluations is None and not stopped:
             if self._worker.can_evaluate:
                 self._evaluate(last)  # all gradients in flight have been applied
@@ -345,6 +349,7 @@ class TrainingLoop:
         else:
             self._recorder.metrics(worker.metrics(*row))
         self._recorder.end_step()
+        self._paused_s += self._replica_check.end_step(self._algorithm, end.step + 1)
         if self._algorithm.asynchronous:
             announced = self._relay_commands(end.step)
         else:

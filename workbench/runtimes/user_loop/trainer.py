@@ -15,6 +15,7 @@ from typing import Any, Self, final
 import torch
 from torch import Tensor, nn
 
+from workbench.arguments import check_whole
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
 from workbench.ops import EndStep
 from workbench.program import LOOP_ENDED, Algorithm, Context, Replicas, Update, clipping_refusal, complete, lower
@@ -27,6 +28,7 @@ from workbench.runtimes.execution.slept_compute import LatePasses, SleptCompute,
 from workbench.runtimes.liveness.failure_detector import FailureDetector
 from workbench.runtimes.rank.consistency import check_consistency, facts_of_layout, share_tensors, versions
 from workbench.runtimes.rank.main import cause_of, progress_of, transport_here
+from workbench.runtimes.rank.replica_check import ReplicaCheck
 from workbench.runtimes.transport.measure_link import measure_link
 from workbench.runtimes.user_loop.loop_checkpoints import (
     BatchWeights,
@@ -39,7 +41,7 @@ from workbench.runtimes.user_loop.loop_checkpoints import (
 from workbench.runtimes.user_loop.monitored_barrier import MonitoredBarrier
 from workbench.runtimes.user_loop.peers import stop_watching, translated_errors, watch_peers
 from workbench.runtimes.user_loop.process_end import ProcessEnd
-from workbench.settings import PROGRESS, ComputeTimes, check_guard
+from workbench.settings import CHECK_REPLICAS, CHECK_REPLICAS_MEANS, PROGRESS, ComputeTimes, check_guard
 from workbench.trace.recorder import NullRecorder, Recorder
 from workbench.trace.run import Run
 from workbench.trace.store import read_info, update_run
@@ -92,6 +94,8 @@ class Trainer:
         compute: seconds of forward, backward and update of every step, as in `Settings(compute=...)`: the rank sleeps
             for them, whatever its number of samples.
         compute_seed: the seed of the stragglers of `compute`.
+        check_replicas: as in `Settings`: how often the parameters of all ranks are compared, if the algorithm keeps
+            them equal.
 
     Attributes:
         num_skipped: number of this rank's gradients that were left out. On a GPU it is known a step later, unless the
@@ -124,8 +128,10 @@ class Trainer:
         keep_gradients: bool = False,
         compute: ComputeTimes | None = None,
         compute_seed: int = 0,
+        check_replicas: int = CHECK_REPLICAS,
     ) -> None:
         check_guard(on_bad_gradient, max_grad_norm)
+        check_whole("check_replicas", check_replicas, 0, CHECK_REPLICAS_MEANS)
         if progress not in PROGRESS:
             raise ConfigError(f"progress={progress!r}: choose one of {', '.join(PROGRESS)}")
         self._algorithm = algorithm
@@ -174,6 +180,7 @@ class Trainer:
             self._interpreter = self._new_interpreter(
                 slept, progress_of(algorithm, progress, self._transport), timeout_s
             )
+            self._replica_check = ReplicaCheck(self.replica, self._interpreter, check_replicas)
             self._agree(algorithm, progress, compute=f"{compute}, seed {compute_seed}")
             if record:
                 self._folder, self._recorder = open_record(algorithm, optimizer, self._interpreter)
@@ -269,6 +276,7 @@ class Trainer:
             if self.replica.optimizer_wrapper.keeps:
                 self.replica.show_gradients()
             self._record_step(end, self._interpreter.loss)
+            self._evaluated_s += self._replica_check.end_step(self._algorithm, self._num_steps)
         return self._interpreter.loss
 
     @property
@@ -438,6 +446,7 @@ class Trainer:
             self._wait_for_all("finish", counted=not alone and self._algorithm.replicas != Replicas.NEVER)
             if not (alone or self._served):
                 self._end_program()
+                self._replica_check.end_run(self._algorithm, self._num_steps)
         return self._end_run()
 
     def _end_program(self) -> None:
