@@ -107,11 +107,17 @@ class LaneMemory(MutableMapping[str, Tensor]):
 
 
 class Replicas(StrEnum):
-    """When all ranks hold the same parameters."""
+    """When all ranks hold equal replicas. A replica is the parameters and the optimizer's state."""
 
     EVERY_STEP = "every step"
-    AT_END = "at the end"
+    PARAMETERS = "parameters, every step"  # each rank's optimizer has seen other gradients, so its state is its own
+    AT_END = "at the end"  # the parameters
     NEVER = "never"
+
+    @property
+    def equal_parameters(self) -> bool:
+        """Return True if parameters are equal after every step."""
+        return self in (Replicas.EVERY_STEP, Replicas.PARAMETERS)
 
 
 class Update(StrEnum):
@@ -248,7 +254,7 @@ class Algorithm(ABC):
 
     @property
     def replicas(self) -> Replicas:
-        """When all ranks hold the same parameters."""
+        """When all ranks hold equal replicas."""
         return Replicas.EVERY_STEP
 
     @property

@@ -46,7 +46,7 @@ from workbench.algorithms import (
 from workbench.codecs import ErrorFeedback, TopK
 from workbench.collectives import Once
 from workbench.errors import ConfigError, Diverged, PeerFailed, RankMismatch
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm
 from workbench.runtimes.checkpoint.files import complete_checkpoints, rank_file_path
 from workbench.runtimes.user_loop.trainer import Trainer
 from workbench.settings import Settings
@@ -192,7 +192,7 @@ def test_every_algorithm_takes_the_steps_of_its_run(algorithm: Algorithm) -> Non
             torch.testing.assert_close(ours, run.parameters[rank][-1], rtol=1e-12, atol=1e-14)
             continue
         assert ours.isfinite().all() and not torch.equal(ours, run.parameters[rank][0])
-        assert algorithm.replicas != Replicas.EVERY_STEP or torch.equal(ours, found[0])
+        assert not algorithm.replicas.equal_parameters or torch.equal(ours, found[0])
 
 
 def train_and_settle(sign: Path) -> tuple[list[bool], torch.Tensor]:

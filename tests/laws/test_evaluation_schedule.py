@@ -17,7 +17,7 @@ from tests.laws.train import by_turns, train
 from tests.laws.variants import name_of, representatives, variants
 from workbench.algorithms import AsyncSGD, BackupSGD, PartialAllReduce, SoftsyncSGD, StaleSynchronousSGD
 from workbench.costs import Compute, Network, SlowMachines
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm
 from workbench.runtimes.simulator.simulation import Simulation
 from workbench.settings import Settings
 from workbench.trace.run import Run
@@ -152,4 +152,4 @@ def test_on_real_ranks_too(algorithm: Algorithm, runtime: str) -> None:
     assert [row["step"] for row in run.evaluations()] == SCHEDULE
     times = [row["seconds"] for row in run.evaluations()]
     assert times == sorted(times)
-    assert algorithm.replicas == Replicas.EVERY_STEP or len(set(times)) == len(times), "one moment each"
+    assert algorithm.replicas.equal_parameters or len(set(times)) == len(times), "one moment each"

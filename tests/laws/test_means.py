@@ -163,7 +163,7 @@ def check_mean(algorithm: Algorithm, num_ranks: int, shuffle: int | None = None)
 def check_meeting(algorithm: Algorithm, num_ranks: int) -> None:
     """Ranks are equal when the algorithm says so; one that says never, and sends, still reduces every coordinate's distance."""
     found = states(run(algorithm, num_ranks))
-    if algorithm.replicas == Replicas.EVERY_STEP:
+    if algorithm.replicas.equal_parameters:
         for step, ranks in enumerate(found):
             assert_equal_ranks(f"{name_of(algorithm)}: replicas are equal after every step", ranks, when(step))
     elif algorithm.replicas == Replicas.AT_END:

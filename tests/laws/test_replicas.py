@@ -147,7 +147,7 @@ def situation(number: int, algorithm: Algorithm) -> Situation:
 def check(algorithm: Algorithm, situation: Situation) -> list[Seen]:
     """Raise unless ranks are equal when the algorithm says so, and take over equal values. Return their values."""
     ranks, law = run(algorithm, situation), f"{name_of(algorithm)}: replicas are equal"
-    if algorithm.replicas == Replicas.EVERY_STEP:
+    if algorithm.replicas.equal_parameters:
         for step, held in enumerate(zip(*(rank.steps for rank in ranks), strict=True)):
             when = f"after step {step}" if step < situation.steps else "at the end"
             assert_equal_ranks(f"{law} after every step", held, when)
@@ -236,7 +236,7 @@ def test_the_list_has_all_that_the_package_lists() -> None:
 MAY_DIFFER = [
     item
     for item in representatives()
-    if item.replicas != Replicas.EVERY_STEP and not (item.requires.servers and item.max_staleness == 0)
+    if not item.replicas.equal_parameters and not (item.requires.servers and item.max_staleness == 0)
 ]
 
 

@@ -58,7 +58,7 @@ def check_equal(algorithm: Algorithm, trained: Trained, num_ranks: int = 3) -> N
     """Bit-identical after every step, or after the end on the ranks that compute. All ranks have the same error of a codec."""
     num_computing = algorithm.roles(num_ranks).num_computing
     for rank in range(num_computing):
-        if algorithm.replicas == Replicas.EVERY_STEP:
+        if algorithm.replicas.equal_parameters:
             law = f"{name_of(algorithm)}: replicas are equal after every step, rank {rank} beside rank 0"
             assert_same(trained.parameters[rank], trained.parameters[0], 0, law)
     if algorithm.replicas != Replicas.NEVER:

@@ -108,11 +108,13 @@ SETTINGS: dict[type[Algorithm], list[Algorithm]] = {
     StreamingDiLoCo: [
         StreamingDiLoCo(every=3, fragments=2, nesterov=False),
         StreamingDiLoCo(every=2, fragments=1, delay=1, mix=0.5, collective=Ring()),
+        StreamingDiLoCo(every=1, fragments=1),
     ],
     EagerDiLoCo: [EagerDiLoCo(every=2)],
     SlowMo: [
         SlowMo(every=2, inner=DPSGD()),
         SlowMo(every=2),
+        SlowMo(every=1),
         SlowMo(every=3, inner=DPSGD(overlap=False), slow_lr=1.0, slow_momentum=0.0),
         SlowMo(every=3, inner=PipeSGD(width=2)),
         SlowMo(every=3, inner=StochasticGradientPush()),

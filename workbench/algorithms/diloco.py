@@ -57,7 +57,7 @@ class DiLoCo(OuterAlgorithm):
 
     @property
     def replicas(self) -> Replicas:
-        return Replicas.EVERY_STEP if self.every == 1 else Replicas.AT_END
+        return Replicas.PARAMETERS if self.every == 1 else Replicas.AT_END
 
     def worker(self, ctx: Context) -> Program:
         outer: OuterOptimizer = yield from OuterOptimizer.begin(self)

@@ -99,7 +99,7 @@ class FedAvg(CollectiveAlgorithm):
 
     @property
     def replicas(self) -> Replicas:
-        return Replicas.EVERY_STEP if self.every == 1 else Replicas.AT_END
+        return Replicas.PARAMETERS if self.every == 1 else Replicas.AT_END
 
     @property
     def elasticity(self) -> Elasticity:

@@ -62,7 +62,7 @@ class LocalSGD(CollectiveAlgorithm):
 
     @property
     def replicas(self) -> Replicas:
-        return Replicas.EVERY_STEP if self.every == 1 else Replicas.AT_END
+        return Replicas.PARAMETERS if self.every == 1 else Replicas.AT_END
 
     @property
     def elasticity(self) -> Elasticity:

@@ -96,8 +96,9 @@ class SlowMo(Algorithm):
 
     @property
     def replicas(self) -> Replicas:
-        in_step = self.every == 1 or self.inner.replicas == Replicas.EVERY_STEP
-        return Replicas.EVERY_STEP if in_step else Replicas.AT_END
+        if self.inner.replicas.equal_parameters:
+            return self.inner.replicas
+        return Replicas.PARAMETERS if self.every == 1 else Replicas.AT_END
 
     @property
     def max_staleness(self) -> int | None:
@@ -125,7 +126,7 @@ class SlowMo(Algorithm):
 
     def bytes_per_step(self, rank: int, num_ranks: int, layout: Layout) -> float | None:
         """Return the inner algorithm's bytes if its replicas are equal at all times; None if a block ends with a sum."""
-        in_step = self.inner.replicas == Replicas.EVERY_STEP
+        in_step = self.inner.replicas.equal_parameters
         return self.inner.bytes_per_step(rank, num_ranks, layout) if in_step else None
 
     def worker(self, ctx: Context) -> Program:

@@ -65,7 +65,7 @@ class SPARTA(CollectiveAlgorithm):
 
     @property
     def replicas(self) -> Replicas:
-        return Replicas.EVERY_STEP if self.fraction == 1 else Replicas.AT_END
+        return Replicas.PARAMETERS if self.fraction == 1 else Replicas.AT_END
 
     @property
     def elasticity(self) -> Elasticity:

@@ -91,7 +91,7 @@ class StreamingDiLoCo(OuterAlgorithm):
     @property
     def replicas(self) -> Replicas:
         always = self.every == self.fragments == 1 and not (self.delay or self.mix)
-        return Replicas.EVERY_STEP if always else Replicas.AT_END
+        return Replicas.PARAMETERS if always else Replicas.AT_END
 
     def worker(self, ctx: Context) -> Program:
         fragments: list[_Fragment] = yield from self._fragments(ctx)

@@ -17,7 +17,7 @@ from workbench.costs import Network, Stragglers
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
 from workbench.problems.loading import ENDLESS
-from workbench.program import Algorithm, Replicas
+from workbench.program import Algorithm
 from workbench.what_if.budget import Budget
 from workbench.what_if.candidates import default_candidates, name_of
 from workbench.what_if.measure import HERE, Calibrated, calibration_of, gradient_here, measure_here
@@ -316,9 +316,7 @@ def _worth_training(cells: Sequence[Cell]) -> tuple[list[Recipe], list[str]]:
 
 def _updates_once(algorithm: Algorithm) -> bool:
     """Whether all workers together make one update in each step."""
-    return algorithm.replicas == Replicas.EVERY_STEP and (
-        not algorithm.requires.servers or algorithm.max_staleness == 0
-    )
+    return algorithm.replicas.equal_parameters and (not algorithm.requires.servers or algorithm.max_staleness == 0)
 
 
 def by_workers(names: Mapping[str, set[int]]) -> str:

@@ -402,7 +402,7 @@ class TrainingLoop:
         """
         own = self._worker.evaluated_parameters()
         replicas, transport = self._algorithm.replicas, self._transport
-        if replicas == Replicas.EVERY_STEP or transport.num_workers == 1:
+        if replicas.equal_parameters or transport.num_workers == 1:
             return own, {}
         deadline = self._interpreter.clock.deadline("all ranks to evaluate")
         parameters = own.clone()

@@ -26,7 +26,7 @@ from torch import Tensor
 from workbench.errors import ConfigError
 from workbench.gradients import Gradient
 from workbench.ops import EndStep, State, Ticket
-from workbench.program import Algorithm, Context, Replicas, defaults_of, leaves, lower, map_leaves, settings_of
+from workbench.program import Algorithm, Context, defaults_of, leaves, lower, map_leaves, settings_of
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientGuard
 from workbench.replica.local_training import slept_note
@@ -410,7 +410,7 @@ class PulledParameters:
 def _has_pending_updates(algorithm: Algorithm, end: EndStep) -> bool:
     """Return True if the end of training would change parameters. Gradients that are in no sum are left out then."""
     unused = {id(item) for item in leaves(end.state and end.state.unused(end.step))}
-    return algorithm.replicas != Replicas.EVERY_STEP or any(
+    return not algorithm.replicas.equal_parameters or any(
         isinstance(item, Ticket | Gradient) and id(item) not in unused for item in leaves(end.state)
     )
 
