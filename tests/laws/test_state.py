@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tests.laws import tiny
 from tests.laws.sentences import assert_near
 from tests.laws.train import assert_same, train
-from tests.laws.variants import ignores_time, in_step, name_of, variants
-from workbench.program import Replicas
+from tests.laws.variants import in_step, name_of, variants
+from workbench.program import Replicas, Update
 from workbench.runtimes.checkpoint.reader import leaves
 from workbench.settings import Settings
 
@@ -58,11 +58,13 @@ def test_equal_replicas_have_equal_optimizers(optimizer: Any) -> None:
 
 def test_some_algorithms_declare_equal_parameters_only() -> None:
     assert {type(item).__name__ for item in PARAMETERS_ONLY} >= {"LocalSGD", "DiLoCo", "FedAvg", "SPARTA", "SlowMo"}
+    assert all(item.update == Update.OWN for item in PARAMETERS_ONLY)
+    assert not [item for item in variants() if item.replicas == Replicas.EVERY_STEP and item.update == Update.OWN]
 
 
 def test_resumed_from_files_with_the_state_of_each_rank() -> None:
     """Ranks with equal parameters and different momenta, in the files of real ranks."""
-    for number, algorithm in enumerate([item for item in PARAMETERS_ONLY if ignores_time(item)]):
+    for number, algorithm in enumerate(PARAMETERS_ONLY):
         how = settings(optimizer=list(OPTIMIZERS.values())[number % len(OPTIMIZERS)])
         unbroken = train("simulated", 3, algorithm, tiny.problem(), how)
         first = train("torch", 3, algorithm, tiny.problem(), how, stop_after=STOP)
