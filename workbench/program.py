@@ -344,8 +344,16 @@ def clipping_refusal(algorithm: Algorithm) -> str | None:
 
 
 def settings_of(algorithm: Algorithm) -> dict[str, Any]:
-    """Names and values of an algorithm's settings, as recorded with a run."""
+    """Names and values of an algorithm's settings."""
     return {item.name: getattr(algorithm, item.name) for item in fields(algorithm)}
+
+
+def record_of(algorithm: Algorithm) -> dict[str, Any]:
+    """Names and values of an algorithm's settings, fit for JSON."""
+    return {
+        name: value if isinstance(value, int | float | None) else str(value)
+        for name, value in settings_of(algorithm).items()
+    }
 
 
 def fields_of(state: State | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from workbench.errors import ConfigError
 from workbench.logs import LOG
 from workbench.naming import call_checked, json_line, parse_pairs, unknown
+from workbench.trace.info import describe_changes
 from workbench.user_file import is_defined_in_user_file, is_in_user_file, load
 
 if TYPE_CHECKING:
@@ -572,9 +573,10 @@ def report(folder: Path, options: argparse.Namespace) -> int:
 
 
 def notes_of(run: Run) -> list[str]:
-    """Return what the run's record notes, such as that compute took longer than its slept time.
+    """Return what the run's record notes, such as that compute took longer than its slept time, or a steered setting.
 
     The problem's own note is left out, because tables of runs show it.
     """
     own = (run.info.get("problem") or {}).get("note")
-    return [str(note) for note in run.info.get("notes") or () if note != own]
+    notes = [str(note) for note in run.info.get("notes") or () if note != own]
+    return notes + [f"steered: {change}" for change in describe_changes(run.info)]

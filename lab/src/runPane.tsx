@@ -112,6 +112,7 @@ function View(props: {
     ['ranks', run.workers],
     ['runtime', run.runtime],
     ['learning rate', run.lr],
+    ['steered', run.steered],
     ['batch size', run.batch_size],
     ['seed', run.seed],
     ['bytes sent', run.bytes_sent ? bytes(run.bytes_sent) : null],

@@ -48,7 +48,7 @@ from workbench.algorithms.gossip import GossipAlgorithm
 from workbench.codecs import ErrorFeedback, TopK, Truncate16
 from workbench.collectives import Once, Ring
 from workbench.errors import ConfigError
-from workbench.program import Algorithm
+from workbench.program import Algorithm, record_of
 from workbench.runtimes.control.commands import PAUSE, RESUME, STOP, Command, write_command
 from workbench.runtimes.control.reconfigure import changed, encoded
 from workbench.runtimes.simulator.replay import replay
@@ -161,6 +161,10 @@ def test_ranks_in_step_take_it_at_one_step_as_if_resumed_there(
     run, found = steer(runtime, algorithm, {2: ({"set": encoded(algorithm, changes)},)}, steps=14)
     (entry,) = run.info["steering"]
     assert (entry["number"], entry["set"]) == (1, encoded(algorithm, changes))
+    steered = record_of(changed(algorithm, encoded(algorithm, changes), 3)[0])
+    for name, value in entry["became"].items():
+        assert value == (changes["lr"] if name == "lr" else steered[name])
+    assert ("lr" in entry["became"]) == ("lr" in changes)
     assert 2 < entry["step"] < 12
     told = [[row for row in run.events[rank] if "steer" in row] for rank in range(3)]
     assert [[(row["steer"], row["step"]) for row in rows] for rows in told] == [[(1, entry["step"])]] * 3

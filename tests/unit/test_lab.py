@@ -587,6 +587,28 @@ def test_code_is_python_that_trains_as_the_record_says(tmp_path: Path) -> None:
         ast.parse(text)
 
 
+def test_a_steered_run_is_shown_and_continued_with_its_present_settings(tmp_path: Path) -> None:
+    """A branch has those of its checkpoint; to repeat it is to begin with the first ones."""
+    steering = [
+        {"number": 1, "set": {"lr": 0.2}, "step": 40, "became": {"lr": 0.2}},
+        {"number": 2, "set": {"width": 99}, "step": 50, "refused": "too wide"},
+        {"number": 3, "set": {"delay": 3}, "step": 60, "became": {"width": 4}},
+    ]
+    algorithm = {"name": "PipeSGD", "settings": {"width": 2}, "defaults": ["width"]}
+    settings = {**DEFAULTS, "steps": 100, "lr": 0.1}
+    folder = write_run(tmp_path, "a", created=CREATED, settings=settings, algorithm=algorithm, steering=steering)
+    row = RunRows().select([tmp_path])["runs"][0]
+    assert (row["lr"], row["set.width"]) == (0.2, 4)
+    assert row["steered"] == "lr=0.2 after 40 steps; width=4 after 60 steps"
+    (folder / "checkpoints").mkdir()
+    info = json.loads((folder / "run.json").read_text())
+    for num_steps, line, rate in ((30, "PipeSGD()", 0.1), (50, "PipeSGD()", 0.2), (60, "PipeSGD(width=4)", 0.2)):
+        code = run_code(folder, info, num_steps)
+        assert f"algorithm = wb.{line}" in code["branch"] and f"lr={rate}, resume=" in code["branch"]
+        assert "wb.PipeSGD()" in code["repeat"] and "lr=0.1)" in code["repeat"]
+    assert "PipeSGD(width=4)" in code["continue"] and "lr=0.2, resume=" in code["continue"]
+
+
 def test_code_has_none_where_the_default_is_something_else(tmp_path: Path) -> None:
     settings = {**DEFAULTS, "steps": 100, "trace_steps": None, "lr": None}
     algorithm = {"name": "DeAR", "settings": {"bucket_bytes": None}, "defaults": []}

@@ -17,6 +17,7 @@ from workbench.analysis.table import Column, Table, num_bytes, percent, seconds,
 from workbench.errors import ConfigError, WorkbenchError
 from workbench.naming import parse_value, same_name, unknown
 from workbench.trace.index import Index, state_of
+from workbench.trace.info import describe_changes, settings_changes
 from workbench.trace.read import metrics_paths
 from workbench.trace.run import Run
 from workbench.trace.store import ENDED, StoredRun, list_runs, runs_root
@@ -34,6 +35,7 @@ BASE = (
     "optimizer",
     "sweep",
     "cell",
+    "steered",
     "error",
     "folder",
 )
@@ -186,7 +188,8 @@ def _failures(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 def row_of(run: StoredRun) -> dict[str, Any]:
     """Return the entries of `run.json`, flat.
 
-    Settings of the algorithm are "set.width" and so on; settings of the run have their own names.
+    Settings of the algorithm are "set.width" and so on; settings of the run have their own names. They are the present
+    ones; "steered" says what changed during the run, and after which step.
     """
     info = run.info
     algorithm, problem, sweep = (info.get(name) or {} for name in ("algorithm", "problem", "sweep"))
@@ -201,11 +204,16 @@ def row_of(run: StoredRun) -> dict[str, Any]:
         "workers": info.get("num_workers"),
         "sweep": sweep.get("id"),
         "cell": sweep.get("cell"),
+        "steered": "; ".join(describe_changes(info)) or None,
         "error": info.get("error"),
         "folder": str(run.folder),
     }
+    run_settings = dict(info.get("settings") or {})
     settings = {f"set.{name}": value for name, value in (algorithm.get("settings") or {}).items()}
-    return {**(info.get("settings") or {}), **settings, **own, "optimizer": problem.get("optimizer")}
+    for _, changes in settings_changes(info):
+        settings |= {f"set.{name}": value for name, value in changes.items() if name != "lr"}
+        run_settings |= {name: value for name, value in changes.items() if name == "lr"}
+    return {**run_settings, **settings, **own, "optimizer": problem.get("optimizer")}
 
 
 def add_results(rows: Iterable[dict[str, Any]], root: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from workbench import problems
 from workbench.resources import PACKAGE
+from workbench.runtimes.checkpoint.files import complete_checkpoints
+from workbench.trace.info import settings_changes
 
 # The defaults of `Settings`, which imports torch; a test compares them.
 DEFAULTS: dict[str, Any] = {
@@ -47,10 +49,22 @@ def run_code(folder: Path, info: dict[str, Any], num_steps: int | None = None) -
     if info.get("runtime") in ("mpi", "torch"):
         found["repeat"] = _train(info, {})
         if any(folder.glob("checkpoint*")):
-            found["continue"] = _train(info, {"resume": str(folder)})
+            newest = max((one.num_steps for one in complete_checkpoints(folder)), default=None)
+            found["continue"] = _train(_changed_until(info, newest), {"resume": str(folder)})
             if num_steps is not None:
-                found["branch"] = _train(info, {"resume": f"{folder}@{num_steps}"})
+                found["branch"] = _train(_changed_until(info, num_steps), {"resume": f"{folder}@{num_steps}"})
     return found
+
+
+def _changed_until(info: dict[str, Any], num_steps: int | None) -> dict[str, Any]:
+    """Return the record with the settings that the run had at a checkpoint, which were steered until then."""
+    algorithm, settings = dict(info.get("algorithm") or {}), dict(info.get("settings") or {})
+    for _, changes in settings_changes(info, num_steps):
+        own = {name: value for name, value in changes.items() if name != "lr"}
+        algorithm["settings"] = {**(algorithm.get("settings") or {}), **own}
+        algorithm["defaults"] = [name for name in algorithm.get("defaults") or () if name not in own]
+        settings |= {name: value for name, value in changes.items() if name == "lr"}
+    return {**info, "algorithm": algorithm, "settings": settings}
 
 
 def _train(info: dict[str, Any], more: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from workbench.machine import num_cores
 from workbench.problems.base import Problem, Sampler, accuracy
 from workbench.problems.loading import ENDLESS, Batch, IndexedSource, Reader, Reading, Source, to_device
 from workbench.problems.metrics import Measurement
-from workbench.program import Algorithm, Replicas, clipping_refusal, defaults_of, settings_of
+from workbench.program import Algorithm, Replicas, clipping_refusal, defaults_of, record_of
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
 from workbench.replica.optimizer_step import build_optimizer
@@ -369,7 +369,7 @@ def run_info(
     algorithm: Algorithm, problem: Problem, settings: Settings, runtime: str, num_workers: int
 ) -> dict[str, Any]:
     """Return the entries of `run.json` that are known before the run begins."""
-    record, metrics = settings_of(algorithm), problem.named_metrics()
+    metrics = problem.named_metrics()
     whose = _describe_evaluated(algorithm)
     return {
         **({"evaluated": whose} if whose else {}),
@@ -377,9 +377,7 @@ def run_info(
         "algorithm": {
             "name": type(algorithm).__name__,
             "defaults": defaults_of(algorithm),
-            "settings": {
-                name: value if isinstance(value, int | float | None) else str(value) for name, value in record.items()
-            },
+            "settings": record_of(algorithm),
         },
         "problem": {
             "name": problem.name,

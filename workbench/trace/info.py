@@ -72,6 +72,35 @@ def read_info(folder: Path) -> dict[str, Any]:
     return info
 
 
+def settings_changes(info: dict[str, Any], num_steps: int | None = None) -> list[tuple[int, dict[str, Any]]]:
+    """Return the changes of settings during a run: (number of rank 0's steps before it, name -> new value).
+
+    Args:
+        num_steps: only those that a checkpoint after this number of steps has.
+    """
+    changes = []
+    for row in info.get("steering") or ():
+        new = row.get("became", row.get("set"))  # earlier versions recorded the command only
+        if not isinstance(new, dict) or "refused" in row:
+            continue
+        (after,) = [row["step"]] if "step" in row else list(row.get("steps") or [0])[:1]
+        if num_steps is None or after <= num_steps:
+            changes.append((int(after or 0), new))
+    return changes
+
+
+def describe_changes(info: dict[str, Any]) -> list[str]:
+    """Return a text for each change of settings during a run.
+
+    >>> describe_changes({"steering": [{"set": {"lr": 0.05}, "step": 40, "became": {"lr": 0.05}}]})
+    ['lr=0.05 after 40 steps']
+    """
+    return [
+        f"{', '.join(f'{name}={value}' for name, value in changes.items())} after {after} steps"
+        for after, changes in settings_changes(info)
+    ]
+
+
 def _renamed(info: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of format 1 in the present format."""
     if "algorithm" in info or "method" not in info:

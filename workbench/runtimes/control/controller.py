@@ -15,7 +15,7 @@ from typing import Any, final
 
 from workbench.errors import ConfigError
 from workbench.ops import EndStep
-from workbench.program import Algorithm
+from workbench.program import Algorithm, record_of
 from workbench.replica.replica import Replica
 from workbench.runtimes.control.commands import Command, CommandReader
 from workbench.runtimes.control.generations import Agreed
@@ -190,7 +190,7 @@ class RunController:
         row: dict[str, Any] = {"number": self.num_taken, **command}
         if isinstance(command.get("set"), dict):
             try:
-                self._set(command["set"])
+                row["became"] = self._set(command["set"])
             except ConfigError as error:  # on all ranks: the command was written without a check
                 row["refused"] = str(error)
         self._recorder.event({"task": 0, "steer": self.num_taken, "step": step, **command})
@@ -201,11 +201,15 @@ class RunController:
             row["step"] = step
         self._taken.append(row)
 
-    def _set(self, changes: dict[str, Any], *, keeps_lr: bool = False) -> None:
+    def _set(self, changes: dict[str, Any], *, keeps_lr: bool = False) -> dict[str, Any]:
+        """Adopt changed settings. Return those that are new, as in the record of the algorithm."""
         num_ranks, progress = self._transport.num_workers, self._settings.progress
+        before = record_of(self.algorithm)
         self.algorithm, lr = changed(self.algorithm, changes, num_ranks, progress)
         if lr is not None and not keeps_lr:
             self._replica.set_lr(lr)
+        new = {name: value for name, value in record_of(self.algorithm).items() if value != before[name]}
+        return new if lr is None else {"lr": lr, **new}
 
     def _wait_for_command(self) -> None:
         """Return at a new command, or after a short time. The next meeting then shows that all ranks are alive."""
