@@ -14,12 +14,19 @@ from tests.laws import tiny
 from tests.laws.sentences import assert_near, assert_same_rows
 from tests.laws.train import Trained, by_turns, on_all_runtimes, on_real_runtimes, train
 from tests.laws.variants import name_of, representatives
-from workbench.algorithms import AsyncSGD, BackupSGD, OnlineBackupSGD, PartialAllReduce, StaleSynchronousSGD
+from workbench.algorithms import (
+    AsyncSGD,
+    BackupSGD,
+    OnlineBackupSGD,
+    PartialAllReduce,
+    StaleSynchronousSGD,
+    SynchronousSGD,
+)
 from workbench.errors import ConfigError, Stalled
 from workbench.program import Algorithm
 from workbench.replica.local_training import run_info
 from workbench.runtimes.simulator.replay import Replay, replay
-from workbench.settings import Settings
+from workbench.settings import OptimizerFactory, Settings
 from workbench.trace.run import Run
 
 NUM_RANKS = 3
@@ -38,7 +45,8 @@ REPLAYED = [*(item for item in representatives() if item.requires.servers), *MOR
 
 def of(run: Run, algorithm: Algorithm, how: Settings) -> Run:
     """The run as it would be recorded without the test's wrapper around the algorithm."""
-    return replace(run, info={**run.info, "algorithm": run_info(algorithm, tiny.problem(), how, "", 1)["algorithm"]})
+    plain = run_info(algorithm, tiny.problem(), how, "", 1)
+    return replace(run, info={**run.info, "algorithm": plain["algorithm"], "content": plain["content"]})
 
 
 def again(trained: Trained, algorithm: Algorithm, how: Settings) -> Replay:
@@ -118,3 +126,18 @@ def test_what_was_not_recorded_cannot_be_replayed() -> None:
             replay(replace(recorded, info={**recorded.info, "steering": [row]}), AsyncSGD(), tiny.problem(), how)
     with pytest.raises(ConfigError, match="no events"):
         replay(replace(recorded, folder=None, recorded_events={}), AsyncSGD(), tiny.problem(), how)
+
+
+def test_a_lambda_is_known_by_its_content() -> None:
+    """Two lambdas have one name, and the record of a run has no other description."""
+
+    def optimizer(lr: float) -> OptimizerFactory:
+        return lambda parameters: torch.optim.SGD(parameters, lr=lr)
+
+    how = Settings(steps=2, batch_size=3, optimizer=optimizer(0.1))
+    run = train("simulated", 2, SynchronousSGD(), tiny.problem(), how).run
+    same, other = (replace(how, optimizer=optimizer(lr)) for lr in (0.1, 0.2))
+    again_with_same = replay(of(run, SynchronousSGD(), how), SynchronousSGD(), tiny.problem(), same)
+    assert [row["loss"] for row in again_with_same.run.steps()] == [row["loss"] for row in run.steps()]
+    with pytest.raises(ConfigError, match="had another optimizer of the same name"):
+        replay(of(run, SynchronousSGD(), how), SynchronousSGD(), tiny.problem(), other)

@@ -14,11 +14,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 from tests.laws import tiny
 from workbench.algorithms import SynchronousSGD
+from workbench.content import code_digest
 from workbench.gradients import build_layout, trainable
 from workbench.resources import PACKAGE
 from workbench.runtimes.rank import fingerprint
 from workbench.runtimes.rank.consistency import NOTED_DIFFERENCES, compare, facts_of_run, versions
-from workbench.runtimes.rank.fingerprint import code_digest, data_digest, package_digest
+from workbench.runtimes.rank.fingerprint import data_digest, package_digest
 from workbench.settings import Settings
 
 

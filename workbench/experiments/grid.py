@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
 
+from workbench.content import digest, digest_of
 from workbench.errors import ConfigError
 from workbench.experiments.yaml_file import read_yaml
 from workbench.naming import parse_value, unknown
 from workbench.run_spec import OPTION_GROUPS, check_train, train_options
+from workbench.user_file import is_in_user_file, load
 
 ENTRIES = ("name", "notebook", "base", "axes", "include", "exclude", "jobs", "timeout_s")
 # Options with their own settings, as in {pipe-sgd: {width: 2}} -> prefix of the settings' keys.
@@ -34,16 +36,20 @@ class Cell:
         values: value of each option. "algorithm" is the algorithm's name, and its settings are "set.width" and so on.
         axes: the values of `values` that differ between cells.
         notebook: the notebook to execute with these parameters; None for a run of `workbench train`.
+        content: digest of the notebook's code, and of each value that names an object in your file.
     """
 
     values: dict[str, Any]
     axes: dict[str, Any] = field(default_factory=dict)
     notebook: str | None = None
+    content: dict[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits that identify the notebook and the values, whatever the order of the values."""
+        """Twelve hexadecimal digits that identify the code and the values, whatever the order of the values."""
         content = {"notebook": self.notebook, **self.values} if self.notebook else self.values
+        if self.content:
+            content = {**content, "content": self.content}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -172,7 +178,12 @@ def _cells(content: dict[str, Any], reader: _Train | _Notebook, where: str) -> t
     names = list(dict.fromkeys(name for values in every for name in values))
     vary = [name for name in names if len({json.dumps(values.get(name)) for values in every}) > 1]
     return tuple(
-        Cell(values=values, axes={name: values[name] for name in vary if name in values}, notebook=reader.notebook)
+        Cell(
+            values=values,
+            axes={name: values[name] for name in vary if name in values},
+            notebook=reader.notebook,
+            content=reader.content(values),
+        )
         for values in every
     )
 
@@ -251,6 +262,11 @@ class _Train:
         if isinstance(value, list) and "." not in name and name not in REPEATED:
             raise ConfigError(f"{self._where}: {name}: {value}: give one value; several values belong under axes")
 
+    def content(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """Return option -> digest of the file that it names, and of what the named object uses of other files."""
+        named = {name: value for name, value in values.items() if isinstance(value, str) and is_in_user_file(value)}
+        return {name: _digest_of_object(value) for name, value in named.items()}
+
     def check(self, cell: Cell) -> None:
         """Check a cell as `workbench train` does.
 
@@ -303,11 +319,13 @@ class _Notebook:
     """Reads the parameters of a notebook."""
 
     def __init__(self, notebook: Any, where: str) -> None:
-        from workbench.experiments.notebook_catalogue import find_notebook, parameters_of
+        from workbench.experiments.notebook_catalogue import code_of, find_notebook, parameters_of
 
         self.notebook: str | None = str(notebook)
+        self._path = find_notebook(str(notebook))
+        self._digest = digest(*(code.encode() for code in code_of(self._path)))
         self._where = where
-        self._known = [parameter.name for parameter in parameters_of(find_notebook(str(notebook)))]
+        self._known = [parameter.name for parameter in parameters_of(self._path)]
 
     def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return parameter -> value."""
@@ -326,8 +344,28 @@ class _Notebook:
         """Return the pattern of an entry of `exclude`."""
         return self.options(given)
 
+    def content(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """Return the digest of the notebook's code."""
+        return {"notebook": self._digest}
+
     def check(self, cell: Cell) -> None:
-        """Do nothing, because `options` has checked the names."""
+        """Check that the notebook uses the cell's values; `options` has checked the names.
+
+        Raises:
+            ConfigError: a later cell replaces one.
+        """
+        from workbench.experiments.notebook_catalogue import check_given
+
+        check_given(self._path, cell.values)
+
+
+def _digest_of_object(name: str) -> str:
+    """Return the digest of a user's file, as it is now, and of the object in it that `file.py:name` names."""
+    try:
+        text = Path(name.rpartition(":")[0]).expanduser().read_bytes()
+        return digest(text, str(digest_of(load(name, "object", callable))).encode())
+    except (OSError, ConfigError):  # the check of the cell has the message
+        return ""
 
 
 def _plain(value: Any) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeGuard, final
 
 from workbench import resources
 from workbench.errors import ConfigError
 from workbench.naming import unknown
 
+PYTHON_KERNEL = "python3"
 KEY = re.compile(r"\b[a-z]+(?:19|20)\d\d[a-z]+\b")  # key of a paper
 
 
@@ -40,21 +43,117 @@ def parameters_of(path: Path) -> tuple[Parameter, ...]:
     """Return the parameters of a notebook, in its order.
 
     Raises:
-        ConfigError: papermill is missing, or the file is not a notebook.
+        ConfigError: papermill is missing, the file is not a notebook, or it has two parameters cells.
     """
     cells = _cells(path)
-    import papermill
+    number = parameters_cell(cells, path)
+    if number is None:
+        return ()
+    from papermill.translators import papermill_translators
 
-    found = papermill.inspect_notebook(path) if cells else {}
-    return tuple(Parameter(name, _type(item), item["default"], item["help"]) for name, item in found.items())
+    kernel, language = kernel_of(path)
+    found = papermill_translators.find_translator(kernel, language).inspect(cells[number])
+    return tuple(
+        Parameter(item.name, _type(item.inferred_type_name), item.default, item.help) for item in found if item.name
+    )
 
 
-def _type(item: dict[str, Any]) -> str:
-    return "" if item["inferred_type_name"] == "None" else str(item["inferred_type_name"])
+def parameters_cell(cells: Sequence[Any], path: Path) -> int | None:
+    """Return the index of the cell with the tag `parameters`; None if there is none.
+
+    Raises:
+        ConfigError: there are two. Papermill writes the given values after the first one, and the second one would
+            replace them by its defaults.
+    """
+    tagged = [number for number, cell in enumerate(cells) if "parameters" in cell.metadata.get("tags", [])]
+    if len(tagged) > 1:
+        numbers = " and ".join(str(number + 1) for number in tagged)
+        raise ConfigError(
+            f"{path}: cells {numbers} have the tag parameters, and the last one would replace the given values by its "
+            "own: keep the tag on one cell, with all parameters"
+        )
+    return tagged[0] if tagged else None
+
+
+def check_given(path: Path, names: Iterable[str]) -> None:
+    """Check that no later cell replaces a given parameter before a cell has read it.
+
+    Raises:
+        ConfigError: a cell does; the message has its number.
+    """
+    cells = _cells(path)
+    first = parameters_cell(cells, path)
+    if first is None:
+        return
+    unread = set(names)
+    for number, cell in enumerate(cells[first + 1 :], first + 2):
+        for statement in _statements(cell):
+            read = {node.id for node in ast.walk(statement) if _is_name(node, ast.Load)}
+            unread -= read
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            assigned = {node.id for node in targets if isinstance(node, ast.Name)} & unread
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None and assigned:
+                raise ConfigError(
+                    f"{path}: cell {number} assigns {min(assigned)}, so the given value would have no effect: remove "
+                    "this assignment, or move it to the cell with the tag parameters"
+                )
+
+
+def _statements(cell: Any) -> list[ast.stmt]:
+    """Return the statements of a code cell, without magics; none if it is in another language."""
+    if cell.cell_type != "code":
+        return []
+    lines = ["" if line.lstrip()[:1] in ("%", "!") else line for line in cell.source.splitlines()]
+    try:
+        return ast.parse("\n".join(lines)).body
+    except SyntaxError:
+        return []
+
+
+def _is_name(node: ast.AST, context: type[ast.expr_context]) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, context)
+
+
+def code_of(path: Path) -> tuple[str, ...]:
+    """Return the source of each code cell of a notebook."""
+    return tuple(str(cell.source) for cell in _cells(path) if cell.cell_type == "code")
+
+
+def kernel_of(path: Path) -> tuple[str, str]:
+    """Return kernel and language of a notebook. One that names no kernel is taken to be in Python, for `python3`.
+
+    Raises:
+        ConfigError: it names no kernel, and there is no kernel `python3`.
+    """
+    metadata = _read(path).metadata
+    spec = metadata.get("kernelspec") or {}
+    language = (metadata.get("language_info") or {}).get("name") or spec.get("language") or "python"
+    return spec.get("name") or _python_kernel(path), language
+
+
+def _python_kernel(path: Path) -> str:
+    from jupyter_client.kernelspec import find_kernel_specs
+
+    known = find_kernel_specs()  # type: ignore[no-untyped-call]
+    if PYTHON_KERNEL not in known:
+        raise ConfigError(
+            f"{path} names no kernel, and there is no kernel {PYTHON_KERNEL}: give kernel= (--kernel), or install one "
+            f"with `python -m ipykernel install --user`"
+        )
+    return PYTHON_KERNEL
+
+
+def _type(inferred: str) -> str:
+    return "" if inferred == "None" else str(inferred)
 
 
 def _cells(path: Path) -> list[Any]:
-    """Return the cells of a notebook.
+    """Return the cells of a notebook; errors as of `_read`."""
+    return list(_read(path).cells)
+
+
+def _read(path: Path) -> Any:
+    """Return a notebook.
 
     Raises:
         ConfigError: papermill is missing, or the file does not exist or is not a notebook.
@@ -67,7 +166,7 @@ def _cells(path: Path) -> list[Any]:
     if not path.is_file():
         raise ConfigError(f"there is no notebook {path}")
     try:
-        return list(nbformat.read(path, as_version=4).cells)  # type: ignore[no-untyped-call]
+        return nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     except (ValueError, KeyError, AttributeError, nbformat.ValidationError, nbformat.reader.NotJSONError) as error:
         raise ConfigError(f"{path} is not a notebook ({str(error)[:80]}): give an .ipynb file") from None
 

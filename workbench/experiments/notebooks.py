@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.errors import ConfigError, WorkbenchError
-from workbench.experiments.notebook_catalogue import parameters_of
+from workbench.experiments.notebook_catalogue import check_given, kernel_of, parameters_of
 from workbench.naming import unknown
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,13 +31,13 @@ def run_notebook(
         output: the executed notebook.
         parameters: values for the cell with the tag `parameters`.
         timeout_s: limit for the whole notebook, in seconds; None for no limit.
-        kernel: name of the kernel; None: that of the notebook.
+        kernel: name of the kernel; None: that of the notebook, or `python3` if it names none.
 
     Returns:
         The path of the executed notebook.
 
     Raises:
-        ConfigError: there is no such notebook, parameter or kernel.
+        ConfigError: there is no such notebook, parameter or kernel; or a cell would replace a given parameter.
         WorkbenchError: a cell failed, or the time limit was reached; the message names the cell and the executed
             notebook.
     """
@@ -64,7 +64,8 @@ def run_notebook(
             output,
             parameters=parameters,
             engine_name="workbench",
-            kernel_name=kernel,
+            kernel_name=kernel or kernel_of(path)[0],
+            language=kernel_of(path)[1],
             progress_bar=False,
             progress="cells",
             total_timeout_s=timeout_s,
@@ -97,6 +98,7 @@ def _check(path: Path, output: Path, parameters: dict[str, Any]) -> None:
     for name in parameters:
         if name not in known:
             raise unknown(f"parameter of {path.name}", name, known)
+    check_given(path, parameters)
 
 
 def tagged_text(notebook: Path, tag: str) -> str:

@@ -79,6 +79,19 @@ def calibration_of(calibrated: Calibrated, problem: Problem, batch_size: int) ->
     return _tcp(found)
 
 
+def content_of(calibrated: Calibrated) -> Any:
+    """Return what costs are read from, by content: a calibration, the record of a run, or the bytes of files."""
+    if isinstance(calibrated, Calibration):
+        return calibrated.as_record()
+    if isinstance(calibrated, Run):
+        return calibrated.info, calibrated.metrics
+    if not isinstance(calibrated, str | Path):
+        return [content_of(path) for path in calibrated]
+    if Path(calibrated).is_file():
+        return Path(calibrated).read_bytes()
+    return content_of(Run.load(find_run(calibrated)))
+
+
 def _of_run(run: Run, problem: Problem, batch_size: int) -> Calibration:
     """Fit a run. One of a plain loop (`wb.record`) does not know its samples: they are taken to be those of the study."""
     found = calibrate(run, problem=problem)

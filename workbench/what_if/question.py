@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, final
 
 from workbench.arguments import check_whole, is_number, is_whole
-from workbench.calibration.model import Calibration
 from workbench.clusters.emulated.rates import RATES
+from workbench.content import content_digest
 from workbench.costs import Network, Stragglers
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
 from workbench.program import Algorithm
-from workbench.runtimes.rank.fingerprint import code_digest, source_digest
-from workbench.settings import describe
-from workbench.trace.run import Run
+from workbench.runtimes.rank.fingerprint import source_digest
 from workbench.what_if.candidates import name_of
-from workbench.what_if.measure import Calibrated
+from workbench.what_if.measure import Calibrated, content_of
 
 SETTINGS = ("optimizer", "lr", "schedule", "clip_norm", "ema_decay", "num_micro")
+EXTENDED = ("algorithms", "networks", "workers", "seeds")  # a continued study may have others: each training names them
 METRICS = {"loss": "test_loss", "test_loss": "test_loss", "accuracy": "accuracy"}
 
 
@@ -50,30 +47,29 @@ class Question:
     settings: Mapping[str, Any]
 
     def as_record(self) -> dict[str, Any]:
-        """Return what must be the same in a study that is continued, as values for JSON."""
-        problem = self.problem
-        return {
-            "problem": problem.name,
-            "code": code_digest(
-                problem.model,
-                problem.loss,
-                problem.optimizer,
-                *(metric.function for metric in problem.named_metrics().values()),
-            ),
-            "parameters": problem.num_parameters(),
-            "optimizer": describe(problem.optimizer),
-            "data": [
-                source_digest(problem.train_source()),
-                None if problem.test is None else source_digest(problem.test_source()),
-            ],
-            "calibrated": _source_of_costs(self.calibrated),
-            "threads": self.threads,
-            "batch_size": self.batch_size,
-            "settings": {key: describe(value) if callable(value) else value for key, value in self.settings.items()},
-            "target": None if self.target is None else list(self.target),
-            "stragglers": [str(one) for one in self.stragglers],
-            "search": self.search,
-        }
+        """Return what must be the same in a study that is continued, by name, as values for JSON.
+
+        These are all fields of the question, of its problem and of its settings, except `EXTENDED`. Objects count by
+        their content (`content_digest`).
+
+        Raises:
+            UnreadableContent: an object whose content cannot be read; the algorithms count, too.
+        """
+        parts = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in EXTENDED}
+        problem, settings = parts.pop("problem"), parts.pop("settings")
+        parts |= {f"problem.{item.name}": getattr(problem, item.name) for item in fields(problem)}
+        parts |= {f"settings.{name}": value for name, value in settings.items()}
+        if self.calibrated is not None:
+            parts["calibrated"] = content_of(self.calibrated)
+        for name, source in (("train", problem.train_source()), ("test", problem.test_source())):
+            parts[f"problem.{name}"] = (parts[f"problem.{name}"], source_digest(source, whole=True))
+        content_digest(self.algorithms)
+        return {name: _recorded(value) for name, value in parts.items()}
+
+
+def _recorded(value: Any) -> Any:
+    """Return a number or a text itself, and anything else as its digest."""
+    return value if isinstance(value, int | float | str | None) else content_digest(value)
 
 
 def make_question(
@@ -217,12 +213,3 @@ def _target(target: tuple[str, float] | None, problem: Problem) -> tuple[str, fl
         if not 0 < value <= 1:
             raise ConfigError(f"target={target!r}: an accuracy is from 0 to 1")
     return name, float(value)
-
-
-def _source_of_costs(calibrated: Any) -> str | None:
-    """Return words that differ for different sources of costs."""
-    if calibrated is None:
-        return None
-    if isinstance(calibrated, Calibration):
-        return hashlib.sha256(json.dumps(calibrated.as_record(), sort_keys=True, default=str).encode()).hexdigest()[:12]
-    return calibrated.id if isinstance(calibrated, Run) else str(calibrated)

@@ -11,6 +11,7 @@ from torch import nn
 
 from workbench.algorithms import BackupSGD, DeAR, LayerwiseSGD, PipeSGD, SoftsyncSGD, SynchronousSGD
 from workbench.collectives import Native
+from workbench.content import digest_of
 from workbench.problems.base import Problem
 from workbench.problems.loading import to_device
 from workbench.program import Algorithm
@@ -43,8 +44,11 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """What is trained, with every setting: equal for algorithms with the same numerical results."""
-        return f"{self.algorithm!r}, {self.workers} of {self.num_workers} workers, {self.batch_size} samples"
+        """What is trained, by content: equal for algorithms with the same numerical results."""
+        # If it cannot be read, no training is kept, and the object itself is the key.
+        content = digest_of(self.algorithm) or f"object {id(self.algorithm)}"
+        shown = f"{self.algorithm!r} ({content})"
+        return f"{shown}, {self.workers} of {self.num_workers} workers, {self.batch_size} samples"
 
     @property
     def samples_per_step(self) -> int:

@@ -29,21 +29,19 @@ class Saved:
     _runs: dict[str, Run | None] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, name: str | None, asked: Mapping[str, Any]) -> Saved:
+    def open(cls, name: str, asked: Mapping[str, Any]) -> Saved:
         """Open the folder of the study `name` in the store of runs, or make it.
 
         Raises:
             ConfigError: it holds a study of something else; the message names the difference.
         """
-        if name is None:
-            return cls()
         if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
             raise ConfigError(f"name={name!r}: give a word without slashes, for a folder in {runs_root()}")
         folder = runs_root() / f"study-{name}"
         path = folder / FILE
         if path.exists():
             before = json.loads(path.read_text())["asked"]
-            other = [key for key, value in asked.items() if before.get(key) != value]
+            other = [key for key in {**before, **asked} if before.get(key) != asked.get(key)]
             if other:
                 raise ConfigError(
                     f"{folder} is a study with other values of {' and '.join(other)}: give another name=, or "

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from workbench.content import code_digest
 from workbench.errors import RankMismatch
 from workbench.gradients import Layout
 from workbench.problems.base import Problem
@@ -16,7 +17,7 @@ from workbench.problems.loading import ENDLESS, Source
 from workbench.program import Algorithm
 from workbench.runtimes.execution.interpreter import Interpreter
 from workbench.runtimes.liveness.membership import require_all
-from workbench.runtimes.rank.fingerprint import code_digest, package_digest, source_digest
+from workbench.runtimes.rank.fingerprint import package_digest, source_digest
 from workbench.runtimes.transport.base import Transport
 from workbench.settings import Settings
 
@@ -61,12 +62,18 @@ def facts_of_run(
         "algorithm": str(algorithm),
         "code of the algorithm": code_digest(algorithm),
         **{f"setting {name}": str(value) for name, value in settings.as_record().items()},
+        "code of the optimizer": code_digest(settings.optimizer or problem.optimizer, settings.schedule),
         "problem": problem.name,
         "samples": "a stream" if data[0].num_samples == ENDLESS else str(data[0].num_samples),
         "training data": source_digest(data[0]),
         "test data": source_digest(data[1]),
         **facts_of_layout(layout),
-        "code of the problem": code_digest(problem.model, problem.loss, problem.correct),
+        "code of the problem": code_digest(
+            problem.model,
+            problem.loss,
+            problem.correct,
+            *(metric.function for metric in problem.named_metrics().values()),
+        ),
     }
 
 

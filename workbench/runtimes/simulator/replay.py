@@ -53,7 +53,8 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
     name = (run.info.get("algorithm") or {}).get("name")
     if name != type(algorithm).__name__:
         raise ConfigError(f"the run {run.id} is of {name}: it cannot be replayed as {type(algorithm).__name__}")
-    recorded = run_info(algorithm, problem, settings, "", 1)["algorithm"]["settings"]
+    given = run_info(algorithm, problem, settings, "", 1)
+    recorded = given["algorithm"]["settings"]
     if recorded != (run.info["algorithm"].get("settings") or {}):
         raise ConfigError(
             f"the run {run.id} was of {name} with {run.info['algorithm'].get('settings')}, not with {recorded}"
@@ -85,6 +86,13 @@ def replay(run: Run | Path | str, algorithm: Algorithm, problem: Problem, settin
         raise ConfigError(
             f"the run {run.id} cannot be replayed: it has no events, so the order of its messages is unknown"
         )
+    before = run.info.get("content") or {}  # None: it could not be read
+    for part, content in given["content"].items():
+        if None not in (content, before.get(part)) and content != before[part]:
+            raise ConfigError(
+                f"the run {run.id} had another {part} of the same name (its code, or a value that it uses, differs): "
+                "give the one that it had"
+            )
     threads = int(run.headers.get(0, {}).get("threads", 1))
     free = Compute(forward_s=0.0, backward_s=0.0)
     simulation = Simulation(
