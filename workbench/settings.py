@@ -65,7 +65,8 @@ class Settings:
         epochs, steps: length of training; give exactly one. An epoch is `ceil(samples / (batch_size * workers))` steps.
         batch_size: samples of a worker in a step; None: the problem's.
         optimizer: parameters -> `torch.optim` optimizer; None: the problem's.
-        lr: overrides the optimizer's learning rate in every parameter group.
+        lr: learning rate of the optimizer's first parameter group. Other groups keep their proportion to it. None: the
+            optimizer's.
         schedule: optimizer -> `torch.optim.lr_scheduler`; it advances after each update.
         clip_norm: global norm to which the gradient of each update is clipped: the mean gradient, or in local steps the
             rank's own. Refused if no rank has one (servers), or if it is a direction (`SignSGD`): see

@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from workbench.content import digest_of
 from workbench.errors import ConfigError
 from workbench.gradients import Layout, build_layout, trainable
 from workbench.machine import num_cores
@@ -18,7 +19,7 @@ from workbench.problems.metrics import Measurement
 from workbench.program import Algorithm, Replicas, clipping_refusal, defaults_of, record_of
 from workbench.replica.backward import MicroBatch
 from workbench.replica.gradient_guard import GradientReport, LossWatch, entries_of, guard_of
-from workbench.replica.optimizer_step import build_optimizer
+from workbench.replica.optimizer_step import build_optimizer, check_schedule_takes_rate, set_first_rates
 from workbench.replica.replica import Replica, evaluation_mode
 from workbench.replica.server_copy import ServerCopy
 from workbench.replica.trained import state_of
@@ -293,8 +294,7 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
     def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = build_optimizer(settings.optimizer or problem.optimizer, parameters)
         if settings.lr is not None:
-            for group in optimizer.param_groups:
-                group["lr"] = settings.lr
+            set_first_rates(optimizer, settings.lr)
         return optimizer
 
     buckets = algorithm.requires.buckets
@@ -308,6 +308,8 @@ def build_replica(algorithm: Algorithm, problem: Problem, settings: Settings, de
         precision=settings.precision,
         applies_buckets=buckets.applied_singly,
     )
+    if settings.lr is not None:
+        check_schedule_takes_rate(replica.optimizer_wrapper.optimizer, settings.lr)
     more = {"schedule": settings.schedule, "ema_decay": settings.ema_decay}
     replica.make_server_copy = lambda: ServerCopy(replica.parameters, replica.layout, make_optimizer, **more)  # type: ignore[arg-type]
     replica.leaves_out_overflow = algorithm.requires.servers and settings.precision == "fp16"
@@ -388,9 +390,22 @@ def run_info(
         "runtime": runtime,
         "num_workers": num_workers,
         "settings": settings.as_record(),
+        "content": _content(algorithm, problem, settings),
         "versions": {"torch": torch.__version__ + ""},
         "notes": [*filter(None, [problem.note]), *slept_note(settings.compute)],
     }
+
+
+def _content(algorithm: Algorithm, problem: Problem, settings: Settings) -> dict[str, str | None]:
+    """Return digests of what a run's record can only name, such as a lambda; None for content that cannot be read."""
+    given = {
+        "algorithm": algorithm,
+        "model": problem.model,
+        "loss": problem.loss,
+        "optimizer": settings.optimizer or problem.optimizer,
+        "schedule": settings.schedule,
+    }
+    return {name: digest_of(value) for name, value in given.items()}
 
 
 def slept_note(compute: ComputeTimes | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -206,15 +207,7 @@ class OptimizerWrapper:
 
         Other groups keep their proportion to it. A schedule continues from the new value with the same factors.
         """
-        groups = self.optimizer.param_groups
-        first = groups[0]["lr"]
-        present = float(first) or float(groups[0].get("initial_lr", 0.0))  # 0 in a warm-up's first step
-        factor = lr / present if present else 1.0
-        for group in groups:
-            group["lr"] = lr if group["lr"] == first else group["lr"] * factor
-            for name in ("initial_lr", "max_lr", "min_lr"):
-                if name in group:
-                    group[name] *= factor
+        factor = set_rates(self.optimizer, lr)
         if self._schedule is not None:
             _scale(self._schedule, factor)
 
@@ -248,6 +241,52 @@ class OptimizerWrapper:
         self._group_sizes = self._sizes()
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
+
+
+def set_rates(optimizer: torch.optim.Optimizer, lr: float) -> float:
+    """Set the first group's learning rate; other groups keep their proportion to it. Return the factor.
+
+    >>> weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    >>> made = torch.optim.SGD([{"params": weights[:1], "lr": 0.1}, {"params": weights[1:], "lr": 0.01}])
+    >>> factor = set_rates(made, 0.2)
+    >>> factor, [group["lr"] for group in made.param_groups]
+    (2.0, [0.2, 0.02])
+    """
+    groups = optimizer.param_groups
+    first = groups[0]["lr"]
+    present = float(first) or float(groups[0].get("initial_lr", 0.0))  # 0 in a warm-up's first step
+    factor = lr / present if present else 1.0
+    for group in groups:
+        group["lr"] = lr if group["lr"] == first else group["lr"] * factor
+        for name in ("initial_lr", "max_lr", "min_lr"):
+            if name in group:
+                group[name] *= factor
+    return factor
+
+
+def set_first_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the rates of a new optimizer, as `Settings.lr` says.
+
+    Raises:
+        ConfigError: the first group's rate is 0, and another group has another rate.
+    """
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    if not rates[0] and any(rates):
+        raise ConfigError(
+            "lr= is the rate of the optimizer's first parameter group, and the others keep their proportion to it; but "
+            "the first group has lr=0: give the rates in optimizer=, without lr="
+        )
+    set_rates(optimizer, lr)
+
+
+def check_schedule_takes_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Raise `ConfigError` if a schedule, made for an optimizer with this rate, has replaced the rate by its own."""
+    base = float(optimizer.param_groups[0].get("initial_lr", lr))
+    if not math.isclose(base, lr):
+        raise ConfigError(
+            f"lr={lr:g} has no effect, because the schedule sets its own rates (it starts from {base:g}): leave lr= "
+            "out, or give a schedule of factors, such as torch.optim.lr_scheduler.LambdaLR"
+        )
 
 
 def _copied(value: Any) -> Any:

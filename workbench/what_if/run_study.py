@@ -13,6 +13,7 @@ from workbench.arguments import is_number
 from workbench.calibration.effective import Cores, Setting, make_setting
 from workbench.calibration.model import Calibration
 from workbench.clusters.emulated.rates import rate_text
+from workbench.content import UnreadableContent
 from workbench.costs import Network, Stragglers
 from workbench.errors import ConfigError
 from workbench.problems.base import Problem
@@ -86,7 +87,9 @@ def study(
             faster.
         cores: "own": each worker has its own cores. A number: all workers share them. "measured": as in `calibrated`.
         name: keep the study in the folder `study-NAME` of the store of runs, and its trainings as runs of this store.
-            The same question with the same name continues it, with new minutes.
+            The same question with the same name continues it, with new minutes. Functions and objects of the question
+            count by their content; data that a data set loads, by eight items. If some content cannot be read, such as
+            a compiled function, nothing is kept or reused, and the answer says so.
         quiet: print no progress.
         settings: of the trainings: optimizer, lr, schedule, clip_norm, ema_decay, num_micro, as in `Settings`.
 
@@ -122,7 +125,7 @@ def study(
         threads=threads,
         settings=settings,
     )
-    saved = Saved.open(name, question.as_record())
+    saved, unkept = _saved(name, question)
     calibration = _calibration(question, saved, budget)
     sample_s, threads_here = _gradient(question, calibration)
     cells, left_out = _time_candidates(question, calibration, _places(question, calibration, cores), budget)
@@ -133,7 +136,7 @@ def study(
         compute=calibration.compute(),
         settings=settings,
         target=question.target,
-        lr=own_rate(problem, settings),
+        lr=own_rate(problem, settings, late=any(cell.recipe.staleness for cell in cells)),
         tries=search,
         seeds=question.seeds,
         budget=Budget(max(0.0, budget.left_s - min(RESERVED_S, RESERVED_SHARE * budget.seconds)), quiet),
@@ -154,7 +157,7 @@ def study(
         calibration=calibration,
         cells=tuple(cells),
         trainings=tuple(trainings.done.values()),
-        unknown=(*left_out, *_limits(question, calibration, cells, trainings)),
+        unknown=(*unkept, *left_out, *_limits(question, calibration, cells, trainings)),
         problem_object=problem,
         settings={**settings, "batch_size": question.batch_size},
     )
@@ -164,6 +167,17 @@ def study(
         late = f"the study took {budget.spent_s:.0f} s instead of {budget.seconds:.0f}: this model needs more minutes"
         found = replace(found, unknown=(late, *found.unknown))
     return replace(found, seconds=budget.spent_s)
+
+
+def _saved(name: str | None, question: Question) -> tuple[Saved, list[str]]:
+    """Return the trainings that are kept, and why a named study keeps none if something in it cannot be read."""
+    if name is None:
+        return Saved(), []
+    try:
+        return Saved.open(name, question.as_record()), []
+    except UnreadableContent as error:
+        why = f"{error} cannot be read, so a later call could not tell whether it asks the same"
+        return Saved(), [f"nothing was kept or reused under the name {name}: the content of {why}"]
 
 
 def _calibration(question: Question, saved: Saved, budget: Budget) -> Calibration:

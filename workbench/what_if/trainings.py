@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -15,7 +14,7 @@ from workbench.analysis.summary import time_to
 from workbench.costs import Compute
 from workbench.errors import ConfigError, Diverged
 from workbench.problems.base import Problem
-from workbench.runtimes.rank.fingerprint import code_digest
+from workbench.replica.optimizer_step import check_schedule_takes_rate, set_first_rates
 from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 from workbench.what_if.budget import Budget
@@ -65,8 +64,8 @@ class Trainings:
 
     Attributes:
         target: name and value, or None: then every training has the same length.
-        lr: rate of exact gradients. A recipe of staleness tau has the better of lr and lr / (1 + tau), or the best of a
-            search near the latter.
+        lr: rate of exact gradients, of the optimizer's first parameter group; others keep their proportion to it. A
+            recipe of staleness tau has the better of lr and lr / (1 + tau), or the best of a search near the latter.
         tries: trainings of a search for the rate of each recipe; 0: the rule alone.
     """
 
@@ -219,10 +218,8 @@ class Trainings:
         return run
 
     def _known(self, recipe: Recipe, lr: float | None, length: int, seed: int) -> dict[str, Any]:
-        """Return what identifies a training in the study's folder; of your own algorithm, also its code."""
-        kind = type(recipe.algorithm)
-        own = {} if kind.__module__.startswith("workbench.") else {"code": code_digest(kind)}
-        return {"recipe": recipe.key, "lr": lr or self.lr, "steps": length, "seed": seed, **own}
+        """Return what identifies a training in the study's folder."""
+        return {"recipe": recipe.key, "lr": lr or self.lr, "steps": length, "seed": seed}
 
     def _met(self, run: Run) -> float | None:
         if self.target is None:
@@ -255,12 +252,22 @@ class Trainings:
         self.left_out.setdefault(recipe.name, set()).add(recipe.num_workers)
 
 
-def own_rate(problem: Problem, settings: Mapping[str, Any]) -> float:
-    """Return the learning rate that a training with these settings has."""
-    if settings.get("lr") is not None:
-        return float(settings["lr"])
+def own_rate(problem: Problem, settings: Mapping[str, Any], *, late: bool) -> float:
+    """Return the learning rate of the optimizer's first parameter group in a training with these settings.
+
+    Args:
+        late: whether late gradients will be trained, at other rates.
+
+    Raises:
+        ConfigError: other rates would have no effect, because the schedule sets its own.
+    """
     make = settings.get("optimizer") or problem.optimizer
-    if isinstance(make, partial) and "lr" in make.keywords:
-        return float(make.keywords["lr"])
     with torch.random.fork_rng(devices=[]):
-        return float(make(problem.model().parameters()).param_groups[0]["lr"])
+        optimizer = make(problem.model().parameters())
+    if settings.get("lr") is not None:
+        set_first_rates(optimizer, float(settings["lr"]))
+    lr = float(optimizer.param_groups[0]["lr"])
+    if late and settings.get("schedule") is not None:
+        settings["schedule"](optimizer)
+        check_schedule_takes_rate(optimizer, lr)
+    return lr
