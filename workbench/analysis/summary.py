@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +19,7 @@ from workbench.analysis.table import Column, Table, num_bytes, percent, seconds,
 from workbench.errors import ConfigError
 from workbench.trace.run import Run, as_runs
 
+INTERPOLATED = ("seconds", "samples", "bytes_sent")  # between two evaluations
 WARM_UP_SHARE, WARM_UP_STEPS = 10, 10  # the first tenth of the steps, at most ten, is the warm-up
 
 
@@ -149,8 +151,51 @@ def typical_window(run: Run, count: int) -> slice:
     return slice(begin, begin + count)
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """When a curve of evaluations meets a target.
+
+    Attributes:
+        steps: number of steps, interpolated between two evaluations.
+        low, high: the fewest and the most steps that the two evaluations allow.
+        place: of the first evaluation that meets the target.
+    """
+
+    steps: int
+    low: int
+    high: int
+    place: int
+
+
+def crossing(steps: Sequence[int], values: Sequence[float], target: float, *, higher: bool = False) -> Crossing | None:
+    """Return when evaluations first meet a target; None if none does.
+
+    The metric is taken to be linear between two evaluations, and the result is the first whole step at or after the
+    line's crossing. So it is exact if every step is evaluated. Without an earlier finite value, it is this evaluation.
+
+    Args:
+        steps: number of steps taken before each evaluation, ascending.
+        values: the metric at each evaluation.
+        target: the value to reach: values of at most the target meet it, or of at least the target if `higher`.
+
+    >>> crossing([10, 20, 30], [2.0, 1.0, 0.8], 1.25)
+    Crossing(steps=18, low=11, high=20, place=1)
+    """
+    sign = 1 if higher else -1
+    place = next((place for place, value in enumerate(values) if sign * value >= sign * target), None)
+    if place is None:
+        return None
+    before, high = (steps[place - 1] if place else 0), steps[place]
+    share = 1.0
+    if place and math.isfinite(values[place - 1]) and math.isfinite(values[place]):
+        share = (target - values[place - 1]) / (values[place] - values[place - 1])
+    low = min(before + 1, high)
+    return Crossing(steps=max(low, math.ceil(before + share * (high - before))), low=low, high=high, place=place)
+
+
 def time_to(run: Run, y: str, target: float) -> dict[str, Any] | None:
-    """Return the first evaluation that meets the target (accuracy at least, test loss at most), or None.
+    """Return when a run meets the target (accuracy at least, test loss at most), or None: see `crossing`.
 
     Args:
         run: the run.
@@ -158,15 +203,29 @@ def time_to(run: Run, y: str, target: float) -> dict[str, Any] | None:
         target: the value to reach.
 
     Returns:
-        A row of `Run.evaluations`: step, seconds, samples, bytes_sent, test_loss, accuracy and the problem's metrics.
+        The row of `Run.evaluations` that first meets the target, with step, seconds, samples and bytes_sent interpolated
+        between the evaluation before and this one. `step_low` and `step_high` are the first and the last step at whose
+        end the target can have been met, as far as these two evaluations tell.
 
     Raises:
         ConfigError: the run has no such metric.
     """
     _check_measured(y, [run])
-    sign = 1 if run.is_better_higher(y) else -1
-    met = (row for row in run.evaluations() if row[y] is not None and sign * row[y] >= sign * target)
-    return next(met, None)
+    rows = [row for row in run.evaluations() if row[y] is not None]
+    counts = [row["step"] + 1 for row in rows]
+    met = crossing(counts, [row[y] for row in rows], target, higher=run.is_better_higher(y))
+    if met is None:
+        return None
+    after = rows[met.place]
+    before = rows[met.place - 1] if met.place else {"step": -1, **dict.fromkeys(INTERPOLATED, 0)}
+    length = after["step"] - before["step"]
+    share = (met.steps - 1 - before["step"]) / length if length else 1.0
+    between = {
+        name: type(after[name])(before[name] + share * (after[name] - before[name]))
+        for name in INTERPOLATED
+        if share < 1 and None not in (before[name], after[name])
+    }
+    return {**after, **between, "step": met.steps - 1, "step_low": met.low - 1, "step_high": met.high - 1}
 
 
 def _check_measured(y: str, runs: Sequence[Run]) -> None:
@@ -179,13 +238,13 @@ def _check_measured(y: str, runs: Sequence[Run]) -> None:
 
 
 def time_to_accuracy(run: Run, target: float) -> float | None:
-    """Return training seconds until an evaluation first reaches this accuracy (0 to 1); None if none does."""
+    """Return training seconds until the test accuracy (0 to 1) is reached; None if it is not: see `time_to`."""
     met = time_to(run, "accuracy", target)
     return met["seconds"] if met else None
 
 
 def time_to_loss(run: Run, target: float) -> float | None:
-    """Return training seconds until an evaluation first reaches this test loss; None if none does."""
+    """Return training seconds until the test loss is reached; None if it is not: see `time_to`."""
     met = time_to(run, "test_loss", target)
     return met["seconds"] if met else None
 
@@ -209,6 +268,7 @@ TIME_COLUMNS = (
     Column("runtime", "runtime"),
     Column("seconds", "training", seconds),
     Column("step", "step"),
+    Column("step_range", "between steps", lambda bounds: f"{bounds[0]} to {bounds[1]}"),
     Column("samples", "samples"),
     Column("bytes_sent", "sent", num_bytes),
 )
@@ -222,16 +282,18 @@ class Comparison(Table):
     runs: tuple[Run, ...] = ()
 
     def time_to_accuracy(self, target: float) -> Table:
-        """Return when each run's evaluation first reached this accuracy (0 to 1); None if it never did."""
-        return self._time_to("accuracy", target, f"First evaluation with accuracy of at least {percent(target)}")
+        """Return when each run reached this test accuracy (0 to 1), interpolated; None if it never did."""
+        return self._time_to(
+            "accuracy", target, f"Accuracy of at least {percent(target)}, interpolated between evaluations"
+        )
 
     def time_to_loss(self, target: float) -> Table:
-        """Return when each run's evaluation first reached this test loss; None if it never did."""
-        return self._time_to("test_loss", target, f"First evaluation with test loss of at most {target:g}")
+        """Return when each run reached this test loss, interpolated; None if it never did."""
+        return self._time_to("test_loss", target, f"Test loss of at most {target:g}, interpolated between evaluations")
 
     def time_to(self, metric: str, target: float) -> Table:
-        """Return when each run's evaluation first met a target of one of the problem's metrics; None if it never did."""
-        return self._time_to(metric, target, f"First evaluation with {metric} of {target:g}, or better")
+        """Return when each run met a target of one of the problem's metrics, interpolated; None if it never did."""
+        return self._time_to(metric, target, f"{metric} of {target:g}, or better, interpolated between evaluations")
 
     def _time_to(self, y: str, target: float, caption: str) -> Table:
         _check_measured(y, self.runs)
@@ -244,6 +306,7 @@ class Comparison(Table):
                 {
                     **{key: row[key] for key in ("label", "algorithm", "runtime", "run")},
                     **{key: met.get(key) for key in keys},
+                    "step_range": [met["step_low"], met["step_high"]] if met else None,
                 }
             )
         return Table(rows, TIME_COLUMNS, caption=caption)

@@ -80,7 +80,10 @@ class Cell:
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """5 % and 95 % quantiles of the seconds to the target, of the mean over seeds and of the prediction's error."""
+        """5 % and 95 % quantiles of the seconds to the target.
+
+        They combine the mean over seeds, the steps between two evaluations, and the prediction's error.
+        """
         if self.target_s is None or self.trained is None:
             return None
         values = [float(steps) for steps in self.trained.steps if steps is not None]
@@ -88,8 +91,9 @@ class Cell:
         if len(values) > 1:
             quantile = float(stats.t.ppf(LEVELS[1], len(values) - 1))
             spread = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values)) / float(np.mean(values))
-        low = math.hypot(math.log(self.time.step_s / self.time.low_s), spread)
-        high = math.hypot(math.log(self.time.high_s / self.time.step_s), spread)
+        fewer, more = bracket_of(self)
+        low = math.hypot(math.log(self.time.step_s / self.time.low_s), spread, fewer)
+        high = math.hypot(math.log(self.time.high_s / self.time.step_s), spread, more)
         return self.target_s * math.exp(-low), self.target_s * math.exp(high)
 
     def as_record(self) -> dict[str, Any]:
@@ -569,20 +573,38 @@ def ratio_of(plain: Cell, best: Cell) -> tuple[float, float, float]:
     Without known steps, it is the ratio of the times of a step.
     """
     spread, ratio = 0.0, plain.time.step_s / best.time.step_s
+    of_plain = of_best = (0.0, 0.0)
     if plain.trained and best.trained and plain.steps is not None and best.steps is not None:
         pairs = [(float(a), float(b)) for a, b in zip(plain.trained.steps, best.trained.steps, strict=False) if a and b]
         logs = [math.log(a / b) for a, b in pairs]
         ratio *= plain.steps / best.steps
+        of_plain, of_best = bracket_of(plain), bracket_of(best)
         if len(logs) > 1:
             quantile = float(stats.t.ppf(LEVELS[1], len(logs) - 1))
             spread = quantile * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
     down = math.hypot(
-        spread, math.log(plain.time.step_s / plain.time.low_s), math.log(best.time.high_s / best.time.step_s)
+        spread,
+        math.log(plain.time.step_s / plain.time.low_s),
+        math.log(best.time.high_s / best.time.step_s),
+        of_plain[0],
+        of_best[1],
     )
     up = math.hypot(
-        spread, math.log(plain.time.high_s / plain.time.step_s), math.log(best.time.step_s / best.time.low_s)
+        spread,
+        math.log(plain.time.high_s / plain.time.step_s),
+        math.log(best.time.step_s / best.time.low_s),
+        of_plain[1],
+        of_best[0],
     )
     return ratio, ratio * math.exp(-down), ratio * math.exp(up)
+
+
+def bracket_of(cell: Cell) -> tuple[float, float]:
+    """Return how far the evaluations leave the mean steps to the target open: ln(steps / fewest), ln(most / steps)."""
+    assert cell.trained is not None
+    assert cell.steps is not None
+    low, high = cell.trained.mean_bracket
+    return math.log(cell.steps / low), math.log(high / cell.steps)
 
 
 def _curve(cell: Cell, metric: str) -> dict[float, list[float]]:

@@ -41,7 +41,8 @@ class Trained:
         recipe: what was trained.
         lr: the learning rate; None: the optimizer's own.
         runs: one for each seed; None if a training diverged.
-        steps: steps to the target for each seed; None if it was not reached.
+        steps: steps to the target for each seed, interpolated between evaluations; None if it was not reached.
+        brackets: the fewest and the most steps that the evaluations of each seed allow; None if it was not reached.
         num_steps: length of the trainings.
     """
 
@@ -50,6 +51,16 @@ class Trained:
     runs: tuple[Run | None, ...]
     steps: tuple[float | None, ...]
     num_steps: int
+    brackets: tuple[tuple[float, float] | None, ...] = ()
+
+    @property
+    def mean_bracket(self) -> tuple[float, float]:
+        """The fewest and the most mean steps to the target that the evaluations allow."""
+        known = [bracket for bracket in self.brackets if bracket is not None]
+        if not known:
+            known = [(steps, steps) for steps in self.steps if steps is not None]
+        low, high = (sum(ends) / len(known) for ends in zip(*known, strict=True))
+        return low, high
 
     @property
     def reached(self) -> bool:
@@ -114,7 +125,7 @@ class Trainings:
             run = self._run(reference, None, length, self.seeds[0])
             met = None if run is None else self._met(run)
             if met is not None:
-                return max(FEWEST_STEPS, math.ceil(ROOM * met))
+                return max(FEWEST_STEPS, math.ceil(ROOM * met[0]))
             if run is None:  # a longer training diverges, too
                 return length
             length *= LONGER
@@ -174,14 +185,21 @@ class Trainings:
             return math.inf
         met = self._met(run)
         if met is not None:
-            return met
+            return met[0]
         loss = float(run.evaluations()[-1]["test_loss"])  # may be negative, as of a density
         return math.inf if math.isnan(loss) else length + 0.5 + math.atan(loss) / math.pi
 
     def _extend(self, recipe: Recipe, lr: float | None, length: int, seeds: Sequence[int]) -> None:
         runs = tuple(self._run(recipe, lr, length, seed) for seed in seeds)
-        steps = tuple(None if run is None else self._met(run) for run in runs)
-        found = Trained(recipe=recipe, lr=lr, runs=runs, steps=steps, num_steps=length)
+        met = [None if run is None else self._met(run) for run in runs]
+        found = Trained(
+            recipe=recipe,
+            lr=lr,
+            runs=runs,
+            steps=tuple(None if one is None else one[0] for one in met),
+            brackets=tuple(None if one is None else one[1:] for one in met),
+            num_steps=length,
+        )
         self.done[recipe.key] = found
 
     def _run(self, recipe: Recipe, lr: float | None, length: int, seed: int) -> Run | None:
@@ -221,11 +239,12 @@ class Trainings:
         """Return what identifies a training in the study's folder."""
         return {"recipe": recipe.key, "lr": lr or self.lr, "steps": length, "seed": seed}
 
-    def _met(self, run: Run) -> float | None:
+    def _met(self, run: Run) -> tuple[float, float, float] | None:
+        """Return the steps to the target, and the fewest and the most that the evaluations allow."""
         if self.target is None:
             return None
         met = time_to(run, *self.target)
-        return None if met is None else float(met["step"] + 1)
+        return None if met is None else (met["step"] + 1.0, met["step_low"] + 1.0, met["step_high"] + 1.0)
 
     def _affords(self, recipe: Recipe, length: int, trainings: int = 1) -> bool:
         return trainings * self._seconds(recipe, length) <= self.budget.left_s

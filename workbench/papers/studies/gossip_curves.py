@@ -15,6 +15,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from workbench.analysis.summary import crossing
 from workbench.costs import AnyNetwork, Compute
 from workbench.errors import ConfigError, Diverged
 from workbench.papers.studies.simulated_steps import simulated_step_s
@@ -55,14 +56,8 @@ class Curve:
 
     def steps_to(self, target: float) -> float:
         """Return the steps until the loss is at most the target, interpolated; infinite if it never is."""
-        met = next((place for place, loss in enumerate(self.losses) if loss <= target), None)
-        if met is None:
-            return math.inf
-        if met == 0:
-            return float(self.steps[0])
-        before, after = self.losses[met - 1], self.losses[met]
-        share = (before - target) / (before - after)
-        return self.steps[met - 1] + share * (self.steps[met] - self.steps[met - 1])
+        met = crossing(self.steps, self.losses, target)
+        return math.inf if met is None else float(met.steps)
 
     @property
     def last_loss(self) -> float:
