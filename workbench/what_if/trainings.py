@@ -14,7 +14,7 @@ from workbench.analysis.summary import time_to
 from workbench.costs import Compute
 from workbench.errors import ConfigError, Diverged
 from workbench.problems.base import Problem
-from workbench.replica.optimizer_step import check_schedule_takes_rate, set_first_rates
+from workbench.replica.optimizer_step import build_optimizer, check_schedule_takes_rate, set_first_rates
 from workbench.runtimes.simulator.simulate import simulate
 from workbench.trace.run import Run
 from workbench.what_if.budget import Budget
@@ -282,7 +282,7 @@ def own_rate(problem: Problem, settings: Mapping[str, Any], *, late: bool) -> fl
     """
     make = settings.get("optimizer") or problem.optimizer
     with torch.random.fork_rng(devices=[]):
-        optimizer = make(problem.model().parameters())
+        optimizer = build_optimizer(make, list(problem.model().parameters()))
     if settings.get("lr") is not None:
         set_first_rates(optimizer, float(settings["lr"]))
     lr = float(optimizer.param_groups[0]["lr"])
