@@ -50,7 +50,7 @@ class ReplicaCheck:
         Raises:
             RankMismatch: replicas differ by more than rounding; raised on all ranks.
         """
-        if algorithm.replicas != Replicas.EVERY_STEP or algorithm.asynchronous or not self._is_due(num_steps):
+        if not algorithm.replicas.equal_parameters or algorithm.asynchronous or not self._is_due(num_steps):
             return 0.0
         return self._compare(algorithm, f"after step {num_steps - 1}", num_steps)
 
