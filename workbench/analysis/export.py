@@ -69,8 +69,8 @@ def metrics_rows(run: Run) -> Iterator[dict[str, Any]]:
             shares = row.get("evaluation")
             values = dict(row)
             if shares is not None:
-                count = shares["count"]
-                values |= {"loss": shares["loss_sum"] / count if count else None, "num_samples": count}
+                weight = shares.get("loss_weight", shares["count"])  # older runs have no weight
+                values |= {"loss": shares["loss_sum"] / weight if weight else None, "num_samples": shares["count"]}
                 values |= {name: shares[name] for name in ("correct", "judged")}
             kind = "step" if shares is None else "evaluation"
             own = {name: total / count for name, (total, count) in (shares or {}).get("metrics", {}).items() if count}

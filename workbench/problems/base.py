@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, final
@@ -28,21 +29,69 @@ def supervised(loss: Callable[[Tensor, Tensor], Tensor], model: nn.Module, batch
     return loss(model(inputs), targets)
 
 
-def accuracy(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-    """Return (correct predictions, predictions): argmax over dimension 1 of the output, compared with the targets.
+IGNORED = -100  # the target that torch's cross_entropy leaves out
+WITH_IGNORED = (torch.nn.functional.cross_entropy, torch.nn.functional.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
+
+
+def accuracy(
+    model: nn.Module, batch: Batch, ignored: int = IGNORED, *, names_classes: bool = True
+) -> tuple[Tensor, int]:
+    """Return (correct predictions, predictions): argmax over the classes, compared with the targets.
+
+    The classes are dimension 1 of the output, as in `cross_entropy`, or the last one: (N, T, V) for targets (N, T).
+    Negative targets and those that are `ignored` are left out.
+
+    Args:
+        names_classes: the loss takes the classes in dimension 1, so it is that one if both fit.
 
     Raises:
-        ConfigError: the targets are not class numbers (regression, for example).
+        ConfigError: the targets are not class numbers (regression, for example), or both dimensions fit.
     """
     inputs, targets = batch
     output = model(inputs)
-    if targets.is_floating_point() or output.dim() < 2 or output.argmax(1).shape != targets.shape:
+    tensors = isinstance(output, Tensor) and isinstance(targets, Tensor)
+    dim = class_dim(output, targets) if tensors and not targets.is_floating_point() else None
+    if dim is None:
         raise ConfigError(
-            f"accuracy compares class numbers, but the output is {tuple(output.shape)} and the targets are "
-            f"{tuple(targets.shape)} "
-            f"{targets.dtype}: give the Problem correct=None, or your own function"
+            f"accuracy compares class numbers, but the output is {describe_batch(output)} and the targets are "
+            f"{describe_batch(targets)}: give the Problem correct=None, or your own function"
         )
-    return (output.argmax(1) == targets).sum(), targets.numel()
+    if not names_classes and output.dim() > 2 and output.shape[1] == output.shape[-1]:
+        raise ConfigError(
+            f"accuracy: the classes of an output {describe_batch(output)} may be dimension 1 or the last one: give the "
+            "Problem correct=None, or your own function"
+        )
+    judged = (targets >= 0) & (targets != ignored)
+    return ((output.argmax(dim) == targets) & judged).sum(), int(judged.sum())
+
+
+def class_dim(output: Tensor, targets: Tensor) -> int | None:
+    """Return the dimension of the classes, 1 or the last one; None if neither fits the targets."""
+    if output.dim() < 2 or output.dim() != targets.dim() + 1:
+        return None
+    for dim in (1, output.dim() - 1):
+        if output.shape[:dim] + output.shape[dim + 1 :] == targets.shape:
+            return dim
+    return None
+
+
+INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+def _function_of(loss: Any) -> Any:
+    """Return the function or class that a loss is made of: of a partial, or of a module."""
+    while isinstance(loss, partial):
+        loss = loss.func
+    return type(loss) if isinstance(loss, nn.Module) else loss
+
+
+def _setting_of(loss: Any, name: str, default: Any) -> Any:
+    """Return a setting of a loss: a keyword of a partial, or an attribute of a module."""
+    while isinstance(loss, partial):
+        if name in loss.keywords:
+            return loss.keywords[name]
+        loss = loss.func
+    return getattr(loss, name, default) if isinstance(loss, nn.Module) else default
 
 
 @final
@@ -66,6 +115,11 @@ class Problem:
         name: name in records and tables.
         whole_batch: see `loss`.
         correct: `correct(model, batch)` -> (number correct, number of predictions), for accuracy; None for no accuracy.
+            The default takes classes in dimension 1 or the last one, and leaves out negative targets.
+        loss_weight: `loss_weight(batch)` -> what the mean loss of the batch divides by, such as its number of words. The
+            test loss is the mean by these weights. None: the number of targets that are not `ignore_index` (-100, or
+            that of a `cross_entropy`, with its class weights); the number of samples for other targets, and with
+            `whole_batch=True`.
         metrics: name -> metric on the test data: a function of (outputs, targets), a torchmetrics object, or a
             `problems.Metric`, which says whether higher or lower is better.
         batch_size: default samples of a worker in a step.
@@ -87,6 +141,7 @@ class Problem:
     name: str = "user"
     whole_batch: bool = False
     correct: Callable[[nn.Module, Batch], tuple[Tensor, int]] | None = accuracy
+    loss_weight: Callable[[Batch], Any] | None = field(default=None, repr=False)
     metrics: Mapping[str, Any] = field(default_factory=dict, repr=False)
     batch_size: int = 32
     optimizer: Callable[..., torch.optim.Optimizer] = field(default=partial(torch.optim.SGD, lr=0.1), repr=False)
@@ -107,6 +162,31 @@ class Problem:
         """Return the mean loss of a batch: a scalar with a graph."""
         return self.loss(model, batch) if self.whole_batch else supervised(self.loss, model, batch)
 
+    @property
+    def ignored_target(self) -> int:
+        """The target that the loss leaves out."""
+        return int(_setting_of(self.loss, "ignore_index", IGNORED))
+
+    def weight_of(self, batch: Batch, num_samples: int) -> float:
+        """Return what the mean loss of a batch divides by: see `loss_weight`."""
+        if self.loss_weight is not None:
+            return float(self.loss_weight(batch))
+        targets = None if self.whole_batch else batch[1]
+        kind = _function_of(self.loss)
+        of_torch = getattr(kind, "__module__", "").startswith("torch.nn.") and kind not in WITH_IGNORED
+        if not isinstance(targets, Tensor) or targets.dtype not in INTEGERS or of_torch:
+            return num_samples
+        counted = targets[targets != self.ignored_target]
+        weights = _setting_of(self.loss, "weight", None) if kind in WITH_IGNORED else None
+        return float(counted.numel() if weights is None else weights.to(counted.device)[counted].sum())
+
+    def count_correct(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+        """Return (number correct, number of predictions) of a batch, by `correct`."""
+        assert self.correct is not None
+        if self.correct is accuracy:
+            return accuracy(model, batch, self.ignored_target, names_classes=_function_of(self.loss) in WITH_IGNORED)
+        return self.correct(model, batch)
+
     def first_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return `batch_loss` of the first batch of a training.
 
@@ -123,6 +203,19 @@ class Problem:
             raise ConfigError(
                 f"problem {self.name}: model and loss cannot take the batch {describe_batch(batch)}: "
                 f"{type(error).__name__}: {error}{hint}"
+            ) from error
+
+    @contextmanager
+    def naming(self, batch: Batch) -> Iterator[None]:
+        """Name the test batch in an error of the block, which judges it."""
+        try:
+            yield
+        except (WorkbenchError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"problem {self.name}: its test batch {describe_batch(batch)} cannot be judged: "
+                f"{type(error).__name__}: {error}. Change correct= or metrics=, or leave them out (correct=None)"
             ) from error
 
     def train_source(self) -> Source:

@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, cycle, islice
+from itertools import chain, count, cycle, islice
 from typing import Any, cast, final
 
 import numpy as np
@@ -200,7 +200,10 @@ class Source(ABC):
 
     @abstractmethod
     def batches(self, size: int, share: int = 0, num_shares: int = 1) -> Iterator[tuple[Batch, int]]:
-        """Return (batch, number of samples) of one of equal shares of the samples, once; the shares add up to all."""
+        """Return (batch, number of samples) of every `num_shares`-th batch, from batch `share` on; together all samples.
+
+        The batches are the same for any number of shares, except those that the user makes.
+        """
 
     def order(self, seed: int, epoch: int) -> np.ndarray | None:
         """Return the order of an epoch's samples; None: a permutation for each seed and epoch."""
@@ -273,10 +276,10 @@ class IndexedSource(Source):
         return _halves(items_of(self.data, [index % length for index in range(2 * size)]), self.loading)
 
     def batches(self, size: int, share: int = 0, num_shares: int = 1) -> Iterator[tuple[Batch, int]]:
-        indices = torch.arange(share, len(self.data), num_shares)  # type: ignore[arg-type]
-        for part in torch.split(indices, size):
-            if len(part):
-                yield fetch(self.data, part.tolist(), self.loading.collate), len(part)
+        length = len(self.data)  # type: ignore[arg-type]
+        for begin in range(share * size, length, num_shares * size):
+            part = list(range(begin, min(begin + size, length)))
+            yield fetch(self.data, part, self.loading.collate), len(part)
 
     def order(self, seed: int, epoch: int) -> np.ndarray | None:
         sampler = self.loading.order
@@ -442,9 +445,13 @@ class StreamSource(Source):
         return _halves([items[index % len(items)] for index in range(2 * size)], self.loading)
 
     def batches(self, size: int, share: int = 0, num_shares: int = 1) -> Iterator[tuple[Batch, int]]:
-        samples = iter(_Part(self.data, share, num_shares))
-        while items := list(islice(samples, size)):
-            yield self.loading.collate(items), len(items)
+        samples = iter(self.data)
+        for number in count():
+            items = list(islice(samples, size))
+            if not items:
+                return
+            if number % num_shares == share:
+                yield self.loading.collate(items), len(items)
 
 
 @final

@@ -34,7 +34,8 @@ class Metric:
 
     Attributes:
         function: `function(outputs, targets)` -> mean over the batch, for data of (input, target) pairs; with
-            `whole_batch=True`, `function(model, batch)`. Over the test data it is averaged by the number of samples.
+            `whole_batch=True`, `function(model, batch)`. Over the test data it is averaged by the number of samples. If
+            a batch counts otherwise (masked words), return (sum, what it is divided by) in place of a mean.
             Or an object of torchmetrics, whose `update(outputs, targets)` and `compute()` are called; its states need
             not be means, so rank 0 measures it alone, on all test data.
         better: whether higher or lower values are better; of a torchmetrics object its `higher_is_better`.
@@ -110,8 +111,13 @@ class Measurement:
         given = self._given(model, batch)
         for name, metric in self._means.items():
             total = self._sums[name]
-            total[0] += _number(name, metric.function(*given), number) * number
-            total[1] += number
+            value = metric.function(*given)
+            if isinstance(value, tuple) and len(value) == 2:
+                total[0] += _number(name, value[0], number)
+                total[1] += _number(name, value[1], number)
+            else:
+                total[0] += _number(name, value, number) * number
+                total[1] += number
 
     def add_to_states(self, model: nn.Module, batch: Batch) -> None:
         """Add a batch to the torchmetrics objects."""
@@ -121,6 +127,12 @@ class Measurement:
             (where(outputs.device) if where and isinstance(outputs, Tensor) else metric.function).update(
                 outputs, targets
             )
+
+    def check_states(self) -> None:
+        """Raise `ConfigError` if a torchmetrics object computes no number. It need not be finite on few samples."""
+        for name, metric in self._states.items():
+            with _alone(metric.function):
+                _number(name, metric.function.compute(), 0, finite=False)
 
     def sums(self, *, states: bool) -> dict[str, list[float]]:
         """Return name -> [sum, number of samples]. `states`: with the values of the torchmetrics objects, as [value, 1]."""
@@ -162,7 +174,7 @@ def _alone(metric: Any) -> Iterator[None]:
             part.distributed_available_fn = function
 
 
-def _number(name: str, value: Any, number: int) -> float:
+def _number(name: str, value: Any, number: int, *, finite: bool = True) -> float:
     """A metric's value.
 
     Raises:
@@ -178,6 +190,6 @@ def _number(name: str, value: Any, number: int) -> float:
         found = float(value)
     except (TypeError, ValueError):
         raise ConfigError(f"metric {name} returned {value!r}{where}: return one number") from None
-    if not math.isfinite(found):
+    if finite and not math.isfinite(found):
         raise ConfigError(f"metric {name} is {found}{where}: return a finite number, or leave such samples out")
     return found

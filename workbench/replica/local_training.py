@@ -13,8 +13,8 @@ from workbench.content import digest_of
 from workbench.errors import ConfigError
 from workbench.gradients import Layout, build_layout, trainable
 from workbench.machine import num_cores
-from workbench.problems.base import Problem, Sampler, accuracy
-from workbench.problems.loading import ENDLESS, Batch, IndexedSource, Reader, Reading, Source, to_device
+from workbench.problems.base import Problem, Sampler
+from workbench.problems.loading import ENDLESS, Batch, Reader, Reading, Source, drawing, to_device
 from workbench.problems.metrics import Measurement
 from workbench.program import Algorithm, Replicas, clipping_refusal, defaults_of, record_of
 from workbench.replica.backward import MicroBatch
@@ -29,6 +29,7 @@ from workbench.trace.kinds import SLEPT_LANE
 from workbench.trace.weights import AVERAGED, WEIGHTS, State
 
 EVALUATION_BATCH = 256
+NO_SAMPLES = "test=: it has no samples: leave it out, or give data"
 
 
 @final
@@ -61,12 +62,13 @@ class LocalTraining:
         self.replica.total_weight = lambda step: self.sampler.total_weight(step)  # the sampler may be replaced later
         self.guard = self.replica.guard = guard_of(self.replica, settings, rank)
         self.loss_watch = LossWatch(settings.divergence_ratio, lambda: self.replica.lr)
-        _check_accuracy(problem, self._test)
         self.replica.compiled = settings.compile
         self._forward: nn.Module = torch.compile(self.replica.model) if settings.compile else self.replica.model  # type: ignore[assignment]  # a compiled module is a module
         for module in (self.replica.model, self._forward):
             if not module.training:  # the constructor may freeze parts (BatchNorm), not the whole
                 module.train()
+        if rank == 0:
+            self._rehearse_evaluation()
 
     def minibatch(self, step: int, rank: int | None = None) -> list[MicroBatch]:
         """Return this rank's micro-batches of a step, or another rank's; none if it has no samples in it.
@@ -198,19 +200,13 @@ class LocalTraining:
 
     def _sums(self, model: nn.Module, share: int, num_shares: int) -> dict[str, Any]:
         assert self._test is not None
-        sums: dict[str, Any] = {"loss_sum": 0.0, "correct": None, "judged": None, "count": 0, "shares": num_shares}
+        sums: dict[str, Any] = {"loss_sum": 0.0, "loss_weight": 0.0, "correct": None, "judged": None, "count": 0}
+        sums["shares"] = num_shares
         measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
         for read, number in self._test.batches(EVALUATION_BATCH, share, num_shares):
-            batch = to_device(read, self.device)
-            measured.add(model, batch, number)
-            sums["loss_sum"] += float(self.problem.batch_loss(model, batch)) * number
-            sums["count"] += number
-            if self.problem.correct is not None:
-                correct, judged = self.problem.correct(model, batch)
-                sums["correct"] = (sums["correct"] or 0) + int(correct)
-                sums["judged"] = (sums["judged"] or 0) + judged
+            self._judge(model, to_device(read, self.device), number, sums, measured)
         if share == 0 and not sums["count"]:
-            raise ConfigError("test=: it has no samples: leave it out, or give data")
+            raise ConfigError(NO_SAMPLES)
         if self.problem.metrics:
             first = share == 0 and measured.has_states
             if first:
@@ -218,6 +214,50 @@ class LocalTraining:
                     measured.add_to_states(model, to_device(read, self.device))
             sums["metrics"] = measured.sums(states=first)
         return sums
+
+    def _judge(self, model: nn.Module, batch: Batch, number: int, sums: dict[str, Any], measured: Measurement) -> None:
+        """Add a test batch to the sums and the metrics."""
+        problem = self.problem
+        measured.add(model, batch, number)
+        loss, weight = float(problem.batch_loss(model, batch)), problem.weight_of(batch, number)
+        if weight:  # else the loss is 0 / 0
+            sums["loss_sum"] += loss * weight
+            sums["loss_weight"] += weight
+        sums["count"] += number
+        if problem.correct is not None:
+            correct, judged = problem.count_correct(model, batch)
+            sums["correct"] = (sums["correct"] or 0) + int(correct)
+            sums["judged"] = (sums["judged"] or 0) + int(judged)
+
+    @torch.no_grad()
+    def _rehearse_evaluation(self) -> None:
+        """Evaluate the first test batch, so that what an evaluation would fail at fails before the training.
+
+        The model's buffers and modes and the random generators stay as they are.
+
+        Raises:
+            ConfigError: the batch cannot be evaluated.
+        """
+        if self._test is None:
+            return
+        buffers = [(buffer, buffer.clone()) for buffer in self.replica.model.buffers()]
+        try:
+            with drawing(self.settings.seed), evaluation_mode(self.replica.model) as model:
+                read, number = next(self._test.batches(EVALUATION_BATCH), (None, 0))
+                if not number:
+                    raise ConfigError(NO_SAMPLES)
+                batch = to_device(read, self.device)
+                self.problem.first_loss(model, batch)
+                with self.problem.naming(batch):
+                    measured = Measurement(self.problem.named_metrics(), whole_batch=self.problem.whole_batch)
+                    sums = {"loss_sum": 0.0, "loss_weight": 0.0, "correct": None, "judged": None, "count": 0}
+                    self._judge(model, batch, number, sums, measured)
+                    if measured.has_states:
+                        measured.add_to_states(model, batch)
+                        measured.check_states()
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
     def _lr(self) -> float | None:
         """The learning rate for the record; None on a worker of an algorithm with servers."""
@@ -327,18 +367,6 @@ def _check_update(algorithm: Algorithm, settings: Settings) -> None:
     if algorithm.requires.servers and settings.ema_decay is not None and split:
         raise ConfigError(
             "ema_decay: rank 0 evaluates the average and must hold all of it: use shards=1 and dedicated=False"
-        )
-
-
-def _check_accuracy(problem: Problem, test: Source | None) -> None:
-    """Refuse the default accuracy for targets that are not classes, before the first epoch."""
-    if not isinstance(test, IndexedSource) or problem.correct is not accuracy:
-        return
-    sample = test.data[0]
-    target = sample[1] if isinstance(sample, tuple | list) and len(sample) == 2 else None
-    if isinstance(target, float) or (isinstance(target, Tensor) and target.is_floating_point()):
-        raise ConfigError(
-            f"problem {problem.name}: its targets are not class numbers, so accuracy is undefined: set correct=None"
         )
 
 

@@ -35,6 +35,8 @@ def is_metrics_row(row: Any) -> bool:
         isinstance(shares, dict) and is_number(shares.get("loss_sum"), nan=True) and is_number(shares.get("count"))
     ):
         return False
+    if not is_number(shares.get("loss_weight", 0)):
+        return False
     if "distance_squared" in shares and not _is_sum(shares["distance_squared"], nan=True):
         return False
     own = shares.get("metrics", {})

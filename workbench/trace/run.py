@@ -385,7 +385,7 @@ class Run(Views):
                 at_s = max(row["seconds"] for row in shares.values())
                 bytes_sent += sum(_bytes_at(sent[rank], at_s) for rank in everyone - set(shares))
             parts = [row["evaluation"] for row in shares.values()]
-            count = sum(part["count"] for part in parts)
+            weight = sum(part.get("loss_weight", part["count"]) for part in parts)  # older runs have no weight
             judged = sum(part["judged"] or 0 for part in parts)
             found.append(
                 {
@@ -393,7 +393,7 @@ class Run(Views):
                     "seconds": max(row["seconds"] for row in shares.values()),
                     "samples": max(row["samples"] for row in shares.values()),
                     "bytes_sent": bytes_sent,
-                    "test_loss": sum(part["loss_sum"] for part in parts) / count if count else None,
+                    "test_loss": sum(part["loss_sum"] for part in parts) / weight if weight else None,
                     "accuracy": sum(part["correct"] or 0 for part in parts) / judged if judged else None,
                     **dict.fromkeys(self.metric_names),
                     **_merged([part.get("metrics") or {} for part in parts]),
