@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing.process
 import random
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -19,11 +21,13 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
     default_collate,
     get_worker_info,
 )
+from torch.utils.data import Sampler as TorchSampler
 
 import workbench as wb
 from workbench.errors import ConfigError
@@ -229,6 +233,111 @@ def test_micro_batches_of_a_stream_add_up() -> None:
 def test_a_stream_without_a_whole_minibatch_is_refused() -> None:
     with pytest.raises(ConfigError, match="rank 1 of 2 gets no whole minibatch of 3 samples"):
         reading(Stream(5), rank=1).read(0)
+
+
+def test_a_stream_gives_no_more_samples_than_the_batch_has() -> None:
+    """Two samples in four micro-batches are two micro-batches of one."""
+    rank = reading(Stream(36), num_ranks=1, batch_size=2, num_micro=4)
+    assert [numbers(rank.read(step)) for step in range(18)] == [[2 * step, 2 * step + 1] for step in range(18)]
+
+
+# -- the options of a DataLoader ---------------------------------------------------------------------------------------
+
+
+def test_each_option_of_a_loader_is_in_the_list() -> None:
+    options = [name for name in inspect.signature(DataLoader.__init__).parameters if name != "self"]
+    assert set(options) <= set(loading.LOADER_OPTIONS)
+
+
+def test_the_list_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "your-data.md").read_text()
+    for name, words in loading.LOADER_OPTIONS.items():
+        assert f"| `{name}` | {words} |" in page
+
+
+@final
+class Backwards(TorchSampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(19, -1, -2))
+
+    def __len__(self) -> int:
+        return 10
+
+
+def doubled(items: list[Any]) -> list[Tensor]:
+    return [2 * torch.stack([item[0] for item in items])]
+
+
+DATA = TensorDataset(NUMBERS)
+LOADERS: dict[str, Any] = {
+    "shuffle=False": lambda: DataLoader(DATA, batch_size=6),
+    "drop_last": lambda: DataLoader(DATA, batch_size=6, drop_last=True),
+    "sampler": lambda: DataLoader(DATA, batch_size=6, sampler=Backwards()),
+    "sampler, drop_last": lambda: DataLoader(DATA, batch_size=6, sampler=Backwards(), drop_last=True),
+    "batch_sampler": lambda: DataLoader(DATA, batch_sampler=BatchSampler(Backwards(), 6, drop_last=False)),
+    "batch_sampler, drop_last": lambda: DataLoader(DATA, batch_sampler=BatchSampler(Backwards(), 6, drop_last=True)),
+    "collate_fn": lambda: DataLoader(DATA, batch_size=6, collate_fn=doubled),
+    "num_workers": lambda: DataLoader(DATA, batch_size=6, drop_last=True, num_workers=1, timeout=60),
+    "a generator": lambda: DataLoader(DATA, batch_size=6, generator=torch.Generator().manual_seed(1)),
+}
+
+
+@pytest.mark.parametrize("options", LOADERS)
+def test_one_rank_reads_what_a_plain_loop_reads(options: str) -> None:
+    """Two epochs, batch by batch."""
+    loader = LOADERS[options]()
+    expected = [[int(value) for value in batch[0]] for _ in range(2) for batch in loader]
+    rank = reading(loader, num_ranks=1, batch_size=6)
+    found = [[int(value) for batch, _ in rank.read(step) for value in batch[0]] for step in range(len(expected))]
+    rank.close()
+    assert found == expected
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_with_drop_last_all_batches_are_full(num_ranks: int) -> None:
+    source = source_of(DataLoader(DATA, drop_last=True), "train")
+    sampler = Sampler(source.num_samples, 3, num_ranks, 0, source=source)
+    assert sampler.steps_of(2) == 2 * (20 // (3 * num_ranks))
+    for step in range(sampler.steps_of(2)):
+        sizes = [len(sampler.share(step, rank)) for rank in range(num_ranks)]
+        assert sizes == [sampler.share_size(step, rank) for rank in range(num_ranks)] == [3] * num_ranks
+        assert sampler.total_weight(step) == 1
+    assert sampler.ends_epoch(sampler.steps_per_epoch - 1)
+
+
+def test_batch_norm_then_sees_no_batch_of_one() -> None:
+    """21 samples in batches of 4."""
+    data = TensorDataset(torch.randn(21, 3), torch.zeros(21, dtype=torch.int64))
+    parts: dict[str, Any] = {
+        "model": lambda: torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)),
+        "loss": torch.nn.functional.cross_entropy,
+    }
+    good = wb.Problem(train=DataLoader(data, shuffle=True, drop_last=True), **parts)
+    for algorithm in (wb.SynchronousSGD(), wb.DPSGD()):
+        run = wb.simulate(algorithm, good, workers=1, epochs=2, batch_size=4)
+        assert [row["num_samples"] for row in run.metrics[0]] == [4] * 10
+    with pytest.raises((ConfigError, ValueError), match="more than 1 value per channel"):
+        wb.simulate(wb.SynchronousSGD(), wb.Problem(train=data, **parts), workers=1, epochs=2, batch_size=4)
+    with pytest.raises(ConfigError, match="drop_last=True leaves nothing of 21 samples"):
+        wb.simulate(wb.SynchronousSGD(), good, workers=2, epochs=2, batch_size=16)
+
+
+def test_a_sampler_of_test_data_chooses_them() -> None:
+    """One data set, divided by two samplers, as torch's examples do it."""
+    held_out = SubsetRandomSampler([1, 5, 7, 11])
+    source = source_of(DataLoader(DATA, sampler=held_out), "test")
+    for num_shares in (1, 2, 3):
+        batches = [batch for share in range(num_shares) for batch, _ in source.batches(2, share, num_shares)]
+        assert sorted(int(value) for batch in batches for value in batch[0]) == [1, 5, 7, 11]
+
+
+@pytest.mark.parametrize("data", [DATA, Stream()], ids=["map-style", "stream"])
+def test_a_loader_of_whole_batches_is_refused(data: Any) -> None:
+    with pytest.raises(ConfigError, match=r"batch_size=None gives whole batches.*function of \(rank, num_ranks\)"):
+        source_of(DataLoader(data, batch_size=None), "train")
+
+
+# -- a function of the rank --------------------------------------------------------------------------------------------
 
 
 def test_a_function_of_the_rank_gives_its_batches() -> None:

@@ -311,7 +311,8 @@ class Sampler:
     Every epoch is a fresh permutation, cut into global batches of `batch_size * num_workers`. A global batch is cut
     into contiguous, nearly equal shares in order of rank. So one process with the whole batch takes the same samples
     at the same steps. The last batch of an epoch may be shorter. If it has fewer samples than ranks, the last ranks get
-    none. Their gradient has weight 0, and they still take part in all communication.
+    none. Their gradient has weight 0, and they still take part in all communication. If the source drops it, the epoch
+    ends before it, and its samples count as passed (`samples_before`).
     """
 
     num_samples: int
@@ -328,7 +329,20 @@ class Sampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.num_samples // self.global_batch)
+        return self._num_batches(self.num_samples)
+
+    @property
+    def drops_last(self) -> bool:
+        """Return True if an epoch's last global batch is left out unless it is full."""
+        return self.source is not None and self.source.drops_last
+
+    def _num_batches(self, num_samples: int) -> int:
+        """Return the number of global batches of that many samples."""
+        return num_samples // self.global_batch if self.drops_last else -(-num_samples // self.global_batch)
+
+    def size(self, step: int) -> int:
+        """Return the number of samples of all ranks at `step`."""
+        return min(self.global_batch, self.num_samples - self._place(step)[1])
 
     def share(self, step: int, rank: int) -> Tensor:
         """Return the indices of the samples of `rank` at `step`: 1-D, possibly empty."""
@@ -340,22 +354,22 @@ class Sampler:
 
     def share_size(self, step: int, rank: int) -> int:
         """Return the number of samples of `rank` at `step`."""
-        base, extra = divmod(self.samples_before(step + 1) - self.samples_before(step), self.num_workers)
+        base, extra = divmod(self.size(step), self.num_workers)
         return base + (rank < extra)
 
     def shares(self, step: int) -> NDArray[np.float64]:
         """Return each worker's number of samples at this step, divided by a full minibatch, shape (num_workers,)."""
-        base, extra = divmod(self.samples_before(step + 1) - self.samples_before(step), self.num_workers)
+        base, extra = divmod(self.size(step), self.num_workers)
         found = np.full(self.num_workers, base / self.batch_size)
         found[:extra] = (base + 1) / self.batch_size
         return found
 
     def total_weight(self, step: int) -> float:
         """Return the sum of the ranks' weights: their samples at this step, divided by a full global batch."""
-        return (self.samples_before(step + 1) - self.samples_before(step)) / self.global_batch
+        return self.size(step) / self.global_batch
 
     def samples_before(self, step: int) -> int:
-        """Return the number of samples that all ranks together have taken before `step`."""
+        """Return the number of samples that all ranks together have taken, or dropped, before `step`."""
         epoch, begin = self._place(step)
         return epoch * self.num_samples + begin
 
@@ -365,7 +379,7 @@ class Sampler:
         epoch, taken = divmod(before, self.num_samples)
         if epochs <= epoch:
             return first
-        return first + -(-(self.num_samples - taken) // self.global_batch) + (epochs - epoch - 1) * self.steps_per_epoch
+        return first + self._num_batches(self.num_samples - taken) + (epochs - epoch - 1) * self.steps_per_epoch
 
     def ends_epoch(self, step: int) -> bool:
         """Return whether an epoch ends with this step."""
@@ -375,7 +389,7 @@ class Sampler:
         """Return a step's epoch, and the begin of its batch in the epoch."""
         first, before = self.origin
         epoch, taken = divmod(before, self.num_samples)
-        left = -(-(self.num_samples - taken) // self.global_batch)  # steps of the epoch in which the batches changed
+        left = self._num_batches(self.num_samples - taken)  # steps of the epoch in which the batches changed
         if step - first < left:
             return epoch, taken + (step - first) * self.global_batch
         more, position = divmod(step - first - left, self.steps_per_epoch)

@@ -61,8 +61,10 @@ class Loading:
         prefetch_factor: batches that each loader process reads ahead.
         pin_memory: whether batches are in pinned host memory, for a faster copy to a GPU.
         worker_init: called in each loader process with its number.
+        timeout_s: how long to wait for a loader process; 0: for ever.
         context: how loader processes are started, as in `DataLoader`.
         order: a torch sampler that gives the order of samples; None: a permutation for each seed and epoch.
+        drop_last: leave out an epoch's last global batch if it is not full.
     """
 
     collate: Callable[[list[Any]], Batch] = default_collate
@@ -70,20 +72,28 @@ class Loading:
     prefetch_factor: int | None = None
     pin_memory: bool = False
     worker_init: Callable[[int], None] | None = None
+    timeout_s: float = 0
     context: Any = None
     order: Any = None
+    drop_last: bool = False
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Loading:
-        """The settings of a `DataLoader`, without its batch size."""
+        """The settings of a `DataLoader`, without its batch size: see `LOADER_OPTIONS`.
+
+        Raises:
+            ConfigError: it has no samples to divide among ranks.
+        """
         return cls(
             collate=loader.collate_fn,
             num_workers=loader.num_workers,
             prefetch_factor=loader.prefetch_factor,
             pin_memory=loader.pin_memory,
             worker_init=loader.worker_init_fn,
+            timeout_s=loader.timeout,
             context=loader.multiprocessing_context,
             order=_order_of(loader),
+            drop_last=getattr(loader.batch_sampler, "drop_last", loader.drop_last),
         )
 
     def loader(self, data: Dataset[Any], **more: Any) -> DataLoader[Any]:
@@ -95,16 +105,44 @@ class Loading:
             prefetch_factor=self.prefetch_factor,
             pin_memory=self.pin_memory,
             worker_init_fn=self.worker_init,
+            timeout=self.timeout_s,
             multiprocessing_context=self.context,
             **more,
         )
 
 
+LOADER_OPTIONS = {  # option of a `DataLoader` -> what becomes of it
+    "dataset": "read",
+    "batch_size": "not used: that of the problem, or of the training, counts; None is refused",
+    "shuffle": "used; the permutation is that of the training's seed",
+    "sampler": "used, also of test data; it draws from the training's seed. A `DistributedSampler` is refused",
+    "batch_sampler": "a `BatchSampler` is used as its sampler and drop_last; your own class is refused",
+    "num_workers": "used, on each rank",
+    "collate_fn": "used, for each micro-batch",
+    "pin_memory": "used with loader processes",
+    "drop_last": "used: an epoch's last global batch is left out unless it is full. A stream always leaves it out, and "
+    "test data never",
+    "timeout": "used",
+    "worker_init_fn": "used",
+    "multiprocessing_context": "used",
+    "generator": "not used: what is drawn depends on the training's seed",
+    "prefetch_factor": "used",
+    "persistent_workers": "not used: loader processes always persist",
+    "pin_memory_device": "not used: batches are pinned for the rank's device",
+    "in_order": "not used: batches are always in order",
+}
+
+
 def _order_of(loader: DataLoader[Any]) -> Any:
     """The sampler of a `DataLoader` whose order must be kept; None if the order is a permutation or that of the data."""
+    if loader.batch_sampler is None and loader.batch_size is None:
+        raise ConfigError(
+            "train=: a DataLoader with batch_size=None gives whole batches, which have no samples to divide among ranks: "
+            "give a function of (rank, num_ranks) that returns each rank's loader"
+        )
     if isinstance(loader.dataset, IterableDataset):
         return None
-    sampler = loader.sampler
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
     if isinstance(sampler, DistributedSampler):
         raise ConfigError(
             "train=: its sampler is a DistributedSampler, but the workbench divides the data among ranks itself: give "
@@ -176,6 +214,7 @@ class Source(ABC):
 
     num_samples: int
     gives_batches = False  # whether the user made the batches: each counts the same, as in torch DDP
+    drops_last = False  # whether an epoch's last global batch is left out if it is not full
     num_processes = 0  # loader processes of each rank; of a function's loaders, known when there is a reader
 
     def without_processes(self) -> Source:
@@ -256,11 +295,14 @@ class IndexedSource(Source):
         self.data, self.loading = data, loading
         self.num_samples = len(data if loading.order is None else loading.order)  # type: ignore[arg-type]
         self.num_processes = loading.num_workers
+        self.drops_last = loading.drop_last
+        self._once: np.ndarray | None = None  # the order in which the samples are read once, by `batches`
 
     def without_processes(self) -> Source:
         if self.loading.worker_init is not None:
             return self
-        return IndexedSource(self.data, replace(self.loading, num_workers=0, prefetch_factor=None, context=None))
+        here = replace(self.loading, num_workers=0, prefetch_factor=None, context=None, timeout_s=0)
+        return IndexedSource(self.data, here)
 
     def reader(self, reading: Reading) -> Reader:
         if self.loading.num_workers:
@@ -276,9 +318,11 @@ class IndexedSource(Source):
         return _halves(items_of(self.data, [index % length for index in range(2 * size)]), self.loading)
 
     def batches(self, size: int, share: int = 0, num_shares: int = 1) -> Iterator[tuple[Batch, int]]:
-        length = len(self.data)  # type: ignore[arg-type]
-        for begin in range(share * size, length, num_shares * size):
-            part = list(range(begin, min(begin + size, length)))
+        if self._once is None:
+            self._once = self.order(0, 0)
+        chosen = range(self.num_samples) if self._once is None else self._once.tolist()
+        for begin in range(share * size, len(chosen), num_shares * size):
+            part = list(chosen[begin : begin + size])
             yield fetch(self.data, part, self.loading.collate), len(part)
 
     def order(self, seed: int, epoch: int) -> np.ndarray | None:
@@ -573,7 +617,7 @@ class _ReadsStream(Reader):
         assert self._coming is not None
         self._next = step + 1
         with drawing(self._reading.seed_of(step, 0)):
-            return list(islice(self._coming, self._reading.num_micro))
+            return list(islice(self._coming, len(self._reading.sizes())))  # fewer than num_micro of a small batch
 
     def _endless(self) -> Iterator[tuple[Batch, int]]:
         while True:

@@ -371,8 +371,18 @@ def _check_update(algorithm: Algorithm, settings: Settings) -> None:
 
 
 def sampler_of(source: Source, batch_size: int, num_workers: int, seed: int) -> Sampler:
-    """Return the sampler of a problem's training samples."""
-    return Sampler(source.num_samples, batch_size, num_workers, seed, source=source)
+    """Return the sampler of a problem's training samples.
+
+    Raises:
+        ConfigError: the source drops incomplete batches, and has no full one.
+    """
+    sampler = Sampler(source.num_samples, batch_size, num_workers, seed, source=source)
+    if not sampler.steps_per_epoch:
+        raise ConfigError(
+            f"train=: its drop_last=True leaves nothing of {source.num_samples} samples, because {num_workers} workers "
+            f"take {sampler.global_batch} in a step: use a smaller batch_size, or drop_last=False"
+        )
+    return sampler
 
 
 def num_steps_of(settings: Settings, sampler: Sampler) -> int:

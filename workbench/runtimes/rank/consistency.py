@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import warnings
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from workbench.content import code_digest
 from workbench.errors import RankMismatch
 from workbench.gradients import Layout
-from workbench.problems.base import Problem
+from workbench.problems.base import Problem, epoch_order
 from workbench.problems.loading import ENDLESS, Source
 from workbench.program import Algorithm
 from workbench.runtimes.execution.interpreter import Interpreter
@@ -66,6 +67,7 @@ def facts_of_run(
         "problem": problem.name,
         "samples": "a stream" if data[0].num_samples == ENDLESS else str(data[0].num_samples),
         "training data": source_digest(data[0]),
+        "order of the samples": _order_digest(settings.seed, data[0]),
         "test data": source_digest(data[1]),
         **facts_of_layout(layout),
         "code of the problem": code_digest(
@@ -75,6 +77,13 @@ def facts_of_run(
             *(metric.function for metric in problem.named_metrics().values()),
         ),
     }
+
+
+def _order_digest(seed: int, source: Source) -> str:
+    """Return a digest of the first epoch's order, as a sampler of the user's draws it."""
+    if source.num_samples == ENDLESS:
+        return "a stream's"
+    return f"{zlib.crc32(epoch_order(seed, 0, source.num_samples, source).tobytes()):08x}"
 
 
 def check_consistency(facts: Facts, transport: Transport, interpreter: Interpreter) -> list[str]:

@@ -182,7 +182,7 @@ class SampleCounts(dict[int, tuple[int, int, int]]):
 
     def __missing__(self, step: int) -> tuple[int, int, int]:
         after = self._sampler.samples_before(step + 1)
-        found = self[step] = (after, *divmod(after - self._sampler.samples_before(step), self._sampler.num_workers))
+        found = self[step] = (after, *divmod(self._sampler.size(step), self._sampler.num_workers))
         return found
 
 

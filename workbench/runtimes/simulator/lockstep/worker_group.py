@@ -184,7 +184,7 @@ class WorkerGroup:
                 mine = {**entries, "num_samples": self.sampler.share_size(step, recorder.rank), "seconds": seconds}
                 self._add(recorder.rank, {**row, **mine}, np.array([time_s]))
         else:
-            mine = {"num_samples": samples - self.sampler.samples_before(step), "seconds": round(float(now_s.max()), 6)}
+            mine = {"num_samples": self.sampler.size(step), "seconds": round(float(now_s.max()), 6)}
             self._add(0, {**row, **mine, **self._joined()}, now_s)
         self._staleness = None
         if self._worker is not None and self._worker.evaluates_after(step):
