@@ -61,7 +61,7 @@ class Loading:
         prefetch_factor: batches that each loader process reads ahead.
         pin_memory: whether batches are in pinned host memory, for a faster copy to a GPU.
         worker_init: called in each loader process with its number.
-        timeout_s: how long to wait for a loader process; 0: for ever.
+        timeout_s: how long to wait for a loader process; 0: no limit.
         context: how loader processes are started, as in `DataLoader`.
         order: a torch sampler that gives the order of samples; None: a permutation for each seed and epoch.
         drop_last: leave out an epoch's last global batch if it is not full.

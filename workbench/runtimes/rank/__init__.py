@@ -9,6 +9,7 @@
 - `callback_thread`: calls the callbacks of a run on rank 0.
 - `consistency`, `fingerprint`: what must be equal on all ranks, compared before the first step.
 - `replica_check`: compares replicas during the run.
+- `rehearsal`: before the first step, a checkpoint is written and read back, and the free space compared with what is needed.
 
 May import everything in `runtimes` but `simulator` and `user_loop`. Begin with `main`.
 """

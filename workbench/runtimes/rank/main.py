@@ -35,6 +35,7 @@ from workbench.runtimes.liveness.membership import note_departures, num_spares
 from workbench.runtimes.liveness.rendezvous import wait_for_all
 from workbench.runtimes.rank.callback_thread import CallbackThread
 from workbench.runtimes.rank.consistency import check_consistency, facts_of_run, share_tensors
+from workbench.runtimes.rank.rehearsal import rehearse_files
 from workbench.runtimes.rank.training_loop import TrainingLoop
 from workbench.runtimes.transport.base import Deadline, SoloTransport, Transport
 from workbench.runtimes.transport.measure_link import measure_link
@@ -331,6 +332,7 @@ def _train(
         if job.algorithm.requires.link:
             ctx.link = measure_link(transport, interpreter.clock.deadline, replica.layout.message_bytes)
         restored = [] if job.resume is None else restore(Path(job.resume), job.algorithm, worker, ctx, interpreter)
+        restored += rehearse_files(job.algorithm, worker, rank, num_workers, folder)
         if rank == 0:
             notes = [
                 *trace_note(settings, worker.num_steps),
